@@ -1,0 +1,57 @@
+"""dltune: measures which DataLoader settings feed a training step fastest, and loads them again.
+
+Importing this package costs next to nothing: no torch, no optuna, no click. What is public is imported when
+it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from autotune.errors import DltuneError
+    from autotune.profiles import TunedLoader, load
+    from autotune.request import TuningRequest, WorkloadRequest
+    from autotune.schema import TunedConfig, TunedFile
+    from autotune.tuning import Outcome, tune
+    from autotune.workload import Workload
+
+__all__ = [
+    "DltuneError",
+    "Outcome",
+    "TunedConfig",
+    "TunedFile",
+    "TunedLoader",
+    "TuningRequest",
+    "Workload",
+    "WorkloadRequest",
+    "load",
+    "tune",
+]
+
+_HOMES: Final = {
+    "DltuneError": "autotune.errors",
+    "Outcome": "autotune.tuning",
+    "TunedConfig": "autotune.schema",
+    "TunedFile": "autotune.schema",
+    "TunedLoader": "autotune.profiles",
+    "TuningRequest": "autotune.request",
+    "Workload": "autotune.workload",
+    "WorkloadRequest": "autotune.request",
+    "load": "autotune.profiles",
+    "tune": "autotune.tuning",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+    found = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,88 @@
+"""Walks whatever a loader delivers: nested tuples, dicts, dataclasses, custom batch types."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def find_tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """Yield every tensor inside a batch.
+
+    Args:
+        batch: A tensor, or tensors nested in mappings, sequences, dataclasses or plain objects.
+
+    Yields:
+        The tensors in a stable order.
+    """
+    if isinstance(batch, torch.Tensor):
+        yield batch
+        return
+    for part in _list_parts(batch):
+        yield from find_tensors(part)
+
+
+def _list_parts(batch: Any) -> list[Any]:
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+        return list(batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    if type(batch).__module__ != "builtins" and hasattr(batch, "__dict__"):
+        return list(vars(batch).values())
+    return []
+
+
+def count_samples(batch: Any, otherwise: int) -> int:
+    """Count the samples of a batch.
+
+    Args:
+        batch: What the loader delivered.
+        otherwise: The answer for a batch that does not tell.
+
+    Returns:
+        The length of its first tensor's first dimension, or of its first sequence.
+    """
+    for tensor in find_tensors(batch):
+        if tensor.dim():
+            return int(tensor.shape[0])
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    if isinstance(parts, Sequence) and not isinstance(parts, str | bytes):
+        inner = parts[0] if parts and isinstance(parts[0], list | tuple) else parts
+        return len(inner)
+    return otherwise
+
+
+def count_bytes(batch: Any) -> int:
+    """Count the bytes of all tensors in a batch."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in find_tensors(batch))
+
+
+def move_batch(batch: Any, device: torch.device) -> Any:
+    """Copy a batch to a device, asynchronously where its memory is pinned.
+
+    Args:
+        batch: What the loader delivered. A custom type is moved by its own `to(device)` where it has one.
+        device: Where to.
+
+    Returns:
+        A batch of the same shape on the device.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: move_batch(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move_batch(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(move_batch(value, device) for value in batch)
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = {field.name: move_batch(getattr(batch, field.name), device) for field in dataclasses.fields(batch)}
+        return dataclasses.replace(batch, **fields)
+    return batch

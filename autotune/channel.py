@@ -1,0 +1,87 @@
+"""A private line between the tuner and its child: one message a line, over a socket of its own.
+
+The user's code may print what it likes on stdout and stderr; nothing of it is ever taken for a message.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from typing import Final
+
+MOST_MESSAGE_BYTES: Final = 64 * 2**20
+
+
+class ChannelClosedError(Exception):
+    """The other side is gone, or sent more than a message may hold."""
+
+
+class Channel:
+    """Sends and receives lines of text.
+
+    Args:
+        connection: A connected stream socket; the channel owns it from now on.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = bytearray()
+        self._lines: list[bytes] = []
+
+    def fileno(self) -> int:
+        """Give the socket's descriptor."""
+        return self._socket.fileno()
+
+    def send(self, line: str) -> None:
+        """Send one message.
+
+        Args:
+            line: Text without a line break.
+
+        Raises:
+            ChannelClosedError: The other side is gone.
+        """
+        try:
+            self._socket.sendall(line.encode() + b"\n")
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from None
+
+    def receive(self, timeout: float | None = None) -> str | None:
+        """Wait for one message.
+
+        Args:
+            timeout: Most seconds to wait; None waits for ever.
+
+        Returns:
+            The message, or None when the time ran out.
+
+        Raises:
+            ChannelClosedError: The other side is gone, or the message is longer than 64 MiB.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._lines:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._socket], [], [], left)[0]:
+                return None
+            self._fill()
+        return self._lines.pop(0).decode(errors="replace")
+
+    def _fill(self) -> None:
+        try:
+            chunk = self._socket.recv(1 << 20)
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from None
+        if not chunk:
+            raise ChannelClosedError("the other side closed the line")
+        self._buffer += chunk
+        if b"\n" in chunk:
+            *lines, rest = self._buffer.split(b"\n")
+            self._lines += [bytes(line) for line in lines]
+            self._buffer = bytearray(rest)
+        if len(self._buffer) > MOST_MESSAGE_BYTES:
+            raise ChannelClosedError(f"a message is longer than {MOST_MESSAGE_BYTES} bytes")
+
+    def close(self) -> None:
+        """Close the line."""
+        self._socket.close()

@@ -1,0 +1,324 @@
+"""The command line: the only room that prints or exits.
+
+Importing it costs click and nothing else; what a command needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from autotune.errors import DltuneError, UsageError, WorkloadError
+from autotune.options import Assignment, BatchSizes, Budget, Duration, Range, read_project_options
+
+if TYPE_CHECKING:
+    from autotune.request import TuningRequest
+    from autotune.view import View
+
+INTERRUPTED: Final = 130
+_SAME_NAMES: Final = (
+    *("trials", "epochs", "seed", "sampler", "max_memory", "max_shm", "max_gpu_memory", "max_workers"),
+    *("output", "profile", "storage", "study_name", "resume"),
+)  # options that are called in TuningRequest as on the command line
+EXAMPLES: Final = """\b
+Examples:
+  dltune --dataset data.images:make_dataset --trials 40
+  dltune --dataset data.images:make_dataset --step train:make_step --batch-size 64
+  dltune --dataset data.images:make_dataset --step-time 35ms --max-shm 64MB
+  dltune show dltune.json
+"""
+
+
+class TuneByDefault(click.Group):
+    """A group whose `tune` command may be left out when the first argument is an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `tune` in front of options that are not the group's own."""
+        if args and args[0].startswith("-") and args[0] not in ("--help", "-h", "--version"):
+            args = ["tune", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    cls=TuneByDefault,
+    epilog=EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="dltune", prog_name="dltune")
+def cli() -> None:
+    """Find the DataLoader settings that feed your training step fastest on this machine.
+
+    `tune` is implied when the first argument is an option; its options are listed by `dltune tune --help`.
+    """
+
+
+@cli.command(
+    context_settings={"auto_envvar_prefix": "DLTUNE", "show_default": True},
+    epilog=EXAMPLES
+    + """
+Options are also read from DLTUNE_* variables (DLTUNE_TRIALS=20) and from [tool.dltune] in pyproject.toml; a flag
+wins over the environment, the environment over the file.
+
+\b
+Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configuration works; 130 interrupted.
+""",
+)
+@click.option("--dataset", metavar="PKG.MOD:ATTR", help="Factory of a Dataset, DataLoader or autotune.Workload.")
+@click.option(
+    "--dataset-arg",
+    "dataset_args",
+    type=Assignment(),
+    multiple=True,
+    metavar="K=JSON",
+    help="Argument of the factory; repeatable.",
+)
+@click.option("--collate", metavar="PKG.MOD:FN", help="collate_fn, instead of the workload's own.")
+@click.option("--step", metavar="PKG.MOD:ATTR", help="Factory of your training step: make_step() -> step(batch).")
+@click.option("--step-time", type=Duration(), metavar="TIME", help="Emulate a device busy that long per batch: 35ms.")
+@click.option("--batch-size", type=BatchSizes(), metavar="N[,N...]", help="Pin the batch size, or list choices.")
+@click.option("--fix", type=Assignment(), multiple=True, metavar="KNOB=VALUE", help="Pin a knob: in_order=true.")
+@click.option(
+    "--range", "ranges", type=Range(), multiple=True, metavar="KNOB=LOW:HIGH", help="Narrow a knob: num_workers=0:16."
+)
+@click.option("--trials", type=click.IntRange(1), default=40, help="Most configurations to try.")
+@click.option("--timeout", type=Duration(), metavar="TIME", help="Most time for the whole run: 10m.")
+@click.option("--trial-time", type=Duration(), default="3s", metavar="TIME", help="Most measuring time of a trial.")
+@click.option("--stall-time", type=Duration(), default="60s", metavar="TIME", help="End a trial idle that long.")
+@click.option("--epochs", type=click.IntRange(1), default=10, help="Length of the training run to promise for.")
+@click.option("--seed", type=int, default=0, help="Seed of the sampler.")
+@click.option(
+    "--sampler", type=click.Choice(["tpe", "gp", "random", "grid"]), default="tpe", help="How Optuna chooses trials."
+)
+@click.option("--max-memory", type=Budget(), default="80%", metavar="SIZE", help="Host memory: a share or 24GiB.")
+@click.option("--max-shm", type=Budget(), default="80%", metavar="SIZE", help="/dev/shm: a share or an amount.")
+@click.option("--max-gpu-memory", type=Budget(), default="90%", metavar="SIZE", help="Device memory, likewise.")
+@click.option("--max-workers", type=click.IntRange(0), metavar="N", help="Most worker processes.")
+@click.option("--device", default="auto", metavar="DEV", help="auto, cpu, or a torch device such as cuda:0.")
+@click.option("-o", "--output", default="dltune.json", metavar="FILE", help="Where the result is written.")
+@click.option("--profile", metavar="NAME", help="Name of the profile in the file; made from the machine if left out.")
+@click.option("--storage", metavar="URL", help="Optuna storage; SQLite under .dltune/ if left out.")
+@click.option("--study-name", metavar="NAME", help="Name of the Optuna study.")
+@click.option(
+    "--resume/--no-resume",
+    default=None,
+    show_default="an unfinished run only",
+    help="Continue the last run of this request, or start afresh.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON document on stdout.")
+@click.option("-q", "--quiet", is_flag=True, help="Show nothing but the result and errors.")
+@click.option("-v", "--verbose", is_flag=True, help="Show phases, skipped configurations and tracebacks of trials.")
+@click.option("--dry-run", is_flag=True, help="Probe and plan, list what would be tried first, and stop.")
+@click.option("--print-config", is_flag=True, help="Show each option's value and where it comes from, and stop.")
+@click.pass_context
+def tune(ctx: click.Context, /, **options: Any) -> None:
+    """Tune the loader of one dataset, one training step and this machine."""
+    if options["print_config"]:
+        _print_config(ctx)
+        return
+    with _report_errors():
+        request = build_request(options)
+        if options["dry_run"]:
+            _print_plan(request)
+            return
+        _run(request, options)
+
+
+def _run(request: TuningRequest, options: dict[str, Any]) -> None:
+    """Tune and print the result."""
+    from autotune.report import describe_outcome
+    from autotune.tuning import tune
+
+    view = _make_view(request, options)
+    with _interrupt_on_sigterm():
+        outcome = tune(request, view=view)
+    if options["as_json"]:
+        click.echo(outcome.profile.model_dump_json(indent=2))
+    else:
+        click.echo(
+            describe_outcome(outcome.profile, outcome.runner_up, request.output, interrupted=outcome.interrupted)
+        )
+    if outcome.interrupted:
+        sys.exit(INTERRUPTED)
+
+
+def _make_view(request: TuningRequest, options: dict[str, Any]) -> View:
+    if options["quiet"]:
+        from autotune.view import View
+
+        return View()
+    from autotune.display import LiveDisplay, PlainDisplay
+
+    display = LiveDisplay if sys.stderr.isatty() else PlainDisplay
+    return display(request, verbose=options["verbose"])
+
+
+@contextmanager
+def _interrupt_on_sigterm() -> Iterator[None]:
+    """Treat SIGTERM (a job's end, a container's stop) as Ctrl-C: write the best so far, leave nothing behind."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGINT, interrupt)  # a shell's background job starts with SIGINT ignored
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def _report_errors() -> Iterator[None]:
+    """Print an error of ours as a sentence and exit with its code."""
+    try:
+        yield
+    except WorkloadError as error:
+        if error.details:
+            click.echo(error.details.rstrip(), err=True)
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except DltuneError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        click.echo("Interrupted before any configuration was measured; nothing was written.", err=True)
+        sys.exit(INTERRUPTED)
+
+
+def build_request(options: dict[str, Any]) -> TuningRequest:
+    """Make a request of the command's options.
+
+    Args:
+        options: Values by parameter name, as click gives them.
+
+    Returns:
+        The validated request.
+
+    Raises:
+        UsageError: An option is missing, or a combination makes no sense.
+    """
+    from pydantic import ValidationError
+
+    from autotune.request import TuningRequest, WorkloadRequest
+
+    if not options["dataset"]:
+        raise UsageError("--dataset PKG.MOD:ATTR is missing: name the factory of your dataset.")
+    try:
+        workload = WorkloadRequest(
+            dataset=options["dataset"],
+            dataset_args=dict(options["dataset_args"]),
+            collate=options["collate"],
+            step=options["step"],
+            step_seconds=options["step_time"],
+            device=options["device"],
+            working_dir=str(Path.cwd()),
+        )
+        same = {name: options[name] for name in _SAME_NAMES}
+        return TuningRequest(
+            workload=workload,
+            batch_sizes=options["batch_size"],
+            fixed=dict(options["fix"]),
+            ranges=dict(options["ranges"]),
+            timeout_seconds=options["timeout"],
+            trial_seconds=options["trial_time"],
+            stall_seconds=options["stall_time"],
+            **same,
+        )
+    except ValidationError as error:
+        raise UsageError(_explain_validation(error)) from None
+
+
+def _explain_validation(error: Any) -> str:
+    problem = error.errors(include_url=False)[0]
+    place = [str(part) for part in problem["loc"]]
+    if place and place[0] in ("fixed", "ranges"):
+        from autotune.request import KNOBS
+
+        option = "--fix" if place[0] == "fixed" else "--range"
+        known = len(place) > 1 and place[1] in KNOBS and place[-1] != "[key]"
+        hint = "the value does not suit it" if known else f"the knobs are {', '.join(KNOBS)}"
+        return f"{option} {place[1]}: {hint}." if len(place) > 1 else f"{option}: {hint}."
+    return f"{' '.join(place)}: {problem['msg'].removeprefix('Value error, ')}.".removeprefix(": ")
+
+
+def _print_config(ctx: click.Context) -> None:
+    """Show each option with the place its value comes from."""
+    sources = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "pyproject.toml"}
+    for parameter in ctx.command.params:
+        if parameter.name in (None, "print_config"):
+            continue
+        source = ctx.get_parameter_source(parameter.name)
+        value = ctx.params[parameter.name]
+        shown = json.dumps(value, default=str)
+        option = max(parameter.opts, key=len)
+        click.echo(f"{option:<18} {shown:<28} {sources.get(source.name if source else '', 'default')}")
+
+
+def _print_plan(request: TuningRequest) -> None:
+    """Probe, plan, and show what would be tried first."""
+    from autotune.display import PlainDisplay
+    from autotune.report import describe_config
+    from autotune.tuning import plan_only
+
+    plan = plan_only(request, view=PlainDisplay(request))
+    click.echo(f"Would try at most {request.trials} configurations, these first:")
+    for config in plan.first_configs():
+        click.echo(f"  {describe_config(config)}  predicted {plan.predict(config):,.0f}/s")
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path), default=Path("dltune.json"))
+@click.option("--profile", metavar="NAME", help="Show only this profile.")
+@click.option("--json", "as_json", is_flag=True, help="Print the profiles as JSON.")
+def show(file: Path, profile: str | None, as_json: bool) -> None:
+    """Show the profiles of a tuned FILE (dltune.json if left out)."""
+    from autotune.profiles import format_file, read_file
+    from autotune.report import describe_profile
+    from autotune.schema import TunedFile
+
+    with _report_errors():
+        found = read_file(file)
+        chosen = tuple(entry for entry in found.profiles if profile in (None, entry.name))
+        if not chosen:
+            names = ", ".join(entry.name for entry in found.profiles) or "none"
+            raise UsageError(f"{file} has no profile {profile or ''}; it holds: {names}.")
+        if as_json:
+            click.echo(format_file(TunedFile(profiles=chosen)), nl=False)
+        else:
+            click.echo("\n\n".join(describe_profile(entry) for entry in chosen))
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of dltune.json."""
+    from autotune.schema import SCHEMA_ID, TunedFile
+
+    document = TunedFile.model_json_schema(by_alias=True)
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **document}
+    click.echo(json.dumps(document, indent=2))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line.
+
+    Args:
+        arguments: What to run; None takes the process's own arguments.
+    """
+    try:
+        defaults = {"tune": read_project_options(Path.cwd())}
+    except click.UsageError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    cli.main(args=arguments, prog_name="dltune", default_map=defaults)
+
+
+if __name__ == "__main__":
+    main()

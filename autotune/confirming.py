@@ -1,0 +1,132 @@
+"""Measures finalists and baseline again, interleaved, each time in a fresh process as a training run starts.
+
+Whatever was picked for being the best of many was also lucky; only a second look tells by how much.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from autotune.messages import TrialRequest, TrialResult
+from autotune.planning import Plan
+from autotune.schema import LoaderConfig
+from autotune.scoring import estimate, ratio_of_pairs
+from autotune.view import View
+
+ROUNDS: Final = 3
+MOST_ROUNDS: Final = 5
+CONFIRM_PRECISION: Final = 0.015
+NOISY: Final = 0.08  # relative half-width of the speed-up's interval above which a round is added
+BEHIND: Final = 0.92  # of the best in a round; a finalist below it is not measured again
+
+RunTrial = Callable[[TrialRequest], TrialResult]
+
+
+class Contestant:
+    """A configuration in the confirmation, with what was measured of it round by round.
+
+    Args:
+        config: The configuration.
+    """
+
+    def __init__(self, config: LoaderConfig) -> None:
+        self.config = config
+        self.results: list[TrialResult] = []
+        self.scores: list[float] = []
+        self.waits: list[float] = []
+
+    def note(self, result: TrialResult, epochs: int) -> None:
+        """Add what a round measured."""
+        self.results.append(result)
+        if result.measurement is not None:
+            found = estimate(result.measurement, result.config, epochs)
+            self.scores.append(found.samples_per_second)
+            self.waits.append(found.wait_fraction)
+
+    @property
+    def failure(self) -> TrialResult | None:
+        """The first failed result, if there is one."""
+        return next((result for result in self.results if result.kind != "completed"), None)
+
+    @property
+    def mean(self) -> float:
+        """Mean throughput over the rounds, samples per second; 0 when there is none or one failed."""
+        return statistics.fmean(self.scores) if self.scores and self.failure is None else 0.0
+
+    @property
+    def peak_host_bytes(self) -> int:
+        """Largest host memory seen."""
+        return max((result.peak_host_bytes for result in self.results), default=0)
+
+    @property
+    def peak_shm_bytes(self) -> int:
+        """Largest /dev/shm use seen."""
+        return max((result.peak_shm_bytes for result in self.results), default=0)
+
+    @property
+    def peak_gpu_bytes(self) -> int:
+        """Largest device memory the allocator held."""
+        return max((result.measurement.peak_gpu_bytes for result in self.results if result.measurement), default=0)
+
+
+class Confirmation:
+    """The final under way; what was measured so far stays readable when it is interrupted.
+
+    Args:
+        plan: What there is to work with.
+        run_trial: Measures one configuration.
+        view: Is told what happens.
+    """
+
+    def __init__(self, plan: Plan, run_trial: RunTrial, view: View) -> None:
+        self._plan = plan
+        self._run_trial = run_trial
+        self._view = view
+        self.baseline = Contestant(plan.baseline)
+        self.finalists: list[Contestant] = []
+        self.rounds = 0
+
+    def run(self, finalists: Sequence[LoaderConfig]) -> None:
+        """Measure all in turn, round by round, until the speed-up is known well enough.
+
+        Args:
+            finalists: Configurations to compare with the baseline, the most promising first.
+        """
+        self.finalists = [Contestant(config) for config in finalists if config != self.baseline.config]
+        while self.rounds < ROUNDS or (self.rounds < MOST_ROUNDS and self._is_noisy()):
+            self._run_round()
+            self._drop_those_behind()
+
+    def _run_round(self) -> None:
+        order = [self.baseline, *self.finalists]
+        shift = self.rounds % len(order)
+        for contestant in (*order[shift:], *order[:shift]):
+            if contestant.failure is None:
+                self._measure(contestant)
+        self.rounds += 1
+
+    def _measure(self, contestant: Contestant) -> None:
+        self._view.show_round(self.rounds + 1, ROUNDS, contestant.config, None)
+        request = TrialRequest(
+            config=contestant.config,
+            epochs=self._plan.request.epochs,
+            seconds=self._plan.request.trial_seconds,
+            precision=CONFIRM_PRECISION,
+            fresh=True,
+        )
+        contestant.note(self._run_trial(request), self._plan.request.epochs)
+        score = contestant.scores[-1] if contestant.failure is None else 0.0
+        self._view.show_round(self.rounds + 1, ROUNDS, contestant.config, score)
+
+    def _drop_those_behind(self) -> None:
+        best = max((contestant.mean for contestant in self.finalists), default=0.0)
+        self.finalists = [contestant for contestant in self.finalists if contestant.mean >= BEHIND * best > 0]
+
+    def _is_noisy(self) -> bool:
+        best = max(self.finalists, key=lambda contestant: contestant.mean, default=None)
+        if best is None or self.baseline.failure is not None:
+            return False
+        ratio, interval = ratio_of_pairs(best.scores, self.baseline.scores)
+        return interval is not None and interval[1] - interval[0] > 2 * NOISY * ratio

@@ -1,0 +1,203 @@
+"""Shows a run on stderr while it goes on: live on a terminal, one plain line a trial elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from autotune.limits import Limits, Violation
+from autotune.machine import MachineProfile
+from autotune.messages import Progress, TrialResult, WorkloadProfile
+from autotune.report import (
+    describe_config,
+    describe_failure,
+    describe_machine,
+    describe_skip,
+    describe_workload,
+)
+from autotune.request import TuningRequest
+from autotune.schema import LoaderConfig
+from autotune.space import SearchSpace
+from autotune.units import format_bytes, format_percent, format_rate, format_seconds
+from autotune.view import View
+
+
+class PlainDisplay(View):
+    """Writes one line for each thing that happens.
+
+    Args:
+        request: What is being tuned.
+        verbose: Whether to write what the child is doing as well, and why trials failed in full.
+        console: Where to; None is stderr.
+    """
+
+    def __init__(self, request: TuningRequest, *, verbose: bool = False, console: Console | None = None) -> None:
+        self._request = request
+        self._verbose = verbose
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._phase = ""
+        self._ceiling = 0.0
+
+    def _write(self, text: str) -> None:
+        self._console.print(Text(text))
+
+    def show_machine(self, machine: MachineProfile, limits: Limits) -> None:
+        """Write what is tuned and what the machine allows."""
+        self._write(f"dltune   {self._request.workload.dataset}   {describe_machine(machine, limits)}")
+
+    def show_workload(self, workload: WorkloadProfile, space: SearchSpace, ceiling: float) -> None:
+        """Write what the probe found and what is searched."""
+        self._ceiling = ceiling
+        self._write(f"probe    {describe_workload(workload, ceiling)}")
+        ranges = (_describe_choices(knob, choices) for knob, choices in space.searched().items())
+        self._write(f"search   {'   '.join(ranges)}")
+        for note in (*workload.notes, *space.notes):
+            self._write(f"note     {note}")
+
+    def show_resumed(self, study: str, trials: int) -> None:
+        """Write what is taken over from an earlier run."""
+        if trials:
+            self._write(f"resumed  {trials} trials of study {study}")
+
+    def show_progress(self, progress: Progress) -> None:
+        """Write each new phase when verbose."""
+        if self._verbose and progress.phase != self._phase:
+            self._write(f"         {progress.phase}")
+        self._phase = progress.phase
+
+    def show_result(self, number: int, result: TrialResult, score: float, error: float, is_best: bool) -> None:
+        """Write a trial's outcome."""
+        head = f"trial {number:>2}/{self._request.trials}"
+        if result.kind != "completed":
+            self._write(f"{head}  {describe_config(result.config)}  {result.kind}: {describe_failure(number, result)}")
+            if self._verbose and result.details:
+                self._write(result.details)
+            return
+        ceiling = f" ({format_percent(score / self._ceiling)} of ceiling)" if self._ceiling else ""
+        use = f"host {format_bytes(result.peak_host_bytes)}  shm {format_bytes(result.peak_shm_bytes)}"
+        stopped = result.measurement.stopped if result.measurement else ""
+        early = "  stopped early" if stopped == "hopeless" else ""
+        best = "  best" if is_best else ""
+        line = (
+            f"{head}  {describe_config(result.config)}  {format_rate(score)} {_describe_error(error)}{ceiling}  {use}"
+        )
+        self._write(line + early + best)
+
+    def show_skip(self, number: int, config: LoaderConfig, violations: tuple[Violation, ...]) -> None:
+        """Write why a configuration was not tried."""
+        self._write(
+            f"trial {number:>2}/{self._request.trials}  {describe_config(config)}  "
+            f"skipped, predicted over a limit: {describe_skip(violations)}"
+        )
+
+    def show_stop(self, reason: str) -> None:
+        """Write why the search ended."""
+        self._write(f"search ended: {reason}")
+
+    def show_round(self, number: int, rounds: int, config: LoaderConfig, score: float | None) -> None:
+        """Write a measurement of the confirmation."""
+        if score is not None:
+            self._write(f"confirm {number}/{rounds}  {describe_config(config)}  {format_rate(score)}")
+
+
+def _describe_choices(knob: str, choices: tuple[Any, ...]) -> str:
+    if len(choices) > 4:
+        return f"{knob} {choices[0]}..{choices[-1]}"
+    return f"{knob} {'|'.join(str(choice).lower() for choice in choices)}"
+
+
+def _describe_error(error: float) -> str:
+    return f"±{error:.1%}" if error < 1 else "±?"
+
+
+class LiveDisplay(PlainDisplay):
+    """Keeps a few lines at the bottom of the terminal up to date; notes and failures scroll above them.
+
+    Args:
+        request: What is being tuned.
+        verbose: Whether to write what the child is doing as well.
+        console: The terminal; None is stderr.
+    """
+
+    def __init__(self, request: TuningRequest, *, verbose: bool = False, console: Console | None = None) -> None:
+        super().__init__(request, verbose=verbose, console=console)
+        self._started = time.monotonic()
+        self._counts = dict.fromkeys(("ok", "infeasible", "skipped", "stopped early"), 0)
+        self._current = "starting"
+        self._trial = 0
+        self._trial_started = time.monotonic()
+        self._best = ""
+        self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=5, transient=True)
+        self._live.start()
+
+    def close(self) -> None:
+        """Take the live lines away."""
+        self._live.stop()
+
+    def show_progress(self, progress: Progress) -> None:
+        """Show what the child is doing."""
+        super().show_progress(progress)
+        if not self._trial:
+            self._current = progress.phase
+
+    def show_start(self, number: int, config: LoaderConfig) -> None:
+        """Show the trial under way."""
+        self._trial, self._trial_started = number, time.monotonic()
+        self._current = describe_config(config)
+
+    def show_result(self, number: int, result: TrialResult, score: float, error: float, is_best: bool) -> None:
+        """Count a trial; write only failures and new bests above the live lines."""
+        if result.kind != "completed":
+            self._counts["infeasible"] += 1
+            super().show_result(number, result, score, error, is_best)
+            return
+        self._counts["ok"] += 1
+        self._counts["stopped early"] += result.measurement is not None and result.measurement.stopped == "hopeless"
+        if is_best:
+            share = f" ({format_percent(score / self._ceiling)} of ceiling)" if self._ceiling else ""
+            self._best = f"#{number}   {describe_config(result.config)}   {format_rate(score)}{share}"
+
+    def show_skip(self, number: int, config: LoaderConfig, violations: tuple[Violation, ...]) -> None:
+        """Count a skipped configuration."""
+        self._counts["skipped"] += 1
+        if self._verbose:
+            super().show_skip(number, config, violations)
+
+    def show_round(self, number: int, rounds: int, config: LoaderConfig, score: float | None) -> None:
+        """Show the confirmation under way."""
+        self._trial = self._request.trials
+        self._trial_started = time.monotonic()
+        self._current = f"confirming, round {number} of {rounds}: {describe_config(config)}"
+        super().show_round(number, rounds, config, score)
+
+    def _render(self) -> Group:
+        elapsed = time.monotonic() - self._started
+        counts = "   ".join(f"{count} {name}" for name, count in self._counts.items() if count)
+        return Group(
+            self._render_trial(),
+            Text(f"best  {self._best or '-'}      elapsed {format_seconds(elapsed)}{self._estimate_left(elapsed)}"),
+            Text(counts or "no trial finished yet"),
+        )
+
+    def _render_trial(self) -> Table:
+        row = Table.grid(padding=(0, 2))
+        done = min(1.0, (time.monotonic() - self._trial_started) / (self._request.trial_seconds + 0.5))
+        row.add_row(
+            Text(f"trial {self._trial}/{self._request.trials}" if self._trial else "probe"),
+            Text(self._current),
+            ProgressBar(total=1.0, completed=done if self._trial else 0.0, width=20),
+        )
+        return row
+
+    def _estimate_left(self, elapsed: float) -> str:
+        finished = sum(self._counts[name] for name in ("ok", "infeasible", "skipped"))
+        if not finished or finished >= self._request.trials:
+            return ""
+        left = elapsed / finished * (self._request.trials - finished)
+        return f"   left at most ~{format_seconds(left)}"

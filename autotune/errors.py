@@ -1,0 +1,61 @@
+"""The ways in which tuning cannot go on.
+
+A failed trial is a result (see `autotune.messages.TrialResult`), not an exception. What stands here ends
+a run: each class knows its exit code, and only the command line prints it.
+"""
+
+from __future__ import annotations
+
+
+class DltuneError(Exception):
+    """Base of every error that dltune raises on purpose.
+
+    Attributes:
+        exit_code: What the `dltune` process exits with when this error ends it.
+    """
+
+    exit_code = 1
+
+
+class UsageError(DltuneError):
+    """An option, a setting or their combination cannot be used; the message says why and what can."""
+
+    exit_code = 2
+
+
+class WorkloadError(DltuneError):
+    """The user's own code (factory, dataset, collate or step) failed where no configuration could help.
+
+    Attributes:
+        details: The traceback or the end of the captured output; empty when there is none.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class NoFeasibleConfigError(DltuneError):
+    """Every configuration that was tried or considered breaks a limit or fails."""
+
+    exit_code = 3
+
+
+class ProfileError(DltuneError):
+    """A tuned file cannot be read, is not valid, or has no profile that may be used here."""
+
+    exit_code = 2
+
+
+class OutputError(DltuneError):
+    """A result could not be written; the message says where and what was kept."""
+
+    exit_code = 1
+
+
+class StudyError(DltuneError):
+    """The record of trials (the Optuna storage) cannot be opened or does not fit this run."""
+
+    exit_code = 2

@@ -1,0 +1,271 @@
+"""From what the user's factory returned to a DataLoader for one configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, cast
+
+from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from autotune.errors import UsageError
+from autotune.importing import import_attribute
+from autotune.request import WorkloadRequest
+from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
+from autotune.worker_setup import WorkerSetup
+from autotune.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedWorkload:
+    """The user's pipeline, ready to be given loaders.
+
+    Attributes:
+        parts: What stays as it is.
+        baseline: Settings of the ready DataLoader the factory returned; None for anything else.
+    """
+
+    parts: Workload
+    baseline: LoaderConfig | None = None
+
+    @property
+    def kind(self) -> Literal["map", "iterable"]:
+        """How samples are reached."""
+        return "iterable" if isinstance(self.parts.dataset, IterableDataset) else "map"
+
+    @property
+    def batching(self) -> Literal["batch_size", "own"]:
+        """Whether the batch size can be set."""
+        return "own" if self.parts.batch_sampler is not None or not self.parts.batched else "batch_size"
+
+
+def load_workload(request: WorkloadRequest) -> LoadedWorkload:
+    """Import and call the user's dataset factory.
+
+    Args:
+        request: Names the factory, its arguments and perhaps a collate function.
+
+    Returns:
+        The workload.
+
+    Raises:
+        UsageError: What the factory returned is not a dataset, a DataLoader or a Workload.
+        Exception: Whatever the user's code raises.
+    """
+    factory = import_attribute(request.dataset)
+    made = factory(**request.dataset_args) if callable(factory) and not _is_workload(factory) else factory
+    loaded = adopt(made, request.dataset)
+    if request.collate is not None:
+        collate = import_attribute(request.collate)
+        loaded = dataclasses.replace(loaded, parts=dataclasses.replace(loaded.parts, collate_fn=collate))
+    return loaded
+
+
+def _is_workload(made: Any) -> bool:
+    return isinstance(made, Workload | DataLoader | Dataset)
+
+
+def adopt(made: Any, source: str) -> LoadedWorkload:
+    """Take apart what a factory returned.
+
+    Args:
+        made: A map-style or iterable dataset, a DataLoader, or a Workload.
+        source: Import string of the factory, for messages.
+
+    Returns:
+        The workload.
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    if isinstance(made, DataLoader):
+        return LoadedWorkload(parts=_take_apart(made), baseline=_read_settings(made))
+    if isinstance(made, Workload):
+        return LoadedWorkload(parts=_check_dataset(made, source))
+    return LoadedWorkload(parts=_check_dataset(Workload(dataset=made), source))
+
+
+def _check_dataset(parts: Workload, source: str) -> Workload:
+    dataset = parts.dataset
+    if isinstance(dataset, IterableDataset):
+        return parts
+    lacking = [name for name in ("__getitem__", "__len__") if not hasattr(dataset, name)]
+    if parts.sampler is not None or parts.batch_sampler is not None:
+        lacking = [name for name in lacking if name != "__len__"]
+    if isinstance(dataset, str | bytes | type(None) | int | float | type) or lacking:
+        why = f"it lacks {' and '.join(lacking)}" if lacking else "it is no dataset"
+        raise UsageError(
+            f"{source} returned {_describe(dataset)}, and {why}. Return a Dataset (with __getitem__ and __len__), "
+            "an IterableDataset, a DataLoader or an autotune.Workload."
+        )
+    if len(cast("Any", dataset)) == 0 and not lacking:
+        raise UsageError(f"{source} returned {_describe(dataset)} of length 0: there is nothing to load.")
+    return parts
+
+
+def _describe(made: Any) -> str:
+    return "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"
+
+
+def _take_apart(loader: DataLoader[Any]) -> Workload:
+    iterable = isinstance(loader.dataset, IterableDataset)
+    own_batches = loader.batch_size is None and loader.batch_sampler is not None
+    context = loader.multiprocessing_context
+    return Workload(
+        dataset=loader.dataset,
+        sampler=None if iterable or own_batches else loader.sampler,
+        batch_sampler=loader.batch_sampler if own_batches else None,
+        batched=loader.batch_sampler is not None or loader.batch_size is not None,
+        collate_fn=loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+        generator=loader.generator,
+        drop_last=loader.drop_last,
+        timeout=loader.timeout,
+        multiprocessing_context=None if context is None else context.get_start_method(),
+    )
+
+
+def _read_settings(loader: DataLoader[Any]) -> LoaderConfig:
+    workers = loader.num_workers
+    context = loader.multiprocessing_context
+    return LoaderConfig(
+        dataloader=DataLoaderSettings(
+            batch_size=loader.batch_size,
+            num_workers=workers,
+            prefetch_factor=loader.prefetch_factor if workers else None,
+            pin_memory=loader.pin_memory,
+            persistent_workers=loader.persistent_workers,
+            in_order=loader.in_order if workers else True,
+        ),
+        process=ProcessSettings(
+            sharing_strategy=cast("SharingStrategy", get_sharing_strategy()),
+            multiprocessing_context=None if context is None else cast("StartMethod", context.get_start_method()),
+        ),
+    )
+
+
+class Gate:
+    """Stands between the sampler and the loader; counts what passes and can be closed.
+
+    Closing it ends an epoch the natural way: nothing more is handed out, and what is under way arrives.
+
+    Args:
+        source: The sampler or batch sampler that the loader would use.
+    """
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+        self.open()
+
+    def open(self, most_batches: int | None = None) -> None:
+        """Make the gate ready for an epoch.
+
+        Args:
+            most_batches: Batches after which it closes by itself; None for no such end.
+        """
+        self.closed = False
+        self.batches = 0
+        self.samples = 0
+        self._most_batches = most_batches
+
+    def close(self) -> None:
+        """Hand out nothing more in this epoch."""
+        self.closed = True
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in self._source:
+            if self.closed or self.batches == self._most_batches:
+                self.closed = True
+                return
+            self.batches += 1
+            self.samples += len(index) if isinstance(index, list | tuple) else 1
+            yield index
+
+    def __len__(self) -> int:
+        return len(self._source)  # type: ignore[arg-type]  # as DataLoader itself asks its sampler
+
+
+class GatedLoader(DataLoader[Any]):
+    """A DataLoader whose epochs can be ended early without leaving batches behind."""
+
+    @property
+    def gate(self) -> Gate:
+        """The gate of this loader."""
+        gate: Gate | None = self.__dict__.get("_gate")
+        if gate is None:
+            gate = self.__dict__["_gate"] = Gate(super()._index_sampler)
+        return gate
+
+    @property
+    def _index_sampler(self) -> Gate:  # the one place where torch's iterators take their indices from
+        return self.gate
+
+
+def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> GatedLoader:
+    """Build the loader of one configuration, as training code would.
+
+    Args:
+        workload: The user's pipeline.
+        config: The configuration; its sharing strategy is put in force for this process.
+
+    Returns:
+        A loader that has not started any worker yet.
+    """
+    parts = workload.parts
+    set_sharing_strategy(config.process.sharing_strategy)
+    kwargs = config.loader_kwargs() | {
+        "dataset": parts.dataset,
+        "collate_fn": parts.collate_fn,
+        "worker_init_fn": parts.worker_init_fn,
+        "generator": parts.generator,
+        "timeout": parts.timeout if config.dataloader.num_workers else 0,
+    }
+    if config.dataloader.num_workers and config.process.multiprocessing_context not in (None, "fork"):
+        kwargs["worker_init_fn"] = WorkerSetup(config.process.sharing_strategy, parts.worker_init_fn)
+    return GatedLoader(**kwargs, **_choose_order(workload))
+
+
+def _choose_order(workload: LoadedWorkload) -> dict[str, Any]:
+    parts = workload.parts
+    if parts.batch_sampler is not None:
+        return {"batch_sampler": parts.batch_sampler}
+    order: dict[str, Any] = {} if parts.batched else {"batch_size": None}
+    if parts.batched:
+        order["drop_last"] = parts.drop_last
+    if workload.kind == "iterable":
+        return order
+    if parts.sampler is not None:
+        return order | {"sampler": parts.sampler}
+    return order | {"shuffle": parts.shuffle is not False}
+
+
+def count_batches(loader: GatedLoader, workload: LoadedWorkload) -> int | None:
+    """Count the batches of a whole epoch.
+
+    Args:
+        loader: The loader.
+        workload: Its pipeline.
+
+    Returns:
+        Batches; None where neither the sampler nor the dataset tells.
+    """
+    samples = count_samples_promised(workload)
+    try:
+        if workload.kind == "map":
+            return len(loader.gate)
+    except TypeError:
+        return None
+    if samples is None or loader.batch_size is None:
+        return samples
+    return samples // loader.batch_size if loader.drop_last else -(-samples // loader.batch_size)
+
+
+def count_samples_promised(workload: LoadedWorkload) -> int | None:
+    """Count the samples of an epoch, as the sampler or the dataset says; None where neither does."""
+    parts = workload.parts
+    counted = parts.sampler if parts.sampler is not None else parts.dataset
+    try:
+        return len(counted)  # type: ignore[arg-type]  # many samplers and iterable datasets have no length
+    except (TypeError, NotImplementedError):
+        return None

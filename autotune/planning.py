@@ -1,0 +1,80 @@
+"""Everything that is known before the first trial, in one value."""
+
+from __future__ import annotations
+
+from autotune.costs import predict_samples_per_second
+from autotune.limits import DemandModel, Limits
+from autotune.machine import MachineProfile
+from autotune.messages import WorkloadProfile
+from autotune.request import TuningRequest
+from autotune.schema import Hardware, LoaderConfig, Value
+from autotune.space import SearchSpace, guess_configs, plan_baseline, plan_space
+
+
+class Plan(Value):
+    """What a run has to work with.
+
+    Attributes:
+        request: What the user asked for.
+        machine: What the machine allows.
+        workload: What the probe found.
+        limits: Budgets.
+        space: What is searched.
+        baseline: What the answer is compared with.
+    """
+
+    request: TuningRequest
+    machine: MachineProfile
+    workload: WorkloadProfile
+    limits: Limits
+    space: SearchSpace
+    baseline: LoaderConfig
+
+    @property
+    def hardware(self) -> Hardware:
+        """The fingerprint of the machine."""
+        return self.machine.hardware(self.workload.gpu, self.workload.gpu_count)
+
+    @property
+    def ceiling(self) -> float:
+        """Samples per second that the step reaches on batches that are always ready, at its best batch size."""
+        return max(self.ceiling_of(size) for size in self.space.batch_size)
+
+    def ceiling_of(self, batch_size: int | None) -> float:
+        """Give the step's ceiling at one batch size, in samples per second."""
+        size = batch_size or self.workload.probe_batch_size
+        return size / max(1e-9, self.workload.step.per_batch(size))
+
+    def predict(self, config: LoaderConfig) -> float:
+        """Predict the throughput of a configuration, in samples per second."""
+        return predict_samples_per_second(config, self.workload, self.machine.usable_cpus, self.request.epochs)
+
+    def first_configs(self) -> list[LoaderConfig]:
+        """List what is tried first: the baseline, the cost model's best guesses, a common hand setting."""
+        guesses = guess_configs(self.space, self.workload, self.machine, self.request.epochs, self.limits)
+        return list(dict.fromkeys([self.baseline, *guesses]))
+
+    def demand_model(self) -> DemandModel:
+        """Give the model that predicts what a configuration would use."""
+        return DemandModel.from_workload(self.workload)
+
+
+def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, limits: Limits) -> Plan:
+    """Plan a run.
+
+    Args:
+        request: What the user asked for.
+        machine: What the machine allows.
+        workload: What the probe found.
+        limits: Budgets.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UsageError: A pinned or narrowed knob leaves nothing that is legal here.
+        NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
+    """
+    space = plan_space(request, machine, workload, limits)
+    baseline = plan_baseline(request, workload, space)
+    return Plan(request=request, machine=machine, workload=workload, limits=limits, space=space, baseline=baseline)

@@ -1,0 +1,229 @@
+"""Profiles the workload before the first trial: what a sample costs, and what the step alone could reach."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+
+from autotune.batches import count_bytes, count_samples, find_tensors
+from autotune.devices import can_pin, read_memory, read_name, synchronize
+from autotune.errors import WorkloadError
+from autotune.loaders import LoadedWorkload, build_loader, count_batches, count_samples_promised
+from autotune.messages import LinearCost, WorkloadProfile
+from autotune.schema import DataLoaderSettings, LoaderConfig, Software, StartMethod, Value
+from autotune.steps import Step
+
+LOAD_SECONDS: Final = 1.0  # spent on timing batches of one size
+STEP_SECONDS: Final = 0.25  # spent on timing the step at one size
+MOST_BATCHES: Final = 12
+SMALL_SHARE: Final = 4  # the second batch size is this many times smaller
+SHARD_CHECK_BATCHES: Final = 4
+SHARD_CHECK_SIZE: Final = 2
+
+OnPhase = Callable[[str], None]
+
+
+class SizeProfile(Value):
+    """What batches of one size cost.
+
+    Attributes:
+        samples: Mean samples in a batch.
+        load_seconds: To load and collate one, mean.
+        cpu_seconds: CPU time of that, mean.
+        step_seconds: The step on it, median.
+        sample_bytes: Bytes of tensors per sample.
+        tensors: Tensors in a batch.
+        on_accelerator: Whether it is on the accelerator already.
+    """
+
+    samples: float
+    load_seconds: float
+    cpu_seconds: float
+    step_seconds: float
+    sample_bytes: int
+    tensors: int
+    on_accelerator: bool
+
+
+def profile_workload(
+    workload: LoadedWorkload, step: Step, device: torch.device, batch_size: int, on_phase: OnPhase
+) -> WorkloadProfile:
+    """Measure what the cost model and the limits need.
+
+    Args:
+        workload: The user's pipeline.
+        step: What consumes the batches.
+        device: Where the step runs.
+        batch_size: Batch size to measure with, where it can be set.
+        on_phase: Called with words that say what is going on.
+
+    Returns:
+        The profile.
+
+    Raises:
+        WorkloadError: The dataset delivers no batch at all.
+        Exception: Whatever dataset, collate or step raise.
+    """
+    sizes = _choose_sizes(workload, batch_size)
+    profiles = [_profile_size(workload, step, device, size, on_phase) for size in sizes]
+    large = profiles[0]
+    load = _fit([(profile.samples, profile.load_seconds) for profile in profiles])
+    cpu_seconds = sum(profile.cpu_seconds for profile in profiles)
+    load_seconds = sum(profile.load_seconds for profile in profiles)
+    on_phase("checking how workers share the data")
+    duplicated = workload.kind == "iterable" and _is_duplicated(workload)
+    return WorkloadProfile(
+        description=type(workload.parts.dataset).__qualname__,
+        kind=workload.kind,
+        samples=count_samples_promised(workload),
+        epoch_batches=_count_own_batches(workload),
+        batching=workload.batching,
+        drop_last=workload.parts.drop_last,
+        probe_batch_size=max(1, round(large.samples)),
+        load=load,
+        cpu_share=min(1.0, cpu_seconds / max(load_seconds, 1e-9)),
+        step=_fit([(profile.samples, profile.step_seconds) for profile in profiles]),
+        sample_bytes=large.sample_bytes,
+        batch_tensors=large.tensors,
+        on_accelerator=large.on_accelerator,
+        duplicated=duplicated,
+        baseline=workload.baseline,
+        multiprocessing_context=cast("StartMethod | None", workload.parts.multiprocessing_context),
+        software=_read_software(),
+        gpu=read_name(device),
+        gpu_count=torch.accelerator.device_count() if device.type != "cpu" else 0,
+        gpu_memory_bytes=read_memory(device),
+        pinning=can_pin(device),
+        rss_bytes=_read_resident_bytes(),
+    )
+
+
+def _choose_sizes(workload: LoadedWorkload, batch_size: int) -> list[int | None]:
+    if workload.batching == "own":
+        return [None]
+    samples = count_samples_promised(workload)
+    large = min(batch_size, samples) if samples else batch_size
+    small = max(1, large // SMALL_SHARE)
+    return [large] if small == large else [large, small]
+
+
+def _profile_size(
+    workload: LoadedWorkload, step: Step, device: torch.device, size: int | None, on_phase: OnPhase
+) -> SizeProfile:
+    on_phase(f"loading batches of {size}" if size else "loading batches")
+    loader = build_loader(workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=size)))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as every worker does; more of them would count their spinning as work
+    loads: list[float] = []
+    cpus: list[float] = []
+    samples: list[int] = []
+    batch: Any = None
+    iterator = iter(loader)
+    deadline = time.perf_counter() + LOAD_SECONDS
+    while len(loads) < MOST_BATCHES and (len(loads) < 2 or time.perf_counter() < deadline):
+        wall, busy = time.perf_counter(), time.process_time()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            break
+        loads.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - busy)
+        samples.append(count_samples(batch, size or 1))
+        on_phase(f"loaded {len(loads)} batches")
+    if not loads:
+        raise WorkloadError("The dataset delivered no batch at all: it is empty, or shorter than one batch.")
+    torch.set_num_threads(threads)
+    on_phase("running the step")
+    warm = slice(1, None) if len(loads) > 1 else slice(None)
+    return SizeProfile(
+        samples=statistics.fmean(samples),
+        load_seconds=statistics.fmean(loads[warm]),
+        cpu_seconds=statistics.fmean(cpus[warm]),
+        step_seconds=_time_step(step, batch, device),
+        sample_bytes=count_bytes(batch) // max(1, count_samples(batch, size or 1)),
+        tensors=sum(1 for _ in find_tensors(batch)),
+        on_accelerator=any(tensor.device.type != "cpu" for tensor in find_tensors(batch)),
+    )
+
+
+def _time_step(step: Step, batch: Any, device: torch.device) -> float:
+    """Time the step on a batch that is always ready, after two runs that warm it up."""
+    times: list[float] = []
+    deadline = time.perf_counter() + STEP_SECONDS
+    while len(times) < 5 or (time.perf_counter() < deadline and len(times) < 100):
+        started = time.perf_counter()
+        step(batch)
+        synchronize(device)
+        times.append(time.perf_counter() - started)
+        if len(times) > 2 and time.perf_counter() > deadline:
+            break
+    return statistics.median(times[2:])
+
+
+def _fit(points: list[tuple[float, float]]) -> LinearCost:
+    """Fit `fixed + size * slope` through one or two (size, seconds), neither part negative."""
+    (size, seconds), *rest = points
+    if not rest or rest[0][0] == size:
+        return LinearCost(fixed_seconds=0.0, sample_seconds=seconds / max(size, 1e-9))
+    other_size, other_seconds = rest[0]
+    slope = max(0.0, (seconds - other_seconds) / (size - other_size))
+    slope = min(slope, seconds / size)
+    return LinearCost(fixed_seconds=max(0.0, seconds - slope * size), sample_seconds=slope)
+
+
+def _count_own_batches(workload: LoadedWorkload) -> int | None:
+    if workload.batching != "own":
+        return None
+    loader = build_loader(workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=None)))
+    return count_batches(loader, workload)
+
+
+def _is_duplicated(workload: LoadedWorkload) -> bool:
+    """Whether two workers of an iterable dataset deliver the same data.
+
+    Batches come alternately from worker 0 and 1. They are the same data when each pair is equal although
+    consecutive batches of one worker differ; constant data proves nothing.
+    """
+    size = None if workload.batching == "own" else SHARD_CHECK_SIZE
+    config = LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, num_workers=2, prefetch_factor=2))
+    prints = []
+    for batch in build_loader(workload, config):
+        prints.append([tensor.cpu() for tensor in find_tensors(batch)])
+        if len(prints) == SHARD_CHECK_BATCHES:
+            break
+    if len(prints) < SHARD_CHECK_BATCHES or not prints[0]:
+        return False
+    first, second, third, fourth = prints
+    return _are_equal(first, second) and _are_equal(third, fourth) and not _are_equal(first, third)
+
+
+def _are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return len(some) == len(others) and all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def _read_software() -> Software:
+    return Software(
+        dltune=version("dltune"),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        python=platform.python_version(),
+        start_method=cast("StartMethod", multiprocessing.get_start_method()),
+    )
+
+
+def _read_resident_bytes() -> int:
+    """Resident memory now; where the system does not tell, its peak."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,177 @@
+"""Finds every process of a trial and ends it, without touching any other.
+
+Killing a process group is not enough: `torch_shm_manager` and whatever a dataset starts may leave the
+session, and orphans change their parent. So each trial's processes carry a mark in their environment, which
+every descendant inherits; whoever carries it belongs to the trial. `torch_shm_manager` and multiprocessing's
+resource tracker are spared for a moment: they are the ones who remove the names of dead processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from autotune.machine import PROC, SHM
+
+MARK: Final = "DLTUNE_TRIAL"
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+CLEANERS: Final = (b"torch_shm_manager", b"multiprocessing.resource_tracker")
+CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
+
+
+def list_tree(pid: int, proc: Path = PROC) -> list[int]:
+    """List a process and its living descendants by parentage.
+
+    Args:
+        pid: The root of the tree.
+        proc: Where procfs is mounted.
+
+    Returns:
+        Process ids, the root first.
+    """
+    found = [pid]
+    for parent in found:
+        found.extend(_read_children(parent, proc))
+    return found
+
+
+def _read_children(pid: int, proc: Path) -> list[int]:
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in (proc / str(pid) / "task").iterdir():
+            text = (task / "children").read_text()
+            children.extend(int(child) for child in text.split())
+    return children
+
+
+def list_marked(mark: str, proc: Path = PROC) -> list[int]:
+    """List all processes that carry a trial's mark in their environment.
+
+    Args:
+        mark: The value of the `DLTUNE_TRIAL` variable.
+        proc: Where procfs is mounted.
+
+    Returns:
+        Process ids, without zombies and without our own.
+    """
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for folder in proc.iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def _is_cleaner(pid: int, proc: Path) -> bool:
+    with contextlib.suppress(OSError):
+        command = (proc / str(pid) / "cmdline").read_bytes()
+        return any(cleaner in command for cleaner in CLEANERS)
+    return False
+
+
+def end_trial(mark: str, proc: Path = PROC) -> bool:
+    """End every process that carries a trial's mark, the cleaners last.
+
+    Args:
+        mark: The trial's mark.
+        proc: Where procfs is mounted.
+
+    Returns:
+        Whether all of them are gone.
+    """
+    deadline = time.monotonic() + CLEANER_GRACE_SECONDS
+    while marked := list_marked(mark, proc):
+        overdue = time.monotonic() > deadline
+        victims = [pid for pid in marked if overdue or not _is_cleaner(pid, proc)]
+        for pid in victims:
+            _kill(pid, mark, proc)
+        if overdue and time.monotonic() > deadline + CLEANER_GRACE_SECONDS:
+            return False
+        time.sleep(0.01 if victims else 0.05)
+    return True
+
+
+def _kill(pid: int, mark: str, proc: Path) -> None:
+    """Kill one process through a descriptor, so that a reused number is never hit."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        still_ours = f"{MARK}={mark}".encode() in (proc / str(pid) / "environ").read_bytes()
+        if still_ours:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except OSError:
+        pass  # it ended between the two calls
+    finally:
+        os.close(descriptor)
+
+
+def bound_memory(pids: Iterable[int], proc: Path = PROC) -> int:
+    """Bound the private memory of processes from above, cheaply.
+
+    Args:
+        pids: Process ids.
+        proc: Where procfs is mounted.
+
+    Returns:
+        Bytes: the sum of resident pages that are neither files nor shared memory. Pages shared since a fork
+        count once per process, so the truth is at most this.
+    """
+    pages = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (proc / str(pid) / "statm").read_text().split()
+            pages += int(fields[1]) - int(fields[2])
+    return pages * PAGE_BYTES
+
+
+def measure_memory(pids: Iterable[int], proc: Path = PROC) -> int:
+    """Measure the memory of processes exactly, at about 2 ms a process.
+
+    Args:
+        pids: Process ids.
+        proc: Where procfs is mounted.
+
+    Returns:
+        Bytes: the sum of proportional set sizes less their part of shared memory, which is counted
+        where it lies, in /dev/shm.
+    """
+    return sum(_read_private_bytes(pid, proc) for pid in pids)
+
+
+def _read_private_bytes(pid: int, proc: Path) -> int:
+    sizes = {"Pss": 0, "Pss_Shmem": 0}
+    with contextlib.suppress(OSError, ValueError):
+        for line in (proc / str(pid) / "smaps_rollup").read_text().splitlines():
+            key, _, rest = line.partition(":")
+            if key in sizes:
+                sizes[key] = int(rest.split()[0]) * 1024
+    return max(0, sizes["Pss"] - sizes["Pss_Shmem"])
+
+
+def remove_segments(pids: Iterable[int], shm: Path = SHM) -> list[str]:
+    """Remove shared-memory names that dead processes of a trial left behind.
+
+    Args:
+        pids: Processes that belonged to the trial. Names of others are never touched.
+        shm: Where POSIX shared memory lies.
+
+    Returns:
+        The names removed.
+    """
+    removed = []
+    for pid in set(pids):
+        for path in shm.glob(f"torch_{pid}_*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+                removed.append(path.name)
+    return removed

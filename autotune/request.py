@@ -1,0 +1,119 @@
+"""What the user asked for: one value, whether it came from the command line or from Python."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from autotune.schema import SharingStrategy, Value
+from autotune.units import format_seconds
+
+SamplerName = Literal["tpe", "gp", "random", "grid"]
+Knob = Literal[
+    "batch_size",
+    "num_workers",
+    "prefetch_factor",
+    "pin_memory",
+    "persistent_workers",
+    "in_order",
+    "sharing_strategy",
+]
+KNOBS: Final[tuple[Knob, ...]] = (
+    "batch_size",
+    "num_workers",
+    "prefetch_factor",
+    "pin_memory",
+    "persistent_workers",
+    "in_order",
+    "sharing_strategy",
+)
+RANGED_KNOBS: Final = ("batch_size", "num_workers", "prefetch_factor")
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class WorkloadRequest(Value):
+    """Which workload to tune, and what consumes its batches.
+
+    Attributes:
+        dataset: Import string `pkg.mod:attr` of the factory.
+        dataset_args: Keyword arguments of the factory.
+        collate: Import string of a `collate_fn`; None keeps the workload's own.
+        step: Import string of a factory that returns `step(batch)`; None for an emulated or built-in step.
+        step_seconds: Seconds an emulated accelerator is busy for each batch; None for a real step.
+        device: `auto`, `cpu`, or a torch device such as `cuda:0`.
+        working_dir: Folder from which the import strings are resolved.
+    """
+
+    dataset: Annotated[str, Field(min_length=1)]
+    dataset_args: dict[str, Any] = Field(default_factory=dict)
+    collate: str | None = None
+    step: str | None = None
+    step_seconds: Positive | None = None
+    device: str = "auto"
+    working_dir: str = "."
+
+    @model_validator(mode="after")
+    def _refuse_two_steps(self) -> Self:
+        if self.step is not None and self.step_seconds is not None:
+            raise ValueError("a step and an emulated step time exclude each other: give one of them")
+        return self
+
+    def describe_step(self) -> str:
+        """Name the step in the words of the report."""
+        if self.step is not None:
+            return self.step
+        if self.step_seconds is not None:
+            return f"emulated {format_seconds(self.step_seconds)}"
+        return "built-in"
+
+
+class TuningRequest(Value):
+    """Everything that decides how one run of the tuner goes.
+
+    Attributes:
+        workload: What to tune.
+        batch_sizes: Batch sizes to choose from; None searches powers of two from 16 to 512.
+        fixed: Knobs that are pinned to one value.
+        ranges: Knobs narrowed to an inclusive range.
+        trials: Most configurations to try.
+        timeout_seconds: Most seconds for the whole run; None for no limit.
+        trial_seconds: Most seconds of measuring in one trial.
+        stall_seconds: Seconds without any progress after which a child is ended.
+        epochs: Length of the training run that a score stands for, in epochs.
+        seed: Seed of the sampler.
+        sampler: Optuna sampler.
+        max_memory: Budget for host memory, as bytes or a share of what is available.
+        max_shm: Budget for /dev/shm, as bytes or a share of what is free.
+        max_gpu_memory: Budget for device memory, as bytes or a share of the whole.
+        max_workers: Upper bound for num_workers; None lets the probe decide.
+        world_size: Training processes that share this host's budgets.
+        output: Path of the tuned file.
+        profile: Name for the profile; None makes one from hardware and workload.
+        storage: Optuna storage URL; None keeps SQLite under `.dltune/`.
+        study_name: Name of the study; None makes one from request and hardware.
+        resume: None continues an unfinished run; True also a finished one; False starts afresh.
+    """
+
+    workload: WorkloadRequest
+    batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    fixed: dict[Knob, int | bool | SharingStrategy] = Field(default_factory=dict)
+    ranges: dict[Knob, tuple[int, int]] = Field(default_factory=dict)
+    trials: Annotated[int, Field(ge=1)] = 40
+    timeout_seconds: Positive | None = None
+    trial_seconds: Positive = 3.0
+    stall_seconds: Positive = 60.0
+    epochs: Annotated[int, Field(ge=1)] = 10
+    seed: int = 0
+    sampler: SamplerName = "tpe"
+    max_memory: str = "80%"
+    max_shm: str = "80%"
+    max_gpu_memory: str = "90%"
+    max_workers: Annotated[int, Field(ge=0)] | None = None
+    world_size: Annotated[int, Field(ge=1)] = 1
+    output: str = "dltune.json"
+    profile: str | None = None
+    storage: str | None = None
+    study_name: str | None = None
+    resume: bool | None = None

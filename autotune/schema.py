@@ -1,0 +1,303 @@
+"""What stands in dltune.json, and the configuration that everything else talks about.
+
+Every value is frozen and refuses unknown fields, so that a typo never passes for a setting. A
+configuration that `DataLoader` would refuse cannot be built here.
+
+History of `schema_version`:
+    1: first version.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+SCHEMA_VERSION: Final = 1
+SCHEMA_ID: Final = f"urn:dltune:schema:{SCHEMA_VERSION}"
+
+SharingStrategy = Literal["file_descriptor", "file_system"]
+StartMethod = Literal["fork", "spawn", "forkserver"]
+Bottleneck = Literal["step", "cpu", "waiting", "epoch", "unknown"]
+
+Count = Annotated[int, Field(ge=0)]
+Bytes = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+def _refuse_reversed_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
+    low, high = bounds
+    if not low <= high:
+        raise ValueError(f"the upper bound {high} is below the lower bound {low}")
+    return bounds
+
+
+Interval = Annotated[tuple[float, float], AfterValidator(_refuse_reversed_bounds)]
+"""A 95 % confidence interval: lower and upper bound in the unit of the value it belongs to."""
+
+
+class Value(BaseModel):
+    """Base of all values that cross a room: frozen, strict about unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataLoaderSettings(Value):
+    """Arguments of `torch.utils.data.DataLoader`, in a combination it accepts.
+
+    Attributes:
+        batch_size: Samples per batch and per process. None leaves batching to the training code, which
+            passes its own `batch_sampler` (or `batch_size=None`).
+        num_workers: Worker processes; 0 loads in the training process.
+        prefetch_factor: Batches that each worker prepares ahead; None without workers.
+        pin_memory: Whether batches are copied into page-locked memory.
+        persistent_workers: Whether workers live on from one epoch to the next.
+        in_order: Whether batches arrive in the sampler's order.
+    """
+
+    batch_size: Annotated[int, Field(ge=1)] | None
+    num_workers: Count = 0
+    prefetch_factor: Annotated[int, Field(ge=1)] | None = None
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    in_order: bool = True
+
+    @model_validator(mode="after")
+    def _refuse_what_dataloader_refuses(self) -> Self:
+        if self.num_workers == 0:
+            if self.prefetch_factor is not None:
+                raise ValueError("prefetch_factor needs num_workers > 0")
+            if self.persistent_workers:
+                raise ValueError("persistent_workers needs num_workers > 0")
+            if not self.in_order:
+                raise ValueError("in_order=False needs num_workers > 0")
+        elif self.prefetch_factor is None:
+            raise ValueError("prefetch_factor is required with num_workers > 0")
+        return self
+
+
+class ProcessSettings(Value):
+    """Settings of the training process that decide how workers start and hand batches over.
+
+    Attributes:
+        sharing_strategy: Argument of `torch.multiprocessing.set_sharing_strategy`.
+        multiprocessing_context: Start method for the workers; None is the interpreter's default.
+    """
+
+    sharing_strategy: SharingStrategy = "file_descriptor"
+    multiprocessing_context: StartMethod | None = None
+
+
+class LoaderConfig(Value):
+    """One point of the search: what the loader is given and how its process is set up."""
+
+    dataloader: DataLoaderSettings
+    process: ProcessSettings = ProcessSettings()
+
+    def loader_kwargs(self) -> dict[str, Any]:
+        """Give the arguments for `DataLoader`, leaving out those it refuses in this combination.
+
+        Returns:
+            Keyword arguments that `DataLoader` takes beside `dataset`, `shuffle`, `sampler`, `drop_last`
+            and `collate_fn`. `batch_size` is absent when the configuration leaves batching alone.
+        """
+        settings = self.dataloader
+        kwargs: dict[str, Any] = {"num_workers": settings.num_workers, "pin_memory": settings.pin_memory}
+        if settings.batch_size is not None:
+            kwargs["batch_size"] = settings.batch_size
+        if settings.num_workers:
+            kwargs |= {
+                "prefetch_factor": settings.prefetch_factor,
+                "persistent_workers": settings.persistent_workers,
+                "in_order": settings.in_order,
+            }
+            if self.process.multiprocessing_context is not None:
+                kwargs["multiprocessing_context"] = self.process.multiprocessing_context
+        return kwargs
+
+
+class Hardware(Value):
+    """The machine a profile was measured on, as far as it decides about the loader.
+
+    Attributes:
+        gpu: Name of the accelerator; None on a machine without one.
+        gpu_count: Accelerators of that name.
+        cpu: Model name of the processor; None when the system does not tell.
+        usable_cpus: CPUs this process may use: affinity and every cgroup quota, in CPUs.
+        memory_limit_bytes: Smallest of physical memory and every cgroup limit.
+        shm_limit_bytes: Size of /dev/shm.
+        nofile_limit: Soft limit of open files.
+    """
+
+    gpu: str | None
+    gpu_count: Count
+    cpu: str | None
+    usable_cpus: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    memory_limit_bytes: Bytes
+    shm_limit_bytes: Bytes
+    nofile_limit: Count
+
+
+class Software(Value):
+    """Versions and the start method under which a profile was measured."""
+
+    dltune: str
+    torch: str
+    cuda: str | None
+    python: str
+    start_method: StartMethod
+
+
+class WorkloadIdentity(Value):
+    """What was tuned: which dataset, how many samples of what size, and which step consumed them.
+
+    Attributes:
+        dataset: Import string of the factory.
+        dataset_args: Its arguments.
+        samples: Samples in an epoch; None when an iterable dataset does not tell.
+        sample_bytes: Bytes of tensors in one sample, mean.
+        step: Import string of the step, `emulated 35.0 ms` or `built-in`.
+    """
+
+    dataset: str
+    dataset_args: dict[str, Any] = Field(default_factory=dict)
+    samples: Count | None
+    sample_bytes: Bytes
+    step: str
+
+
+class Baseline(Value):
+    """What the tuned configuration is compared with."""
+
+    description: str
+    dataloader: DataLoaderSettings
+    process: ProcessSettings = ProcessSettings()
+    samples_per_second: Rate
+    data_wait_fraction: Fraction
+
+
+class BatchSizeResult(Value):
+    """The best configuration measured for one batch size."""
+
+    batch_size: Annotated[int, Field(ge=1)] | None
+    dataloader: DataLoaderSettings
+    samples_per_second: Rate
+
+
+class Contribution(Value):
+    """What one setting gave, measured by taking steps from the baseline to the tuned configuration."""
+
+    setting: str
+    speedup: Rate
+
+
+class ProfileResult(Value):
+    """What was measured for the tuned configuration.
+
+    Attributes:
+        samples_per_second: Throughput of a training run of `epochs` epochs, samples per second, mean of
+            the confirming rounds.
+        samples_per_second_ci95: Its 95 % interval; None when the run was not confirmed.
+        confirmed_rounds: Interleaved rounds in fresh processes; 0 when the run was cut short.
+        epochs: Length of the training run that the numbers stand for, in epochs.
+        baseline: What it is compared with; None when the baseline could not run.
+        speedup: Throughput over the baseline's, from pairs of the same round.
+        speedup_ci95: Its 95 % interval.
+        verdict: `faster`, or `keep` when the gain is within noise and the baseline was kept.
+        ceiling_samples_per_second: What the step alone reaches on a batch that is always ready.
+        data_wait_fraction: Share of the run that the step spent waiting for data.
+        bottleneck: What bounds the tuned run.
+        peak_host_bytes: Largest host memory seen: private and shared pages of the process tree.
+        peak_shm_bytes: Largest use of /dev/shm seen.
+        peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
+        by_batch_size: Best configuration per batch size searched.
+        contributions: What each setting gave.
+        warnings: Sentences the reader of this profile must know.
+    """
+
+    samples_per_second: Rate
+    samples_per_second_ci95: Interval | None
+    confirmed_rounds: Count
+    epochs: Annotated[int, Field(ge=1)]
+    baseline: Baseline | None
+    speedup: Rate | None
+    speedup_ci95: Interval | None
+    verdict: Literal["faster", "keep"]
+    ceiling_samples_per_second: Rate | None
+    data_wait_fraction: Fraction
+    bottleneck: Bottleneck
+    peak_host_bytes: Bytes
+    peak_shm_bytes: Bytes
+    peak_gpu_bytes: Bytes
+    by_batch_size: tuple[BatchSizeResult, ...] = ()
+    contributions: tuple[Contribution, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class LimitsRecord(Value):
+    """The budgets under which the profile was tuned."""
+
+    memory_bytes: Bytes
+    shm_bytes: Bytes
+    nofile: Count
+    gpu_bytes: Bytes | None = None
+    max_workers: Count
+
+
+class SearchRecord(Value):
+    """How the configuration was found.
+
+    Attributes:
+        trials: Configurations asked for: feasible + infeasible + skipped.
+        feasible: Trials that completed.
+        infeasible: Trials that broke a limit or failed.
+        skipped: Configurations predicted to break a limit, rejected without a trial.
+        sampler: Optuna sampler.
+        seed: Its seed.
+        study: Name of the Optuna study.
+        seconds: Wall time of the whole run so far, in seconds.
+        stopped: Why the search ended.
+    """
+
+    trials: Count
+    feasible: Count
+    infeasible: Count
+    skipped: Count
+    sampler: str
+    seed: int
+    study: str
+    seconds: Seconds
+    stopped: str
+
+
+class TunedConfig(Value):
+    """One profile of dltune.json: the best configuration for one workload on one machine."""
+
+    name: Annotated[str, Field(min_length=1)]
+    hardware: Hardware
+    software: Software
+    workload: WorkloadIdentity
+    dataloader: DataLoaderSettings
+    process: ProcessSettings
+    result: ProfileResult
+    limits: LimitsRecord
+    search: SearchRecord
+    created_at: datetime
+
+    @property
+    def config(self) -> LoaderConfig:
+        """The tuned configuration as one value."""
+        return LoaderConfig(dataloader=self.dataloader, process=self.process)
+
+
+class TunedFile(Value):
+    """The whole of dltune.json."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    schema_id: str = Field(default=SCHEMA_ID, alias="$schema")
+    schema_version: Literal[1] = SCHEMA_VERSION
+    profiles: tuple[TunedConfig, ...] = ()

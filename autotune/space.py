@@ -1,0 +1,336 @@
+"""Which configurations may be tried: legal by construction, without knobs that change nothing here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, get_args
+
+from autotune.costs import predict_samples_per_second, suggest_most_workers
+from autotune.errors import NoFeasibleConfigError, UsageError
+from autotune.limits import DemandModel, Limits
+from autotune.machine import MachineProfile, count_whole_cpus
+from autotune.messages import WorkloadProfile
+from autotune.request import KNOBS, RANGED_KNOBS, Knob, TuningRequest
+from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod, Value
+from autotune.units import format_bytes
+
+WORKER_GRID: Final = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+PREFETCH_GRID: Final = (1, 2, 4, 8)
+BATCH_GRID: Final = (16, 32, 64, 128, 256, 512)
+DENSE_RANGE: Final = 16  # a range the user gave is searched number by number up to this width
+DEFAULT_BATCH_SIZE: Final = 32
+GUESSES: Final = 6
+CONVENTION: Final[dict[str, int | bool | str | None]] = {
+    "prefetch_factor": 2,
+    "persistent_workers": True,
+    "in_order": True,
+    "sharing_strategy": "file_descriptor",
+}  # what a careful hand would set; the knobs whose effect the cost model cannot see start here
+
+Choice = int | bool | str | None
+
+
+class SearchSpace(Value):
+    """Choices for every knob, ascending; a knob with one choice is pinned.
+
+    Attributes:
+        batch_size: Samples per batch; a single None where batching is the user's own.
+        num_workers: Worker counts.
+        prefetch_factor: Batches ahead per worker.
+        pin_memory: Pinning.
+        persistent_workers: Keeping workers.
+        in_order: Order of delivery.
+        sharing_strategy: How batches are handed over.
+        multiprocessing_context: Start method the workload brings along; never searched.
+        notes: Why a knob is not searched.
+    """
+
+    batch_size: tuple[int | None, ...]
+    num_workers: tuple[int, ...]
+    prefetch_factor: tuple[int, ...] = PREFETCH_GRID
+    pin_memory: tuple[bool, ...] = (False, True)
+    persistent_workers: tuple[bool, ...] = (False, True)
+    in_order: tuple[bool, ...] = (False, True)
+    sharing_strategy: tuple[SharingStrategy, ...] = get_args(SharingStrategy)
+    multiprocessing_context: StartMethod | None = None
+    notes: tuple[str, ...] = ()
+
+    def choices(self) -> dict[Knob, tuple[Choice, ...]]:
+        """List every knob with its choices."""
+        return {knob: getattr(self, knob) for knob in KNOBS}
+
+    def searched(self) -> dict[Knob, tuple[Choice, ...]]:
+        """List the knobs that have more than one choice."""
+        return {knob: choices for knob, choices in self.choices().items() if len(choices) > 1}
+
+    def build(self, params: Mapping[str, Any]) -> LoaderConfig:
+        """Make the legal configuration that a set of parameters stands for.
+
+        Args:
+            params: A value for each searched knob, not necessarily one of its choices.
+
+        Returns:
+            The configuration, each number snapped to the nearest choice, knobs without meaning at
+            `num_workers=0` left at their defaults.
+        """
+        picked = {knob: _snap(params.get(knob), choices) for knob, choices in self.choices().items()}
+        return make_config(picked, self.multiprocessing_context)
+
+    def params(self, config: LoaderConfig) -> dict[str, Any]:
+        """Give the searched parameters that `build` turns into a configuration.
+
+        Args:
+            config: The configuration; values outside the choices are snapped.
+
+        Returns:
+            A value for each searched knob.
+        """
+        values = {**config.dataloader.model_dump(), "sharing_strategy": config.process.sharing_strategy}
+        return {knob: _snap(values[knob], choices) for knob, choices in self.searched().items()}
+
+    def configs(self) -> Iterator[LoaderConfig]:
+        """Yield every distinct legal configuration of the space."""
+        seen = set()
+        for values in itertools.product(*self.choices().values()):
+            config = make_config(dict(zip(KNOBS, values, strict=True)), self.multiprocessing_context)
+            if config not in seen:
+                seen.add(config)
+                yield config
+
+
+def _snap(value: Any, choices: Sequence[Choice]) -> Any:
+    """Take the nearest choice; the first one where the value says nothing."""
+    if value in choices:
+        return value
+    numbers = [choice for choice in choices if isinstance(choice, int)]
+    if value is None or isinstance(value, str) or not numbers:
+        return choices[0]
+    return min(numbers, key=lambda choice: abs(choice - value))
+
+
+def make_config(values: Mapping[Knob, Any], multiprocessing_context: StartMethod | None = None) -> LoaderConfig:
+    """Build a legal configuration from a value for every knob.
+
+    Args:
+        values: All seven knobs.
+        multiprocessing_context: Start method of the workers; None is the interpreter's default.
+
+    Returns:
+        The configuration; what has no meaning without workers is left at its default.
+    """
+    workers = values["num_workers"]
+    extra = {key: values[key] for key in ("prefetch_factor", "persistent_workers", "in_order")} if workers else {}
+    loader = DataLoaderSettings(
+        batch_size=values["batch_size"], num_workers=workers, pin_memory=values["pin_memory"], **extra
+    )
+    strategy = {"sharing_strategy": values["sharing_strategy"]} if workers else {}
+    process = ProcessSettings(multiprocessing_context=multiprocessing_context, **strategy)
+    return LoaderConfig(dataloader=loader, process=process)
+
+
+def plan_space(
+    request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, limits: Limits
+) -> SearchSpace:
+    """Decide what is searched for this request, machine and workload.
+
+    Args:
+        request: What the user pinned or narrowed.
+        machine: What the machine allows.
+        workload: What the probe found.
+        limits: Budgets.
+
+    Returns:
+        The space.
+
+    Raises:
+        UsageError: A pinned or narrowed knob leaves nothing that is legal here.
+        NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
+    """
+    notes: list[str] = []
+    batch_sizes = _plan_batch_sizes(request, workload, limits, notes)
+    choices: dict[Knob, tuple[Choice, ...]] = {
+        "batch_size": batch_sizes,
+        "num_workers": _plan_workers(request, machine, workload, limits, batch_sizes, notes),
+        "prefetch_factor": PREFETCH_GRID,
+        "pin_memory": _plan_pinning(workload, notes),
+        "persistent_workers": _plan_persistence(request, workload, notes),
+        "in_order": (False, True),
+        "sharing_strategy": get_args(SharingStrategy),
+    }
+    for knob, (low, high) in request.ranges.items():
+        choices[knob] = _narrow(knob, choices[knob], low, high)
+    for knob, value in request.fixed.items():
+        choices[knob] = (_check_fixed(knob, value, choices[knob]),)
+    return SearchSpace.model_validate(
+        {**choices, "multiprocessing_context": workload.multiprocessing_context, "notes": tuple(notes)}
+    )
+
+
+def _plan_batch_sizes(
+    request: TuningRequest, workload: WorkloadProfile, limits: Limits, notes: list[str]
+) -> tuple[int | None, ...]:
+    if workload.batching == "own":
+        notes.append("batch_size is not tuned: the batches are made by the workload's own batch_sampler or dataset")
+        return (None,)
+    wanted = request.batch_sizes or BATCH_GRID
+    fixed = request.fixed.get("batch_size")
+    if isinstance(fixed, int):
+        wanted = (fixed,)
+    fitting = [
+        size
+        for size in sorted(set(wanted))
+        if 2 * size * workload.sample_bytes + workload.rss_bytes <= limits.memory_bytes
+    ]
+    if not fitting:
+        need = format_bytes(2 * min(wanted) * workload.sample_bytes + workload.rss_bytes)
+        raise NoFeasibleConfigError(
+            f"A batch of {min(wanted)} samples needs about {need} of host memory and the budget is "
+            f"{format_bytes(limits.memory_bytes)}. Give more with --max-memory, or a smaller --batch-size."
+        )
+    if request.batch_sizes is None and workload.samples:
+        fitting = [size for size in fitting if size <= workload.samples] or fitting[:1]
+    return tuple(fitting)
+
+
+def _plan_workers(
+    request: TuningRequest,
+    machine: MachineProfile,
+    workload: WorkloadProfile,
+    limits: Limits,
+    batch_sizes: Sequence[int | None],
+    notes: list[str],
+) -> tuple[int, ...]:
+    if workload.duplicated:
+        notes.append(
+            "num_workers stays at 0 or 1: the iterable dataset does not shard itself by get_worker_info(), "
+            "so every further worker delivers all the data once more"
+        )
+        return (0, 1)
+    size = batch_sizes[0] or workload.probe_batch_size
+    most = min(limits.max_workers, suggest_most_workers(workload, size, machine.usable_cpus))
+    if request.max_workers is not None or "num_workers" in request.ranges:
+        most = limits.max_workers
+    feasible = [count for count in (*WORKER_GRID, most) if count <= most]
+    model = DemandModel.from_workload(workload)
+    fitting = [count for count in feasible if _fits_smallest(count, batch_sizes, model, limits)]
+    if max(fitting) < max(feasible):
+        notes.append(
+            f"more than {max(fitting)} workers would break a limit even with the smallest batch "
+            f"(/dev/shm budget {format_bytes(limits.shm_bytes)}, memory budget {format_bytes(limits.memory_bytes)}, "
+            f"{limits.nofile} files)"
+        )
+    return tuple(sorted(set(fitting)))
+
+
+def _fits_smallest(workers: int, batch_sizes: Sequence[int | None], model: DemandModel, limits: Limits) -> bool:
+    if workers == 0:
+        return True
+    smallest = make_config(
+        {
+            "batch_size": batch_sizes[0],
+            "num_workers": workers,
+            "prefetch_factor": 1,
+            "pin_memory": False,
+            "persistent_workers": False,
+            "in_order": True,
+            "sharing_strategy": "file_system",
+        }
+    )
+    return not model.predict(smallest).find_violations(limits)
+
+
+def _plan_pinning(workload: WorkloadProfile, notes: list[str]) -> tuple[bool, ...]:
+    if workload.on_accelerator:
+        notes.append("pin_memory stays off: the samples are on the accelerator already, only host memory can be pinned")
+    elif not workload.pinning:
+        notes.append("pin_memory stays off: it has no effect on this device")
+    return (False, True) if workload.pinning and not workload.on_accelerator else (False,)
+
+
+def _plan_persistence(request: TuningRequest, workload: WorkloadProfile, notes: list[str]) -> tuple[bool, ...]:
+    if request.epochs == 1:
+        notes.append("persistent_workers stays on: with --epochs 1 it has no effect")
+        return (True,)
+    return (False, True)
+
+
+def _narrow(knob: Knob, choices: tuple[Choice, ...], low: int, high: int) -> tuple[Choice, ...]:
+    if knob not in RANGED_KNOBS:
+        raise UsageError(f"--range {knob}: only {', '.join(RANGED_KNOBS)} have a range; use --fix {knob}=VALUE.")
+    inside = {choice for choice in choices if isinstance(choice, int) and low <= choice <= high}
+    if knob != "batch_size":
+        top = min(high, max(choice for choice in choices if isinstance(choice, int))) if knob == "num_workers" else high
+        dense = top - low <= DENSE_RANGE
+        inside |= set(range(low, top + 1)) if dense else {low, top}
+    if not inside:
+        raise UsageError(f"--range {knob}={low}:{high} leaves none of the possible values {_list(choices)}.")
+    return tuple(sorted(inside))
+
+
+def _check_fixed(knob: Knob, value: Any, choices: tuple[Choice, ...]) -> Choice:
+    if knob == "pin_memory" and value is True and choices == (False,):
+        raise UsageError("--fix pin_memory=true: pinning has no effect on this device or these samples; leave it out.")
+    if knob == "batch_size" and choices == (None,):
+        raise UsageError("--fix batch_size: the workload brings its own batches, so batch_size cannot be set.")
+    return value  # type: ignore[no-any-return]  # validated against SearchSpace by plan_space
+
+
+def _list(choices: Sequence[Choice]) -> str:
+    return ", ".join(str(choice) for choice in choices)
+
+
+def plan_baseline(request: TuningRequest, workload: WorkloadProfile, space: SearchSpace) -> LoaderConfig:
+    """Choose what the tuned configuration is compared with.
+
+    Args:
+        request: What the user asked for.
+        workload: What the probe found.
+        space: The space; its only batch size is used where there is one.
+
+    Returns:
+        The settings of the user's ready DataLoader, else PyTorch's defaults at a batch size of 32 or the
+        nearest one searched.
+    """
+    sizes = space.batch_size
+    if workload.baseline is not None:
+        own = workload.baseline
+        if len(sizes) > 1 or own.dataloader.batch_size in sizes:
+            return own
+        return own.model_copy(update={"dataloader": own.dataloader.model_copy(update={"batch_size": sizes[0]})})
+    return LoaderConfig(dataloader=DataLoaderSettings(batch_size=_snap(DEFAULT_BATCH_SIZE, sizes)))
+
+
+def guess_configs(
+    space: SearchSpace, workload: WorkloadProfile, machine: MachineProfile, epochs: int, limits: Limits
+) -> list[LoaderConfig]:
+    """List configurations worth trying first: a common hand setting and the cost model's best guesses.
+
+    Args:
+        space: The space.
+        workload: What the probe measured.
+        machine: What the machine allows.
+        epochs: Length of the training run in epochs.
+        limits: Budgets; configurations predicted to break one are left out.
+
+    Returns:
+        Distinct configurations: the most promising by prediction first, then the hand setting, then the
+        one with most workers.
+    """
+    model = DemandModel.from_workload(workload)
+
+    def predict(config: LoaderConfig) -> float:
+        return predict_samples_per_second(config, workload, machine.usable_cpus, epochs)
+
+    def build(**values: Choice) -> LoaderConfig:
+        return space.build({**CONVENTION, "pin_memory": workload.pinning, **values})
+
+    by_workers = {}
+    for workers in space.num_workers:
+        sizes = [build(num_workers=workers, batch_size=size) for size in space.batch_size]
+        fitting = [config for config in sizes if not model.predict(config).find_violations(limits)]
+        if fitting:
+            by_workers[workers] = max(fitting, key=predict)
+    ranked = sorted(by_workers.values(), key=predict, reverse=True)[:GUESSES]
+    hand = build(num_workers=count_whole_cpus(machine.usable_cpus), batch_size=DEFAULT_BATCH_SIZE)
+    return list(dict.fromkeys([*ranked, hand, by_workers[max(by_workers)]] if by_workers else [hand]))

@@ -1,0 +1,126 @@
+"""Reading and writing quantities the way people type and read them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+BYTE_UNITS: Final = {
+    "": 1,
+    "b": 1,
+    "k": 1000,
+    "kb": 1000,
+    "m": 1000**2,
+    "mb": 1000**2,
+    "g": 1000**3,
+    "gb": 1000**3,
+    "t": 1000**4,
+    "tb": 1000**4,
+    "kib": 1024,
+    "mib": 1024**2,
+    "gib": 1024**3,
+    "tib": 1024**4,
+}
+SECOND_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)\s*")
+
+
+def _split_quantity(text: str, units: dict[str, float] | dict[str, int], example: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2].lower() not in units:
+        raise ValueError(f"{text!r} is not a quantity such as {example}")
+    return float(match[1]) * units[match[2].lower()]
+
+
+def parse_bytes(text: str) -> int:
+    """Read an amount of memory.
+
+    Args:
+        text: A number with an optional unit: `24GiB` (powers of 1024), `24G` or `24GB` (powers of 1000).
+
+    Returns:
+        Bytes, rounded down.
+
+    Raises:
+        ValueError: The text is not a number with a known unit.
+    """
+    return int(_split_quantity(text, BYTE_UNITS, "24GiB, 512MB or 1000000"))
+
+
+def parse_seconds(text: str) -> float:
+    """Read a duration.
+
+    Args:
+        text: A number with an optional unit of `us`, `ms`, `s` (the default), `m`, `h` or `d`.
+
+    Returns:
+        Seconds, greater than zero.
+
+    Raises:
+        ValueError: The text is not a positive number with a known unit.
+    """
+    seconds = _split_quantity(text, SECOND_UNITS, "35ms, 3s or 10m")
+    if seconds <= 0:
+        raise ValueError(f"{text!r} must be longer than zero")
+    return seconds
+
+
+def parse_budget(text: str, whole: int) -> int:
+    """Read an amount of memory given in bytes or as a share of a whole.
+
+    Args:
+        text: `80%`, or anything that `parse_bytes` reads.
+        whole: Bytes that 100 % stands for.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        ValueError: The text is neither, or the share is not in (0, 100].
+    """
+    if not text.strip().endswith("%"):
+        return parse_bytes(text)
+    percent = _split_quantity(text.strip()[:-1], {"": 1}, "80%")
+    if not 0 < percent <= 100:
+        raise ValueError(f"{text!r} must be more than 0% and at most 100%")
+    return int(whole * percent / 100)
+
+
+def format_bytes(count: float) -> str:
+    """Write bytes with a binary unit and three significant digits, as in `38.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1000 or (unit == "B" and abs(count) < 1024):
+            break
+        count /= 1024
+    else:
+        unit = "TiB"
+    return f"{count:.{0 if unit == 'B' or abs(count) >= 100 else 1}f} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration in the unit that suits it, as in `7.9 ms`, `3.2 s` or `3m12`."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}"
+
+
+def format_rate(per_second: float) -> str:
+    """Write samples per second with at least three significant digits, as in `1,811/s`."""
+    if per_second < 10:
+        return f"{per_second:.2f}/s"
+    if per_second < 100:
+        return f"{per_second:.1f}/s"
+    return f"{per_second:,.0f}/s"
+
+
+def format_percent(fraction: float) -> str:
+    """Write a fraction between 0 and 1 as a whole percentage, as in `71 %`."""
+    return f"{fraction * 100:.0f} %"

@@ -1,0 +1,43 @@
+"""What a run tells whoever watches it. The story calls these; a display decides what to show."""
+
+from __future__ import annotations
+
+from autotune.limits import Limits, Violation
+from autotune.machine import MachineProfile
+from autotune.messages import Progress, TrialResult, WorkloadProfile
+from autotune.schema import LoaderConfig
+from autotune.space import SearchSpace
+
+
+class View:
+    """Watches a run and shows nothing. Displays override what they care about."""
+
+    def show_machine(self, machine: MachineProfile, limits: Limits) -> None:
+        """Called first, with what the machine allows and the budgets."""
+
+    def show_workload(self, workload: WorkloadProfile, space: SearchSpace, ceiling: float) -> None:
+        """Called after the probe, with the step's ceiling in samples per second."""
+
+    def show_resumed(self, study: str, trials: int) -> None:
+        """Called when `trials` trials of an earlier run are taken over."""
+
+    def show_progress(self, progress: Progress) -> None:
+        """Called often, with what the child is doing."""
+
+    def show_start(self, number: int, config: LoaderConfig) -> None:
+        """Called before trial `number`, counted from 1."""
+
+    def show_result(self, number: int, result: TrialResult, score: float, error: float, is_best: bool) -> None:
+        """Called after trial `number`; `score` is 0 for a failed trial, `error` relative."""
+
+    def show_skip(self, number: int, config: LoaderConfig, violations: tuple[Violation, ...]) -> None:
+        """Called when a configuration is rejected without a trial."""
+
+    def show_stop(self, reason: str) -> None:
+        """Called when the search ends."""
+
+    def show_round(self, number: int, rounds: int, config: LoaderConfig, score: float | None) -> None:
+        """Called in the confirmation: before (score None) and after each measurement."""
+
+    def close(self) -> None:
+        """Called when the run is over, however it ended."""

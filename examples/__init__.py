@@ -1,0 +1,1 @@
+"""Datasets and training steps to try dltune on."""
