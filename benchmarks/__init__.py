@@ -1,0 +1,1 @@
+"""Proofs by measurement: what dltune promises against what whole training runs give."""
