@@ -18,8 +18,10 @@ from autotune.view import View
 ROUNDS: Final = 3
 MOST_ROUNDS: Final = 5
 CONFIRM_PRECISION: Final = 0.015
-NOISY: Final = 0.08  # relative half-width of the speed-up's interval above which a round is added
-BEHIND: Final = 0.92  # of the best in a round; a finalist below it is not measured again
+CONFIRM_FACTOR: Final = 1.5  # of a trial's time: the first epochs of a fresh process are slower than the rest
+DOUBTFUL: Final = (1.0, 1.1)  # a speed-up between these is worth more rounds when its interval holds 1
+NOISY: Final = 0.15  # relative half-width of the speed-up's interval that is worth more rounds in any case
+BEHIND: Final = {1: 0.85, 2: 0.95}  # of the best after so many rounds; below it a finalist is not measured again
 
 RunTrial = Callable[[TrialRequest], TrialResult]
 
@@ -51,9 +53,9 @@ class Contestant:
         return next((result for result in self.results if result.kind != "completed"), None)
 
     @property
-    def mean(self) -> float:
-        """Mean throughput over the rounds, samples per second; 0 when there is none or one failed."""
-        return statistics.fmean(self.scores) if self.scores and self.failure is None else 0.0
+    def rate(self) -> float:
+        """Median throughput over the rounds, samples per second; 0 when there is none or one failed."""
+        return statistics.median(self.scores) if self.scores and self.failure is None else 0.0
 
     @property
     def peak_host_bytes(self) -> int:
@@ -95,7 +97,7 @@ class Confirmation:
             finalists: Configurations to compare with the baseline, the most promising first.
         """
         self.finalists = [Contestant(config) for config in finalists if config != self.baseline.config]
-        while self.rounds < ROUNDS or (self.rounds < MOST_ROUNDS and self._is_noisy()):
+        while self.rounds < ROUNDS or (self.rounds < MOST_ROUNDS and self._is_in_doubt()):
             self._run_round()
             self._drop_those_behind()
 
@@ -108,25 +110,31 @@ class Confirmation:
         self.rounds += 1
 
     def _measure(self, contestant: Contestant) -> None:
-        self._view.show_round(self.rounds + 1, ROUNDS, contestant.config, None)
+        rounds = max(ROUNDS, self.rounds + 1)
+        self._view.show_round(self.rounds + 1, rounds, contestant.config, None)
         request = TrialRequest(
             config=contestant.config,
             epochs=self._plan.request.epochs,
-            seconds=self._plan.request.trial_seconds,
+            seconds=CONFIRM_FACTOR * self._plan.request.trial_seconds,
             precision=CONFIRM_PRECISION,
             fresh=True,
         )
         contestant.note(self._run_trial(request), self._plan.request.epochs)
         score = contestant.scores[-1] if contestant.failure is None else 0.0
-        self._view.show_round(self.rounds + 1, ROUNDS, contestant.config, score)
+        self._view.show_round(self.rounds + 1, rounds, contestant.config, score)
 
     def _drop_those_behind(self) -> None:
-        best = max((contestant.mean for contestant in self.finalists), default=0.0)
-        self.finalists = [contestant for contestant in self.finalists if contestant.mean >= BEHIND * best > 0]
+        best = max((contestant.rate for contestant in self.finalists), default=0.0)
+        floor = BEHIND.get(self.rounds, 0.0) * best
+        self.finalists = [contestant for contestant in self.finalists if contestant.rate >= floor and contestant.rate]
 
-    def _is_noisy(self) -> bool:
-        best = max(self.finalists, key=lambda contestant: contestant.mean, default=None)
+    def _is_in_doubt(self) -> bool:
+        """Whether more rounds could change the verdict, or the interval is too wide to be of use."""
+        best = max(self.finalists, key=lambda contestant: contestant.rate, default=None)
         if best is None or self.baseline.failure is not None:
             return False
         ratio, interval = ratio_of_pairs(best.scores, self.baseline.scores)
-        return interval is not None and interval[1] - interval[0] > 2 * NOISY * ratio
+        if interval is None:
+            return False
+        doubtful = DOUBTFUL[0] < ratio < DOUBTFUL[1] and interval[0] <= 1
+        return doubtful or interval[1] - interval[0] > 2 * NOISY * ratio

@@ -18,7 +18,7 @@ HANDOVER_SECONDS: Final = 0.0004  # per batch between worker and training proces
 HANDOVER_BYTES_PER_SECOND: Final = 2.5e9  # one copy into shared memory and its page faults
 WORKER_START_SECONDS: Final = 0.02  # fork of one worker with torch imported
 SPARE_WORKERS: Final = 2
-GENEROSITY: Final = 3  # workers offered to the search per worker that the model thinks useful
+GENEROSITY: Final = 2  # workers offered to the search per worker that the model thinks useful
 
 
 def predict_samples_per_second(
@@ -89,7 +89,7 @@ def suggest_most_workers(workload: WorkloadProfile, batch_size: int, usable_cpus
         usable_cpus: CPUs that can be kept busy.
 
     Returns:
-        About three times the workers that the model thinks useful, at least the CPUs plus two.
+        About twice the workers that the model thinks useful, at least the CPUs plus two.
     """
     load = max(workload.load.per_batch(batch_size), 1e-7)
     step = max(workload.step.per_batch(batch_size), 1e-7)

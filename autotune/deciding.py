@@ -12,7 +12,7 @@ from autotune.search import TrialRecord
 
 FINALISTS: Final = 3
 TIE: Final = 0.98  # of the best; above it the smaller configuration wins
-NEAR: Final = 0.97  # of the best in the search; a smaller configuration above it deserves a second look
+NEAR: Final = 0.92  # of the best in the search, whose trials know their throughput to about 5 %
 LEAST_GAIN: Final = 1.02  # over the baseline; below it the baseline stays
 
 
@@ -22,7 +22,7 @@ class Decision(Value):
     Attributes:
         config: The configuration to use.
         verdict: `faster`, or `keep` the baseline.
-        samples_per_second: Its throughput, mean of the rounds.
+        samples_per_second: Its throughput, median of the rounds.
         interval: 95 % interval of that; None without at least two rounds.
         wait_fraction: Share of the run spent waiting for data.
         speedup: Over the baseline; None when the baseline could not run.
@@ -82,13 +82,13 @@ def decide(baseline: Contestant, finalists: Sequence[Contestant]) -> Decision | 
     Returns:
         The decision, or None when neither the baseline nor any finalist ran.
     """
-    running = [contestant for contestant in finalists if contestant.mean > 0]
+    running = [contestant for contestant in finalists if contestant.rate > 0]
     if not running:
-        return _keep(baseline) if baseline.mean > 0 else None
-    best = max(running, key=lambda contestant: contestant.mean)
-    ties = [contestant for contestant in running if contestant.mean >= TIE * best.mean]
+        return _keep(baseline) if baseline.rate > 0 else None
+    best = max(running, key=lambda contestant: contestant.rate)
+    ties = [contestant for contestant in running if contestant.rate >= TIE * best.rate]
     winner = min(ties, key=lambda contestant: _size(contestant.config, contestant.peak_host_bytes))
-    if baseline.mean <= 0:
+    if baseline.rate <= 0:
         return _announce(winner, None, None, best)
     speedup, interval = _compare(winner, baseline)
     if speedup < LEAST_GAIN or (interval is not None and interval[0] <= 1):
@@ -105,7 +105,7 @@ def _announce(winner: Contestant, speedup: float | None, interval: Interval | No
     return Decision(
         config=winner.config,
         verdict="faster",
-        samples_per_second=winner.mean,
+        samples_per_second=winner.rate,
         interval=interval_of_mean(winner.scores),
         wait_fraction=sum(winner.waits) / len(winner.waits),
         speedup=speedup,

@@ -15,12 +15,12 @@ from autotune.scoring import Estimate, estimate
 from autotune.search import Asked, Search, TrialRecord
 from autotune.view import View
 
-SEARCH_PRECISION: Final = 0.03  # relative half-width at which a trial of the search ends; finalists are remeasured
-HOPELESS_SHARE: Final = 0.8  # of the best; a trial that cannot reach it ends early
+SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; finalists are remeasured
+HOPELESS_SHARE: Final = 0.8  # of the best; a trial whose interval lies below it ends early
 CEILING_SHARE: Final = 0.98  # of the step's ceiling; nothing is left to gain above it
-GAIN: Final = 1.02  # an improvement smaller than this does not count as one
-FEWEST_TRIALS: Final = 20  # measured before the search may end for want of improvement
-PATIENCE: Final = 14  # measured trials without improvement after which it does
+GAIN: Final = 1.02  # an improvement smaller than this is noise and does not count as one
+FEWEST_TRIALS: Final = 16  # measured before the search may end for want of improvement
+PATIENCE: Final = 10  # measured trials without improvement after which it does
 MOST_REPEATS: Final = 40  # proposals in a row that were all measured before
 
 RunTrial = Callable[[TrialRequest], TrialResult]

@@ -23,7 +23,7 @@ from autotune.messages import LinearCost, WorkloadProfile
 from autotune.schema import DataLoaderSettings, LoaderConfig, Software, StartMethod, Value
 from autotune.steps import Step
 
-LOAD_SECONDS: Final = 1.0  # spent on timing batches of one size
+LOAD_SECONDS: Final = 0.8  # spent on timing batches of one size
 STEP_SECONDS: Final = 0.25  # spent on timing the step at one size
 MOST_BATCHES: Final = 12
 SMALL_SHARE: Final = 4  # the second batch size is this many times smaller

@@ -198,7 +198,7 @@ class ProfileResult(Value):
     """What was measured for the tuned configuration.
 
     Attributes:
-        samples_per_second: Throughput of a training run of `epochs` epochs, samples per second, mean of
+        samples_per_second: Throughput of a training run of `epochs` epochs, samples per second, median of
             the confirming rounds.
         samples_per_second_ci95: Its 95 % interval; None when the run was not confirmed.
         confirmed_rounds: Interleaved rounds in fresh processes; 0 when the run was cut short.

@@ -332,13 +332,13 @@ def _as_contestant(records: Sequence[TrialRecord], config: LoaderConfig, epochs:
 
 
 def _describe_baseline(plan: Plan, baseline: Contestant) -> Baseline | None:
-    if baseline.mean <= 0:
+    if baseline.rate <= 0:
         return None
     return Baseline(
         description="your DataLoader's settings" if plan.workload.baseline else "PyTorch's defaults",
         dataloader=baseline.config.dataloader,
         process=baseline.config.process,
-        samples_per_second=baseline.mean,
+        samples_per_second=baseline.rate,
         data_wait_fraction=sum(baseline.waits) / len(baseline.waits),
     )
 
