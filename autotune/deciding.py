@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from autotune.confirming import Contestant
+from autotune.records import TrialRecord
 from autotune.schema import Interval, LoaderConfig, Value
 from autotune.scoring import interval_of_mean, ratio_of_pairs
-from autotune.search import TrialRecord
 
 FINALISTS: Final = 3
 TIE: Final = 0.98  # of the best; above it the smaller configuration wins

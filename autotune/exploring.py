@@ -10,9 +10,10 @@ from autotune.errors import WorkloadError
 from autotune.limits import Demand
 from autotune.messages import TrialRequest, TrialResult
 from autotune.planning import Plan
+from autotune.records import TrialRecord
 from autotune.schema import LoaderConfig
 from autotune.scoring import Estimate, estimate
-from autotune.search import Asked, Search, TrialRecord
+from autotune.search import Asked, Search
 from autotune.view import View
 
 SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; finalists are remeasured

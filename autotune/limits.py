@@ -141,8 +141,8 @@ class DemandModel(Value):
 
     def _batch_bytes(self, config: LoaderConfig) -> int:
         samples = config.dataloader.batch_size or self.probe_batch_size
-        tensors = max(1, self.batch_tensors)
-        return -(-samples * self.sample_bytes // PAGE_BYTES + tensors) * PAGE_BYTES if self.sample_bytes else 0
+        pages = -(-samples * self.sample_bytes // PAGE_BYTES) + max(1, self.batch_tensors)  # each tensor is rounded up
+        return pages * PAGE_BYTES if self.sample_bytes else 0
 
     def learn(self, result: TrialResult) -> DemandModel:
         """Correct a worker's memory by what a trial used.

@@ -12,7 +12,7 @@ import socket
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
 import optuna
 import psutil
@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from pydantic import ValidationError
 
 from autotune.errors import StudyError, UsageError
-from autotune.messages import TrialResult
+from autotune.records import TrialRecord
 from autotune.request import RANGED_KNOBS, TuningRequest
 from autotune.schema import Hardware, LoaderConfig, Value
 from autotune.space import SearchSpace
@@ -32,33 +32,6 @@ CONSTRAINTS: Final = ("memory", "shm", "files", "works")
 _RECORD: Final = "dltune_record"
 _OWNER: Final = "dltune_owner"
 _FINISHED: Final = "dltune_finished"
-
-Fate = Literal["measured", "skipped", "repeated"]
-
-
-class TrialRecord(Value):
-    """One line of the record that outlives the process.
-
-    Attributes:
-        number: Number of the trial in its study, from 0.
-        config: The configuration.
-        fate: `measured`, `skipped` without a trial, or `repeated` from an earlier record.
-        score: Throughput in samples per second; predicted when skipped, 0 when failed.
-        constraints: How far over each limit (positive) or under it.
-        result: The outcome; None when skipped or repeated.
-    """
-
-    number: int
-    config: LoaderConfig
-    fate: Fate
-    score: float
-    constraints: dict[str, float]
-    result: TrialResult | None = None
-
-    @property
-    def is_feasible(self) -> bool:
-        """Whether it was measured and completed."""
-        return self.result is not None and self.result.kind == "completed"
 
 
 class Asked(Value):

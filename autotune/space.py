@@ -20,7 +20,8 @@ PREFETCH_GRID: Final = (1, 2, 4, 8)
 BATCH_GRID: Final = (16, 32, 64, 128, 256, 512)
 DENSE_RANGE: Final = 16  # a range the user gave is searched number by number up to this width
 DEFAULT_BATCH_SIZE: Final = 32
-GUESSES: Final = 6
+GUESSED_FACTORS: Final = (1.0, 0.5, 0.75, 1.5, 0.25, 2.0)  # of the workers that the model thinks enough
+ENOUGH: Final = 0.98  # of the best prediction; more workers than it takes to reach that are not worth it
 CONVENTION: Final[dict[str, int | bool | str | None]] = {
     "prefetch_factor": 2,
     "persistent_workers": True,
@@ -314,8 +315,8 @@ def guess_configs(
         limits: Budgets; configurations predicted to break one are left out.
 
     Returns:
-        Distinct configurations: the most promising by prediction first, then the hand setting, then the
-        one with most workers.
+        Distinct configurations: the one the model thinks enough first, then with fewer and more workers, because
+        the model may be wrong by a factor of two, then the hand setting.
     """
     model = DemandModel.from_workload(workload)
 
@@ -331,6 +332,10 @@ def guess_configs(
         fitting = [config for config in sizes if not model.predict(config).find_violations(limits)]
         if fitting:
             by_workers[workers] = max(fitting, key=predict)
-    ranked = sorted(by_workers.values(), key=predict, reverse=True)[:GUESSES]
     hand = build(num_workers=count_whole_cpus(machine.usable_cpus), batch_size=DEFAULT_BATCH_SIZE)
-    return list(dict.fromkeys([*ranked, hand, by_workers[max(by_workers)]] if by_workers else [hand]))
+    if not by_workers:
+        return [hand]
+    best = max(by_workers.values(), key=predict)
+    enough = min(workers for workers, config in by_workers.items() if predict(config) >= ENOUGH * predict(best))
+    around = [_snap(round(enough * factor), tuple(by_workers)) for factor in GUESSED_FACTORS]
+    return list(dict.fromkeys([*(by_workers[workers] for workers in around), hand]))

@@ -22,6 +22,7 @@ from autotune.machine import MachineProfile, read_machine
 from autotune.messages import WorkloadProfile
 from autotune.planning import Plan, make_plan
 from autotune.profiles import check_writable, save_profile
+from autotune.records import TrialRecord
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.schema import (
     Baseline,
@@ -36,7 +37,7 @@ from autotune.schema import (
     WorkloadIdentity,
 )
 from autotune.scoring import estimate
-from autotune.search import TrialRecord, open_search
+from autotune.search import open_search
 from autotune.space import DEFAULT_BATCH_SIZE
 from autotune.trial_runner import TrialRunner
 from autotune.view import View

@@ -48,7 +48,7 @@ def measure(run: WholeRun) -> float:
         Samples per second from the first `iter(loader)` to the end of the last epoch.
     """
     command = [sys.executable, "-m", "benchmarks.whole_run", json.dumps(asdict(run))]
-    finished = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ)  # noqa: S603
+    finished = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ)
     return float(json.loads(finished.stdout.splitlines()[-1])["samples_per_second"])
 
 

@@ -1,6 +1,6 @@
 """The workload of PyTorch's data-loading tutorial: 512 samples that take 5 ms each, of 3 x 224 x 224.
 
-    dltune --dataset examples.tutorial:make_dataset --batch-size 32 --step-time 10ms --trials 40
+dltune --dataset examples.tutorial:make_dataset --batch-size 32 --step-time 10ms --trials 40
 """
 
 from __future__ import annotations

@@ -1,0 +1,215 @@
+"""Small functions that build valid values, so that a test names only what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from autotune.confirming import Contestant
+from autotune.limits import Limits
+from autotune.machine import MachineProfile
+from autotune.messages import EpochTrace, LinearCost, Measurement, TrialKind, TrialResult, WorkloadProfile
+from autotune.request import TuningRequest, WorkloadRequest
+from autotune.schema import (
+    Baseline,
+    DataLoaderSettings,
+    Hardware,
+    LimitsRecord,
+    LoaderConfig,
+    ProcessSettings,
+    ProfileResult,
+    SearchRecord,
+    Software,
+    TunedConfig,
+    WorkloadIdentity,
+)
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+
+def make_machine(**changes: Any) -> MachineProfile:
+    """Build a machine of 4 CPUs, 16 GiB and 8 GiB of /dev/shm."""
+    usual: dict[str, Any] = {
+        "cpu": "Test CPU",
+        "affinity_cpus": 4,
+        "quota_cpus": None,
+        "memory_limit_bytes": 16 * GIB,
+        "memory_available_bytes": 12 * GIB,
+        "shm_limit_bytes": 8 * GIB,
+        "shm_free_bytes": 8 * GIB,
+        "shm_writable": True,
+        "nofile_limit": 1024,
+    }
+    return MachineProfile(**usual | changes)
+
+
+def make_software() -> Software:
+    return Software(dltune="0.1.0", torch="2.13.0", cuda=None, python="3.11.7", start_method="fork")
+
+
+def make_cost(sample_seconds: float, fixed_seconds: float = 0.0) -> LinearCost:
+    return LinearCost(fixed_seconds=fixed_seconds, sample_seconds=sample_seconds)
+
+
+def make_workload(**changes: Any) -> WorkloadProfile:
+    """Build a map-style workload of 1,000 samples of 4 KiB that take 1 ms each, before a step of 2 ms."""
+    usual: dict[str, Any] = {
+        "description": "Images",
+        "kind": "map",
+        "samples": 1000,
+        "batching": "batch_size",
+        "probe_batch_size": 32,
+        "load": make_cost(1e-3),
+        "cpu_share": 1.0,
+        "step": make_cost(0.0, 2e-3),
+        "sample_bytes": 4096,
+        "batch_tensors": 2,
+        "software": make_software(),
+        "rss_bytes": 256 * MIB,
+    }
+    return WorkloadProfile(**usual | changes)
+
+
+def make_limits(**changes: Any) -> Limits:
+    usual: dict[str, Any] = {
+        "memory_bytes": 8 * GIB,
+        "reserve_bytes": GIB // 2,
+        "shm_bytes": 4 * GIB,
+        "nofile": 1024,
+        "max_workers": 64,
+    }
+    return Limits(**usual | changes)
+
+
+def make_request(**changes: Any) -> TuningRequest:
+    return TuningRequest(workload=WorkloadRequest(dataset="pkg.data:make_dataset"), **changes)
+
+
+def make_config(
+    num_workers: int = 0,
+    prefetch_factor: int = 2,
+    batch_size: int | None = 32,
+    process: ProcessSettings | None = None,
+    **flags: bool,
+) -> LoaderConfig:
+    """Build a configuration; `prefetch_factor` counts only where there are workers."""
+    extra: dict[str, Any] = {"prefetch_factor": prefetch_factor} if num_workers else {}
+    loader = DataLoaderSettings(batch_size=batch_size, num_workers=num_workers, **extra, **flags)
+    return LoaderConfig(dataloader=loader, process=process or ProcessSettings())
+
+
+def make_trace(
+    gaps: Sequence[float],
+    turnover_seconds: float = 0.0,
+    closed_after: int | None = None,
+    samples_per_batch: int = 32,
+    wait_seconds: float = 0.0,
+) -> EpochTrace:
+    """Build the trace of an epoch from the seconds between its batches."""
+    times = tuple(accumulate(gaps))
+    return EpochTrace(
+        batch_seconds=times,
+        end_seconds=(times[-1] if times else 0.0) + turnover_seconds,
+        wait_seconds=wait_seconds,
+        samples=len(times) * samples_per_batch,
+        promised_batches=len(times),
+        closed_after=closed_after,
+    )
+
+
+def make_measurement(*epochs: EpochTrace, epoch_batches: int | None) -> Measurement:
+    return Measurement(epochs=epochs, epoch_batches=epoch_batches, stopped="done")
+
+
+def make_measurement_of(rate: float, wait_fraction: float = 0.0) -> Measurement:
+    """Build a measurement whose throughput is exactly `rate` samples per second, for any number of epochs."""
+    seconds = 1000 / rate
+    trace = make_trace([seconds / 10] * 10, samples_per_batch=100, wait_seconds=wait_fraction * seconds)
+    return make_measurement(trace, epoch_batches=10)
+
+
+def make_result(
+    config: LoaderConfig, rate: float | None = None, kind: TrialKind = "completed", **changes: Any
+) -> TrialResult:
+    measurement = make_measurement_of(rate) if rate else None
+    return TrialResult(kind=kind, config=config, measurement=measurement, **changes)
+
+
+def make_contestant(config: LoaderConfig, *rates: float, peak_host_bytes: int = 0) -> Contestant:
+    """Build a contestant that was measured at these throughputs, one a round."""
+    contestant = Contestant(config)
+    for rate in rates:
+        contestant.note(make_result(config, rate, peak_host_bytes=peak_host_bytes), epochs=10)
+    return contestant
+
+
+def make_hardware(**changes: Any) -> Hardware:
+    return make_machine().hardware(None, 0).model_copy(update=changes)
+
+
+def make_profile(name: str = "cpu-4c-test", **changes: Any) -> TunedConfig:
+    """Build a profile: 4 workers, batches of 64, 1.8 times the baseline."""
+    usual: dict[str, Any] = {
+        "hardware": make_hardware(),
+        "software": make_software(),
+        "workload": WorkloadIdentity(
+            dataset="pkg.data:make_dataset", samples=1000, sample_bytes=4096, step="emulated 2.0 ms"
+        ),
+        "dataloader": make_config(4, 2, 64, persistent_workers=True).dataloader,
+        "process": ProcessSettings(),
+        "result": make_profile_result(),
+        "limits": LimitsRecord(memory_bytes=8 * GIB, shm_bytes=4 * GIB, nofile=1024, max_workers=64),
+        "search": SearchRecord(
+            trials=20,
+            feasible=17,
+            infeasible=1,
+            skipped=2,
+            sampler="tpe",
+            seed=0,
+            study="study",
+            seconds=95.0,
+            stopped="all 20 trials done",
+        ),
+        "created_at": datetime(2026, 1, 2, 3, 4, tzinfo=UTC),
+    }
+    return TunedConfig(name=name, **usual | changes)
+
+
+def make_profile_result(**changes: Any) -> ProfileResult:
+    usual: dict[str, Any] = {
+        "samples_per_second": 1800.0,
+        "samples_per_second_ci95": (1750.0, 1850.0),
+        "confirmed_rounds": 3,
+        "epochs": 10,
+        "baseline": Baseline(
+            description="PyTorch's defaults",
+            dataloader=make_config().dataloader,
+            samples_per_second=1000.0,
+            data_wait_fraction=0.7,
+        ),
+        "speedup": 1.8,
+        "speedup_ci95": (1.7, 1.9),
+        "verdict": "faster",
+        "ceiling_samples_per_second": 2000.0,
+        "data_wait_fraction": 0.1,
+        "bottleneck": "step",
+        "peak_host_bytes": GIB,
+        "peak_shm_bytes": 64 * MIB,
+        "peak_gpu_bytes": 0,
+    }
+    return ProfileResult(**usual | changes)
+
+
+def write_files(root: Path, files: dict[str, str]) -> Path:
+    """Write a folder of small files, given by their paths below it."""
+    root.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root

@@ -1,0 +1,181 @@
+"""A cast of small villains, and one honest dataset, for tests that start real child processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from autotune import Workload
+
+SAMPLES = 64
+
+
+class Honest(Dataset[torch.Tensor]):
+    """Small samples, quickly; subclasses do one thing wrong."""
+
+    def __init__(self, samples: int = SAMPLES, floats: int = 16) -> None:
+        self._samples = samples
+        self._floats = floats
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((self._floats,), float(index))
+
+
+def make_honest(samples: int = SAMPLES, floats: int = 16) -> Honest:
+    return Honest(samples, floats)
+
+
+def make_raising() -> NoReturn:
+    raise ValueError("no such bucket: s3://example")
+
+
+def make_none() -> None:
+    return None
+
+
+def make_exit() -> NoReturn:
+    sys.exit(0)
+
+
+def make_hard_exit() -> NoReturn:
+    os._exit(0)
+
+
+def make_hanging() -> NoReturn:
+    while True:
+        time.sleep(3600)
+
+
+def make_chatty() -> Honest:
+    print('{"op": "ready"}')
+    os.write(1, b'{"op":"probed"}\n' * 1000)
+    os.write(2, b"\x00\xff noise\n")
+    return Honest()
+
+
+def make_empty() -> Honest:
+    return Honest(samples=0)
+
+
+def make_with_grandchild() -> Honest:
+    """Leave a process behind that has its own session and ignores every polite signal."""
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+    subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    return Honest()
+
+
+class FailsInWorkers(Honest):
+    """Works in the training process only."""
+
+    def __getitem__(self, index: int) -> Any:
+        if get_worker_info() is not None:
+            raise RuntimeError("the handle does not survive a fork")
+        return super().__getitem__(index)
+
+
+class HangsInWorkers(Honest):
+    """Never comes back in a worker."""
+
+    def __getitem__(self, index: int) -> Any:
+        if get_worker_info() is not None:
+            time.sleep(3600)
+        return super().__getitem__(index)
+
+
+class KillsItsWorker(Honest):
+    """Looks like a victim of the kernel's out-of-memory killer."""
+
+    def __getitem__(self, index: int) -> Any:
+        if get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+class EndsEarly(Honest):
+    """Raises StopIteration, which ends the epoch without a word."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == SAMPLES // 2:
+            raise StopIteration
+        return super().__getitem__(index)
+
+
+class Unsharded(IterableDataset[torch.Tensor]):
+    """Delivers everything once per worker."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for index in range(SAMPLES):
+            yield torch.full((16,), float(index))
+
+
+class Sharded(Unsharded):
+    """Delivers everything once."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for index in range(first, SAMPLES, step):
+            yield torch.full((16,), float(index))
+
+
+class QueriesBatches(Honest):
+    """Answers a whole batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [super(QueriesBatches, self).__getitem__(index) for index in indices]
+
+
+def make_fails_in_workers() -> Honest:
+    return FailsInWorkers()
+
+
+def make_hangs_in_workers() -> Honest:
+    return HangsInWorkers()
+
+
+def make_kills_its_worker() -> Honest:
+    return KillsItsWorker()
+
+
+def make_ends_early() -> Honest:
+    return EndsEarly()
+
+
+def make_unsharded() -> Unsharded:
+    return Unsharded()
+
+
+def make_sharded() -> Sharded:
+    return Sharded()
+
+
+def make_queries_batches() -> Honest:
+    return QueriesBatches()
+
+
+def make_loader() -> DataLoader[Any]:
+    return DataLoader(Honest(), batch_size=8, num_workers=1, prefetch_factor=3, drop_last=True)
+
+
+def make_own_batches() -> Workload:
+    batches = [[0, 1], [2, 3, 4], [5]] * 8
+    return Workload(dataset=Honest(), batch_sampler=batches)
+
+
+def make_step() -> Callable[[Any], None]:
+    return lambda batch: None
+
+
+def make_raising_step() -> NoReturn:
+    raise RuntimeError("no checkpoint found")

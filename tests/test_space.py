@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.errors import NoFeasibleConfigError, UsageError
+from autotune.limits import DemandModel, Limits, plan_limits
+from autotune.machine import MachineProfile
+from autotune.messages import WorkloadProfile
+from autotune.request import KNOBS, TuningRequest
+from autotune.schema import LoaderConfig
+from autotune.space import SearchSpace, guess_configs, plan_baseline, plan_space
+from tests.builders import GIB, KIB, MIB, make_config, make_cost, make_limits, make_machine, make_request, make_workload
+
+WAITING = make_workload(samples=100_000, cpu_share=0.01, load=make_cost(5e-3), pinning=True)
+
+
+def plan(
+    request: TuningRequest | None = None,
+    workload: WorkloadProfile = WAITING,
+    machine: MachineProfile | None = None,
+    limits: Limits | None = None,
+) -> SearchSpace:
+    machine = machine or make_machine()
+    request = request or make_request()
+    return plan_space(request, machine, workload, limits or plan_limits(machine, request))
+
+
+FULL = plan()
+NUMBERS = st.none() | st.booleans() | st.integers(-10, 10_000) | st.sampled_from(["file_system", "file_descriptor"])
+PARAMS = st.dictionaries(st.sampled_from(KNOBS), NUMBERS)
+
+
+@given(params=PARAMS)
+def test_any_parameters_build_a_legal_configuration_inside_the_space(params: dict[str, Any]) -> None:
+    config = FULL.build(params)
+    loader = config.dataloader
+    assert loader.num_workers in FULL.num_workers
+    assert loader.batch_size in FULL.batch_size
+    if loader.num_workers:
+        assert loader.prefetch_factor in FULL.prefetch_factor
+
+
+@given(params=PARAMS)
+def test_a_configuration_turned_into_parameters_and_back_is_the_same(params: dict[str, Any]) -> None:
+    config = FULL.build(params)
+    assert FULL.build(FULL.params(config)) == config
+
+
+@given(workers=st.integers(-5, 100))
+def test_a_number_between_two_choices_becomes_the_nearest(workers: int) -> None:
+    space = SearchSpace(batch_size=(32,), num_workers=(0, 4, 10, 32))
+    built = space.build({"num_workers": workers}).dataloader.num_workers
+    assert all(abs(built - workers) <= abs(choice - workers) for choice in space.num_workers)
+
+
+def test_all_configurations_of_a_space_are_listed_once() -> None:
+    space = SearchSpace(batch_size=(16, 32), num_workers=(0, 2), prefetch_factor=(2, 4), pin_memory=(False,))
+    configs = list(space.configs())
+    assert len(configs) == len(set(configs))
+    without, having = 2, 2 * 2 * 2 * 2 * 2  # batch sizes; times prefetch, persistence, order and strategy
+    assert len(configs) == without + having
+
+
+def test_the_start_method_of_the_workload_is_kept_in_every_configuration() -> None:
+    space = plan(workload=make_workload(multiprocessing_context="spawn"))
+    assert {config.process.multiprocessing_context for config in space.configs()} == {"spawn"}
+
+
+def test_a_pinned_knob_has_one_value_and_is_not_searched() -> None:
+    space = plan(make_request(fixed={"num_workers": 5, "in_order": True, "sharing_strategy": "file_system"}))
+    assert {"num_workers", "in_order", "sharing_strategy"}.isdisjoint(space.searched())
+    built = space.build({"num_workers": 8, "in_order": False})
+    assert built.dataloader.num_workers == 5
+    assert built.dataloader.in_order
+    assert built.process.sharing_strategy == "file_system"
+
+
+def test_a_narrow_range_is_searched_number_by_number() -> None:
+    assert plan(make_request(ranges={"num_workers": (9, 13)})).num_workers == (9, 10, 11, 12, 13)
+
+
+def test_a_wide_range_keeps_its_ends_and_the_usual_steps_between() -> None:
+    workers = plan(make_request(ranges={"num_workers": (1, 33)}, max_workers=64)).num_workers
+    assert workers[0] == 1
+    assert workers[-1] == 33
+    assert 16 in workers
+    assert 17 not in workers
+
+
+def test_a_range_of_workers_ends_where_the_limits_do() -> None:
+    assert max(plan(make_request(ranges={"num_workers": (2, 16)}, max_workers=6)).num_workers) == 6
+
+
+def test_a_range_of_batch_sizes_narrows_the_usual_ones() -> None:
+    assert plan(make_request(ranges={"batch_size": (50, 200)})).batch_size == (64, 128)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ranges": {"in_order": (0, 1)}}, "--fix in_order"),
+        ({"ranges": {"batch_size": (17, 18)}}, "leaves none of the possible values 16, 32"),
+        ({"ranges": {"num_workers": (8, 16)}, "max_workers": 4}, "num_workers"),
+    ],
+)
+def test_a_range_that_leaves_nothing_is_refused_with_what_is_possible(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        plan(make_request(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fixed": {"prefetch_factor": 0}},
+        {"fixed": {"num_workers": -1}},
+        {"fixed": {"in_order": 3}},
+        {"fixed": {"num_workers": "file_system"}},
+        {"ranges": {"prefetch_factor": (0, 4)}},
+    ],
+)
+def test_a_value_that_no_loader_takes_is_refused_before_anything_is_tried(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        plan(make_request(**changes))
+
+
+def test_pinning_is_not_searched_without_an_accelerator() -> None:
+    space = plan(workload=make_workload(pinning=False))
+    assert space.pin_memory == (False,)
+    assert any("pin_memory" in note for note in space.notes)
+
+
+def test_pinning_is_not_searched_for_samples_on_the_accelerator() -> None:
+    space = plan(workload=make_workload(pinning=True, on_accelerator=True))
+    assert space.pin_memory == (False,)
+    assert any("accelerator already" in note for note in space.notes)
+
+
+def test_pinning_is_searched_where_it_has_an_effect() -> None:
+    assert set(plan(workload=make_workload(pinning=True)).pin_memory) == {False, True}
+
+
+@pytest.mark.parametrize(
+    "workload", [make_workload(pinning=False), make_workload(pinning=True, on_accelerator=True)]
+)
+def test_asking_for_pinning_where_it_does_nothing_is_refused(workload: WorkloadProfile) -> None:
+    with pytest.raises(UsageError, match="pin_memory"):
+        plan(make_request(fixed={"pin_memory": True}), workload)
+
+
+def test_a_stream_that_does_not_shard_itself_gets_at_most_one_worker() -> None:
+    space = plan(workload=make_workload(kind="iterable", duplicated=True))
+    assert space.num_workers == (0, 1)
+    assert any("shard" in note for note in space.notes)
+
+
+def test_no_worker_is_tried_where_the_user_allows_none_even_for_a_stream_that_does_not_shard() -> None:
+    space = plan(make_request(max_workers=0), make_workload(kind="iterable", duplicated=True))
+    assert space.num_workers == (0,)
+
+
+def test_the_batch_size_is_left_alone_where_batches_are_the_users_own() -> None:
+    space = plan(workload=make_workload(batching="own"))
+    assert {config.dataloader.batch_size for config in space.configs()} == {None}
+    assert any("batch_size" in note for note in space.notes)
+
+
+def test_setting_a_batch_size_for_the_users_own_batches_is_refused() -> None:
+    with pytest.raises(UsageError, match="own batches"):
+        plan(make_request(fixed={"batch_size": 64}), make_workload(batching="own"))
+
+
+def test_persistence_is_not_searched_for_a_single_epoch() -> None:
+    assert plan(make_request(epochs=1)).persistent_workers == (True,)
+    assert plan(make_request(epochs=2)).persistent_workers == (False, True)
+
+
+def test_the_users_batch_sizes_are_searched_sorted_and_once() -> None:
+    assert plan(make_request(batch_sizes=(100, 20, 100))).batch_size == (20, 100)
+
+
+def test_no_batch_is_larger_than_the_dataset_unless_the_user_says_so() -> None:
+    small = make_workload(samples=40)
+    assert max(size or 0 for size in plan(workload=small).batch_size) == 32
+    assert plan(make_request(batch_sizes=(64,)), small).batch_size == (64,)
+
+
+def test_batches_that_do_not_fit_into_memory_are_left_out() -> None:
+    workload = make_workload(sample_bytes=MIB, rss_bytes=0)
+    assert plan(workload=workload, limits=make_limits(memory_bytes=100 * MIB)).batch_size == (16, 32)
+
+
+def test_when_no_batch_fits_the_message_says_what_is_needed_and_allowed() -> None:
+    workload = make_workload(sample_bytes=GIB, rss_bytes=0)
+    with pytest.raises(NoFeasibleConfigError, match=r"16 samples needs about 32\.0 GiB .* is 8\.0 GiB.*--max-memory"):
+        plan(workload=workload, limits=make_limits())
+
+
+def test_a_small_shm_bounds_the_workers_and_the_note_names_it() -> None:
+    workload = WAITING.model_copy(update={"sample_bytes": 64 * KIB})
+    space = plan(workload=workload, limits=make_limits(shm_bytes=16 * MIB))
+    assert 0 < max(space.num_workers) < 16
+    assert any("/dev/shm budget 16.0 MiB" in note for note in space.notes)
+
+
+def test_without_a_writable_shm_only_the_training_process_loads() -> None:
+    assert plan(machine=make_machine(shm_writable=False)).num_workers == (0,)
+
+
+def test_without_a_writable_shm_no_worker_can_start_even_for_samples_without_tensors() -> None:
+    workload = make_workload(sample_bytes=0, batch_tensors=0)  # FAULTS: [Errno 30], the queues' locks lie there, too
+    assert plan(workload=workload, machine=make_machine(shm_writable=False)).num_workers == (0,)
+
+
+def test_max_workers_opens_the_search_up_to_the_users_number() -> None:
+    computing = make_workload(cpu_share=1.0)
+    assert max(plan(make_request(max_workers=40), computing).num_workers) == 40
+
+
+def test_the_baseline_is_torchs_default_at_the_size_nearest_to_32() -> None:
+    request = make_request(batch_sizes=(100, 50))
+    space = plan(request)
+    assert plan_baseline(request, WAITING, space) == make_config(0, batch_size=50)
+
+
+def test_the_baseline_is_the_users_own_loader_where_there_is_one() -> None:
+    own = make_config(3, 5, 48, persistent_workers=True)
+    workload = WAITING.model_copy(update={"baseline": own})
+    assert plan_baseline(make_request(), workload, plan(workload=workload)) == own
+
+
+def test_the_users_own_loader_is_compared_at_the_batch_size_that_was_pinned() -> None:
+    own = make_config(3, 5, 48)
+    request = make_request(batch_sizes=(256,))
+    workload = WAITING.model_copy(update={"baseline": own})
+    baseline = plan_baseline(request, workload, plan(request, workload))
+    assert baseline == make_config(3, 5, 256)
+
+
+def test_the_baseline_of_own_batches_has_no_batch_size() -> None:
+    workload = make_workload(batching="own")
+    assert plan_baseline(make_request(), workload, plan(workload=workload)).dataloader.batch_size is None
+
+
+def guess(
+    workload: WorkloadProfile = WAITING, limits: Limits | None = None, machine: MachineProfile | None = None
+) -> list[LoaderConfig]:
+    limits = limits or make_limits()
+    machine = machine or make_machine()
+    return guess_configs(plan(workload=workload, limits=limits, machine=machine), workload, machine, 10, limits)
+
+
+def test_the_guesses_contain_what_a_careful_hand_would_set() -> None:
+    hand = make_config(4, 2, 32, pin_memory=True, persistent_workers=True)
+    assert hand in guess()
+
+
+def test_the_guesses_reach_the_most_workers_allowed() -> None:
+    guesses = guess()
+    assert max(config.dataloader.num_workers for config in guesses) == max(plan(limits=make_limits()).num_workers)
+
+
+def test_the_guesses_are_distinct_and_start_with_more_workers_than_cpus_for_samples_that_wait() -> None:
+    guesses = guess()
+    assert len(guesses) == len(set(guesses))
+    assert guesses[0].dataloader.num_workers > 4
+
+
+def test_the_guesses_for_samples_in_memory_start_without_workers() -> None:
+    in_memory = make_workload(load=make_cost(1e-7), step=make_cost(0.0, 1e-4))
+    assert guess(in_memory)[0].dataloader.num_workers == 0
+
+
+@given(shm=st.integers(0, 64 * MIB), files=st.integers(80, 400))
+def test_no_guess_is_predicted_to_break_a_limit(shm: int, files: int) -> None:
+    limits = make_limits(shm_bytes=shm, nofile=files)
+    model = DemandModel.from_workload(WAITING)
+    assert [config for config in guess(limits=limits) if model.predict(config).find_violations(limits)] == []

@@ -1,0 +1,218 @@
+"""Real children: what a workload can do to a trial, and what dltune makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.errors import DltuneError, UsageError, WorkloadError
+from autotune.limits import Limits
+from autotune.messages import TrialRequest, TrialResult
+from autotune.request import WorkloadRequest
+from autotune.schema import DataLoaderSettings, LoaderConfig
+from autotune.trial_runner import TrialRunner
+
+ROOT = str(Path(__file__).parent.parent)
+LIMITS = Limits(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+def open_runner(factory: str, stall_seconds: float = 30.0, **options: object) -> TrialRunner:
+    request = WorkloadRequest.model_validate(
+        {"dataset": f"tests.misbehaving:{factory}", "step_seconds": 1e-4, "working_dir": ROOT, **options}
+    )
+    return TrialRunner(request, stall_seconds)
+
+
+def make_request(workers: int, *, fresh: bool = False, epochs: int = 2) -> TrialRequest:
+    extra = {"prefetch_factor": 2} if workers else {}
+    loader = DataLoaderSettings(batch_size=8, num_workers=workers, **extra)
+    return TrialRequest(config=LoaderConfig(dataloader=loader), epochs=epochs, seconds=1.0, fresh=fresh)
+
+
+def run_one(factory: str, workers: int, stall_seconds: float = 30.0) -> TrialResult:
+    with open_runner(factory, stall_seconds) as runner:
+        runner.limit(LIMITS)
+        return runner.run(make_request(workers))
+
+
+def probe_error(factory: str, stall_seconds: float = 30.0, **options: object) -> DltuneError:
+    with open_runner(factory, stall_seconds, **options) as runner, pytest.raises(DltuneError) as caught:
+        runner.probe(8, LIMITS)
+    return caught.value
+
+
+@pytest.fixture
+def honest(leaves_nothing: None) -> Iterator[TrialRunner]:
+    with open_runner("make_honest") as runner:
+        runner.probe(8, LIMITS)
+        yield runner
+
+
+def test_a_whole_epoch_delivers_what_the_sampler_promised(honest: TrialRunner) -> None:
+    result = honest.run(make_request(workers=2))
+    assert result.kind == "completed", result.message
+    assert result.measurement is not None
+    for trace in result.measurement.epochs:
+        assert trace.batches == trace.promised_batches == 8
+        assert trace.samples == 64
+
+
+def test_trials_of_the_search_share_one_warm_child(honest: TrialRunner) -> None:
+    honest.run(make_request(workers=0))
+    before = {child.pid for child in psutil.Process().children()}
+    honest.run(make_request(workers=2))
+    assert {child.pid for child in psutil.Process().children()} == before
+
+
+def test_a_confirming_trial_gets_a_process_of_its_own(honest: TrialRunner) -> None:
+    honest.run(make_request(workers=0))
+    before = {child.pid for child in psutil.Process().children()}
+    honest.run(make_request(workers=0, fresh=True))
+    assert not before & {child.pid for child in psutil.Process().children()}
+
+
+def test_workers_are_gone_when_a_trial_has_been_answered(honest: TrialRunner) -> None:
+    honest.run(make_request(workers=3))
+    (child,) = (process for process in psutil.Process().children() if "trial_host" in " ".join(process.cmdline()))
+    assert [process for process in child.children() if "trial_host" in " ".join(process.cmdline())] == []
+
+
+def test_the_probe_describes_a_map_dataset() -> None:
+    with open_runner("make_honest") as runner:
+        profile = runner.probe(8, LIMITS)
+    assert (profile.kind, profile.samples, profile.sample_bytes) == ("map", 64, 64)
+    assert profile.software.start_method == "fork"
+    assert profile.baseline is None
+
+
+def test_a_ready_loader_becomes_the_baseline() -> None:
+    with open_runner("make_loader") as runner:
+        profile = runner.probe(8, LIMITS)
+    assert profile.drop_last
+    assert profile.baseline is not None
+    assert profile.baseline.dataloader == DataLoaderSettings(batch_size=8, num_workers=1, prefetch_factor=3)
+
+
+def test_batches_of_the_users_own_are_left_alone() -> None:
+    with open_runner("make_own_batches") as runner:
+        profile = runner.probe(8, LIMITS)
+        loader = DataLoaderSettings(batch_size=None, num_workers=1, prefetch_factor=2)
+        result = runner.run(TrialRequest(config=LoaderConfig(dataloader=loader), epochs=1, seconds=1.0))
+    assert (profile.batching, profile.epoch_batches) == ("own", 24)
+    assert result.measurement is not None
+    assert result.measurement.epochs[0].samples == 48
+
+
+def test_an_iterable_that_does_not_shard_itself_is_found_out() -> None:
+    with open_runner("make_unsharded") as runner:
+        assert runner.probe(8, LIMITS).duplicated
+
+
+def test_an_iterable_that_shards_itself_is_not_suspected() -> None:
+    with open_runner("make_sharded") as runner:
+        assert not runner.probe(8, LIMITS).duplicated
+        result = runner.run(make_request(workers=2))
+    assert result.measurement is not None
+    assert result.measurement.epochs[0].samples == 64
+
+
+def test_a_dataset_that_answers_whole_batches_works() -> None:
+    assert run_one("make_queries_batches", workers=2).kind == "completed"
+
+
+def test_what_the_dataset_prints_is_never_taken_for_a_message() -> None:
+    assert run_one("make_chatty", workers=0).kind == "completed"
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("make_raising", "ValueError: no such bucket: s3://example"),
+        ("make_exit", "SystemExit: 0"),
+        ("make_hard_exit", "exited with code 0 without a result"),
+    ],
+)
+def test_a_factory_that_fails_is_reported_as_the_users_error(factory: str, words: str) -> None:
+    error = probe_error(factory)
+    assert isinstance(error, WorkloadError)
+    assert words in str(error)
+
+
+def test_the_traceback_of_a_failing_factory_shows_the_users_line_and_none_of_ours() -> None:
+    error = probe_error("make_raising")
+    assert isinstance(error, WorkloadError)
+    assert "misbehaving.py" in error.details
+    assert "autotune" not in error.details
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("make_none", "returned None"),
+        ("make_empty", "of length 0"),
+        ("make_nothing_at_all", "has no 'make_nothing_at_all'"),
+    ],
+)
+def test_a_factory_that_gives_no_dataset_is_a_usage_error(factory: str, words: str) -> None:
+    error = probe_error(factory)
+    assert isinstance(error, UsageError)
+    assert words in str(error)
+
+
+def test_a_factory_that_hangs_is_ended_and_told_how_to_get_more_time() -> None:
+    error = probe_error("make_hanging", stall_seconds=4.0)
+    assert "made no progress" in str(error)
+    assert "--stall-time" in str(error)
+
+
+def test_a_step_factory_that_fails_is_named() -> None:
+    error = probe_error("make_honest", step="tests.misbehaving:make_raising_step", step_seconds=None)
+    assert "tests.misbehaving:make_raising_step failed: RuntimeError: no checkpoint found" in str(error)
+
+
+def test_a_dataset_that_fails_only_in_workers_rules_workers_out() -> None:
+    result = run_one("make_fails_in_workers", workers=1)
+    assert result.kind == "workload_failed"
+    assert "the handle does not survive a fork" in result.details
+
+
+def test_a_worker_killed_by_a_signal_is_a_crash() -> None:
+    result = run_one("make_kills_its_worker", workers=1)
+    assert result.kind == "crashed"
+
+
+def test_a_hung_worker_is_a_stalled_trial() -> None:
+    result = run_one("make_hangs_in_workers", workers=2, stall_seconds=5.0)
+    assert result.kind == "stalled"
+
+
+def test_an_epoch_that_ends_early_never_counts() -> None:
+    with open_runner("make_ends_early") as runner:
+        runner.limit(LIMITS)
+        result = runner.run(make_request(workers=2))
+    assert result.kind == "workload_failed"
+    assert "StopIteration" in result.message
+
+
+def test_a_grandchild_that_left_its_session_is_ended_with_the_trial() -> None:
+    result = run_one("make_with_grandchild", workers=0)
+    assert result.kind == "completed"
+
+
+def test_a_trial_over_its_memory_budget_is_ended_with_the_numbers() -> None:
+    with open_runner("make_honest") as runner:
+        runner.limit(LIMITS.model_copy(update={"memory_bytes": 2**20}))
+        result = runner.run(make_request(workers=0))
+    assert result.kind == "out_of_memory"
+    assert "against a budget of 1.0 MiB" in result.message
+
+
+def test_the_next_trial_after_a_failure_gets_a_new_child() -> None:
+    with open_runner("make_fails_in_workers") as runner:
+        runner.limit(LIMITS)
+        assert runner.run(make_request(workers=1)).kind == "workload_failed"
+        assert runner.run(make_request(workers=0)).kind == "completed"

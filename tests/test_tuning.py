@@ -1,0 +1,276 @@
+"""The whole story with a formula in place of a child: exact, and in no time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import load
+from autotune.errors import NoFeasibleConfigError, OutputError, UsageError, WorkloadError
+from autotune.messages import LinearCost, TrialKind, TrialRequest, TrialResult, WorkloadProfile
+from autotune.request import TuningRequest, WorkloadRequest
+from autotune.schema import DataLoaderSettings, LoaderConfig
+from autotune.tuning import Outcome, tune
+from autotune.view import View
+from tests.builders import make_machine, make_measurement, make_workload
+
+Rate = Callable[[LoaderConfig], float]
+
+
+def make_request(**options: Any) -> TuningRequest:
+    options.setdefault("batch_sizes", (32,))
+    return TuningRequest(workload=WorkloadRequest(dataset="pkg:make"), **options)
+
+
+def waiting_workload() -> WorkloadProfile:
+    """Samples that wait 10 ms, beside a step of 10 ms: about 16 workers are useful on two CPUs."""
+    load_cost = LinearCost(fixed_seconds=0.0, sample_seconds=0.01)
+    step = LinearCost(fixed_seconds=0.01, sample_seconds=0.0)
+    return make_workload(load=load_cost, cpu_share=0.05, step=step, sample_bytes=1000)
+
+
+class Bench:
+    """A stand-in for children: answers every trial by a formula and remembers what was asked."""
+
+    def __init__(self, rate: Rate, fails: Callable[[LoaderConfig], TrialKind | None] = lambda config: None) -> None:
+        self.asked: list[TrialRequest] = []
+        self._rate = rate
+        self._fails = fails
+
+    def __call__(self, request: TrialRequest) -> TrialResult:
+        self.asked.append(request)
+        kind = self._fails(request.config)
+        if kind is not None:
+            return TrialResult(kind=kind, config=request.config, message="did what it was told")
+        measurement = make_measurement(request.config, samples_per_second=self._rate(request.config))
+        return TrialResult(kind="completed", config=request.config, measurement=measurement)
+
+    @property
+    def configs(self) -> list[LoaderConfig]:
+        return [request.config for request in self.asked if not request.fresh]
+
+
+def saturating(config: LoaderConfig) -> float:
+    """Throughput that grows with workers up to 12, and by a third with persistent ones."""
+    loader = config.dataloader
+    return 100.0 * min(12, max(1, loader.num_workers)) * (1.33 if loader.persistent_workers else 1.0)
+
+
+def run(bench: Bench, request: TuningRequest | None = None, view: View | None = None) -> Outcome:
+    return tune(
+        request or make_request(), run_trial=bench, machine=make_machine(), workload=waiting_workload(), view=view
+    )
+
+
+pytestmark = pytest.mark.usefixtures("workdir")
+
+
+def test_the_best_configuration_of_the_formula_is_found_and_written() -> None:
+    outcome = run(Bench(saturating))
+    assert outcome.profile.dataloader.persistent_workers
+    assert outcome.profile.result.samples_per_second == pytest.approx(12 * 133, rel=0.01)
+    assert load("dltune.json").profile == outcome.profile
+
+
+def test_the_speedup_is_over_the_baseline_of_the_same_rounds() -> None:
+    result = run(Bench(saturating)).profile.result
+    assert result.baseline is not None
+    assert result.baseline.dataloader == DataLoaderSettings(batch_size=32)
+    assert result.speedup == pytest.approx(12 * 1.33, rel=0.02)
+    assert result.confirmed_rounds == 3
+
+
+def test_of_configurations_within_noise_the_smallest_wins() -> None:
+    def flat(config: LoaderConfig) -> float:
+        return 1000.0 if config.dataloader.num_workers >= 2 else 100.0
+
+    assert run(Bench(flat)).profile.dataloader.num_workers == 2
+
+
+def test_a_gain_within_noise_keeps_the_baseline() -> None:
+    outcome = run(Bench(lambda config: 100.0 + 0.01 * config.dataloader.num_workers))
+    assert outcome.profile.result.verdict == "keep"
+    assert outcome.profile.dataloader.num_workers == 0
+
+
+def test_the_same_seed_asks_for_the_same_configurations(workdir: Path) -> None:
+    first, second, other = Bench(saturating), Bench(saturating), Bench(saturating)
+    run(first, make_request(seed=3))
+    run(second, make_request(seed=3, resume=False))
+    run(other, make_request(seed=4))
+    assert first.configs == second.configs
+    assert first.configs != other.configs
+
+
+def test_no_configuration_is_measured_twice_in_the_search() -> None:
+    bench = Bench(saturating)
+    run(bench)
+    assert len(set(bench.configs)) == len(bench.configs)
+
+
+def test_a_configuration_over_a_budget_is_skipped_not_tried() -> None:
+    bench = Bench(saturating)
+    request = make_request(max_shm="2MB", batch_sizes=(32, 512))
+    outcome = run(bench, request)
+    assert outcome.profile.search.skipped > 0
+    for config in bench.configs:
+        loader = config.dataloader
+        live = loader.num_workers * (loader.prefetch_factor or 0) + (2 if loader.num_workers else 0)
+        assert live * (loader.batch_size or 0) * 1000 <= 2_000_000
+
+
+def test_a_configuration_that_fails_is_never_chosen() -> None:
+    def fails(config: LoaderConfig) -> TrialKind | None:
+        return "shm_exhausted" if config.dataloader.num_workers > 4 else None
+
+    outcome = run(Bench(saturating, fails))
+    assert outcome.profile.dataloader.num_workers == 4
+    assert outcome.profile.search.infeasible > 0
+
+
+def test_a_failure_without_workers_ends_the_run_as_the_users_error() -> None:
+    with pytest.raises(WorkloadError, match="even without workers"):
+        run(Bench(saturating, lambda config: "workload_failed"))
+
+
+def test_a_run_without_any_feasible_configuration_says_what_happened() -> None:
+    with pytest.raises(NoFeasibleConfigError, match="stalled: it did what it was told"):
+        run(Bench(saturating, lambda config: "stalled"))
+
+
+def test_a_baseline_that_cannot_run_leaves_no_speedup() -> None:
+    outcome = run(Bench(saturating, lambda config: None if config.dataloader.num_workers else "out_of_memory"))
+    assert outcome.profile.result.baseline is None
+    assert outcome.profile.result.speedup is None
+    assert outcome.profile.dataloader.num_workers >= 12
+
+
+def test_an_interrupted_search_writes_the_best_so_far() -> None:
+    bench = Bench(saturating)
+
+    def interrupt_later(request: TrialRequest) -> TrialResult:
+        if len(bench.asked) == 6:
+            raise KeyboardInterrupt
+        return bench(request)
+
+    outcome = tune(make_request(), run_trial=interrupt_later, machine=make_machine(), workload=waiting_workload())
+    assert outcome.interrupted
+    assert outcome.profile.result.confirmed_rounds == 0
+    assert outcome.profile.result.samples_per_second == pytest.approx(
+        max(saturating(request.config) for request in bench.asked), rel=0.01
+    )
+
+
+def test_an_interrupt_before_the_first_result_has_nothing_to_write(workdir: Path) -> None:
+    def interrupt(request: TrialRequest) -> TrialResult:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(make_request(), run_trial=interrupt, machine=make_machine(), workload=waiting_workload())
+    assert not (workdir / "dltune.json").exists()
+
+
+class Stops(View):
+    """Remembers why the search ended and what it took over."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.resumed = -1
+
+    def show_stop(self, reason: str) -> None:
+        self.reason = reason
+
+    def show_resumed(self, study: str, trials: int) -> None:
+        self.resumed = trials
+
+
+def test_an_unfinished_run_is_continued_with_what_it_learned() -> None:
+    bench, view = Bench(saturating), Stops()
+
+    def die_later(request: TrialRequest) -> TrialResult:
+        if len(bench.asked) == 6:
+            raise RuntimeError("killed")
+        return bench(request)
+
+    with pytest.raises(RuntimeError, match="killed"):
+        tune(make_request(), run_trial=die_later, machine=make_machine(), workload=waiting_workload())
+    continued = Bench(saturating)
+    run(continued, view=view)
+    assert view.resumed == 6
+    assert not set(bench.configs) & set(continued.configs)
+
+
+def test_a_finished_run_is_not_continued_unless_asked_to() -> None:
+    run(Bench(saturating))
+    afresh, resumed = Stops(), Stops()
+    run(Bench(saturating), view=afresh)
+    run(Bench(saturating), make_request(resume=True), view=resumed)
+    assert afresh.resumed == 0
+    assert resumed.resumed > 0
+
+
+def test_the_search_ends_when_the_step_allows_no_more() -> None:
+    view = Stops()
+    run(Bench(lambda config: 3190.0), view=view)
+    assert "of what the step allows" in view.reason
+
+
+def test_the_search_ends_when_nothing_improves() -> None:
+    view = Stops()
+    run(Bench(saturating), view=view)
+    assert "no gain above" in view.reason or "measured before" in view.reason
+
+
+def test_a_small_space_is_exhausted_without_endless_repeats() -> None:
+    bench, view = Bench(saturating), Stops()
+    fixed = {"prefetch_factor": 2, "persistent_workers": True, "in_order": True, "sharing_strategy": "file_system"}
+    run(bench, make_request(fixed=fixed, ranges={"num_workers": (0, 2)}), view)
+    assert {config.dataloader.num_workers for config in bench.configs} == {0, 1, 2}
+    assert "measured before" in view.reason
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_every_sampler_runs_to_an_answer(sampler: str) -> None:
+    outcome = run(Bench(saturating), make_request(sampler=sampler, trials=12))
+    assert outcome.profile.search.sampler == sampler
+    assert outcome.profile.search.trials <= 12
+
+
+def test_the_counts_of_the_record_add_up() -> None:
+    found = run(Bench(saturating, lambda config: "stalled" if config.dataloader.num_workers > 9 else None))
+    counts = found.profile.search
+    assert counts.trials == counts.feasible + counts.infeasible + counts.skipped
+
+
+def test_the_best_of_each_batch_size_is_reported() -> None:
+    outcome = run(Bench(saturating), make_request(batch_sizes=(16, 32, 64)))
+    assert [row.batch_size for row in outcome.profile.result.by_batch_size] == [16, 32, 64]
+
+
+def test_a_malformed_import_string_is_refused_before_anything_starts() -> None:
+    request = TuningRequest(workload=WorkloadRequest(dataset="data/images.py"))
+    with pytest.raises(UsageError, match="data.images"):
+        tune(request, run_trial=Bench(saturating), machine=make_machine(), workload=waiting_workload())
+
+
+def test_an_output_in_a_missing_folder_is_refused_before_anything_starts() -> None:
+    bench = Bench(saturating)
+    with pytest.raises(OutputError, match="there is no folder"):
+        run(bench, make_request(output="missing/dltune.json"))
+    assert bench.asked == []
+
+
+def test_trials_of_another_machine_are_never_taken_over() -> None:
+    run(Bench(saturating), make_request(trials=5))
+    view = Stops()
+    tune(
+        make_request(trials=5, resume=True),
+        run_trial=Bench(saturating),
+        machine=make_machine(affinity_cpus=8),
+        workload=waiting_workload(),
+        view=view,
+    )
+    assert view.resumed == 0
