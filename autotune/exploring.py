@@ -93,16 +93,23 @@ class Exploration:
             return
         self._repeats = 0
         record = self._skip(asked, demand) or self._measure(asked, demand)
-        self._search.tell(record)
+        self._search.tell(record)  # before it is shown: what the user has seen is never lost
         self.records.append(record)
         self._known[record.config] = record
+        self._show(record, demand)
         self._learn(record)
 
+    def _show(self, record: TrialRecord, demand: Demand) -> None:
+        number = len(self.records)
+        if record.result is None:
+            self._view.show_skip(number, record.config, demand.find_violations(self._plan.limits))
+            return
+        error = _score(record.result, self._plan.request.epochs).relative_error
+        self._view.show_result(number, record.result, record.score, error, record.score > self._best)
+
     def _skip(self, asked: Asked, demand: Demand) -> TrialRecord | None:
-        violations = demand.find_violations(self._plan.limits)
-        if not violations:
+        if not demand.find_violations(self._plan.limits):
             return None
-        self._view.show_skip(len(self.records) + 1, asked.config, violations)
         return TrialRecord(
             number=asked.number,
             config=asked.config,
@@ -112,19 +119,14 @@ class Exploration:
         )
 
     def _measure(self, asked: Asked, demand: Demand) -> TrialRecord:
-        number = len(self.records) + 1
-        self._view.show_start(number, asked.config)
+        self._view.show_start(len(self.records) + 1, asked.config)
         result = self._run_trial(self._make_request(asked.config))
         _refuse_hopeless_workload(result)
-        score = _score(result, self._plan.request.epochs)
-        self._view.show_result(
-            number, result, score.samples_per_second, score.relative_error, score.samples_per_second > self._best
-        )
         return TrialRecord(
             number=asked.number,
             config=asked.config,
             fate="measured",
-            score=score.samples_per_second,
+            score=_score(result, self._plan.request.epochs).samples_per_second,
             constraints=demand.constraints(self._plan.limits) | {"works": -1.0 if result.kind == "completed" else 1.0},
             result=result,
         )

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import psutil
 from pydantic import ValidationError
 
 from autotune.channel import Channel, ChannelClosedError
@@ -59,6 +60,7 @@ LOG_BYTES: Final = 4 * 2**20
 LOG_TAIL_BYTES: Final = 4000
 RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
 TRIAL_OVERHEAD: Final = 4.0  # of the trial's seconds: starting workers, draining, a last batch
+SCRATCH_PREFIX: Final = "dltune-"
 LONGEST_TMPDIR: Final = 60  # characters; AF_UNIX paths end at 108
 
 OnProgress = Callable[[Progress], None]
@@ -321,7 +323,17 @@ def _make_command(descriptor: int) -> list[str]:
 def _make_scratch() -> Path:
     """Make a private folder whose path leaves room for the socket names that torch puts there."""
     usual = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="dltune-", dir=usual if len(usual) <= LONGEST_TMPDIR else "/tmp"))
+    parent = Path(usual if len(usual) <= LONGEST_TMPDIR else "/tmp")
+    _sweep_scratch(parent)
+    return Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=parent))
+
+
+def _sweep_scratch(parent: Path) -> None:
+    """Remove the folders of runs that were killed before they could."""
+    for folder in parent.glob(f"{SCRATCH_PREFIX}*-*"):
+        owner = folder.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make_result(request: TrialRequest, outcome: Child | Report | Death, usage: Usage) -> TrialResult:

@@ -188,9 +188,7 @@ def test_max_workers_is_the_users_where_given() -> None:
     assert plan_limits(make_machine(affinity_cpus=96), make_request()).max_workers >= 96
 
 
-@pytest.mark.parametrize(
-    ("option", "request_field"), [("--max-memory", "max_memory"), ("--max-shm", "max_shm")]
-)
+@pytest.mark.parametrize(("option", "request_field"), [("--max-memory", "max_memory"), ("--max-shm", "max_shm")])
 def test_a_budget_that_cannot_be_read_is_refused_by_the_name_of_its_option(option: str, request_field: str) -> None:
     with pytest.raises(UsageError, match=f"{option}.*a lot"):
         plan_limits(make_machine(), make_request(**{request_field: "a lot"}))

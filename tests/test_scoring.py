@@ -161,17 +161,16 @@ def test_a_measurement_is_precise_exactly_up_to_its_own_error() -> None:
     gaps=st.lists(st.floats(1e-3, 1.0), min_size=3, max_size=60),
     turnover=st.floats(0, 2),
     epochs=st.integers(1, 20),
-    workers=st.integers(0, 4),
+    workers=st.sampled_from([0, 4]),
 )
-def test_a_whole_epoch_never_scores_above_its_own_bound_by_more_than_its_start(
+def test_a_whole_epoch_with_a_slow_start_never_scores_above_its_own_bound(
     gaps: list[float], turnover: float, epochs: int, workers: int
 ) -> None:
-    trace = make_trace(gaps, turnover)
-    config = make_config(workers, 8)  # the queue is never handed out in so short an epoch with workers
-    bound = bound_samples_per_second(trace, config, len(gaps))
-    if workers == 0 or workers * 16 > len(gaps):
-        score = estimate(make_measurement(trace, epoch_batches=len(gaps)), config, epochs).samples_per_second
-        assert bound >= score * (1 - 1e-9)
+    trace = make_trace(sorted(gaps, reverse=True)[:1] + gaps, turnover)
+    config = make_config(workers, 8)  # with workers, so short an epoch has no steady part
+    measurement = make_measurement(trace, epoch_batches=trace.batches)
+    bound = bound_samples_per_second(trace, config, trace.batches)
+    assert bound >= estimate(measurement, config, epochs).samples_per_second * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("batches", [0, 1, 2])

@@ -143,9 +143,7 @@ def test_pinning_is_searched_where_it_has_an_effect() -> None:
     assert set(plan(workload=make_workload(pinning=True)).pin_memory) == {False, True}
 
 
-@pytest.mark.parametrize(
-    "workload", [make_workload(pinning=False), make_workload(pinning=True, on_accelerator=True)]
-)
+@pytest.mark.parametrize("workload", [make_workload(pinning=False), make_workload(pinning=True, on_accelerator=True)])
 def test_asking_for_pinning_where_it_does_nothing_is_refused(workload: WorkloadProfile) -> None:
     with pytest.raises(UsageError, match="pin_memory"):
         plan(make_request(fixed={"pin_memory": True}), workload)

@@ -10,12 +10,12 @@ import pytest
 
 from autotune import load
 from autotune.errors import NoFeasibleConfigError, OutputError, UsageError, WorkloadError
-from autotune.messages import LinearCost, TrialKind, TrialRequest, TrialResult, WorkloadProfile
+from autotune.messages import TrialKind, TrialRequest, TrialResult, WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig
 from autotune.tuning import Outcome, tune
 from autotune.view import View
-from tests.builders import make_machine, make_measurement, make_workload
+from tests.builders import make_cost, make_machine, make_result, make_workload
 
 Rate = Callable[[LoaderConfig], float]
 
@@ -27,9 +27,7 @@ def make_request(**options: Any) -> TuningRequest:
 
 def waiting_workload() -> WorkloadProfile:
     """Samples that wait 10 ms, beside a step of 10 ms: about 16 workers are useful on two CPUs."""
-    load_cost = LinearCost(fixed_seconds=0.0, sample_seconds=0.01)
-    step = LinearCost(fixed_seconds=0.01, sample_seconds=0.0)
-    return make_workload(load=load_cost, cpu_share=0.05, step=step, sample_bytes=1000)
+    return make_workload(load=make_cost(0.01), cpu_share=0.05, step=make_cost(0.0, 0.01), sample_bytes=1000)
 
 
 class Bench:
@@ -45,8 +43,7 @@ class Bench:
         kind = self._fails(request.config)
         if kind is not None:
             return TrialResult(kind=kind, config=request.config, message="did what it was told")
-        measurement = make_measurement(request.config, samples_per_second=self._rate(request.config))
-        return TrialResult(kind="completed", config=request.config, measurement=measurement)
+        return make_result(request.config, self._rate(request.config))
 
     @property
     def configs(self) -> list[LoaderConfig]:
@@ -61,7 +58,11 @@ def saturating(config: LoaderConfig) -> float:
 
 def run(bench: Bench, request: TuningRequest | None = None, view: View | None = None) -> Outcome:
     return tune(
-        request or make_request(), run_trial=bench, machine=make_machine(), workload=waiting_workload(), view=view
+        request or make_request(),
+        run_trial=bench,
+        machine=make_machine(affinity_cpus=2),
+        workload=waiting_workload(),
+        view=view,
     )
 
 
@@ -156,7 +157,9 @@ def test_an_interrupted_search_writes_the_best_so_far() -> None:
             raise KeyboardInterrupt
         return bench(request)
 
-    outcome = tune(make_request(), run_trial=interrupt_later, machine=make_machine(), workload=waiting_workload())
+    outcome = tune(
+        make_request(), run_trial=interrupt_later, machine=make_machine(affinity_cpus=2), workload=waiting_workload()
+    )
     assert outcome.interrupted
     assert outcome.profile.result.confirmed_rounds == 0
     assert outcome.profile.result.samples_per_second == pytest.approx(
@@ -169,7 +172,7 @@ def test_an_interrupt_before_the_first_result_has_nothing_to_write(workdir: Path
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tune(make_request(), run_trial=interrupt, machine=make_machine(), workload=waiting_workload())
+        tune(make_request(), run_trial=interrupt, machine=make_machine(affinity_cpus=2), workload=waiting_workload())
     assert not (workdir / "dltune.json").exists()
 
 
@@ -196,7 +199,7 @@ def test_an_unfinished_run_is_continued_with_what_it_learned() -> None:
         return bench(request)
 
     with pytest.raises(RuntimeError, match="killed"):
-        tune(make_request(), run_trial=die_later, machine=make_machine(), workload=waiting_workload())
+        tune(make_request(), run_trial=die_later, machine=make_machine(affinity_cpus=2), workload=waiting_workload())
     continued = Bench(saturating)
     run(continued, view=view)
     assert view.resumed == 6
@@ -253,7 +256,7 @@ def test_the_best_of_each_batch_size_is_reported() -> None:
 def test_a_malformed_import_string_is_refused_before_anything_starts() -> None:
     request = TuningRequest(workload=WorkloadRequest(dataset="data/images.py"))
     with pytest.raises(UsageError, match="data.images"):
-        tune(request, run_trial=Bench(saturating), machine=make_machine(), workload=waiting_workload())
+        tune(request, run_trial=Bench(saturating), machine=make_machine(affinity_cpus=2), workload=waiting_workload())
 
 
 def test_an_output_in_a_missing_folder_is_refused_before_anything_starts() -> None:

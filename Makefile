@@ -1,0 +1,38 @@
+# Everything runs in .venv, which `make` sets up by itself; PYTHON picks another interpreter (3.11 or newer).
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint types check bench clean help
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable . --group dev
+	@touch $(READY)
+
+demo: $(READY) ## Set up, then tune the JPEG example; writes dltune.json
+	@$(BIN)/python -c "from examples.images import make_dataset; make_dataset()"
+	$(BIN)/dltune --dataset examples.images:make_dataset --step examples.images:make_step \
+		--batch-size 32 --trials 12 --trial-time 2s
+
+test: $(READY) ## Set up, then run the tests
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## Check types
+	$(BIN)/mypy
+
+check: lint types test ## Everything that CI runs
+
+bench: $(READY) ## Hold promise and choice against whole training runs (about 8 minutes)
+	$(BIN)/python -m benchmarks.tutorial
+
+clean: ## Remove what was made here
+	rm -rf .venv .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis

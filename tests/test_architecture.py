@@ -1,0 +1,147 @@
+"""The plan of the house: who may import whom, and what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import autotune
+from tests.test_cli import list_options
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "autotune"
+
+FLOORS = (
+    {"errors", "units", "channel", "worker_setup", "workload"},
+    {"schema", "request", "messages", "records"},
+    {"machine", "importing"},
+    {"limits", "costs", "scoring", "process_tree", "verdicts"},
+    {"space", "watchdog", "pacing", "profiles", "report", "planning", "view", "batches", "devices"},
+    {"search", "trial_runner", "loaders", "steps", "measure", "probe", "confirming"},
+    {"deciding", "exploring"},
+    {"tuning"},
+    {"display", "options"},
+    {"cli"},
+)
+OUTSIDE = {"trial_host", "__init__"}  # the child's entry, and the public names, import from any floor
+HEAVY = ("torch", "optuna", "click", "pydantic", "rich")
+OWNERS = {"optuna": {"search"}, "click": {"cli", "options"}, "rich": {"display"}}
+TORCH_ROOMS = {"batches", "devices", "loaders", "probe", "steps"}
+
+
+def read_imports(path: Path, *, top_only: bool = False) -> set[str]:
+    """List the modules that a file imports, leaving out those for type checkers only."""
+    tree = ast.parse(path.read_text())
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    nodes = tree.body if top_only else list(ast.walk(tree))
+    names: set[str] = set()
+    for node in nodes:
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+def list_rooms() -> dict[str, Path]:
+    return {path.stem: path for path in PACKAGE.glob("*.py")}
+
+
+def test_every_room_stands_on_a_floor() -> None:
+    assert set(list_rooms()) == set().union(*FLOORS) | OUTSIDE
+
+
+@pytest.mark.parametrize("room", sorted(set().union(*FLOORS)))
+def test_imports_go_downward_or_stay_on_the_floor(room: str) -> None:
+    floor = next(number for number, rooms in enumerate(FLOORS) if room in rooms)
+    below = set().union(*FLOORS[: floor + 1])
+    ours = {name.removeprefix("autotune.") for name in read_imports(list_rooms()[room]) if name.startswith("autotune.")}
+    assert ours <= below
+
+
+@pytest.mark.parametrize("package", sorted(OWNERS))
+def test_a_heavy_package_has_one_owner(package: str) -> None:
+    users = {room for room, path in list_rooms().items() if any(n.split(".")[0] == package for n in read_imports(path))}
+    assert users == OWNERS[package]
+
+
+def test_only_the_childs_rooms_import_torch_at_their_top() -> None:
+    users = {
+        room
+        for room, path in list_rooms().items()
+        if any(name.split(".")[0] == "torch" for name in read_imports(path, top_only=True))
+    }
+    assert users == TORCH_ROOMS
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def list_heavy_after(statement: str) -> str:
+    return run_python(f"{statement}; import sys; print([name for name in {HEAVY} if name in sys.modules])")
+
+
+def test_importing_the_package_brings_nothing_along() -> None:
+    assert list_heavy_after("import autotune") == "[]"
+
+
+def test_importing_the_childs_entry_brings_nothing_along() -> None:
+    assert list_heavy_after("import autotune.trial_host") == "[]"
+
+
+def test_loading_needs_only_pydantic() -> None:
+    assert list_heavy_after("import autotune; autotune.load") == "['pydantic']"
+
+
+def test_tuning_from_python_leaves_torch_out_of_the_parent() -> None:
+    assert "torch" not in list_heavy_after("import autotune; autotune.tune")
+
+
+def test_all_public_names_are_there() -> None:
+    assert [name for name in autotune.__all__ if getattr(autotune, name, None) is None] == []
+    assert sorted(autotune.__all__) == autotune.__all__
+
+
+def test_only_the_command_line_prints_or_exits() -> None:
+    for room, path in list_rooms().items():
+        calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
+        if room not in ("cli", "trial_host"):
+            assert not calls & {"print", "sys.exit", "exit", "click.echo"}, room
+
+
+@pytest.mark.parametrize("option", list_options())
+def test_every_option_stands_in_the_readme(option: str) -> None:
+    assert f"`{option}" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("command", ["tune", "show", "schema"])
+def test_every_command_stands_in_the_readme(command: str) -> None:
+    assert f"dltune {command}" in (ROOT / "README.md").read_text()
+
+
+def test_no_function_is_longer_than_fifty_lines() -> None:
+    long = [
+        f"{path.name}:{node.name}"
+        for path in PACKAGE.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and _count_code_lines(node) > 50
+    ]
+    assert long == ["cli.py:tune"] or long == []
+
+
+def _count_code_lines(node: ast.FunctionDef) -> int:
+    docstring = node.body[0] if ast.get_docstring(node) else None
+    start = node.body[0].end_lineno if docstring is not None else node.lineno
+    return (node.end_lineno or 0) - (start or 0)

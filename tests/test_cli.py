@@ -1,0 +1,182 @@
+"""The command line: what it accepts, refuses, prints where, and exits with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from autotune.cli import build_request, cli, tune
+from autotune.errors import UsageError
+from autotune.options import read_project_options
+from autotune.profiles import save_profile
+from tests.builders import make_profile
+
+pytestmark = pytest.mark.usefixtures("workdir")
+
+
+def invoke(*arguments: str, **options: Any) -> Result:
+    return CliRunner().invoke(cli, arguments, prog_name="dltune", **options)
+
+
+def parse(*arguments: str) -> dict[str, Any]:
+    return tune.make_context("dltune", ["--dataset", "pkg:make", *arguments]).params
+
+
+def list_options() -> list[str]:
+    return [max(parameter.opts, key=len) for parameter in tune.params if isinstance(parameter, click.Option)]
+
+
+def test_tune_is_implied_when_the_first_argument_is_an_option() -> None:
+    shown = invoke("--dataset", "pkg:make", "--print-config")
+    assert shown.exit_code == 0
+    assert "pkg:make" in shown.stdout
+
+
+def test_every_option_has_help() -> None:
+    assert [option.name for option in tune.params if isinstance(option, click.Option) and not option.help] == []
+
+
+def test_the_help_of_the_group_shows_commands_and_examples() -> None:
+    text = invoke("--help").stdout
+    assert all(word in text for word in ("tune", "show", "schema", "Examples", "--dataset"))
+
+
+@pytest.mark.parametrize(("typo", "meant"), [("shwo", "show"), ("--trails", "--trials"), ("--datset", "--dataset")])
+def test_a_typo_is_answered_with_what_was_meant(typo: str, meant: str) -> None:
+    result = invoke(typo, "3")
+    assert result.exit_code == 2
+    assert "Did you mean" in result.stderr
+    assert meant in result.stderr
+
+
+def test_a_missing_dataset_is_a_usage_error() -> None:
+    result = invoke("--trials", "3")
+    assert result.exit_code == 2
+    assert "--dataset PKG.MOD:ATTR is missing" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--step-time", "fast"), "35ms"),
+        (("--batch-size", "32,many"), "32,64,128"),
+        (("--batch-size", "0"), "at least one sample"),
+        (("--max-memory", "120%"), "at most 100%"),
+        (("--fix", "in_order"), "KEY=VALUE"),
+        (("--fix", "colour=red"), "the knobs are batch_size"),
+        (("--fix", "sharing_strategy=pigeon"), "the value does not suit it"),
+        (("--range", "num_workers=9:3"), "num_workers=0:16"),
+        (("--trials", "0"), "x>=1"),
+        (("--step", "pkg:step", "--step-time", "5ms"), "exclude each other"),
+        (("--dataset-arg", "root"), "KEY=VALUE"),
+        (("--sampler", "magic"), "tpe"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_a_hint(arguments: tuple[str, ...], words: str) -> None:
+    result = invoke("--dataset", "pkg:make", *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_options_become_one_request() -> None:
+    request = build_request(
+        parse(
+            *("--dataset-arg", "root=/data", "--dataset-arg", "size=3", "--collate", "pkg:collate"),
+            *("--step-time", "35ms", "--batch-size", "32,64", "--fix", "in_order=true", "--range", "num_workers=0:16"),
+            *("--trials", "7", "--timeout", "10m", "--trial-time", "2s", "--stall-time", "5m", "--epochs", "3"),
+            *("--seed", "5", "--sampler", "random", "--max-memory", "24GiB", "--max-shm", "50%"),
+            *("--max-gpu-memory", "70%", "--max-workers", "12", "--device", "cpu", "-o", "x.json"),
+            *("--profile", "mine", "--storage", "sqlite:///x.db", "--study-name", "s", "--no-resume"),
+        )
+    )
+    assert request.workload.dataset_args == {"root": "/data", "size": 3}
+    assert request.workload.collate == "pkg:collate"
+    assert request.workload.step_seconds == pytest.approx(0.035)
+    assert request.workload.device == "cpu"
+    assert request.batch_sizes == (32, 64)
+    assert request.fixed == {"in_order": True}
+    assert request.ranges == {"num_workers": (0, 16)}
+    assert (request.trials, request.timeout_seconds, request.trial_seconds) == (7, 600, 2)
+    assert (request.stall_seconds, request.epochs, request.seed, request.sampler) == (300, 3, 5, "random")
+    assert (request.max_memory, request.max_shm, request.max_gpu_memory) == ("24GiB", "50%", "70%")
+    assert (request.max_workers, request.output, request.profile) == (12, "x.json", "mine")
+    assert (request.storage, request.study_name, request.resume) == ("sqlite:///x.db", "s", False)
+
+
+def test_a_flag_wins_over_the_environment_and_the_environment_over_the_file(workdir: Path) -> None:
+    (workdir / "pyproject.toml").write_text(
+        "[tool.dltune]\nseed = 1\ntrials = 1\nepochs = 1\nfix = {in_order = true}\n"
+    )
+    defaults = {"tune": read_project_options(workdir)}
+    environment = {"DLTUNE_TRIALS": "2", "DLTUNE_EPOCHS": "2"}
+    arguments = ("--dataset", "pkg:make", "--epochs", "3", "--print-config")
+    lines = invoke(*arguments, env=environment, default_map=defaults).stdout.splitlines()
+    shown = {line.split()[0]: line.split()[1:] for line in lines}
+    assert shown["--seed"] == ["1", "pyproject.toml"]
+    assert shown["--trials"] == ["2", "environment"]
+    assert shown["--epochs"] == ["3", "flag"]
+    assert shown["--sampler"] == ['"tpe"', "default"]
+    assert shown["--fix"][-1] == "pyproject.toml"
+
+
+def test_a_broken_project_file_is_a_usage_error(workdir: Path) -> None:
+    (workdir / "pyproject.toml").write_text("[tool.dltune\n")
+    with pytest.raises(click.UsageError, match="not valid TOML"):
+        read_project_options(workdir)
+
+
+def test_show_describes_a_saved_profile(workdir: Path) -> None:
+    profile = make_profile()
+    save_profile(workdir / "dltune.json", profile)
+    text = invoke("show", "dltune.json").stdout
+    assert profile.name in text
+    assert f"num_workers={profile.dataloader.num_workers}" in text
+
+
+def test_show_gives_the_profile_as_json(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    document = json.loads(invoke("show", "dltune.json", "--json").stdout)
+    assert document["profiles"][0]["name"] == make_profile().name
+
+
+@pytest.mark.parametrize(("text", "words"), [(None, "cannot be read"), ("{", "not a tuned file")])
+def test_show_says_what_is_wrong_with_a_file(workdir: Path, text: str | None, words: str) -> None:
+    if text is not None:
+        (workdir / "dltune.json").write_text(text)
+    result = invoke("show")
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_show_of_an_unknown_profile_lists_the_known_ones(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    result = invoke("show", "--profile", "other")
+    assert result.exit_code == 2
+    assert make_profile().name in result.stderr
+
+
+def test_the_schema_is_a_json_schema_that_accepts_a_saved_file(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    schema = json.loads(invoke("schema").stdout)
+    document = json.loads((workdir / "dltune.json").read_text())
+    assert schema["$schema"].startswith("https://json-schema.org/")
+    assert set(document) == set(schema["properties"])
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; import autotune.cli; print([m for m in ('torch', 'optuna', 'pydantic', 'rich') if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_a_request_without_a_dataset_cannot_be_built() -> None:
+    with pytest.raises(UsageError):
+        build_request(parse() | {"dataset": None})

@@ -1,0 +1,175 @@
+"""The command as a user runs it: real processes, real signals, a real full /dev/shm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader
+
+from autotune import load
+from tests.misbehaving import make_honest
+
+ROOT = str(Path(__file__).parent.parent)
+QUICK = ("--batch-size", "8", "--trial-time", "0.3s", "--epochs", "2", "--max-workers", "2", "--step-time", "1ms")
+WITHOUT_SHM = "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec"
+pytestmark = pytest.mark.usefixtures("leaves_nothing", "workdir")
+
+
+def make_command(factory: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", "autotune.cli", "--dataset", f"tests.misbehaving:{factory}", *options]
+
+
+def start(factory: str, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        make_command(factory, *QUICK, *options),
+        env={**os.environ, "PYTHONPATH": ROOT},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(factory: str, *options: str) -> subprocess.CompletedProcess[str]:
+    process = start(factory, *options)
+    stdout, stderr = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def await_trials(process: subprocess.Popen[str], count: int) -> list[str]:
+    """Read stderr until so many trials have been reported, and give their lines."""
+    assert process.stderr is not None
+    seen: list[str] = []
+    while len(seen) < count:
+        line = process.stderr.readline()
+        assert line, "the run ended before enough trials were seen"
+        if line.startswith("trial"):
+            seen.append(line)
+    return seen
+
+
+def test_a_run_writes_a_file_whose_arguments_a_real_loader_takes(workdir: Path) -> None:
+    finished = run("make_honest", "--trials", "4")
+    assert finished.returncode == 0, finished.stderr
+    assert "samples/s" in finished.stdout
+    loader = DataLoader(make_honest(), shuffle=True, **load("dltune.json").loader_kwargs())
+    assert sum(len(batch) for batch in loader) == 64
+    assert not [path.name for path in workdir.iterdir() if path.name not in ("dltune.json", ".dltune")]
+
+
+def test_json_puts_one_document_on_stdout_and_nothing_else() -> None:
+    finished = run("make_chatty", "--trials", "2", "--json")
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout)["workload"]["dataset"] == "tests.misbehaving:make_chatty"
+
+
+def test_quiet_shows_nothing_but_the_result() -> None:
+    finished = run("make_honest", "--trials", "2", "--quiet")
+    assert finished.stderr == ""
+    assert "Wrote dltune.json" in finished.stdout
+
+
+def test_verbose_shows_what_the_child_is_doing() -> None:
+    assert "calling tests.misbehaving:make_honest" in run("make_honest", "--trials", "1", "--verbose").stderr
+
+
+def test_a_dry_run_plans_and_writes_nothing(workdir: Path) -> None:
+    finished = run("make_honest", "--dry-run")
+    assert finished.returncode == 0, finished.stderr
+    assert "Would try at most 40 configurations" in finished.stdout
+    assert list(workdir.iterdir()) == []
+
+
+def test_a_dataset_that_works_only_without_workers_keeps_them_off() -> None:
+    finished = run("make_fails_in_workers", "--trials", "3")
+    assert finished.returncode == 0, finished.stderr
+    assert "the handle does not survive a fork" in finished.stderr
+    assert load("dltune.json").loader_kwargs()["num_workers"] == 0
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("make_raising", "ValueError: no such bucket"),
+        ("make_missing", "has no 'make_missing'"),
+        ("make_none", "returned None"),
+        ("make_exit", "SystemExit: 0"),
+    ],
+)
+def test_a_broken_factory_exits_2_with_a_sentence(factory: str, words: str, workdir: Path) -> None:
+    finished = run(factory)
+    assert finished.returncode == 2
+    assert words in finished.stderr
+    assert finished.stdout == ""
+    assert "autotune/" not in finished.stderr
+    assert not (workdir / "dltune.json").exists()
+
+
+def test_a_module_that_does_not_exist_exits_2() -> None:
+    finished = run("make_honest", "--dataset", "no_such_module:make")
+    assert finished.returncode == 2
+    assert "No module named 'no_such_module'" in finished.stderr
+
+
+def test_a_hanging_factory_exits_2_after_the_stall_time() -> None:
+    finished = run("make_hanging", "--stall-time", "4s")
+    assert finished.returncode == 2
+    assert "made no progress" in finished.stderr
+
+
+def test_ctrl_c_writes_the_best_so_far_and_exits_130() -> None:
+    process = start("make_honest", "--trials", "40")
+    await_trials(process, 3)
+    process.send_signal(signal.SIGINT)
+    stdout, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "not confirmed" in stdout
+    assert load("dltune.json").profile.result.confirmed_rounds == 0
+
+
+def test_a_killed_run_continues_where_it_stood() -> None:
+    process = start("make_honest", "--trials", "8", "--no-resume")
+    seen = await_trials(process, 3)
+    process.kill()
+    process.communicate(timeout=60)
+    time.sleep(0.5)
+    finished = run("make_honest", "--trials", "8")
+    assert finished.returncode == 0, finished.stderr
+    resumed = next(line for line in finished.stderr.splitlines() if line.startswith("resumed"))
+    assert int(resumed.split()[1]) >= len(seen)
+    assert load("dltune.json").profile.search.trials == 8
+
+
+def can_mount() -> bool:
+    probe = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f"{WITHOUT_SHM} true"]
+    try:
+        return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs a user namespace that may mount a tmpfs")
+def test_a_small_shm_ends_with_a_feasible_configuration_and_says_what_was_skipped() -> None:
+    floats = 2**20  # 4 MiB a sample
+    options = ("--dataset-arg", "samples=48", "--dataset-arg", f"floats={floats}", "--batch-size", "2,4,16")
+    options += ("--trials", "10", "--trial-time", "0.3s", "--epochs", "2", "--step-time", "1ms")
+    inner = " ".join(["exec", *make_command("make_honest", *options)])
+    finished = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f"{WITHOUT_SHM[:-4]} {inner}"],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "skipped, predicted over a limit: /dev/shm" in finished.stderr
+    profile = load("dltune.json", on_mismatch="default").profile
+    assert profile.hardware.shm_limit_bytes == 64 * 2**20
+    assert profile.result.peak_shm_bytes <= profile.limits.shm_bytes

@@ -1,0 +1,423 @@
+from __future__ import annotations
+
+import json
+import resource
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from autotune.errors import OutputError, ProfileError
+from autotune.machine import read_gpus, read_machine
+from autotune.profiles import (
+    TunedLoader,
+    check_writable,
+    clamp_config,
+    format_file,
+    load,
+    read_file,
+    save_profile,
+    write_atomically,
+)
+from autotune.schema import Hardware, ProcessSettings, TunedConfig, TunedFile, WorkloadIdentity
+from tests.builders import MIB, make_config, make_machine, make_profile
+
+DATA: Any = range(10)
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+def make_hardware_here(**changes: Any) -> Hardware:
+    gpus = read_gpus()
+    return read_machine().hardware(gpus[0] if gpus else None, len(gpus)).model_copy(update=changes)
+
+
+def make_smaller_hardware() -> Hardware:
+    """Describe a machine that this one can stand in for."""
+    here = make_hardware_here()
+    return here.model_copy(update={"memory_limit_bytes": here.memory_limit_bytes - MIB, "cpu": "Older CPU"})
+
+
+def make_larger_hardware() -> Hardware:
+    """Describe a machine that has more CPUs than this one."""
+    return make_hardware_here(usable_cpus=10_000.0)
+
+
+def write_profiles(folder: Path, *profiles: TunedConfig) -> Path:
+    path = folder / "dltune.json"
+    path.write_text(format_file(TunedFile(profiles=profiles)))
+    return path
+
+
+def names(path: Path) -> list[str]:
+    return [profile.name for profile in read_file(path).profiles]
+
+
+# Saving
+
+
+def test_saving_makes_the_file_and_leaves_nothing_else_beside_it(tmp_path: Path) -> None:
+    save_profile(tmp_path / "dltune.json", make_profile("a"))
+    assert read_file(tmp_path / "dltune.json").profiles == (make_profile("a"),)
+    assert [path.name for path in tmp_path.iterdir()] == ["dltune.json"]
+
+
+def test_saving_keeps_the_other_profiles_and_replaces_the_one_of_the_same_name(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_profile("a"), make_profile("b"), make_profile("c"))
+    newer = make_profile("b", created_at=NOW)
+    save_profile(path, newer)
+    assert sorted(names(path)) == ["a", "b", "c"]
+    assert newer in read_file(path).profiles
+
+
+@pytest.mark.parametrize("text", ["", "not json", "[]", '{"schema_version": 2}', '{"profiles": [{"name": "a"}]}'])
+def test_saving_over_something_else_is_refused_and_leaves_it_as_it_is(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "dltune.json"
+    path.write_text(text)
+    with pytest.raises(ProfileError):
+        save_profile(path, make_profile())
+    assert path.read_text() == text
+
+
+def test_a_json_file_of_another_program_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "package.json"
+    path.write_text('{"name": "my-app", "version": "1.0.0"}')
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ProfileError):
+            save_profile(path, make_profile())
+        with pytest.raises(ProfileError):
+            check_writable(path)
+    assert json.loads(path.read_text())["name"] == "my-app"
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Callable[[], None]]:
+    """Give a function that makes every write beyond 100 bytes of a file fail until the test ends."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_pieces(
+    tmp_path: Path, full_disk: Callable[[], None]
+) -> None:
+    path = write_profiles(tmp_path, make_profile("old"))
+    full_disk()
+    with pytest.raises(OutputError, match="cannot be written: File too large"):
+        save_profile(path, make_profile("new"))
+    assert names(path) == ["old"]
+    assert [left.name for left in tmp_path.iterdir() if not left.name.endswith(".lock")] == ["dltune.json"]
+
+
+def test_text_that_cannot_be_encoded_leaves_the_old_file_and_no_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_output_in_a_folder_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "dltune.json"
+    with pytest.raises(OutputError, match="there is no folder"):
+        check_writable(path)
+    with pytest.raises(OutputError, match="cannot be written"):
+        save_profile(path, make_profile())
+
+
+def test_a_folder_is_refused_as_an_output(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="is a folder"):
+        check_writable(tmp_path)
+
+
+def test_a_tuned_file_and_a_free_name_are_fit_to_be_written(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new.json")
+    check_writable(write_profiles(tmp_path, make_profile()))
+
+
+# Reading
+
+
+def test_fields_of_a_later_version_are_ignored_with_a_warning_that_names_them(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_profile("a"))
+    document = json.loads(path.read_text())
+    document["profiles"][0]["hardware"]["numa_nodes"] = 2
+    document["written_by"] = "dltune 9"
+    path.write_text(json.dumps(document))
+    with pytest.warns(UserWarning, match="numa_nodes") as caught:
+        file = read_file(path)
+    assert "written_by" in str(caught[0].message)
+    assert file.profiles == (make_profile("a"),)
+
+
+def test_a_wrong_value_beside_an_unknown_field_is_still_wrong(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_profile())
+    document = json.loads(path.read_text())
+    document["profiles"][0]["novelty"] = 1
+    document["profiles"][0]["dataloader"]["num_workers"] = -1
+    path.write_text(json.dumps(document))
+    with pytest.raises(ProfileError, match="num_workers"):
+        read_file(path)
+
+
+def test_a_missing_file_is_reported_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"nothing\.json cannot be read: No such file"):
+        read_file(tmp_path / "nothing.json")
+
+
+def check_that_reading_gives_a_file_or_a_profile_error(data: bytes, path: Path) -> None:
+    path.write_bytes(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            file = read_file(path)
+        except ProfileError:
+            return
+    assert TunedFile.model_validate_json(format_file(file)) == file
+
+
+@given(data=st.binary() | st.text().map(str.encode))
+def test_garbage_is_refused_by_a_profile_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "garbage.json"
+    path.write_bytes(data)
+    with pytest.raises(ProfileError):
+        read_file(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def list_places(document: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of everything inside a JSON document."""
+    yield place
+    inside = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for key, value in inside:
+        yield from list_places(value, (*place, key))
+
+
+VALID = json.loads(format_file(TunedFile(profiles=(make_profile("a"), make_profile("b")))))
+PLACES = list(list_places(VALID))[1:]
+
+
+@given(
+    places=st.lists(st.sampled_from(PLACES), min_size=1, max_size=3),
+    value=JSON,
+    how=st.sampled_from(["replace", "remove", "add"]),
+)
+def test_a_mutated_file_is_read_as_a_valid_value_or_refused_by_a_profile_error(
+    tmp_path_factory: pytest.TempPathFactory, places: list[tuple[Any, ...]], value: Any, how: str
+) -> None:
+    document = json.loads(json.dumps(VALID))
+    for place in places:
+        mutate(document, place, value, how)
+    path = tmp_path_factory.getbasetemp() / "mutated.json"
+    check_that_reading_gives_a_file_or_a_profile_error(json.dumps(document).encode(), path)
+
+
+def mutate(document: Any, place: tuple[Any, ...], value: Any, how: str) -> None:
+    try:
+        for step in place[:-1]:
+            document = document[step]
+        if how == "remove":
+            del document[place[-1]]
+        elif how == "add":
+            document["something new"] = value
+        else:
+            document[place[-1]] = value
+    except (KeyError, IndexError, TypeError):
+        return  # an earlier mutation took this place away
+
+
+@given(start=st.integers(0, 5000), length=st.integers(0, 50), junk=st.binary(max_size=10))
+def test_a_torn_file_is_read_as_a_valid_value_or_refused_by_a_profile_error(
+    tmp_path_factory: pytest.TempPathFactory, start: int, length: int, junk: bytes
+) -> None:
+    data = json.dumps(VALID).encode()
+    path = tmp_path_factory.getbasetemp() / "torn.json"
+    check_that_reading_gives_a_file_or_a_profile_error(data[:start] + junk + data[start + length :], path)
+
+
+# Choosing
+
+
+def test_a_profile_of_this_very_machine_is_preferred_to_a_newer_one_that_merely_fits(tmp_path: Path) -> None:
+    exact = make_profile("here", hardware=make_hardware_here())
+    fitting = make_profile("there", hardware=make_smaller_hardware(), created_at=NOW)
+    found = load(write_profiles(tmp_path, fitting, exact))
+    assert (found.profile.name, found.fit) == ("here", "exact")
+    assert found.config == exact.config
+
+
+def test_the_newest_of_equally_fitting_profiles_is_taken(tmp_path: Path) -> None:
+    old = make_profile("old", hardware=make_hardware_here(), created_at=NOW)
+    new = make_profile("new", hardware=make_hardware_here(), created_at=NOW + timedelta(days=1))
+    assert load(write_profiles(tmp_path, new, old)).profile.name == "new"
+
+
+def test_a_profile_of_a_smaller_machine_fits_without_a_warning(tmp_path: Path) -> None:
+    found = load(write_profiles(tmp_path, make_profile("there", hardware=make_smaller_hardware())))
+    assert found.fit == "compatible"
+
+
+def test_a_profile_of_a_larger_machine_is_clamped_with_a_warning_that_says_what_differs(tmp_path: Path) -> None:
+    larger = make_profile("big", hardware=make_larger_hardware(), dataloader=make_config(5000, 2).dataloader)
+    with pytest.warns(UserWarning, match=r"profile big .* CPUs [\d.]+ instead of 10000"):
+        found = load(write_profiles(tmp_path, larger))
+    assert found.fit == "clamped"
+    assert found.config.dataloader.num_workers < 5000
+
+
+def test_a_profile_for_a_gpu_that_is_not_here_does_not_fit(tmp_path: Path) -> None:
+    elsewhere = make_profile("gpu", hardware=make_hardware_here(gpu="NVIDIA Z9000", gpu_count=1))
+    with pytest.warns(UserWarning, match="instead of NVIDIA Z9000"):
+        assert load(write_profiles(tmp_path, elsewhere)).fit == "clamped"
+
+
+def test_on_mismatch_error_refuses_a_profile_of_another_machine(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_profile("big", hardware=make_larger_hardware()))
+    with pytest.raises(ProfileError, match="tuned on another machine"):
+        load(path, on_mismatch="error")
+
+
+def test_on_mismatch_default_gives_torchs_defaults_at_the_tuned_batch_size(tmp_path: Path) -> None:
+    found = load(write_profiles(tmp_path, make_profile("big", hardware=make_larger_hardware())), on_mismatch="default")
+    assert found.fit == "default"
+    assert found.config == make_config(0, batch_size=64)
+
+
+def test_a_named_profile_is_taken_even_when_another_fits_better(tmp_path: Path) -> None:
+    exact = make_profile("here", hardware=make_hardware_here())
+    fitting = make_profile("there", hardware=make_smaller_hardware())
+    assert load(write_profiles(tmp_path, exact, fitting), profile="there").profile.name == "there"
+
+
+def test_an_unknown_name_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="'c'; it holds a, b"):
+        load(write_profiles(tmp_path, make_profile("a"), make_profile("b")), profile="c")
+
+
+def test_a_file_without_profiles_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="dltune --dataset"):
+        load(write_profiles(tmp_path))
+
+
+def test_a_time_without_its_zone_gives_a_profile_or_a_profile_error(tmp_path: Path) -> None:
+    profiles = (make_profile("a", hardware=make_hardware_here()), make_profile("b", hardware=make_hardware_here()))
+    path = write_profiles(tmp_path, *profiles)
+    document = json.loads(path.read_text())
+    document["profiles"][0]["created_at"] = "2026-01-01T00:00:00"
+    path.write_text(json.dumps(document))
+    try:
+        assert load(path).fit == "exact"
+    except ProfileError as error:
+        assert "created_at" in str(error)  # noqa: PT017  # both outcomes are right
+
+
+# Clamping
+
+
+@given(
+    workers=st.integers(0, 64),
+    prefetch=st.integers(1, 16),
+    sample_bytes=st.integers(0, 2**22),
+    shm=st.integers(0, 2**32),
+    cpus=st.floats(0.1, 64),
+)
+def test_a_clamped_configuration_is_legal_and_fits_cpus_and_shm(
+    workers: int, prefetch: int, sample_bytes: int, shm: int, cpus: float
+) -> None:
+    profile = make_profile(
+        dataloader=make_config(workers, prefetch, 64).dataloader,
+        workload=WorkloadIdentity(dataset="a:b", samples=None, sample_bytes=sample_bytes, step="built-in"),
+    )
+    machine = make_machine(affinity_cpus=64, quota_cpus=cpus, shm_limit_bytes=shm)
+    loader = clamp_config(profile, machine).dataloader
+    assert loader.num_workers <= min(workers, cpus + 1)
+    if loader.num_workers:
+        assert (loader.num_workers * (loader.prefetch_factor or 0) + 2) * 64 * sample_bytes <= shm
+
+
+def test_clamping_gives_up_batches_ahead_before_workers() -> None:
+    profile = make_profile(
+        dataloader=make_config(4, 8, 64).dataloader,
+        workload=WorkloadIdentity(dataset="a:b", samples=None, sample_bytes=MIB // 64, step="built-in"),
+    )
+    loader = clamp_config(profile, make_machine(shm_limit_bytes=16 * MIB)).dataloader
+    assert (loader.num_workers, loader.prefetch_factor) == (4, 2)
+
+
+def test_a_configuration_that_fits_is_not_clamped() -> None:
+    profile = make_profile(dataloader=make_config(4, 2, 64, in_order=False, persistent_workers=True).dataloader)
+    assert clamp_config(profile, make_machine(affinity_cpus=4)) == profile.config
+
+
+# Using
+
+
+@pytest.fixture
+def sharing_strategy() -> Iterator[None]:
+    before = get_sharing_strategy()
+    yield
+    set_sharing_strategy(before)
+
+
+def make_tuned(**changes: Any) -> TunedLoader:
+    profile = make_profile(**changes)
+    return TunedLoader(profile, profile.config, "exact")
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.usefixtures("sharing_strategy")
+class TestMakeLoader:
+    def test_it_builds_a_loader_with_the_tuned_settings_and_the_tuned_strategy(self) -> None:
+        loader = make_tuned(process=ProcessSettings(sharing_strategy="file_system")).make_loader(DATA, shuffle=True)
+        assert (loader.num_workers, loader.batch_size, loader.persistent_workers) == (4, 64, True)
+        assert get_sharing_strategy() == "file_system"
+
+    def test_what_the_caller_gives_wins_over_what_was_tuned(self) -> None:
+        loader = make_tuned(dataloader=make_config(0).dataloader).make_loader(DATA, batch_size=5)
+        assert [len(batch) for batch in loader] == [5, 5]
+
+    def test_a_batch_sampler_of_the_caller_replaces_the_tuned_batch_size(self) -> None:
+        sampler = BatchSampler(SequentialSampler(DATA), batch_size=3, drop_last=False)
+        loader = make_tuned(dataloader=make_config(0).dataloader).make_loader(DATA, batch_sampler=sampler)
+        assert [len(batch) for batch in loader] == [3, 3, 3, 1]
+
+    def test_a_caller_who_debugs_without_workers_gets_a_loader_without_workers(self) -> None:
+        loader = make_tuned().make_loader(DATA, num_workers=0)
+        assert sum(len(batch) for batch in loader) == 10
+
+    def test_spawned_workers_are_told_the_strategy_before_the_callers_own_setup_runs(self) -> None:
+        seen: list[tuple[int, str]] = []
+        process = ProcessSettings(sharing_strategy="file_system", multiprocessing_context="spawn")
+        loader = make_tuned(process=process).make_loader(
+            DATA, worker_init_fn=lambda worker: seen.append((worker, get_sharing_strategy()))
+        )
+        set_sharing_strategy("file_descriptor")  # what a spawned worker starts with
+        assert loader.worker_init_fn is not None
+        loader.worker_init_fn(3)
+        assert seen == [(3, "file_system")]
+
+    def test_forked_workers_keep_the_callers_own_setup_as_it_is(self) -> None:
+        def setup(worker: int) -> None: ...
+
+        loader = make_tuned(process=ProcessSettings(multiprocessing_context="fork")).make_loader(
+            DATA, worker_init_fn=setup
+        )
+        assert loader.worker_init_fn is setup
