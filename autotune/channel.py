@@ -26,6 +26,8 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self._poll = select.poll()  # select() knows no descriptor above 1023
+        self._poll.register(connection, select.POLLIN)
         self._buffer = bytearray()
         self._lines: list[bytes] = []
 
@@ -61,8 +63,8 @@ class Channel:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._lines:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self._socket], [], [], left)[0]:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            if not self._poll.poll(left):
                 return None
             self._fill()
         return self._lines.pop(0).decode(errors="replace")

@@ -143,7 +143,13 @@ def _run(request: TuningRequest, options: dict[str, Any]) -> None:
         click.echo(outcome.profile.model_dump_json(indent=2))
     else:
         click.echo(
-            describe_outcome(outcome.profile, outcome.runner_up, request.output, interrupted=outcome.interrupted)
+            describe_outcome(
+                outcome.profile,
+                outcome.plan.workload.kind,
+                outcome.runner_up,
+                request.output,
+                interrupted=outcome.interrupted,
+            )
         )
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
@@ -282,7 +288,7 @@ def show(file: Path, profile: str | None, as_json: bool) -> None:
     """Show the profiles of a tuned FILE (dltune.json if left out)."""
     from autotune.profiles import format_file, read_file
     from autotune.report import describe_profile
-    from autotune.schema import TunedFile
+    from autotune.schema import SCHEMA_VERSION, TunedFile
 
     with _report_errors():
         found = read_file(file)
@@ -291,7 +297,7 @@ def show(file: Path, profile: str | None, as_json: bool) -> None:
             names = ", ".join(entry.name for entry in found.profiles) or "none"
             raise UsageError(f"{file} has no profile {profile or ''}; it holds: {names}.")
         if as_json:
-            click.echo(format_file(TunedFile(profiles=chosen)), nl=False)
+            click.echo(format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=chosen)), nl=False)
         else:
             click.echo("\n\n".join(describe_profile(entry) for entry in chosen))
 

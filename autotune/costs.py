@@ -18,6 +18,7 @@ HANDOVER_SECONDS: Final = 0.0004  # per batch between worker and training proces
 HANDOVER_BYTES_PER_SECOND: Final = 2.5e9  # one copy into shared memory and its page faults
 WORKER_START_SECONDS: Final = 0.02  # fork of one worker with torch imported
 SPARE_WORKERS: Final = 2
+NOTHING: Final = 1e-9  # samples per second of an epoch without a batch
 GENEROSITY: Final = 2  # workers offered to the search per worker that the model thinks useful
 
 
@@ -40,11 +41,13 @@ def predict_samples_per_second(
     batches = count_epoch_batches(workload, size)
     if batches is None:
         return size / steady
+    if batches == 0:
+        return NOTHING
     workers = config.dataloader.num_workers
     start = workers * WORKER_START_SECONDS
     fill = workload.load.per_batch(size) if workers else 0.0
     starts = 1 if config.dataloader.persistent_workers else epochs
-    total = epochs * (batches * steady + fill) + starts * start
+    total = max(epochs * (batches * steady + fill) + starts * start, 1e-9)
     return epochs * batches * size / total
 
 

@@ -87,13 +87,14 @@ def decide(baseline: Contestant, finalists: Sequence[Contestant]) -> Decision | 
         return _keep(baseline) if baseline.rate > 0 else None
     best = max(running, key=lambda contestant: contestant.rate)
     ties = [contestant for contestant in running if contestant.rate >= TIE * best.rate]
-    winner = min(ties, key=lambda contestant: _size(contestant.config, contestant.peak_host_bytes))
+    smallest = min(ties, key=lambda contestant: _size(contestant.config, contestant.peak_host_bytes))
     if baseline.rate <= 0:
-        return _announce(winner, None, None, best)
-    speedup, interval = _compare(winner, baseline)
-    if speedup < LEAST_GAIN or (interval is not None and interval[0] <= 1):
-        return _keep(baseline)
-    return _announce(winner, speedup, interval, best)
+        return _announce(smallest, None, None, best)
+    for winner in (smallest, best):
+        speedup, interval = _compare(winner, baseline)
+        if speedup >= LEAST_GAIN and (interval is None or interval[0] > 1):
+            return _announce(winner, speedup, interval, best)
+    return _keep(baseline)
 
 
 def _compare(winner: Contestant, baseline: Contestant) -> tuple[float, Interval | None]:

@@ -34,6 +34,7 @@ class Pacer:
         self.epoch_batches = epoch_batches
         self._next_look = LOOK_SECONDS
         self.verdict: StopReason | None = None
+        self._knows_pace = False
 
     def should_close(self, batches: int, look: Callable[[], EpochTrace], is_first: bool, elapsed: float) -> bool:
         """Decide whether the epoch under way should hand out no further batch.
@@ -57,7 +58,8 @@ class Pacer:
         share = FIRST_EPOCH_SHARE if is_first and self.request.epochs > 1 else 1.0
         if batches >= MOST_BATCHES or elapsed > share * self.request.seconds:
             return True
-        return is_first and self._is_steady_precise(trace)
+        self._knows_pace = is_first and self._is_steady_precise(trace)
+        return self._knows_pace
 
     def should_abandon(self, elapsed: float) -> bool:
         """Decide whether even draining the queue would take too long.
@@ -83,7 +85,7 @@ class Pacer:
         if self.verdict is not None:
             return self.verdict
         if self.epoch_batches is None or len(traces) >= self.request.epochs:
-            return "done" if traces[-1].closed_after is None else "time"
+            return self._name_end(traces[-1])
         measurement = self._measurement(traces)
         enough = len(traces) > FEWEST_LATER_EPOCHS
         if enough and is_precise(measurement, self.request.config, self.request.epochs, self.request.precision):
@@ -97,6 +99,11 @@ class Pacer:
         if len(traces) > FEWEST_LATER_EPOCHS or (len(traces) > 1 and left <= 0) or left < -0.5 * self.request.seconds:
             return "time"
         return self._mini_epoch()
+
+    def _name_end(self, last: EpochTrace) -> StopReason:
+        if last.closed_after is None:
+            return "done"
+        return "precise" if self._knows_pace else "time"
 
     def _mini_epoch(self) -> int:
         loader = self.request.config.dataloader

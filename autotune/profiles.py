@@ -5,7 +5,6 @@ Loading never imports the module a profile names, and needs neither torch nor op
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import warnings
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 LOCK_SECONDS: Final = 30.0
 SHM_SHARE: Final = 0.8  # of /dev/shm that a clamped configuration may fill
+WORKERS_ONLY: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context")
 OnMismatch = Literal["warn", "error", "default"]
 
 
@@ -77,13 +77,15 @@ class TunedLoader:
         from torch.utils.data import DataLoader
 
         self.apply_process_settings()
-        kwargs = self.loader_kwargs()
-        if "batch_sampler" in own:
+        kwargs = self.loader_kwargs() | own
+        if own.get("batch_sampler") is not None and "batch_size" not in own:
             kwargs.pop("batch_size", None)
-        method = self.config.process.multiprocessing_context or multiprocessing.get_start_method()
+        if kwargs["num_workers"] == 0:
+            kwargs = {name: value for name, value in kwargs.items() if name in own or name not in WORKERS_ONLY}
+        method = kwargs.get("multiprocessing_context") or multiprocessing.get_start_method()
         if kwargs["num_workers"] and method != "fork":
-            own["worker_init_fn"] = WorkerSetup(self.config.process.sharing_strategy, own.get("worker_init_fn"))
-        return DataLoader(dataset, **{**kwargs, **own})
+            kwargs["worker_init_fn"] = WorkerSetup(self.config.process.sharing_strategy, own.get("worker_init_fn"))
+        return DataLoader(dataset, **kwargs)
 
 
 def load(
@@ -287,17 +289,16 @@ def save_profile(path: Path, profile: TunedConfig) -> None:
         ProfileError: What lies at the path is not a tuned file; it is left as it is.
         OutputError: The file cannot be written.
     """
+    _check_folder(path)
     try:
-        with FileLock(f"{path}.lock", timeout=LOCK_SECONDS):
+        with FileLock(path.absolute().with_name(f".{path.name}.lock"), timeout=LOCK_SECONDS):
             others = read_file(path).profiles if path.exists() else ()
             kept = tuple(other for other in others if other.name != profile.name)
-            write_atomically(path, format_file(TunedFile(profiles=(*kept, profile))))
+            write_atomically(path, format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=(*kept, profile))))
     except Timeout:
         raise OutputError(f"{path} is locked by another process for more than {LOCK_SECONDS:.0f} s.") from None
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
-    with contextlib.suppress(OSError):
-        Path(f"{path}.lock").unlink()
 
 
 def check_writable(path: Path) -> None:
@@ -310,17 +311,21 @@ def check_writable(path: Path) -> None:
         OutputError: Its folder is missing or cannot be written, or the path is a folder.
         ProfileError: Something else than a tuned file lies there.
     """
-    folder = path.absolute().parent
     if path.is_dir():
         raise OutputError(f"{path} is a folder; give a file with --output.")
-    if not folder.is_dir():
-        raise OutputError(f"{path} cannot be written: there is no folder {folder}.")
-    if not os.access(folder, os.W_OK):
-        raise OutputError(f"{path} cannot be written: the folder {folder} is read-only.")
+    _check_folder(path)
     if path.exists():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             read_file(path)
+
+
+def _check_folder(path: Path) -> None:
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise OutputError(f"{path} cannot be written: there is no folder {folder}.")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{path} cannot be written: the folder {folder} is read-only.")
 
 
 def format_file(file: TunedFile) -> str:

@@ -88,11 +88,14 @@ def describe_skip(violations: Iterable[Violation]) -> str:
     return "; ".join(violation.describe() for violation in violations)
 
 
-def describe_outcome(profile: TunedConfig, runner_up: LoaderConfig | None, output: str, *, interrupted: bool) -> str:
+def describe_outcome(
+    profile: TunedConfig, kind: str, runner_up: LoaderConfig | None, output: str, *, interrupted: bool
+) -> str:
     """Write the summary that ends a run.
 
     Args:
         profile: The profile as it was saved.
+        kind: `map` or `iterable`: only the former can be shuffled by a loader.
         runner_up: A faster configuration passed over for a smaller one within noise.
         output: Path of the tuned file.
         interrupted: Whether the run was cut short.
@@ -107,8 +110,19 @@ def describe_outcome(profile: TunedConfig, runner_up: LoaderConfig | None, outpu
         lines.append("  cut short: this is the best so far, not confirmed; run the same command again to continue")
     lines += describe_caveats(profile)
     lines.append(f"Wrote {output} (profile {profile.name}).   Training code:")
-    lines.append(f'  DataLoader(dataset, shuffle=True, **autotune.load("{output}").loader_kwargs())')
+    lines.append(f"  {_describe_use_in_code(profile, kind, output)}")
     return "\n".join(lines)
+
+
+def _describe_use_in_code(profile: TunedConfig, kind: str, output: str) -> str:
+    """Write the line of training code that puts all of the answer in force."""
+    if profile.dataloader.batch_size is None:
+        own = "batch_sampler=batch_sampler, "
+    else:
+        own = "shuffle=True, " if kind == "map" else ""
+    if profile.process.sharing_strategy == "file_descriptor":
+        return f'DataLoader(dataset, {own}**autotune.load("{output}").loader_kwargs())'
+    return f'autotune.load("{output}").make_loader(dataset, {own}'.removesuffix(", ") + ")"
 
 
 def _describe_best(profile: TunedConfig) -> str:
@@ -133,7 +147,7 @@ def _describe_numbers(result: ProfileResult) -> str:
         words.append(
             f"waiting for data {format_percent(base.data_wait_fraction)} -> {format_percent(result.data_wait_fraction)}"
         )
-    elif base is None:
+    elif base is None and result.confirmed_rounds:
         words.append("the baseline could not run here")
     if result.ceiling_samples_per_second:
         words.append(f"{format_percent(result.samples_per_second / result.ceiling_samples_per_second)} of the ceiling")

@@ -9,10 +9,9 @@ History of `schema_version`:
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 SCHEMA_VERSION: Final = 1
 SCHEMA_ID: Final = f"urn:dltune:schema:{SCHEMA_VERSION}"
@@ -35,7 +34,8 @@ def _refuse_reversed_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
     return bounds
 
 
-Interval = Annotated[tuple[float, float], AfterValidator(_refuse_reversed_bounds)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Interval = Annotated[tuple[Finite, Finite], AfterValidator(_refuse_reversed_bounds)]
 """A 95 % confidence interval: lower and upper bound in the unit of the value it belongs to."""
 
 
@@ -285,7 +285,7 @@ class TunedConfig(Value):
     result: ProfileResult
     limits: LimitsRecord
     search: SearchRecord
-    created_at: datetime
+    created_at: AwareDatetime
 
     @property
     def config(self) -> LoaderConfig:
@@ -299,5 +299,5 @@ class TunedFile(Value):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     schema_id: str = Field(default=SCHEMA_ID, alias="$schema")
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1]
     profiles: tuple[TunedConfig, ...] = ()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, get_args
+from typing import Annotated, Any, Final, get_args
+
+from pydantic import Field, ValidationError
 
 from autotune.costs import predict_samples_per_second, suggest_most_workers
 from autotune.errors import NoFeasibleConfigError, UsageError
@@ -12,7 +14,15 @@ from autotune.limits import DemandModel, Limits
 from autotune.machine import MachineProfile, count_whole_cpus
 from autotune.messages import WorkloadProfile
 from autotune.request import KNOBS, RANGED_KNOBS, Knob, TuningRequest
-from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod, Value
+from autotune.schema import (
+    Count,
+    DataLoaderSettings,
+    LoaderConfig,
+    ProcessSettings,
+    SharingStrategy,
+    StartMethod,
+    Value,
+)
 from autotune.units import format_bytes
 
 WORKER_GRID: Final = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
@@ -29,6 +39,7 @@ CONVENTION: Final[dict[str, int | bool | str | None]] = {
     "sharing_strategy": "file_descriptor",
 }  # what a careful hand would set; the knobs whose effect the cost model cannot see start here
 
+Positive = Annotated[int, Field(ge=1)]
 Choice = int | bool | str | None
 
 
@@ -47,9 +58,9 @@ class SearchSpace(Value):
         notes: Why a knob is not searched.
     """
 
-    batch_size: tuple[int | None, ...]
-    num_workers: tuple[int, ...]
-    prefetch_factor: tuple[int, ...] = PREFETCH_GRID
+    batch_size: tuple[Positive | None, ...]
+    num_workers: tuple[Count, ...]
+    prefetch_factor: tuple[Positive, ...] = PREFETCH_GRID
     pin_memory: tuple[bool, ...] = (False, True)
     persistent_workers: tuple[bool, ...] = (False, True)
     in_order: tuple[bool, ...] = (False, True)
@@ -163,9 +174,14 @@ def plan_space(
         choices[knob] = _narrow(knob, choices[knob], low, high)
     for knob, value in request.fixed.items():
         choices[knob] = (_check_fixed(knob, value, choices[knob]),)
-    return SearchSpace.model_validate(
-        {**choices, "multiprocessing_context": workload.multiprocessing_context, "notes": tuple(notes)}
-    )
+    try:
+        return SearchSpace.model_validate(
+            {**choices, "multiprocessing_context": workload.multiprocessing_context, "notes": tuple(notes)}
+        )
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = problem["loc"][0]
+        raise UsageError(f"{place}={problem['input']} is not possible: {problem['msg']}.") from None
 
 
 def _plan_batch_sizes(
@@ -189,6 +205,13 @@ def _plan_batch_sizes(
             f"A batch of {min(wanted)} samples needs about {need} of host memory and the budget is "
             f"{format_bytes(limits.memory_bytes)}. Give more with --max-memory, or a smaller --batch-size."
         )
+    if workload.drop_last and workload.samples is not None:
+        fitting = [size for size in fitting if size <= workload.samples]
+        if not fitting:
+            raise UsageError(
+                f"drop_last leaves no batch: the dataset has {workload.samples} samples, the smallest batch "
+                f"{min(wanted)}. Give a smaller --batch-size."
+            )
     if request.batch_sizes is None and workload.samples:
         fitting = [size for size in fitting if size <= workload.samples] or fitting[:1]
     return tuple(fitting)
@@ -207,7 +230,12 @@ def _plan_workers(
             "num_workers stays at 0 or 1: the iterable dataset does not shard itself by get_worker_info(), "
             "so every further worker delivers all the data once more"
         )
-        return (0, 1)
+        return (0, 1)[: 1 + limits.max_workers]
+    if not machine.shm_writable:
+        notes.append(
+            "num_workers stays at 0: /dev/shm cannot be written, and workers hand their batches over through it"
+        )
+        return (0,)
     size = batch_sizes[0] or workload.probe_batch_size
     most = min(limits.max_workers, suggest_most_workers(workload, size, machine.usable_cpus))
     if request.max_workers is not None or "num_workers" in request.ranges:
@@ -333,9 +361,10 @@ def guess_configs(
         if fitting:
             by_workers[workers] = max(fitting, key=predict)
     hand = build(num_workers=count_whole_cpus(machine.usable_cpus), batch_size=DEFAULT_BATCH_SIZE)
+    hands = [] if model.predict(hand).find_violations(limits) else [hand]
     if not by_workers:
-        return [hand]
+        return hands
     best = max(by_workers.values(), key=predict)
     enough = min(workers for workers, config in by_workers.items() if predict(config) >= ENOUGH * predict(best))
     around = [_snap(round(enough * factor), tuple(by_workers)) for factor in GUESSED_FACTORS]
-    return list(dict.fromkeys([*(by_workers[workers] for workers in around), hand]))
+    return list(dict.fromkeys([*(by_workers[workers] for workers in around), *hands]))

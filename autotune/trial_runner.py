@@ -50,6 +50,7 @@ from autotune.messages import (
 from autotune.process_tree import MARK, bound_memory, end_trial, list_tree, measure_memory, remove_segments
 from autotune.request import WorkloadRequest
 from autotune.schema import Value
+from autotune.units import format_bytes
 from autotune.verdicts import Death, judge_failure, name_death
 from autotune.watchdog import Reading, Watch
 
@@ -141,7 +142,7 @@ class TrialRunner:
             deadline = request.seconds * TRIAL_OVERHEAD + self._stall_seconds
             outcome = outcome.command(Run(trial=request), self._watch(deadline))
             usage = self._child.usage if self._child is not None else usage
-        result = _make_result(request, outcome, usage)
+        result = _check_gpu(_make_result(request, outcome, usage), self._limits)
         self._wind_down(result)
         return result.model_copy(update={"seconds": time.monotonic() - started})
 
@@ -343,6 +344,16 @@ def _make_result(request: TrialRequest, outcome: Child | Report | Death, usage: 
     death = judge_failure(outcome) if isinstance(outcome, Failed) else outcome
     assert isinstance(death, Death), f"a trial was answered by {type(outcome).__name__}"
     return TrialResult(kind=death.kind, config=request.config, message=death.message, details=death.details, **seen)
+
+
+def _check_gpu(result: TrialResult, limits: Limits | None) -> TrialResult:
+    """Turn a trial whose allocator went over the device's budget into a failure."""
+    budget = limits.gpu_bytes if limits is not None else None
+    used = result.measurement.peak_gpu_bytes if result.measurement is not None else 0
+    if budget is None or used <= budget:
+        return result
+    message = f"used {format_bytes(used)} of device memory against a budget of {format_bytes(budget)}"
+    return result.model_copy(update={"kind": "out_of_memory", "measurement": None, "message": message})
 
 
 def _explain_start(outcome: Child | Report | Death, workload: WorkloadRequest) -> UsageError | WorkloadError:

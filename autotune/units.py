@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final
 
@@ -29,7 +30,10 @@ def _split_quantity(text: str, units: dict[str, float] | dict[str, int], example
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2].lower() not in units:
         raise ValueError(f"{text!r} is not a quantity such as {example}")
-    return float(match[1]) * units[match[2].lower()]
+    quantity = float(match[1]) * units[match[2].lower()]
+    if not math.isfinite(quantity):
+        raise ValueError(f"{text[:20]!r}... is too large a number")
+    return quantity
 
 
 def parse_bytes(text: str) -> int:

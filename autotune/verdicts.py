@@ -15,14 +15,14 @@ from autotune.schema import Value
 
 _SYMPTOMS: Final[tuple[tuple[TrialKind, str, str], ...]] = (
     (
-        "shm_exhausted",
-        r"unable to (allocate|open) shared memory|bus error|No space left on device.*torch_|out of shared memory",
-        "filled /dev/shm. Give the container more (--shm-size=1g) or tune with fewer --max-workers",
-    ),
-    (
         "too_many_files",
         r"Too many open files|\[Errno 24\]",
         "ran out of open files. Raise the limit (ulimit -n) or tune with --fix sharing_strategy=file_system",
+    ),
+    (
+        "shm_exhausted",
+        r"unable to (allocate|open) shared memory|bus error|No space left on device.*torch_|out of shared memory",
+        "filled /dev/shm. Give the container more (--shm-size=1g) or tune with fewer --max-workers",
     ),
     (
         "out_of_memory",
@@ -31,7 +31,7 @@ _SYMPTOMS: Final[tuple[tuple[TrialKind, str, str], ...]] = (
     ),
     (
         "crashed",
-        r"killed by signal|exited unexpectedly|ConnectionResetError",
+        r"^(?!.*Caught \w+ in DataLoader worker).*(killed by signal|exited unexpectedly|ConnectionResetError)",
         "lost a worker process",
     ),
 )
@@ -62,7 +62,7 @@ def judge_failure(failed: Failed) -> Death:
     """
     text = f"{failed.error}\n{failed.details}"
     for kind, pattern, message in _SYMPTOMS:
-        if re.search(pattern, text, re.IGNORECASE):
+        if re.search(pattern, text if kind != "crashed" else failed.error, re.IGNORECASE):
             return Death(kind=kind, message=message, details=failed.details)
     return Death(kind="workload_failed", message=f"raised {_last_line(failed.error)}", details=failed.details)
 

@@ -60,7 +60,7 @@ def train(run: WholeRun) -> float:
     torch.multiprocessing.set_sharing_strategy(run.sharing_strategy)
     dataset = _resolve(run.dataset)()
     step = _resolve(run.step)() if run.step else lambda batch: time.sleep(run.step_seconds)
-    shuffle = {} if isinstance(dataset, IterableDataset) else {"shuffle": True}
+    shuffle: dict[str, Any] = {} if isinstance(dataset, IterableDataset) else {"shuffle": True}
     loader = DataLoader(dataset, **shuffle, **run.loader_kwargs)
     samples = 0
     started = time.perf_counter()

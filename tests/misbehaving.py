@@ -58,7 +58,8 @@ def make_hanging() -> NoReturn:
 
 
 def make_chatty() -> Honest:
-    print('{"op": "ready"}')
+    sys.stdout.write('{"op": "ready"}\n')
+    sys.stdout.flush()
     os.write(1, b'{"op":"probed"}\n' * 1000)
     os.write(2, b"\x00\xff noise\n")
     return Honest()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import resource
 import socket
 import threading
@@ -41,7 +42,7 @@ def test_messages_survive_being_torn_anywhere(lines: list[str], cuts: list[int])
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     received = []
     with open_line() as (channel, other):
-        for start, end in zip(edges, edges[1:], strict=False):
+        for start, end in itertools.pairwise(edges):
             other.sendall(data[start:end])
             while (line := channel.receive(0.0)) is not None:
                 received.append(line)

@@ -6,8 +6,8 @@ import pytest
 
 from autotune.confirming import Contestant
 from autotune.deciding import decide, pick_finalists
+from autotune.records import TrialRecord
 from autotune.schema import LoaderConfig
-from autotune.search import TrialRecord
 from tests.builders import make_config, make_contestant, make_result
 
 BASELINE = make_config(0)
@@ -51,7 +51,7 @@ def test_without_a_trial_that_worked_there_is_no_final() -> None:
 
 def test_the_fastest_wins_when_nobody_is_close() -> None:
     fast, slow = (
-        make_contestant(make_config(8), 200.0, 202.0, 198.0),
+        make_contestant(make_config(8), 200.0, 203.0, 197.0),
         make_contestant(make_config(2), 150.0, 150.0, 150.0),
     )
     decision = decide(make_contestant(BASELINE, 100.0, 101.0, 99.0), [slow, fast])
@@ -138,3 +138,12 @@ def test_without_finalists_the_baseline_is_kept() -> None:
 
 def test_where_nothing_ran_there_is_nothing_to_decide() -> None:
     assert decide(Contestant(BASELINE), [Contestant(make_config(4))]) is None
+
+
+def test_a_best_that_is_clearly_faster_is_not_given_up_for_a_smaller_one_that_is_not() -> None:
+    baseline = make_contestant(BASELINE, 100.0, 100.1, 99.9)
+    small = make_contestant(make_config(2), 101.5, 101.6, 101.4)
+    large = make_contestant(make_config(4), 103.0, 103.1, 102.9)
+    decision = decide(baseline, [small, large])
+    assert decision is not None
+    assert (decision.verdict, decision.config) == ("faster", make_config(4))

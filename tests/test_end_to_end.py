@@ -60,7 +60,9 @@ def test_a_run_writes_a_file_whose_arguments_a_real_loader_takes(workdir: Path) 
     assert "samples/s" in finished.stdout
     loader = DataLoader(make_honest(), shuffle=True, **load("dltune.json").loader_kwargs())
     assert sum(len(batch) for batch in loader) == 64
-    assert not [path.name for path in workdir.iterdir() if path.name not in ("dltune.json", ".dltune")]
+    assert not [
+        path.name for path in workdir.iterdir() if path.name not in ("dltune.json", ".dltune.json.lock", ".dltune")
+    ]
 
 
 def test_json_puts_one_document_on_stdout_and_nothing_else() -> None:
@@ -157,7 +159,7 @@ def can_mount() -> bool:
 @pytest.mark.skipif(not can_mount(), reason="needs a user namespace that may mount a tmpfs")
 def test_a_small_shm_ends_with_a_feasible_configuration_and_says_what_was_skipped() -> None:
     floats = 2**20  # 4 MiB a sample
-    options = ("--dataset-arg", "samples=48", "--dataset-arg", f"floats={floats}", "--batch-size", "2,4,16")
+    options = ["--dataset-arg", "samples=48", "--dataset-arg", f"floats={floats}", "--batch-size", "2,4,16"]
     options += ("--trials", "10", "--trial-time", "0.3s", "--epochs", "2", "--step-time", "1ms")
     inner = " ".join(["exec", *make_command("make_honest", *options)])
     finished = subprocess.run(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,8 @@ def test_anything_else_is_refused_with_the_option_and_a_hint(text: str, hint: st
 
 @given(st.text())
 def test_any_text_is_returned_as_it_is_or_refused_by_a_usage_error(text: str) -> None:
-    try:
+    with contextlib.suppress(UsageError):
         assert check_import_string("--step", text) == text
-    except UsageError as error:
-        assert text in str(error)
 
 
 def test_an_attribute_of_an_attribute_can_be_imported() -> None:

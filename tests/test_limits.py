@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from autotune.errors import UsageError
 from autotune.limits import PAGE_BYTES, Demand, DemandModel, count_live_batches, plan_limits
 from autotune.schema import LoaderConfig, ProcessSettings
-from tests.builders import GIB, MIB, make_config, make_limits, make_machine, make_request, make_result, make_workload
+from tests.builders import GIB, MIB, make_config, make_limits, make_machine, make_request, make_result
 
 FILE_SYSTEM = ProcessSettings(sharing_strategy="file_system")
 

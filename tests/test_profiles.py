@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def make_larger_hardware() -> Hardware:
 
 def write_profiles(folder: Path, *profiles: TunedConfig) -> Path:
     path = folder / "dltune.json"
-    path.write_text(format_file(TunedFile(profiles=profiles)))
+    path.write_text(format_file(TunedFile(schema_version=1, profiles=profiles)))
     return path
 
 
@@ -97,22 +98,20 @@ def test_a_json_file_of_another_program_is_never_overwritten(tmp_path: Path) -> 
     assert json.loads(path.read_text())["name"] == "my-app"
 
 
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[], None]]:
-    """Give a function that makes every write beyond 100 bytes of a file fail until the test ends."""
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """Make every write beyond the first 100 bytes of a file fail."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_pieces(
-    tmp_path: Path, full_disk: Callable[[], None]
-) -> None:
+def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_pieces(tmp_path: Path) -> None:
     path = write_profiles(tmp_path, make_profile("old"))
-    full_disk()
-    with pytest.raises(OutputError, match="cannot be written: File too large"):
+    with pytest.raises(OutputError, match="cannot be written: File too large"), full_disk():
         save_profile(path, make_profile("new"))
     assert names(path) == ["old"]
     assert [left.name for left in tmp_path.iterdir() if not left.name.endswith(".lock")] == ["dltune.json"]
@@ -127,12 +126,13 @@ def test_text_that_cannot_be_encoded_leaves_the_old_file_and_no_pieces(tmp_path:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_output_in_a_folder_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_output_in_a_folder_that_is_not_there_is_refused_and_the_folder_is_not_made(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "dltune.json"
     with pytest.raises(OutputError, match="there is no folder"):
         check_writable(path)
-    with pytest.raises(OutputError, match="cannot be written"):
+    with pytest.raises(OutputError, match="there is no folder"):
         save_profile(path, make_profile())
+    assert not path.parent.exists()
 
 
 def test_a_folder_is_refused_as_an_output(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def list_places(document: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[An
         yield from list_places(value, (*place, key))
 
 
-VALID = json.loads(format_file(TunedFile(profiles=(make_profile("a"), make_profile("b")))))
+VALID = json.loads(format_file(TunedFile(schema_version=1, profiles=(make_profile("a"), make_profile("b")))))
 PLACES = list(list_places(VALID))[1:]
 
 

@@ -84,7 +84,7 @@ def test_a_skipped_configuration_is_explained_by_every_limit_it_would_break() ->
 
 
 def outcome(profile: TunedConfig, runner_up: LoaderConfig | None = None, *, interrupted: bool = False) -> str:
-    return describe_outcome(profile, runner_up, "out/dltune.json", interrupted=interrupted)
+    return describe_outcome(profile, "map", runner_up, "out/dltune.json", interrupted=interrupted)
 
 
 def make_outcome_profile(**changes: Any) -> TunedConfig:
@@ -175,3 +175,20 @@ def test_own_batches_are_called_the_users_own() -> None:
 def test_peak_use_is_written_against_its_budget() -> None:
     text = outcome(make_outcome_profile(peak_host_bytes=3 * GIB))
     assert "peak host 3.0 GiB of 8.0 GiB" in text
+
+
+def test_the_line_of_training_code_suits_the_workload() -> None:
+    shared = make_profile(process=ProcessSettings(sharing_strategy="file_system"))
+    own = make_profile(dataloader=make_config(2, batch_size=None).dataloader)
+
+    def last_line(profile: TunedConfig, kind: str) -> str:
+        return describe_outcome(profile, kind, None, "x.json", interrupted=False).splitlines()[-1].strip()
+
+    assert (
+        last_line(make_profile(), "map")
+        == 'DataLoader(dataset, shuffle=True, **autotune.load("x.json").loader_kwargs())'
+    )
+    assert last_line(make_profile(), "iterable") == 'DataLoader(dataset, **autotune.load("x.json").loader_kwargs())'
+    assert last_line(shared, "map") == 'autotune.load("x.json").make_loader(dataset, shuffle=True)'
+    assert last_line(shared, "iterable") == 'autotune.load("x.json").make_loader(dataset)'
+    assert "batch_sampler=batch_sampler" in last_line(own, "map")

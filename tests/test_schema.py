@@ -27,6 +27,7 @@ PROCESSES = st.builds(
     sharing_strategy=st.sampled_from(["file_descriptor", "file_system"]),
     multiprocessing_context=st.sampled_from([None, "fork", "spawn", "forkserver"]),
 )
+DATA: Any = range(10)  # torch asks for no more than a sequence
 NO_ACCELERATOR = "ignore:.*pin_memory.*no accelerator:UserWarning"
 FEW_CPUS = "ignore:This DataLoader will create:UserWarning"
 
@@ -49,7 +50,7 @@ def test_settings_are_refused_or_accepted_by_a_real_data_loader(
     config = build(fields, process)
     if config is None:
         return
-    loader = DataLoader(range(10), **config.loader_kwargs())  # type: ignore[arg-type]  # torch asks for no more than a sequence
+    loader: DataLoader[int] = DataLoader(DATA, **config.loader_kwargs())
     assert loader.num_workers == config.dataloader.num_workers
     assert loader.in_order == config.dataloader.in_order
     if config.dataloader.num_workers == 0:
@@ -81,7 +82,8 @@ def test_a_configuration_survives_json(fields: dict[str, Any], process: ProcessS
 
 def test_a_profile_survives_json_with_its_schema_under_the_name_that_json_uses() -> None:
     file = TunedFile(
-        profiles=(make_profile("a"), make_profile("b", process=ProcessSettings(sharing_strategy="file_system")))
+        schema_version=1,
+        profiles=(make_profile("a"), make_profile("b", process=ProcessSettings(sharing_strategy="file_system"))),
     )
     text = file.model_dump_json(by_alias=True)
     assert '"$schema":"urn:dltune' in text

@@ -215,7 +215,9 @@ def test_the_ratio_is_the_median_and_its_interval_is_taken_on_logarithms() -> No
 
 
 def test_a_single_round_gives_a_ratio_without_an_interval() -> None:
-    assert ratio_of_pairs([300.0], [100.0]) == (pytest.approx(3.0), None)
+    ratio, interval = ratio_of_pairs([300.0], [100.0])
+    assert ratio == pytest.approx(3.0)
+    assert interval is None
 
 
 def test_rounds_that_do_not_pair_up_are_refused() -> None:

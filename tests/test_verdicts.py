@@ -17,8 +17,8 @@ BUS_ERROR = (
     "workers are out of shared memory. Please try to raise your shared memory limit."
 )
 NO_FILES = (
-    "RuntimeError: Too many open files. Communication with the workers is no longer possible. Please increase the limit "
-    "using `ulimit -n` in the shell or change the sharing strategy by calling "
+    "RuntimeError: Too many open files. Communication with the workers is no longer possible. Please increase the "
+    "limit using `ulimit -n` in the shell or change the sharing strategy by calling "
     "`torch.multiprocessing.set_sharing_strategy('file_system')` at the beginning of your code"
 )
 NO_MEMORY = (

@@ -81,7 +81,7 @@ def test_a_trial_that_uses_no_shm_lives_where_there_is_no_budget_for_it() -> Non
 
 
 def test_of_several_breaches_the_one_that_harms_others_is_named_first() -> None:
-    everything = {"available_bytes": 0, "host_bytes": 9 * GIB, "shm_bytes": GIB, "idle_seconds": 1e3}
+    everything: dict[str, Any] = {"available_bytes": 0, "host_bytes": 9 * GIB, "shm_bytes": GIB, "idle_seconds": 1e3}
     reasons = []
     for healthy in ({}, {"available_bytes": 8 * GIB, "host_bytes": 0}, {"shm_bytes": 0}):
         everything |= healthy
