@@ -63,10 +63,10 @@ def names(path: Path) -> list[str]:
 # Saving
 
 
-def test_saving_makes_the_file_and_leaves_nothing_else_beside_it(tmp_path: Path) -> None:
+def test_saving_makes_the_file_and_leaves_nothing_but_its_lock_beside_it(tmp_path: Path) -> None:
     save_profile(tmp_path / "dltune.json", make_profile("a"))
     assert read_file(tmp_path / "dltune.json").profiles == (make_profile("a"),)
-    assert [path.name for path in tmp_path.iterdir()] == ["dltune.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".dltune.json.lock", "dltune.json"]
 
 
 def test_saving_keeps_the_other_profiles_and_replaces_the_one_of_the_same_name(tmp_path: Path) -> None:
