@@ -18,9 +18,8 @@ from autotune.view import View
 ROUNDS: Final = 3
 MOST_ROUNDS: Final = 5
 CONFIRM_PRECISION: Final = 0.015
-CONFIRM_FACTOR: Final = 1.5  # of a trial's time: the first epochs of a fresh process are slower than the rest
+CONFIRM_FACTOR: Final = 1.2  # of a trial's time: the first epochs of a fresh process are slower than the rest
 DOUBTFUL: Final = (1.0, 1.1)  # a speed-up between these is worth more rounds when its interval holds 1
-NOISY: Final = 0.15  # relative half-width of the speed-up's interval that is worth more rounds in any case
 BEHIND: Final = {1: 0.85, 2: 0.95}  # of the best after so many rounds; below it a finalist is not measured again
 
 RunTrial = Callable[[TrialRequest], TrialResult]
@@ -91,7 +90,7 @@ class Confirmation:
         self.rounds = 0
 
     def run(self, finalists: Sequence[LoaderConfig]) -> None:
-        """Measure all in turn, round by round, until the speed-up is known well enough.
+        """Measure all in turn, round by round, until the verdict is clear.
 
         Args:
             finalists: Configurations to compare with the baseline, the most promising first.
@@ -129,12 +128,9 @@ class Confirmation:
         self.finalists = [contestant for contestant in self.finalists if contestant.rate >= floor and contestant.rate]
 
     def _is_in_doubt(self) -> bool:
-        """Whether more rounds could change the verdict, or the interval is too wide to be of use."""
+        """Whether more rounds could change the verdict."""
         best = max(self.finalists, key=lambda contestant: contestant.rate, default=None)
         if best is None or self.baseline.failure is not None:
             return False
         ratio, interval = ratio_of_pairs(best.scores, self.baseline.scores)
-        if interval is None:
-            return False
-        doubtful = DOUBTFUL[0] < ratio < DOUBTFUL[1] and interval[0] <= 1
-        return doubtful or interval[1] - interval[0] > 2 * NOISY * ratio
+        return interval is not None and DOUBTFUL[0] < ratio < DOUBTFUL[1] and interval[0] <= 1

@@ -10,7 +10,7 @@ from autotune.records import TrialRecord
 from autotune.schema import Interval, LoaderConfig, Value
 from autotune.scoring import interval_of_mean, ratio_of_pairs
 
-FINALISTS: Final = 3
+FINALISTS: Final = 2
 TIE: Final = 0.98  # of the best; above it the smaller configuration wins
 NEAR: Final = 0.92  # of the best in the search, whose trials know their throughput to about 5 %
 LEAST_GAIN: Final = 1.02  # over the baseline; below it the baseline stays
@@ -47,7 +47,7 @@ def pick_finalists(records: Sequence[TrialRecord]) -> list[LoaderConfig]:
         records: The search's record.
 
     Returns:
-        At most three: the best, the smallest one close to it, and the next best; empty when none works.
+        At most two: the best, and the smallest one close to it or else the next best; empty when none works.
     """
     ranked = sorted((record for record in records if record.is_feasible), key=_by_score, reverse=True)
     if not ranked:

@@ -17,11 +17,12 @@ from autotune.search import Asked, Search
 from autotune.view import View
 
 SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; finalists are remeasured
+SEARCH_SHARE: Final = 0.7  # of the time of a trial; the rest is kept for looking at the finalists again
 HOPELESS_SHARE: Final = 0.8  # of the best; a trial whose interval lies below it ends early
 CEILING_SHARE: Final = 0.98  # of the step's ceiling; nothing is left to gain above it
-GAIN: Final = 1.02  # an improvement smaller than this is noise and does not count as one
-FEWEST_TRIALS: Final = 16  # measured before the search may end for want of improvement
-PATIENCE: Final = 10  # measured trials without improvement after which it does
+GAIN: Final = 1.03  # an improvement smaller than this is noise and does not count as one
+FEWEST_TRIALS: Final = 14  # measured before the search may end for want of improvement
+PATIENCE: Final = 8  # measured trials without improvement after which it does
 MOST_REPEATS: Final = 40  # proposals in a row that were all measured before
 
 RunTrial = Callable[[TrialRequest], TrialResult]
@@ -104,8 +105,14 @@ class Exploration:
         if record.result is None:
             self._view.show_skip(number, record.config, demand.find_violations(self._plan.limits))
             return
-        error = _score(record.result, self._plan.request.epochs).relative_error
+        error = self._score(record.result).relative_error
         self._view.show_result(number, record.result, record.score, error, record.score > self._best)
+
+    def _score(self, result: TrialResult) -> Estimate:
+        if result.measurement is None:
+            return Estimate(samples_per_second=0.0, relative_error=0.0, wait_fraction=0.0, epoch_seconds=0.0)
+        cold_seconds = self._plan.cold_seconds(result.config)
+        return estimate(result.measurement, result.config, self._plan.request.epochs, cold_seconds)
 
     def _skip(self, asked: Asked, demand: Demand) -> TrialRecord | None:
         if not demand.find_violations(self._plan.limits):
@@ -126,7 +133,7 @@ class Exploration:
             number=asked.number,
             config=asked.config,
             fate="measured",
-            score=_score(result, self._plan.request.epochs).samples_per_second,
+            score=self._score(result).samples_per_second,
             constraints=demand.constraints(self._plan.limits) | {"works": -1.0 if result.kind == "completed" else 1.0},
             result=result,
         )
@@ -135,7 +142,7 @@ class Exploration:
         return TrialRequest(
             config=config,
             epochs=self._plan.request.epochs,
-            seconds=self._plan.request.trial_seconds,
+            seconds=SEARCH_SHARE * self._plan.request.trial_seconds,
             precision=SEARCH_PRECISION,
             hopeless_below=HOPELESS_SHARE * self._best if self._best else None,
         )
@@ -147,12 +154,6 @@ class Exploration:
             return
         self._since_gain = 0 if record.score > GAIN * self._best else self._since_gain + 1
         self._best = max(self._best, record.score)
-
-
-def _score(result: TrialResult, epochs: int) -> Estimate:
-    if result.measurement is None:
-        return Estimate(samples_per_second=0.0, relative_error=0.0, wait_fraction=0.0, epoch_seconds=0.0)
-    return estimate(result.measurement, result.config, epochs)
 
 
 def _refuse_hopeless_workload(result: TrialResult) -> None:

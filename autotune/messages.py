@@ -161,6 +161,8 @@ class WorkloadProfile(Value):
         gpu_count: Accelerators of that name.
         gpu_memory_bytes: Memory of the accelerator; 0 on the CPU.
         pinning: Whether pin_memory has an effect on the device in use.
+        manager_seconds: CPU time that each worker of a fresh process's first epoch spends on starting torch's
+            shared-memory manager with the `file_system` strategy; a warm process has paid it already.
         rss_bytes: Resident memory of the child after loading the workload.
         notes: Sentences the user should read.
     """
@@ -186,6 +188,7 @@ class WorkloadProfile(Value):
     gpu_count: Count = 0
     gpu_memory_bytes: Bytes = 0
     pinning: bool = False
+    manager_seconds: Seconds = 0.0
     rss_bytes: Bytes = 0
     notes: tuple[str, ...] = ()
 

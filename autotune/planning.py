@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.costs import predict_samples_per_second
+from autotune.costs import predict_cold_seconds, predict_samples_per_second
 from autotune.limits import DemandModel, Limits
 from autotune.machine import MachineProfile
 from autotune.messages import WorkloadProfile
@@ -48,6 +48,10 @@ class Plan(Value):
     def predict(self, config: LoaderConfig) -> float:
         """Predict the throughput of a configuration, in samples per second."""
         return predict_samples_per_second(config, self.workload, self.machine.usable_cpus, self.request.epochs)
+
+    def cold_seconds(self, config: LoaderConfig) -> float:
+        """Predict what a fresh process pays beyond what a warm trial shows, in seconds."""
+        return predict_cold_seconds(config, self.workload, self.machine.usable_cpus)
 
     def first_configs(self) -> list[LoaderConfig]:
         """List what is tried first: the baseline, the cost model's best guesses, a common hand setting."""

@@ -14,19 +14,22 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
+from torch.utils.data import TensorDataset
 
 from autotune.batches import count_bytes, count_samples, find_tensors
 from autotune.devices import can_pin, read_memory, read_name, synchronize
 from autotune.errors import WorkloadError
 from autotune.loaders import LoadedWorkload, build_loader, count_batches, count_samples_promised
 from autotune.messages import LinearCost, WorkloadProfile
-from autotune.schema import DataLoaderSettings, LoaderConfig, Software, StartMethod, Value
+from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, Software, StartMethod, Value
 from autotune.steps import Step
+from autotune.workload import Workload
 
 LOAD_SECONDS: Final = 0.8  # spent on timing batches of one size
 STEP_SECONDS: Final = 0.25  # spent on timing the step at one size
 MOST_BATCHES: Final = 12
 SMALL_SHARE: Final = 4  # the second batch size is this many times smaller
+MOST_MANAGERS: Final = 16
 SHARD_CHECK_BATCHES: Final = 4
 SHARD_CHECK_SIZE: Final = 2
 
@@ -80,6 +83,8 @@ def profile_workload(
     load = _fit([(profile.samples, profile.load_seconds) for profile in profiles])
     cpu_seconds = sum(profile.cpu_seconds for profile in profiles)
     load_seconds = sum(profile.load_seconds for profile in profiles)
+    on_phase("starting the shared-memory manager")
+    manager_seconds = measure_manager_start()
     on_phase("checking how workers share the data")
     duplicated = workload.kind == "iterable" and _is_duplicated(workload)
     return WorkloadProfile(
@@ -104,8 +109,38 @@ def profile_workload(
         gpu_count=torch.accelerator.device_count() if device.type != "cpu" else 0,
         gpu_memory_bytes=read_memory(device),
         pinning=can_pin(device),
+        manager_seconds=manager_seconds,
         rss_bytes=_read_resident_bytes(),
     )
+
+
+def measure_manager_start() -> float:
+    """Measure what a worker pays for starting torch's shared-memory manager.
+
+    In a process that has not used `file_system` yet, every worker starts one; afterwards this process is connected,
+    and the workers it forks inherit that. So the same loader is run twice; afterwards the process is warm in this
+    respect, and stays so.
+
+    Returns:
+        CPU seconds of one start, 0 or more; 0 where the strategy does not work.
+    """
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(2 * cpus, MOST_MANAGERS)
+    process = ProcessSettings(sharing_strategy="file_system")
+    loader = DataLoaderSettings(batch_size=1, num_workers=workers, prefetch_factor=1)
+    workload = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(workers, 1))))
+    try:
+        cold, warm = (_time_epoch(workload, LoaderConfig(dataloader=loader, process=process)) for _ in range(2))
+    except (RuntimeError, OSError):  # /dev/shm is full or read-only: trials will tell
+        return 0.0
+    return max(0.0, cold - warm) * min(cpus, workers) / workers
+
+
+def _time_epoch(workload: LoadedWorkload, config: LoaderConfig) -> float:
+    started = time.perf_counter()
+    for _ in build_loader(workload, config):
+        pass
+    return time.perf_counter() - started
 
 
 def _choose_sizes(workload: LoadedWorkload, batch_size: int) -> list[int | None]:

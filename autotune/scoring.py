@@ -102,13 +102,14 @@ def student_t(degrees: int) -> float:
     return _STUDENT_T[degrees - 1] if degrees <= len(_STUDENT_T) else 1.96
 
 
-def estimate(measurement: Measurement, config: LoaderConfig, epochs: int) -> Estimate:
+def estimate(measurement: Measurement, config: LoaderConfig, epochs: int, cold_seconds: float = 0.0) -> Estimate:
     """Estimate the throughput of a training run of `epochs` epochs.
 
     Args:
         measurement: Raw traces of one trial; the first has cold workers.
         config: The configuration measured.
         epochs: Length of the training run in epochs, at least 1.
+        cold_seconds: What the first epoch would have cost in addition in a fresh process.
 
     Returns:
         The estimate. An epoch of unknown length counts as endless: only the steady pace matters.
@@ -125,7 +126,7 @@ def estimate(measurement: Measurement, config: LoaderConfig, epochs: int) -> Est
             epoch_seconds=steady.batch_seconds,
         )
     lengths = [_complete(trace, measurement.epoch_batches, steady) for trace in traces]
-    first, later = lengths[0], lengths[1:] or lengths
+    first, later = lengths[0] + cold_seconds, lengths[1:] or lengths
     total = first + (epochs - 1) * statistics.fmean(later)
     samples = epochs * measurement.epoch_batches * samples_per_batch
     return Estimate(

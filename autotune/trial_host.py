@@ -89,6 +89,7 @@ class Host:
         self._step: Any = None
         self._device: Any = None
         self._trial: Any = None
+        self._is_warm = False
 
     def serve(self) -> None:
         """Answer commands until the parent closes the line."""
@@ -145,6 +146,7 @@ class Host:
         from autotune.probe import profile_workload
 
         self._where = "probe"
+        self._is_warm = True
         return profile_workload(self._workload, self._step, self._device, batch_size, self._show)
 
     def _measure(self, request: Any) -> Any:
@@ -153,8 +155,18 @@ class Host:
         self._where = "trial"
         self._show("starting workers")
         self._trial = None
+        if not request.fresh and request.config.process.sharing_strategy == "file_system":
+            self._warm_up_sharing()
         self._trial = TrialMeasurement(self._workload, self._step, self._device, request, self._count)
         return self._trial.run()
+
+    def _warm_up_sharing(self) -> None:
+        """Pay the once-in-a-process cost of file_system sharing outside the trial, where scores account for it."""
+        from autotune.probe import measure_manager_start
+
+        if not self._is_warm:
+            measure_manager_start()
+            self._is_warm = True
 
     def _count(self, batches: int) -> None:
         now = time.monotonic()
