@@ -18,6 +18,7 @@ LOOK_SECONDS: Final = 0.1  # between two looks at the statistics of an epoch und
 MOST_BATCHES: Final = 4096  # of one epoch; keeps the record small
 ABANDON_FACTOR: Final = 2.0  # of the trial's time; then the queue is not even drained
 FEWEST_LATER_EPOCHS: Final = 2
+OVERTIME: Final = 0.5  # of the trial's time, to see a third epoch: the second is often slower than the rest
 OPEN_END: Final = 1 << 62
 
 
@@ -96,9 +97,11 @@ class Pacer:
             return "hopeless"
         if ahead.epoch_seconds <= left:
             return OPEN_END
-        if len(traces) > FEWEST_LATER_EPOCHS or (len(traces) > 1 and left <= 0) or left < -0.5 * self.request.seconds:
+        if len(traces) > FEWEST_LATER_EPOCHS or left < -OVERTIME * self.request.seconds:
             return "time"
-        return self._mini_epoch()
+        if ahead.epoch_seconds <= left + OVERTIME * self.request.seconds and traces[-1].closed_after is None:
+            return OPEN_END
+        return self._mini_epoch() if len(traces) == 1 or left > 0 else "time"
 
     def _name_end(self, last: EpochTrace) -> StopReason:
         if last.closed_after is None:

@@ -62,7 +62,7 @@ class Estimate(Value):
         samples_per_second: The estimate.
         relative_error: Half-width of its 95 % interval as a share of it; infinite when unknown.
         wait_fraction: Share of the run spent waiting for data.
-        epoch_seconds: Duration of a later epoch in seconds; of the only one where there is one.
+        epoch_seconds: Duration of the epochs to come, in seconds.
     """
 
     samples_per_second: float
@@ -126,15 +126,27 @@ def estimate(measurement: Measurement, config: LoaderConfig, epochs: int, cold_s
             epoch_seconds=steady.batch_seconds,
         )
     lengths = [_complete(trace, measurement.epoch_batches, steady) for trace in traces]
-    first, later = lengths[0] + cold_seconds, lengths[1:] or lengths
-    total = first + (epochs - 1) * statistics.fmean(later)
+    settled = _list_settled(lengths)
+    ahead = max(0, epochs - len(lengths))
+    total = sum(lengths[:epochs]) + ahead * statistics.fmean(settled) + cold_seconds
     samples = epochs * measurement.epoch_batches * samples_per_batch
     return Estimate(
         samples_per_second=samples / total,
-        relative_error=_relative_error(first, later, epochs, traces, measurement.epoch_batches, steady),
+        relative_error=_relative_error(
+            lengths, settled, ahead, total, _pace_error(traces, measurement, epochs, steady)
+        ),
         wait_fraction=min(1.0, waiting),
-        epoch_seconds=statistics.fmean(later),
+        epoch_seconds=statistics.fmean(settled),
     )
+
+
+def _list_settled(lengths: Sequence[float]) -> Sequence[float]:
+    """List the epochs that those to come will resemble.
+
+    The first starts the workers, and the second is often slow as well: memory is touched for the first time.
+    Measured with 12 workers on two CPUs: 0.77, 0.91, 0.56, 0.56, 0.56, 0.58 s.
+    """
+    return lengths[min(2, len(lengths) - 1) :]
 
 
 def _complete(trace: EpochTrace, epoch_batches: int, steady: Steady) -> float:
@@ -142,21 +154,19 @@ def _complete(trace: EpochTrace, epoch_batches: int, steady: Steady) -> float:
     return trace.end_seconds + max(0, epoch_batches - trace.batches) * steady.batch_seconds
 
 
+def _pace_error(traces: Sequence[EpochTrace], measurement: Measurement, epochs: int, steady: Steady) -> float:
+    """Standard error, in seconds, of the batches that were never run and counted at the steady pace."""
+    unseen = statistics.fmean(max(0, (measurement.epoch_batches or 0) - trace.batches) for trace in traces)
+    return epochs * unseen * (steady.standard_error or UNSEEN_SPREAD * steady.batch_seconds)
+
+
 def _relative_error(
-    first: float,
-    later: Sequence[float],
-    epochs: int,
-    traces: Sequence[EpochTrace],
-    epoch_batches: int,
-    steady: Steady,
+    lengths: Sequence[float], settled: Sequence[float], ahead: int, total: float, pace_error: float
 ) -> float:
-    mean = statistics.fmean(later)
-    total = first + (epochs - 1) * mean
-    spread, quantile = _blend_spread(later, mean)
-    unseen = statistics.fmean(max(0, epoch_batches - trace.batches) for trace in traces)
-    paced = epochs * unseen * (steady.standard_error or UNSEEN_SPREAD * steady.batch_seconds)
-    variance = spread**2 + ((epochs - 1) * spread) ** 2 / len(later)
-    return math.hypot(quantile * math.sqrt(variance), 2.0 * paced) / total
+    """Half-width of the 95 % interval: epochs seen vary once each, those ahead share the error of their mean."""
+    spread, quantile = _blend_spread(settled, statistics.fmean(settled))
+    variance = (len(lengths) + ahead) * spread**2 + (ahead * spread) ** 2 / len(settled)
+    return math.hypot(quantile * math.sqrt(variance), 2.0 * pace_error) / total
 
 
 def _blend_spread(lengths: Sequence[float], mean: float) -> tuple[float, float]:
