@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## Set up, then tune the JPEG example; writes dltune.json
 	@$(BIN)/python -c "from examples.images import make_dataset; make_dataset()"
 	$(BIN)/dltune --dataset examples.images:make_dataset --step examples.images:make_step \
-		--batch-size 32 --trials 12 --trial-time 2s
+		--batch-size 32 --trials 12 --trial-time 2500ms
 
 test: $(READY) ## Set up, then run the tests
 	$(BIN)/python -m pytest

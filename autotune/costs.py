@@ -18,6 +18,7 @@ HANDOVER_SECONDS: Final = 0.0004  # per batch between worker and training proces
 HANDOVER_BYTES_PER_SECOND: Final = 2.5e9  # one copy into shared memory and its page faults
 WORKER_START_SECONDS: Final = 0.02  # fork of one worker with torch imported
 SPARE_WORKERS: Final = 2
+LITTLE_WAITING: Final = 0.1  # share of a run that is spent waiting for data where the step decides
 NOTHING: Final = 1e-9  # samples per second of an epoch without a batch
 GENEROSITY: Final = 2  # workers offered to the search per worker that the model thinks useful
 
@@ -136,13 +137,14 @@ def find_bottleneck(config: LoaderConfig, workload: WorkloadProfile, usable_cpus
         `step`, `cpu` (workers computing), `waiting` (workers waiting on storage), or `epoch`
         (starting and refilling at every epoch).
     """
-    if wait_fraction < 0.1:
+    if wait_fraction < LITTLE_WAITING:
         return "step"
     size = config.dataloader.batch_size or workload.probe_batch_size
-    steady = _predict_batch_seconds(config, workload, usable_cpus)
-    if steady <= workload.step.per_batch(size) * 1.1:
+    load, step = workload.load.per_batch(size), workload.step.per_batch(size)
+    workers = config.dataloader.num_workers
+    if workers == 0:
+        return "step" if step > load else ("cpu" if workload.cpu_share > 0.5 else "waiting")
+    computing = load * workload.cpu_share / min(workers, usable_cpus)
+    if max(load / workers, computing) <= step:
         return "epoch"
-    cpu_seconds = workload.load.per_batch(size) * workload.cpu_share
-    workers = max(1, config.dataloader.num_workers)
-    busy = cpu_seconds / min(workers, usable_cpus)
-    return "cpu" if busy > 0.5 * steady else "waiting"
+    return "cpu" if computing > 0.5 * load / workers else "waiting"

@@ -76,13 +76,21 @@ class Exploration:
             return f"all {request.trials} trials done"
         if self._deadline is not None and time.monotonic() > self._deadline:
             return "the time allowed by --timeout is used up"
-        if self._best >= CEILING_SHARE * self._plan.ceiling:
+        if self._has_reached_ceiling():
             return f"the best reaches {self._best / self._plan.ceiling:.0%} of what the step allows"
         if measured >= FEWEST_TRIALS and self._since_gain >= PATIENCE:
             return f"no gain above {GAIN - 1:.0%} in the last {self._since_gain} trials"
         if self._repeats >= MOST_REPEATS:
             return f"the last {self._repeats} proposals were all measured before"
         return None
+
+    def _has_reached_ceiling(self) -> bool:
+        best = max(
+            (record for record in self.records if record.is_feasible), key=lambda record: record.score, default=None
+        )
+        if best is None or best.score < CEILING_SHARE * self._plan.ceiling:
+            return False
+        return self._plan.knows_ceiling(best.config, best.score)
 
     def _take(self, asked: Asked) -> None:
         """Answer a proposal from the record, by the limits, or by a trial."""

@@ -147,6 +147,7 @@ class WorkloadProfile(Value):
         batching: `batch_size` can be tuned, or is the `own` of a batch sampler or an unbatched dataset.
         drop_last: Whether an incomplete last batch is dropped.
         probe_batch_size: Batch size the probe measured with; mean of the own batches otherwise.
+        largest_probed: Largest batch size it measured; costs of much larger batches are extrapolated.
         load: Seconds to load and collate one batch in the training process.
         cpu_share: Share of that time spent computing rather than waiting.
         step: Seconds the step takes on a batch that is ready.
@@ -174,6 +175,7 @@ class WorkloadProfile(Value):
     batching: Literal["batch_size", "own"]
     drop_last: bool = False
     probe_batch_size: Annotated[int, Field(ge=1)]
+    largest_probed: Count = 0
     load: LinearCost
     cpu_share: Fraction
     step: LinearCost
@@ -202,10 +204,16 @@ class Hello(Value):
 
 
 class Probe(Value):
-    """Parent to child: profile the workload."""
+    """Parent to child: profile the workload.
+
+    Attributes:
+        batch_size: Batch size to measure with, where it can be set.
+        largest: Largest batch size that will be searched; measured too if that does not take long.
+    """
 
     op: Literal["probe"] = "probe"
     batch_size: Annotated[int, Field(ge=1)]
+    largest: Annotated[int, Field(ge=1)]
 
 
 class Run(Value):

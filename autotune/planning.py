@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from autotune.costs import predict_cold_seconds, predict_samples_per_second
 from autotune.limits import DemandModel, Limits
 from autotune.machine import MachineProfile
@@ -9,6 +11,9 @@ from autotune.messages import WorkloadProfile
 from autotune.request import TuningRequest
 from autotune.schema import Hardware, LoaderConfig, Value
 from autotune.space import SearchSpace, guess_configs, plan_baseline, plan_space
+
+EXTRAPOLATION: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
+REFUTED: Final = 1.05  # of the ceiling; a throughput above it shows that the ceiling was measured too low
 
 
 class Plan(Value):
@@ -44,6 +49,12 @@ class Plan(Value):
         """Give the step's ceiling at one batch size, in samples per second."""
         size = batch_size or self.workload.probe_batch_size
         return size / max(1e-9, self.workload.step.per_batch(size))
+
+    def knows_ceiling(self, config: LoaderConfig, samples_per_second: float) -> bool:
+        """Tell whether the step's ceiling was measured near this batch size, and the throughput does not refute it."""
+        size = config.dataloader.batch_size or self.workload.probe_batch_size
+        measured = size <= EXTRAPOLATION * max(self.workload.largest_probed, self.workload.probe_batch_size)
+        return measured and samples_per_second <= REFUTED * self.ceiling_of(config.dataloader.batch_size)
 
     def predict(self, config: LoaderConfig) -> float:
         """Predict the throughput of a configuration, in samples per second."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import platform
@@ -20,13 +21,14 @@ from autotune.batches import count_bytes, count_samples, find_tensors
 from autotune.devices import can_pin, read_memory, read_name, synchronize
 from autotune.errors import WorkloadError
 from autotune.loaders import LoadedWorkload, build_loader, count_batches, count_samples_promised
-from autotune.messages import LinearCost, WorkloadProfile
+from autotune.messages import LinearCost, Probe, WorkloadProfile
 from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, Software, StartMethod, Value
 from autotune.steps import Step
 from autotune.workload import Workload
 
 LOAD_SECONDS: Final = 0.8  # spent on timing batches of one size
 STEP_SECONDS: Final = 0.25  # spent on timing the step at one size
+QUICK_SECONDS: Final = 0.2  # for one batch of the largest size and its step; a slower one is not worth the wait
 MOST_BATCHES: Final = 12
 SMALL_SHARE: Final = 4  # the second batch size is this many times smaller
 MOST_MANAGERS: Final = 16
@@ -59,7 +61,7 @@ class SizeProfile(Value):
 
 
 def profile_workload(
-    workload: LoadedWorkload, step: Step, device: torch.device, batch_size: int, on_phase: OnPhase
+    workload: LoadedWorkload, step: Step, device: torch.device, order: Probe, on_phase: OnPhase
 ) -> WorkloadProfile:
     """Measure what the cost model and the limits need.
 
@@ -67,7 +69,7 @@ def profile_workload(
         workload: The user's pipeline.
         step: What consumes the batches.
         device: Where the step runs.
-        batch_size: Batch size to measure with, where it can be set.
+        order: Which batch sizes to measure with.
         on_phase: Called with words that say what is going on.
 
     Returns:
@@ -77,9 +79,13 @@ def profile_workload(
         WorkloadError: The dataset delivers no batch at all.
         Exception: Whatever dataset, collate or step raise.
     """
-    sizes = _choose_sizes(workload, batch_size)
+    sizes = _choose_sizes(workload, order.batch_size)
     profiles = [_profile_size(workload, step, device, size, on_phase) for size in sizes]
     large = profiles[0]
+    largest = _clip_to_samples(order.largest, workload)
+    soon = large.load_seconds + large.step_seconds < QUICK_SECONDS * large.samples / largest
+    if workload.batching == "batch_size" and soon and largest > large.samples:
+        profiles.insert(0, _profile_size(workload, step, device, largest, on_phase))
     load = _fit([(profile.samples, profile.load_seconds) for profile in profiles])
     cpu_seconds = sum(profile.cpu_seconds for profile in profiles)
     load_seconds = sum(profile.load_seconds for profile in profiles)
@@ -95,6 +101,7 @@ def profile_workload(
         batching=workload.batching,
         drop_last=workload.parts.drop_last,
         probe_batch_size=max(1, round(large.samples)),
+        largest_probed=round(profiles[0].samples),
         load=load,
         cpu_share=min(1.0, cpu_seconds / max(load_seconds, 1e-9)),
         step=_fit([(profile.samples, profile.step_seconds) for profile in profiles]),
@@ -146,10 +153,14 @@ def _time_epoch(workload: LoadedWorkload, config: LoaderConfig) -> float:
 def _choose_sizes(workload: LoadedWorkload, batch_size: int) -> list[int | None]:
     if workload.batching == "own":
         return [None]
-    samples = count_samples_promised(workload)
-    large = min(batch_size, samples) if samples else batch_size
+    large = _clip_to_samples(batch_size, workload)
     small = max(1, large // SMALL_SHARE)
     return [large] if small == large else [large, small]
+
+
+def _clip_to_samples(batch_size: int, workload: LoadedWorkload) -> int:
+    samples = count_samples_promised(workload)
+    return min(batch_size, samples) if samples else batch_size
 
 
 def _profile_size(
@@ -206,11 +217,10 @@ def _time_step(step: Step, batch: Any, device: torch.device) -> float:
 
 
 def _fit(points: list[tuple[float, float]]) -> LinearCost:
-    """Fit `fixed + size * slope` through one or two (size, seconds), neither part negative."""
-    (size, seconds), *rest = points
-    if not rest or rest[0][0] == size:
+    """Fit `fixed + size * slope` through the first and the last (size, seconds), neither part negative."""
+    (size, seconds), (other_size, other_seconds) = points[0], points[-1]
+    if other_size == size:
         return LinearCost(fixed_seconds=0.0, sample_seconds=seconds / max(size, 1e-9))
-    other_size, other_seconds = rest[0]
     slope = max(0.0, (seconds - other_seconds) / (size - other_size))
     slope = min(slope, seconds / size)
     return LinearCost(fixed_seconds=max(0.0, seconds - slope * size), sample_seconds=slope)
@@ -232,10 +242,11 @@ def _is_duplicated(workload: LoadedWorkload) -> bool:
     size = None if workload.batching == "own" else SHARD_CHECK_SIZE
     config = LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, num_workers=2, prefetch_factor=2))
     prints = []
-    for batch in build_loader(workload, config):
-        prints.append([tensor.cpu() for tensor in find_tensors(batch)])
-        if len(prints) == SHARD_CHECK_BATCHES:
-            break
+    try:
+        for batch in itertools.islice(build_loader(workload, config), SHARD_CHECK_BATCHES):
+            prints.append([tensor.cpu() for tensor in find_tensors(batch)])  # noqa: PERF401  # kept if a later one fails
+    except Exception:  # whatever it is, the trials with workers will meet it and name it
+        return False
     if len(prints) < SHARD_CHECK_BATCHES or not prints[0]:
         return False
     first, second, third, fourth = prints

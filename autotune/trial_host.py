@@ -117,8 +117,8 @@ class Host:
         match command:
             case Hello():
                 self._load(command)
-            case Probe(batch_size=batch_size):
-                return Probed(profile=self._probe(batch_size))
+            case Probe():
+                return Probed(profile=self._probe(command))
             case Run(trial=request):
                 return Measured(measurement=self._measure(request))
             case _:
@@ -142,12 +142,12 @@ class Host:
         self._show(f"making the step ({request.describe_step()})")
         self._step = make_step(request, self._device)
 
-    def _probe(self, batch_size: int) -> Any:
+    def _probe(self, order: Any) -> Any:
         from autotune.probe import profile_workload
 
         self._where = "probe"
         self._is_warm = True
-        return profile_workload(self._workload, self._step, self._device, batch_size, self._show)
+        return profile_workload(self._workload, self._step, self._device, order, self._show)
 
     def _measure(self, request: Any) -> Any:
         from autotune.measure import TrialMeasurement

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -101,11 +101,11 @@ class TrialRunner:
             self._child.end()
             self._child = None
 
-    def probe(self, batch_size: int, limits: Limits) -> WorkloadProfile:
+    def probe(self, sizes: Sequence[int], limits: Limits) -> WorkloadProfile:
         """Load the workload and profile it.
 
         Args:
-            batch_size: Batch size to measure with, where it can be set.
+            sizes: Batch sizes to measure with, where they can be set: the usual one, and the largest.
             limits: Budgets.
 
         Returns:
@@ -118,7 +118,9 @@ class TrialRunner:
         self._limits = limits
         outcome = self._obtain_child()
         if isinstance(outcome, Child):
-            outcome = outcome.command(Probe(batch_size=batch_size), self._watch(self._stall_seconds * 4))
+            outcome = outcome.command(
+                Probe(batch_size=sizes[0], largest=max(sizes)), self._watch(self._stall_seconds * 4)
+            )
         if isinstance(outcome, Probed):
             return outcome.profile
         self.close()

@@ -38,7 +38,7 @@ from autotune.schema import (
 )
 from autotune.scoring import estimate
 from autotune.search import open_search
-from autotune.space import DEFAULT_BATCH_SIZE
+from autotune.space import BATCH_GRID, DEFAULT_BATCH_SIZE
 from autotune.trial_runner import TrialRunner
 from autotune.view import View
 
@@ -180,7 +180,7 @@ def _prepare(
     limits = plan_limits(machine, request)
     view.show_machine(machine, limits)
     if workload is None:
-        workload = runner.probe(_choose_probe_size(request), limits)
+        workload = runner.probe(_choose_probe_sizes(request), limits)
     limits = plan_limits(machine, request, workload.gpu_memory_bytes)
     runner.limit(limits)
     plan = make_plan(request, machine, workload, limits)
@@ -188,10 +188,11 @@ def _prepare(
     return plan
 
 
-def _choose_probe_size(request: TuningRequest) -> int:
+def _choose_probe_sizes(request: TuningRequest) -> tuple[int, int]:
+    """Choose the usual and the largest batch size that the search will meet."""
     fixed = request.fixed.get("batch_size")
-    sizes = (fixed,) if isinstance(fixed, int) else request.batch_sizes
-    return min(sizes, key=lambda size: abs(size - DEFAULT_BATCH_SIZE)) if sizes else DEFAULT_BATCH_SIZE
+    sizes = (fixed,) if isinstance(fixed, int) else request.batch_sizes or BATCH_GRID
+    return min(sizes, key=lambda size: abs(size - DEFAULT_BATCH_SIZE)), max(sizes)
 
 
 def _plan_deadline(request: TuningRequest, started: float) -> float | None:
@@ -303,6 +304,7 @@ def _make_result(
     )
     seen = winner or _as_contestant(records, config, plan.request.epochs)
     bottleneck = find_bottleneck(config, plan.workload, plan.machine.usable_cpus, decision.wait_fraction)
+    ceiling = plan.ceiling_of(config.dataloader.batch_size)
     return ProfileResult(
         samples_per_second=decision.samples_per_second,
         samples_per_second_ci95=decision.interval,
@@ -312,7 +314,7 @@ def _make_result(
         speedup=decision.speedup,
         speedup_ci95=decision.speedup_interval,
         verdict=decision.verdict,
-        ceiling_samples_per_second=plan.ceiling_of(config.dataloader.batch_size),
+        ceiling_samples_per_second=ceiling if plan.knows_ceiling(config, decision.samples_per_second) else None,
         data_wait_fraction=decision.wait_fraction,
         bottleneck=cast("Bottleneck", bottleneck),
         peak_host_bytes=seen.peak_host_bytes,

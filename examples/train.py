@@ -33,8 +33,10 @@ def main() -> None:
             samples += len(batch[0])
         print(f"epoch {epoch + 1}/{epochs}  loss {loss.item():.3f}")
     rate = samples / (time.perf_counter() - started)
-    promise = tuned.profile.result.samples_per_second
-    print(f"{rate:,.0f} samples/s, promised {promise:,.0f} ({rate / promise - 1:+.1%})")
+    result = tuned.profile.result
+    low, high = result.samples_per_second_ci95 or (result.samples_per_second,) * 2
+    promise = f"promised {result.samples_per_second:,.0f} [{low:,.0f}-{high:,.0f}]"
+    print(f"{rate:,.0f} samples/s, {promise} ({rate / result.samples_per_second - 1:+.1%})")
 
 
 if __name__ == "__main__":

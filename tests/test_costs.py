@@ -108,6 +108,9 @@ def test_data_of_unknown_length_has_no_count_of_batches() -> None:
         ("step", make_workload(), 4, 0.05),
         ("cpu", make_workload(cpu_share=1.0, load=make_cost(5e-3)), 4, 0.8),
         ("waiting", make_workload(cpu_share=0.02, load=make_cost(5e-3)), 4, 0.8),
+        ("step", make_workload(load=make_cost(1e-6), step=make_cost(0.0, 0.05)), 0, 0.3),
+        ("cpu", make_workload(cpu_share=1.0, load=make_cost(5e-3)), 0, 0.9),
+        ("waiting", make_workload(cpu_share=0.02, load=make_cost(5e-3)), 0, 0.9),
         ("epoch", make_workload(load=make_cost(1e-6), step=make_cost(0.0, 0.05)), 4, 0.5),
     ],
 )

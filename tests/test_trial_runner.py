@@ -41,14 +41,14 @@ def run_one(factory: str, workers: int, stall_seconds: float = 30.0) -> TrialRes
 
 def probe_error(factory: str, stall_seconds: float = 30.0, **options: object) -> DltuneError:
     with open_runner(factory, stall_seconds, **options) as runner, pytest.raises(DltuneError) as caught:
-        runner.probe(8, LIMITS)
+        runner.probe((8, 8), LIMITS)
     return caught.value
 
 
 @pytest.fixture
 def honest(leaves_nothing: None) -> Iterator[TrialRunner]:
     with open_runner("make_honest") as runner:
-        runner.probe(8, LIMITS)
+        runner.probe((8, 8), LIMITS)
         yield runner
 
 
@@ -83,7 +83,7 @@ def test_workers_are_gone_when_a_trial_has_been_answered(honest: TrialRunner) ->
 
 def test_the_probe_describes_a_map_dataset() -> None:
     with open_runner("make_honest") as runner:
-        profile = runner.probe(8, LIMITS)
+        profile = runner.probe((8, 8), LIMITS)
     assert (profile.kind, profile.samples, profile.sample_bytes) == ("map", 64, 64)
     assert profile.software.start_method == "fork"
     assert profile.baseline is None
@@ -91,7 +91,7 @@ def test_the_probe_describes_a_map_dataset() -> None:
 
 def test_a_ready_loader_becomes_the_baseline() -> None:
     with open_runner("make_loader") as runner:
-        profile = runner.probe(8, LIMITS)
+        profile = runner.probe((8, 8), LIMITS)
     assert profile.drop_last
     assert profile.baseline is not None
     assert profile.baseline.dataloader == DataLoaderSettings(batch_size=8, num_workers=1, prefetch_factor=3)
@@ -99,7 +99,7 @@ def test_a_ready_loader_becomes_the_baseline() -> None:
 
 def test_batches_of_the_users_own_are_left_alone() -> None:
     with open_runner("make_own_batches") as runner:
-        profile = runner.probe(8, LIMITS)
+        profile = runner.probe((8, 8), LIMITS)
         loader = DataLoaderSettings(batch_size=None, num_workers=1, prefetch_factor=2)
         result = runner.run(TrialRequest(config=LoaderConfig(dataloader=loader), epochs=1, seconds=1.0))
     assert (profile.batching, profile.epoch_batches) == ("own", 24)
@@ -109,12 +109,12 @@ def test_batches_of_the_users_own_are_left_alone() -> None:
 
 def test_an_iterable_that_does_not_shard_itself_is_found_out() -> None:
     with open_runner("make_unsharded") as runner:
-        assert runner.probe(8, LIMITS).duplicated
+        assert runner.probe((8, 8), LIMITS).duplicated
 
 
 def test_an_iterable_that_shards_itself_is_not_suspected() -> None:
     with open_runner("make_sharded") as runner:
-        assert not runner.probe(8, LIMITS).duplicated
+        assert not runner.probe((8, 8), LIMITS).duplicated
         result = runner.run(make_request(workers=2))
     assert result.measurement is not None
     assert result.measurement.epochs[0].samples == 64

@@ -221,6 +221,13 @@ def test_the_search_ends_when_the_step_allows_no_more() -> None:
     assert "of what the step allows" in view.reason
 
 
+def test_a_throughput_above_the_ceiling_refutes_the_ceiling_and_ends_nothing() -> None:
+    view = Stops()
+    outcome = run(Bench(lambda config: 4000.0), view=view)
+    assert "of what the step allows" not in view.reason
+    assert outcome.profile.result.ceiling_samples_per_second is None
+
+
 def test_the_search_ends_when_nothing_improves() -> None:
     view = Stops()
     run(Bench(saturating), view=view)
