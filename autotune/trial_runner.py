@@ -241,6 +241,8 @@ class Child:
             now = time.monotonic()
             report = None if line is None else REPORT.validate_json(line)
             if report is not None and not isinstance(report, Progress):
+                if isinstance(report, Measured):  # nothing is timed any more, and the workers still live
+                    self._read(now - moved, now - started, watch, walk=True, exact=True)
                 return report
             if report is not None:
                 moved = now
