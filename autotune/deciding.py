@@ -13,6 +13,7 @@ from autotune.scoring import interval_of_mean, ratio_of_pairs
 FINALISTS: Final = 2
 TIE: Final = 0.98  # of the best; above it the smaller configuration wins
 NEAR: Final = 0.92  # of the best in the search, whose trials know their throughput to about 5 %
+WORTHY: Final = 0.75  # of the best in the search, which may have been lucky; the next best above it is a finalist
 LEAST_GAIN: Final = 1.02  # over the baseline; below it the baseline stays
 
 
@@ -53,8 +54,9 @@ def pick_finalists(records: Sequence[TrialRecord]) -> list[LoaderConfig]:
     if not ranked:
         return []
     close = [record for record in ranked if record.score >= NEAR * ranked[0].score]
+    worthy = [record for record in ranked if record.score >= WORTHY * ranked[0].score]
     smallest = min(close, key=lambda record: _size(record.config, _peak(record)))
-    picked = dict.fromkeys([ranked[0].config, smallest.config, *(record.config for record in close)])
+    picked = dict.fromkeys([ranked[0].config, smallest.config, *(record.config for record in worthy)])
     return list(picked)[:FINALISTS]
 
 

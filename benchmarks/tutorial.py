@@ -68,14 +68,13 @@ def train(kwargs: dict[str, Any], epochs: int, sharing_strategy: str = "file_des
     )
 
 
-def screen_grid(grid: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Measure the grid by runs of a few epochs and return it, the fastest first."""
+def screen_grid(grid: Sequence[dict[str, Any]]) -> list[float]:
+    """Measure the grid by runs of a few epochs, in samples per second."""
     rates = []
     for kwargs in grid:
         rates.append(train(kwargs, SCREEN_EPOCHS))
         print(f"  grid  {_label(kwargs)}  {rates[-1]:7.1f}/s", flush=True)
-    order = sorted(range(len(grid)), key=lambda index: rates[index], reverse=True)
-    return [grid[index] for index in order]
+    return rates
 
 
 def _label(kwargs: dict[str, Any]) -> str:
@@ -93,7 +92,11 @@ def main() -> None:
         chosen = load(output)
     promise = chosen.profile.result.samples_per_second
     strategy = chosen.config.process.sharing_strategy
-    finalists = screen_grid(list_grid())[:FINALISTS]
+    grid = list_grid()
+    screened = screen_grid(grid)
+    finalists = [kwargs for _, kwargs in sorted(zip(screened, grid, strict=True), key=lambda pair: -pair[0])][
+        :FINALISTS
+    ]
     rates: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
         for kwargs in finalists:
@@ -114,6 +117,7 @@ def main() -> None:
         "grid_best_samples_per_second": medians[best],
         "choice_over_grid_best": choice / medians[best],
         "runs": rates,
+        "grid_screened": {_label(kwargs): round(rate, 1) for kwargs, rate in zip(grid, screened, strict=True)},
     }
     results.parent.mkdir(parents=True, exist_ok=True)
     results.write_text(json.dumps(summary, indent=2) + "\n")
