@@ -22,7 +22,7 @@ _SYMPTOMS: Final[tuple[tuple[TrialKind, str, str], ...]] = (
     (
         "shm_exhausted",
         r"unable to (allocate|open) shared memory|bus error|No space left on device.*torch_|out of shared memory",
-        "filled /dev/shm. Give the container more (--shm-size=1g) or tune with fewer --max-workers",
+        "filled /dev/shm{shm}. Give the container more (--shm-size=1g) or tune with fewer --max-workers",
     ),
     (
         "out_of_memory",
@@ -32,7 +32,7 @@ _SYMPTOMS: Final[tuple[tuple[TrialKind, str, str], ...]] = (
     (
         "crashed",
         r"^(?!.*Caught \w+ in DataLoader worker).*(killed by signal|exited unexpectedly|ConnectionResetError)",
-        "lost a worker process",
+        "lost a worker process: {error}",
     ),
 )
 
@@ -51,11 +51,12 @@ class Death(Value):
     details: str = ""
 
 
-def judge_failure(failed: Failed) -> Death:
+def judge_failure(failed: Failed, shm: str = "") -> Death:
     """Judge an error that the child reported.
 
     Args:
         failed: The child's report.
+        shm: What was used of /dev/shm, as in `: 64 MiB used of 64 MiB`.
 
     Returns:
         The outcome: a resource that ran out where the text says so, else a failure of the user's code.
@@ -63,7 +64,8 @@ def judge_failure(failed: Failed) -> Death:
     text = f"{failed.error}\n{failed.details}"
     for kind, pattern, message in _SYMPTOMS:
         if re.search(pattern, text if kind != "crashed" else failed.error, re.IGNORECASE):
-            return Death(kind=kind, message=message, details=failed.details)
+            words = message.format(shm=shm, error=_last_line(failed.error))
+            return Death(kind=kind, message=words, details=failed.details)
     return Death(kind="workload_failed", message=f"raised {_last_line(failed.error)}", details=failed.details)
 
 
@@ -72,19 +74,20 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else "an exception without a name"
 
 
-def name_death(status: int | None, output: str) -> Death:
+def name_death(status: int | None, output: str, shm: str = "") -> Death:
     """Name the end of a child that reported nothing.
 
     Args:
         status: Its wait status as `subprocess` gives it; None when it still lives but closed the line.
         output: The end of what it printed.
+        shm: What was used of /dev/shm, as in `: 64 MiB used of 64 MiB`.
 
     Returns:
         The outcome.
     """
     for kind, pattern, message in _SYMPTOMS[:3]:
         if re.search(pattern, output, re.IGNORECASE):
-            return Death(kind=kind, message=message, details=output)
+            return Death(kind=kind, message=message.format(shm=shm), details=output)
     return Death(kind="crashed", message=_describe_status(status), details=output)
 
 

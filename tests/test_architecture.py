@@ -21,7 +21,7 @@ FLOORS = (
     {"machine", "importing"},
     {"limits", "costs", "scoring", "process_tree", "verdicts"},
     {"space", "watchdog", "pacing", "profiles", "report", "planning", "view", "batches", "devices"},
-    {"search", "trial_runner", "loaders", "steps", "measure", "probe", "confirming"},
+    {"search", "child", "trial_runner", "loaders", "steps", "measure", "probe", "confirming"},
     {"deciding", "exploring"},
     {"tuning"},
     {"display", "options"},
