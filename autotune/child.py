@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -53,6 +52,44 @@ class Usage(Value):
     def describe_shm(self) -> str:
         """Say what was used of /dev/shm, to be put behind a sentence."""
         return f": {format_bytes(self.shm_bytes)} used of {format_bytes(read_shm()[0])}"
+
+
+class Pulse:
+    """Keeps the time of a command: when it last moved, and when which reading of its tree is due."""
+
+    def __init__(self) -> None:
+        self._started = self._moved = self._next_walk = time.monotonic()
+        self._sample_at: float | None = None
+        self._sampled = False
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since the child last reported progress."""
+        return time.monotonic() - self._moved
+
+    @property
+    def running_seconds(self) -> float:
+        """Seconds since the command was given."""
+        return time.monotonic() - self._started
+
+    def note_progress(self, progress: Progress) -> None:
+        """Record that the child moved; the first batch sets the time for the memory sample."""
+        self._moved = time.monotonic()
+        if progress.batches and self._sample_at is None:
+            self._sample_at = self._moved + SAMPLE_AFTER_SECONDS
+
+    def demand_sample(self) -> None:
+        """Make an exact sample due now."""
+        self._sampled, self._sample_at = False, time.monotonic()
+
+    def plan_reading(self) -> tuple[bool, bool]:
+        """Say whether an exact sample is due, and whether a walk over the tree is."""
+        now = time.monotonic()
+        exact = not self._sampled and self._sample_at is not None and now >= self._sample_at
+        walk = exact or now >= self._next_walk
+        self._sampled = self._sampled or exact
+        self._next_walk = now + TREE_SECONDS if walk else self._next_walk
+        return exact, walk
 
 
 class Child:
@@ -104,43 +141,41 @@ class Child:
             return self._end_for("crashed", f"sent a message that dltune cannot read: {error}")
 
     def _await_answer(self, watch: Watch) -> Report | Death:
-        started = moved = time.monotonic()
-        next_walk, sampled = started, False
-        measuring_since: float | None = None
+        pulse = Pulse()
         self.usage = Usage()
         while True:
             line = self._channel.receive(TICK_SECONDS)
-            now = time.monotonic()
-            report = None if line is None else REPORT.validate_json(line)
-            if report is not None and not isinstance(report, Progress):
-                if isinstance(report, Measured):  # nothing is timed any more, and the workers still live
-                    self._read(now - moved, now - started, watch, walk=True, exact=True)
-                return report
-            if report is not None:
-                moved = now
-                measuring_since = measuring_since or (now if report.batches else None)
+            if line is not None:
+                report = REPORT.validate_json(line)
+                if not isinstance(report, Progress):
+                    self._note_end(report, pulse, watch)
+                    return report
+                pulse.note_progress(report)
                 self._on_progress(report)
-            exact = measuring_since is not None and not sampled and now - measuring_since > SAMPLE_AFTER_SECONDS
-            sampled = sampled or exact
-            walk = now >= next_walk or exact
-            next_walk = now + TREE_SECONDS if walk else next_walk
-            reading = self._read(now - moved, now - started, watch, walk=walk, exact=exact)
-            breach = watch.judge(reading)
+            breach = watch.judge(self._read(pulse, watch))
             if breach is not None:
                 return self._end_for(breach.reason, breach.message)
             if line is None and self._process.poll() is not None:
                 return self._name_death()
 
-    def _read(self, idle: float, running: float, watch: Watch, *, walk: bool, exact: bool) -> Reading:
+    def _note_end(self, report: Report, pulse: Pulse, watch: Watch) -> None:
+        """Sample the memory of a trial that has just ended: nothing is timed any more, and its workers still live."""
+        if isinstance(report, Measured):
+            pulse.demand_sample()
+            self._read(pulse, watch)
+
+    def _read(self, pulse: Pulse, watch: Watch) -> Reading:
         """Take one reading: the cheap one at every tick, the tree now and then, exact memory when it matters."""
+        exact, walk = pulse.plan_reading()
         tree = list_tree(self._process.pid) if walk else []
         self._seen.update(tree)
+        shm_bytes = max(0, self._shm_free - read_shm()[1])
         reading = Reading(
-            idle_seconds=idle,
-            running_seconds=running,
-            host_bytes=bound_memory(tree) + self._read_shm_used(),
+            idle_seconds=pulse.idle_seconds,
+            running_seconds=pulse.running_seconds,
+            host_bytes=bound_memory(tree) + shm_bytes,
             host_exact=False,
-            shm_bytes=self._read_shm_used(),
+            shm_bytes=shm_bytes,
             available_bytes=read_available_memory(),
         )
         if tree and (exact or watch.needs_exact_memory(reading)):
@@ -152,9 +187,6 @@ class Child:
         )
         self._cap_log()
         return reading
-
-    def _read_shm_used(self) -> int:
-        return max(0, self._shm_free - read_shm()[1])
 
     def _cap_log(self) -> None:
         with contextlib.suppress(OSError):
@@ -182,10 +214,9 @@ class Child:
 
     def end(self) -> None:
         """End the child and every process that belongs to it, and remove what they left."""
-        self._seen.update(list_tree(self._process.pid))
+        if self._process.returncode is None:  # else the number may belong to another process by now
+            self._seen.update(list_tree(self._process.pid))
         self._channel.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
         end_trial(self._mark)
         self._process.kill()
         self._process.wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -19,15 +19,7 @@ Knob = Literal[
     "in_order",
     "sharing_strategy",
 ]
-KNOBS: Final[tuple[Knob, ...]] = (
-    "batch_size",
-    "num_workers",
-    "prefetch_factor",
-    "pin_memory",
-    "persistent_workers",
-    "in_order",
-    "sharing_strategy",
-)
+KNOBS: Final[tuple[Knob, ...]] = get_args(Knob)
 RANGED_KNOBS: Final = ("batch_size", "num_workers", "prefetch_factor")
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
