@@ -196,7 +196,9 @@ class Child:
     def _end_for(self, kind: TrialKind, message: str) -> Death:
         details = self._read_log_tail()
         self.end()
-        return Death(kind=kind, message=message, details=details)
+        last = details.splitlines()[-1].strip() if details else ""
+        evidence = f"; the last line of its output: {last}" if kind == "stalled" and last else ""
+        return Death(kind=kind, message=message + evidence, details=details)
 
     def _name_death(self) -> Death:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from autotune.errors import DltuneError, UsageError, WorkloadError
-from autotune.options import Assignment, BatchSizes, Budget, Duration, Range, read_project_options
+from autotune.options import Assignment, BatchSizes, Budget, Duration, Range, name_parameters, read_project_options
 
 if TYPE_CHECKING:
     from autotune.request import TuningRequest
@@ -78,7 +78,8 @@ Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configurati
     type=Assignment(),
     multiple=True,
     metavar="K=JSON",
-    help="Argument of the factory; repeatable.",
+    envvar="DLTUNE_DATASET_ARG",
+    help="Argument of the factory, JSON or a bare word; repeatable.",
 )
 @click.option("--collate", metavar="PKG.MOD:FN", help="collate_fn, instead of the workload's own.")
 @click.option("--step", metavar="PKG.MOD:ATTR", help="Factory of your training step: make_step() -> step(batch).")
@@ -86,7 +87,13 @@ Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configurati
 @click.option("--batch-size", type=BatchSizes(), metavar="N[,N...]", help="Pin the batch size, or list choices.")
 @click.option("--fix", type=Assignment(), multiple=True, metavar="KNOB=VALUE", help="Pin a knob: in_order=true.")
 @click.option(
-    "--range", "ranges", type=Range(), multiple=True, metavar="KNOB=LOW:HIGH", help="Narrow a knob: num_workers=0:16."
+    "--range",
+    "ranges",
+    type=Range(),
+    multiple=True,
+    envvar="DLTUNE_RANGE",
+    metavar="KNOB=LOW:HIGH",
+    help="Narrow a knob: num_workers=0:16.",
 )
 @click.option("--trials", type=click.IntRange(1), default=40, help="Most configurations to try.")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="Most time for the whole run: 10m.")
@@ -112,7 +119,9 @@ Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configurati
     show_default="an unfinished run only",
     help="Continue the last run of this request, or start afresh.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON document on stdout.")
+@click.option(
+    "--json", "as_json", is_flag=True, envvar="DLTUNE_JSON", help="Print the profile as one JSON document on stdout."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Show nothing but the result and errors.")
 @click.option("-v", "--verbose", is_flag=True, help="Show phases, skipped configurations and tracebacks of trials.")
 @click.option("--dry-run", is_flag=True, help="Probe and plan, list what would be tried first, and stop.")
@@ -319,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: What to run; None takes the process's own arguments.
     """
     try:
-        defaults = {"tune": read_project_options(Path.cwd())}
+        defaults = {"tune": name_parameters(read_project_options(Path.cwd()), tune)}
     except click.UsageError as error:
         error.show()
         sys.exit(error.exit_code)

@@ -109,12 +109,18 @@ def _announce(winner: Contestant, speedup: float | None, interval: Interval | No
         config=winner.config,
         verdict="faster",
         samples_per_second=winner.rate,
-        interval=interval_of_mean(winner.scores),
+        interval=_bound_rate(winner.scores),
         wait_fraction=sum(winner.waits) / len(winner.waits),
         speedup=speedup,
         speedup_interval=interval,
         runner_up=best.config if best is not winner else None,
     )
+
+
+def _bound_rate(rates: Sequence[float]) -> Interval | None:
+    """The interval of a mean throughput, which is never negative however far its rounds lie apart."""
+    bounds = interval_of_mean(rates)
+    return None if bounds is None else (max(0.0, bounds[0]), bounds[1])
 
 
 def _keep(baseline: Contestant) -> Decision:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from pathlib import Path
 from typing import Any, Final
 
 from autotune.errors import UsageError
@@ -44,11 +45,16 @@ def import_attribute(text: str) -> Any:
         The attribute.
 
     Raises:
-        UsageError: The module has no such attribute.
+        UsageError: There is no such module, or it has no such attribute.
         Exception: Whatever importing the module raises.
     """
     module_name, _, path = text.partition(":")
-    found: Any = importlib.import_module(module_name)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there; what it imports is not
+        raise UsageError(f"{text}: No module named {error.name!r}, neither in {Path.cwd()} nor installed.") from None
     for name in path.split("."):
         if not hasattr(found, name):
             raise UsageError(f"{text}: {module_name} was imported from {_locate(module_name)} but has no {path!r}.")

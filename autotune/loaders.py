@@ -165,9 +165,17 @@ class Gate:
             most_batches: Batches after which it closes by itself; None for no such end.
         """
         self.closed = False
-        self.batches = 0
-        self.samples = 0
+        self._sizes: list[int] = []
         self._most_batches = most_batches
+
+    @property
+    def batches(self) -> int:
+        """Batches handed out so far."""
+        return len(self._sizes)
+
+    def count_samples(self, batches: int) -> int:
+        """Count the samples of the first so many batches handed out, whatever shape they arrive in."""
+        return sum(self._sizes[:batches])
 
     def close(self) -> None:
         """Hand out nothing more in this epoch."""
@@ -178,8 +186,7 @@ class Gate:
             if self.closed or self.batches == self._most_batches:
                 self.closed = True
                 return
-            self.batches += 1
-            self.samples += len(index) if isinstance(index, list | tuple) else 1
+            self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
             yield index
 
     def __len__(self) -> int:

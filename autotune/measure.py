@@ -6,21 +6,50 @@ the queue, the steady pace, the drain at the end. Nothing is torn down until the
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from autotune.batches import count_samples
 from autotune.devices import read_peak, reset_peak, synchronize
 from autotune.loaders import GatedLoader, LoadedWorkload, build_loader, count_batches
 from autotune.messages import EpochTrace, Measurement, TrialRequest
 from autotune.pacing import OPEN_END, Pacer
+from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.steps import Step
 
 if TYPE_CHECKING:
     import torch
 
+WARM_UP_STEPS: Final = 3
 OnBatch = Callable[[int], None]
+
+
+def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, config: LoaderConfig) -> None:
+    """Run the step a few times before anything is timed: its first calls import, allocate and compile.
+
+    The batch comes from one worker where the configuration has workers, so that this process meets the dataset's
+    code no earlier than a training process would.
+
+    Args:
+        workload: The user's pipeline.
+        step: What consumes the batches.
+        device: Where the step runs.
+        config: The configuration to be measured next.
+
+    Raises:
+        Exception: Whatever dataset, collate or step raise.
+    """
+    one: dict[str, int] = {"num_workers": 1, "prefetch_factor": 1} if config.dataloader.num_workers else {}
+    settings = DataLoaderSettings(batch_size=config.dataloader.batch_size, **one)
+    process = ProcessSettings(multiprocessing_context=config.process.multiprocessing_context)
+    loader = build_loader(workload, LoaderConfig(dataloader=settings, process=process))
+    loader.gate.open(most_batches=1)
+    for batch in itertools.islice(loader, 1):
+        for _ in range(WARM_UP_STEPS):
+            step(batch)
+    synchronize(device)
 
 
 class WrongCountError(Exception):
@@ -53,7 +82,8 @@ class Recorder:
         """Record that a batch has been consumed, after `waited` seconds of waiting for it."""
         self._times.append(time.perf_counter() - self._started)
         self._waited += waited
-        self._samples += count_samples(batch, self._loader.batch_size or 1)
+        if not self._is_map:
+            self._samples += count_samples(batch, self._loader.batch_size or 1)
 
     def note_close(self) -> None:
         """Record that the sampler was told to stop here."""
@@ -76,7 +106,7 @@ class Recorder:
             batch_seconds=tuple(round(moment, 6) for moment in self._times),
             end_seconds=end_seconds,
             wait_seconds=self._waited,
-            samples=self._samples,
+            samples=self._loader.gate.count_samples(len(self._times)) if self._is_map else self._samples,
             promised_batches=self._loader.gate.batches if self._is_map else None,
             closed_after=closed_after,
         )

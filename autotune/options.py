@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -90,8 +91,10 @@ class Range(click.ParamType[tuple[str, tuple[int, int]]]):
             return cast("tuple[str, tuple[int, int]]", value)
         key, _, text = str(value).partition("=")
         low, _, high = text.partition(":")
-        if not (low.strip().isdigit() and high.strip().isdigit()) or int(low) > int(high):
+        if not (low.strip().isdigit() and high.strip().isdigit()):
             self.fail(f"{value!r} is not of the form num_workers=0:16", param, ctx)
+        if int(low) > int(high):
+            self.fail(f"{value!r}: the lower end is above the upper one, give num_workers=0:16", param, ctx)
         return key.strip(), (int(low), int(high))
 
 
@@ -122,20 +125,42 @@ def read_project_options(folder: Path) -> dict[str, Any]:
                 table = tomllib.loads(path.read_text(encoding="utf-8"))
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise click.UsageError(f"{path} is not valid TOML: {error}") from None
-            return _flatten(table.get("tool", {}).get("dltune", {}))
+            options = table.get("tool", {}).get("dltune", {})
+            return {name.replace("-", "_"): value for name, value in options.items()}
     return {}
 
 
-def _flatten(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Write tables such as `fix = {in_order = true}` as the command line would give them."""
-    options: dict[str, Any] = {}
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        if isinstance(value, Mapping):
-            options[name] = [_write_assignment(name, knob, part) for knob, part in value.items()]
-        else:
-            options[name] = value
-    return options
+def name_parameters(options: Mapping[str, Any], command: click.Command) -> dict[str, Any]:
+    """Turn option names as the user writes them into the parameter names that click knows.
+
+    Args:
+        options: Values by option name, without dashes in front and with underscores.
+        command: The command they are for.
+
+    Returns:
+        Values by parameter name, tables written as the command line would give them.
+
+    Raises:
+        click.UsageError: There is no such option.
+    """
+    known = {flag.lstrip("-").replace("-", "_"): name for name, flag in _list_flags(command)}
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise click.UsageError(f"[tool.dltune] in {PROJECT_FILE}: no such option {name!r}.{hint}")
+    return {known[name]: _flatten(name, value) for name, value in options.items()}
+
+
+def _list_flags(command: click.Command) -> list[tuple[str, str]]:
+    return [(param.name, flag) for param in command.params if param.name for flag in param.opts if len(flag) > 2]
+
+
+def _flatten(name: str, value: Any) -> Any:
+    """Write a table such as `fix = {in_order = true}` as a list of assignments."""
+    if not isinstance(value, Mapping):
+        return value
+    return [_write_assignment(name, key, part) for key, part in value.items()]
 
 
 def _write_assignment(option: str, key: str, value: Any) -> str:

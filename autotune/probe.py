@@ -173,6 +173,7 @@ def _profile_size(
     loads: list[float] = []
     cpus: list[float] = []
     samples: list[int] = []
+    is_map = workload.kind == "map"
     batch: Any = None
     iterator = iter(loader)
     deadline = time.perf_counter() + LOAD_SECONDS
@@ -184,7 +185,8 @@ def _profile_size(
             break
         loads.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - busy)
-        samples.append(count_samples(batch, size or 1))
+        counted = loader.gate.count_samples(len(loads)) - sum(samples) if is_map else count_samples(batch, size or 1)
+        samples.append(counted)
         on_phase(f"loaded {len(loads)} batches")
     if not loads:
         raise WorkloadError("The dataset delivered no batch at all: it is empty, or shorter than one batch.")
@@ -196,7 +198,7 @@ def _profile_size(
         load_seconds=statistics.fmean(loads[warm]),
         cpu_seconds=statistics.fmean(cpus[warm]),
         step_seconds=_time_step(step, batch, device),
-        sample_bytes=count_bytes(batch) // max(1, count_samples(batch, size or 1)),
+        sample_bytes=count_bytes(batch) // max(1, samples[-1]),
         tensors=sum(1 for _ in find_tensors(batch)),
         on_accelerator=any(tensor.device.type != "cpu" for tensor in find_tensors(batch)),
     )

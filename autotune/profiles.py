@@ -9,7 +9,7 @@ import os
 import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
@@ -106,6 +106,8 @@ def load(
         ProfileError: The file cannot be read or is not valid, has no such profile, or fits no machine like
             this while `on_mismatch` is `error`.
     """
+    if on_mismatch not in get_args(OnMismatch):
+        raise ProfileError(f"on_mismatch={on_mismatch!r} is none of {', '.join(get_args(OnMismatch))}.")
     tuned = _choose_named(read_file(Path(path)), profile, path)
     machine, gpus = read_machine(), read_gpus()
     for fits, name in ((_is_exact, "exact"), (_is_compatible, "compatible")):

@@ -12,7 +12,7 @@ from autotune.units import format_bytes, format_percent, format_rate, format_sec
 
 _BOTTLENECKS = {
     "step": "the training step",
-    "cpu": "the CPUs, busy in the workers",
+    "cpu": "the CPUs, busy loading",
     "waiting": "waiting for the data's source",
     "epoch": "starting over at every epoch",
     "unknown": "unknown",
@@ -117,7 +117,7 @@ def describe_outcome(
 def _describe_use_in_code(profile: TunedConfig, kind: str, output: str) -> str:
     """Write the line of training code that puts all of the answer in force."""
     if profile.dataloader.batch_size is None:
-        own = "batch_sampler=batch_sampler, "
+        own = "**your_own_batching, "
     else:
         own = "shuffle=True, " if kind == "map" else ""
     if profile.process.sharing_strategy == "file_descriptor":

@@ -194,7 +194,7 @@ def measure_steady(traces: Sequence[EpochTrace], config: LoaderConfig) -> Steady
 
     Returns:
         The pace over whole rounds of workers, after the queue was handed out and before it drains; over
-        everything after the first batch where the epochs are too short for that.
+        everything, the start included, where the epochs are too short for that.
     """
     spans = [span for trace in traces if (span := _cut_steady(trace, config)) is not None]
     if not spans:
@@ -220,10 +220,9 @@ def _cut_steady(trace: EpochTrace, config: LoaderConfig) -> tuple[int, tuple[flo
 
 
 def _measure_unsteady(traces: Sequence[EpochTrace]) -> Steady:
-    batches = sum(max(0, trace.batches - 1) for trace in traces)
-    if not batches:
-        return Steady(batch_seconds=max(1e-9, traces[0].end_seconds), standard_error=None, batches=1)
-    seconds = sum(trace.end_seconds - trace.batch_seconds[0] for trace in traces if trace.batches)
+    """Take everything from the start of the workers on: slower than the truth, but never the burst of a full queue."""
+    batches = max(1, sum(trace.batches for trace in traces))
+    seconds = sum(trace.end_seconds for trace in traces)
     return Steady(batch_seconds=max(1e-9, seconds / batches), standard_error=None, batches=batches)
 
 

@@ -76,7 +76,7 @@ class SearchSpace(Value):
         """List the knobs that have more than one choice."""
         return {knob: choices for knob, choices in self.choices().items() if len(choices) > 1}
 
-    def build(self, params: Mapping[str, Any]) -> LoaderConfig:
+    def build(self, params: Mapping[Any, Any]) -> LoaderConfig:
         """Make the legal configuration that a set of parameters stands for.
 
         Args:
@@ -318,16 +318,23 @@ def plan_baseline(request: TuningRequest, workload: WorkloadProfile, space: Sear
         space: The space; its only batch size is used where there is one.
 
     Returns:
-        The settings of the user's ready DataLoader, else PyTorch's defaults at a batch size of 32 or the
-        nearest one searched.
+        The settings of the user's ready DataLoader with the knobs that the request pins, else what is nearest to
+        PyTorch's defaults, at a batch size of 32, in the space: a baseline that is kept must honour every pin.
     """
     sizes = space.batch_size
-    if workload.baseline is not None:
-        own = workload.baseline
-        if len(sizes) > 1 or own.dataloader.batch_size in sizes:
-            return own
-        return own.model_copy(update={"dataloader": own.dataloader.model_copy(update={"batch_size": sizes[0]})})
-    return LoaderConfig(dataloader=DataLoaderSettings(batch_size=_snap(DEFAULT_BATCH_SIZE, sizes)))
+    if workload.baseline is None:
+        default = LoaderConfig(dataloader=DataLoaderSettings(batch_size=_snap(DEFAULT_BATCH_SIZE, sizes)))
+        return space.build(_list_values(default))
+    own = _list_values(workload.baseline)
+    if len(sizes) == 1:
+        own["batch_size"] = sizes[0]
+    return make_config({**own, **request.fixed}, workload.multiprocessing_context)
+
+
+def _list_values(config: LoaderConfig) -> dict[Knob, Any]:
+    """List the value of every knob; what a configuration without workers does not say is torch's default."""
+    values = {**config.dataloader.model_dump(), "sharing_strategy": config.process.sharing_strategy}
+    return {knob: values[knob] if values[knob] is not None or knob == "batch_size" else 2 for knob in KNOBS}
 
 
 def guess_configs(

@@ -11,6 +11,7 @@ from torch import nn
 
 from autotune.batches import find_tensors, move_batch
 from autotune.devices import BusyDevice
+from autotune.errors import UsageError
 from autotune.importing import import_attribute
 from autotune.request import WorkloadRequest
 
@@ -33,16 +34,20 @@ def make_step(request: WorkloadRequest, device: torch.device) -> Step:
         Exception: Whatever the user's factory raises.
     """
     if request.step is not None:
-        return _make_own_step(import_attribute(request.step), device)
+        return _make_own_step(request.step, device)
     if request.step_seconds is not None:
         return _make_emulated_step(request.step_seconds, device)
     return BuiltInStep(device)
 
 
-def _make_own_step(factory: Callable[..., Step], device: torch.device) -> Step:
+def _make_own_step(name: str, device: torch.device) -> Step:
     """Call the user's factory, with the device if it takes one."""
+    factory: Callable[..., Step] = import_attribute(name)
     takes_device = bool(inspect.signature(factory).parameters)
-    return factory(device) if takes_device else factory()
+    step = factory(device) if takes_device else factory()
+    if not callable(step):
+        raise UsageError(f"--step {name}: it returned a {type(step).__name__}, not a function step(batch).")
+    return step
 
 
 def _make_emulated_step(seconds: float, device: torch.device) -> Step:

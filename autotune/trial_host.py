@@ -90,6 +90,9 @@ class Host:
         self._device: Any = None
         self._trial: Any = None
         self._is_warm = False
+        self._is_step_warm = False
+        self._in_step = False
+        os.register_at_fork(after_in_child=channel.close)  # a copy of this process must not answer in its place
 
     def serve(self) -> None:
         """Answer commands until the parent closes the line."""
@@ -108,7 +111,8 @@ class Host:
         try:
             report = self._carry_out(command)
         except BaseException as error:  # sys.exit() and KeyboardInterrupt of the user's code are results, too
-            report = Failed(where=self._where, error=_name_error(error), details=_format_error(error))
+            where = "running step" if self._in_step else self._where
+            report = Failed(where=where, error=_name_error(error), details=_format_error(error))
         self._channel.send(report.model_dump_json())
 
     def _carry_out(self, command: Command) -> Value:
@@ -140,25 +144,39 @@ class Host:
         self._workload = load_workload(request)
         self._where = "step"
         self._show(f"making the step ({request.describe_step()})")
-        self._step = make_step(request, self._device)
+        self._step = self._watch_step(make_step(request, self._device))
 
     def _probe(self, order: Any) -> Any:
         from autotune.probe import profile_workload
 
         self._where = "probe"
-        self._is_warm = True
+        self._is_warm = self._is_step_warm = True
         return profile_workload(self._workload, self._step, self._device, order, self._show)
 
     def _measure(self, request: Any) -> Any:
-        from autotune.measure import TrialMeasurement
+        from autotune.measure import TrialMeasurement, warm_up_step
 
-        self._where = "trial"
+        self._where, self._in_step = "trial", False
         self._show("starting workers")
         self._trial = None
         if not request.fresh and request.config.process.sharing_strategy == "file_system":
             self._warm_up_sharing()
+        if not self._is_step_warm:
+            self._show("warming the step up")
+            warm_up_step(self._workload, self._step, self._device, request.config)
+            self._is_step_warm = True
         self._trial = TrialMeasurement(self._workload, self._step, self._device, request, self._count)
         return self._trial.run()
+
+    def _watch_step(self, step: Any) -> Any:
+        """Remember whether the step is running, so that its failure is not blamed on the data."""
+
+        def watched(batch: Any) -> None:
+            self._in_step = True
+            step(batch)
+            self._in_step = False
+
+        return watched
 
     def _warm_up_sharing(self) -> None:
         """Pay the once-in-a-process cost of file_system sharing outside the trial, where scores account for it."""

@@ -30,6 +30,10 @@ from autotune.verdicts import Death, judge_failure
 from autotune.watchdog import Watch
 
 RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
+EXIT_HINT: Final = (
+    "\nSomething called sys.exit(): code at the top of a module that reads sys.argv, perhaps. "
+    'Guard it with if __name__ == "__main__".'
+)
 TRIAL_OVERHEAD: Final = 4.0  # of the trial's seconds: starting workers, draining, a last batch
 
 
@@ -147,7 +151,8 @@ def _make_result(request: TrialRequest, outcome: Child | Report | Death, usage: 
     if isinstance(outcome, Measured):
         return TrialResult(kind="completed", config=request.config, measurement=outcome.measurement, **seen)
     death = judge_failure(outcome, usage.describe_shm()) if isinstance(outcome, Failed) else outcome
-    assert isinstance(death, Death), f"a trial was answered by {type(outcome).__name__}"
+    if not isinstance(death, Death):
+        death = Death(kind="crashed", message=f"was answered out of turn ({type(outcome).__name__})")
     return TrialResult(kind=death.kind, config=request.config, message=death.message, details=death.details, **seen)
 
 
@@ -165,7 +170,8 @@ def _explain_start(outcome: Child | Report | Death, workload: WorkloadRequest) -
     """Say why the workload could not be loaded or profiled, in the words the user needs."""
     if isinstance(outcome, Failed):
         return _explain_failure(outcome, workload)
-    assert isinstance(outcome, Death)
+    if not isinstance(outcome, Death):
+        return WorkloadError(f"{workload.dataset}: its process answered out of turn ({type(outcome).__name__}).")
     source = f"While {workload.dataset} was loaded and profiled, its process"
     advice = {
         "stalled": " If it needs longer, allow it with --stall-time.",
@@ -181,10 +187,14 @@ def _explain_failure(failed: Failed, workload: WorkloadRequest) -> UsageError | 
         return UsageError(text)
     if kind.rpartition(".")[2] == "WorkloadError":
         return WorkloadError(text)
+    hint = EXIT_HINT if kind == "SystemExit" else ""
+    if failed.where == "running step":
+        source = f"The training step ({workload.describe_step()}) failed on a batch"
+        return WorkloadError(f"{source}: {failed.error}", failed.details)
     if failed.where == "step":
         source = f"The step factory {workload.step}"
     elif failed.where == "dataset":
         source = f"The dataset factory {workload.dataset}"
     else:
         source = f"Loading the first batches of {workload.dataset} in the training process"
-    return WorkloadError(f"{source} failed: {failed.error}", failed.details)
+    return WorkloadError(f"{source} failed: {failed.error}{hint}", failed.details)

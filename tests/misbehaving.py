@@ -180,3 +180,49 @@ def make_step() -> Callable[[Any], None]:
 
 def make_raising_step() -> NoReturn:
     raise RuntimeError("no checkpoint found")
+
+
+def make_forked() -> Honest:
+    """Leave a copy of the child behind that would answer in its place."""
+    os.fork()
+    return Honest()
+
+
+def collate_to_scalars(samples: list[Any]) -> tuple[torch.Tensor, ...]:
+    return torch.tensor(1.0), torch.tensor(3), torch.tensor(True)
+
+
+def make_scalars() -> Workload:
+    return Workload(dataset=Honest(), collate_fn=collate_to_scalars)
+
+
+def make_counting_step() -> Callable[[Any], None]:
+    """Leave a byte in the file named by CALLS_FILE at every call."""
+
+    def step(batch: Any) -> None:
+        with open(os.environ["CALLS_FILE"], "ab") as calls:
+            calls.write(b".")
+
+    return step
+
+
+def make_step_that_fails() -> Callable[[Any], None]:
+    def step(batch: Any) -> None:
+        raise RuntimeError("shapes do not match")
+
+    return step
+
+
+def make_no_step() -> int:
+    return 5
+
+
+class Unpicklable(Honest):
+    """Delivers what cannot be sent to another process, and hangs for it."""
+
+    def __getitem__(self, index: int) -> Any:
+        return (number for number in range(3))
+
+
+def make_unpicklable() -> Workload:
+    return Workload(dataset=Unpicklable(), collate_fn=list)

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from autotune.cli import build_request, cli, tune
 from autotune.errors import UsageError
-from autotune.options import read_project_options
+from autotune.options import name_parameters, read_project_options
 from autotune.profiles import save_profile
 from tests.builders import make_profile
 
@@ -113,9 +113,9 @@ def test_options_become_one_request() -> None:
 
 def test_a_flag_wins_over_the_environment_and_the_environment_over_the_file(workdir: Path) -> None:
     (workdir / "pyproject.toml").write_text(
-        "[tool.dltune]\nseed = 1\ntrials = 1\nepochs = 1\nfix = {in_order = true}\n"
+        "[tool.dltune]\nseed = 1\ntrials = 1\nepochs = 1\nfix = {in_order = true}\nrange = {num_workers = [0, 4]}\n"
     )
-    defaults = {"tune": read_project_options(workdir)}
+    defaults = {"tune": name_parameters(read_project_options(workdir), tune)}
     environment = {"DLTUNE_TRIALS": "2", "DLTUNE_EPOCHS": "2"}
     arguments = ("--dataset", "pkg:make", "--epochs", "3", "--print-config")
     lines = invoke(*arguments, env=environment, default_map=defaults).stdout.splitlines()
@@ -125,6 +125,25 @@ def test_a_flag_wins_over_the_environment_and_the_environment_over_the_file(work
     assert shown["--epochs"] == ["3", "flag"]
     assert shown["--sampler"] == ['"tpe"', "default"]
     assert shown["--fix"][-1] == "pyproject.toml"
+    assert shown["--range"] == ['[["num_workers",', "[0,", "4]]]", "pyproject.toml"]
+
+
+def test_an_unknown_option_in_the_project_file_is_answered_with_what_was_meant() -> None:
+    with pytest.raises(click.UsageError, match=r"no such option 'trial_tim'. Did you mean 'trial_time'"):
+        name_parameters({"trial_tim": "1s"}, tune)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "option"),
+    [
+        ("DLTUNE_DATASET_ARG", "root=/data", "--dataset-arg"),
+        ("DLTUNE_RANGE", "num_workers=0:4", "--range"),
+        ("DLTUNE_BATCH_SIZE", "64", "--batch-size"),
+    ],
+)
+def test_an_option_is_read_from_the_variable_of_its_name(variable: str, text: str, option: str) -> None:
+    lines = invoke("--dataset", "pkg:make", "--print-config", env={variable: text}).stdout.splitlines()
+    assert next(line.split()[-1] for line in lines if line.startswith(option)) == "environment"
 
 
 def test_a_broken_project_file_is_a_usage_error(workdir: Path) -> None:

@@ -77,5 +77,14 @@ def test_what_the_module_itself_raises_reaches_the_caller_unchanged(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ZeroDivisionError, match="of their own"):
         import_attribute("dltune_test_broken:make")
-    with pytest.raises(ModuleNotFoundError):
+
+
+def test_a_module_that_is_not_there_is_a_usage_error_but_one_that_it_imports_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(tmp_path, {"dltune_test_needy.py": "import dltune_test_absent\n"})
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="No module named 'dltune_test_no_such_module'"):
         import_attribute("dltune_test_no_such_module:make")
+    with pytest.raises(ModuleNotFoundError, match="dltune_test_absent"):
+        import_attribute("dltune_test_needy:make")

@@ -191,4 +191,4 @@ def test_the_line_of_training_code_suits_the_workload() -> None:
     assert last_line(make_profile(), "iterable") == 'DataLoader(dataset, **autotune.load("x.json").loader_kwargs())'
     assert last_line(shared, "map") == 'autotune.load("x.json").make_loader(dataset, shuffle=True)'
     assert last_line(shared, "iterable") == 'autotune.load("x.json").make_loader(dataset)'
-    assert "batch_sampler=batch_sampler" in last_line(own, "map")
+    assert "**your_own_batching" in last_line(own, "map")

@@ -216,3 +216,43 @@ def test_the_next_trial_after_a_failure_gets_a_new_child() -> None:
         runner.limit(LIMITS)
         assert runner.run(make_request(workers=1)).kind == "workload_failed"
         assert runner.run(make_request(workers=0)).kind == "completed"
+
+
+def test_a_copy_of_the_child_made_by_the_factory_never_answers_in_its_place() -> None:
+    with open_runner("make_forked") as runner:
+        assert runner.probe((8, 8), LIMITS).samples == 64
+        assert runner.run(make_request(workers=2)).kind == "completed"
+
+
+def test_samples_are_counted_by_the_sampler_whatever_shape_they_arrive_in() -> None:
+    with open_runner("make_scalars") as runner:
+        assert runner.probe((8, 8), LIMITS).probe_batch_size == 8
+        result = runner.run(make_request(workers=1))
+    assert result.measurement is not None
+    assert result.measurement.epochs[0].samples == 64
+
+
+def test_a_step_is_warmed_up_before_anything_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CALLS_FILE", str(tmp_path / "calls"))
+    with open_runner("make_honest", step="tests.misbehaving:make_counting_step", step_seconds=None) as runner:
+        runner.limit(LIMITS)
+        result = runner.run(make_request(workers=1, fresh=True))
+    assert result.measurement is not None
+    timed = sum(trace.batches for trace in result.measurement.epochs)
+    assert len((tmp_path / "calls").read_bytes()) == timed + 3
+
+
+def test_a_step_that_fails_on_a_batch_is_not_blamed_on_the_data() -> None:
+    error = probe_error("make_honest", step="tests.misbehaving:make_step_that_fails", step_seconds=None)
+    assert "The training step (tests.misbehaving:make_step_that_fails) failed on a batch" in str(error)
+
+
+def test_a_step_factory_that_returns_no_function_is_a_usage_error() -> None:
+    error = probe_error("make_honest", step="tests.misbehaving:make_no_step", step_seconds=None)
+    assert "returned a int, not a function step(batch)" in str(error)
+
+
+def test_a_stalled_trial_quotes_what_its_worker_last_said() -> None:
+    result = run_one("make_unpicklable", workers=1, stall_seconds=4.0)
+    assert result.kind == "stalled"
+    assert "cannot pickle 'generator' object" in result.message

@@ -284,3 +284,10 @@ def test_trials_of_another_machine_are_never_taken_over() -> None:
         view=view,
     )
     assert view.resumed == 0
+
+
+def test_a_baseline_that_is_kept_honours_every_pin() -> None:
+    fixed = {"num_workers": 3, "in_order": True}
+    outcome = run(Bench(lambda config: 100.0), make_request(fixed=fixed))
+    assert outcome.profile.result.verdict == "keep"
+    assert outcome.profile.dataloader.num_workers == 3
