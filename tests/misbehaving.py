@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -200,7 +201,7 @@ def make_counting_step() -> Callable[[Any], None]:
     """Leave a byte in the file named by CALLS_FILE at every call."""
 
     def step(batch: Any) -> None:
-        with open(os.environ["CALLS_FILE"], "ab") as calls:
+        with Path(os.environ["CALLS_FILE"]).open("ab") as calls:
             calls.write(b".")
 
     return step
