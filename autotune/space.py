@@ -28,6 +28,12 @@ from autotune.units import format_bytes
 WORKER_GRID: Final = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 PREFETCH_GRID: Final = (1, 2, 4, 8)
 BATCH_GRID: Final = (16, 32, 64, 128, 256, 512)
+WITHOUT_WORKERS: Final[dict[Knob, tuple[int | bool | str, ...]]] = {
+    "prefetch_factor": (2,),
+    "persistent_workers": (False,),
+    "in_order": (True,),
+    "sharing_strategy": ("file_descriptor",),
+}  # knobs that mean nothing when no worker may be started
 DENSE_RANGE: Final = 16  # a range the user gave is searched number by number up to this width
 DEFAULT_BATCH_SIZE: Final = 32
 GUESSED_FACTORS: Final = (1.0, 0.5, 0.75, 1.5, 0.25, 2.0)  # of the workers that the model thinks enough
@@ -174,6 +180,8 @@ def plan_space(
         choices[knob] = _narrow(knob, choices[knob], low, high)
     for knob, value in request.fixed.items():
         choices[knob] = (_check_fixed(knob, value, choices[knob]),)
+    if choices["num_workers"] == (0,):
+        choices |= WITHOUT_WORKERS
     try:
         return SearchSpace.model_validate(
             {**choices, "multiprocessing_context": workload.multiprocessing_context, "notes": tuple(notes)}

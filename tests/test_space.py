@@ -284,3 +284,8 @@ def test_no_guess_is_predicted_to_break_a_limit(shm: int, files: int) -> None:
     limits = make_limits(shm_bytes=shm, nofile=files)
     model = DemandModel.from_workload(WAITING)
     assert [config for config in guess(limits=limits) if model.predict(config).find_violations(limits)] == []
+
+
+def test_where_no_worker_may_start_the_knobs_of_workers_are_not_searched() -> None:
+    space = plan(make_request(fixed={"num_workers": 0}, batch_sizes=(16, 32)))
+    assert set(space.searched()) == {"batch_size", "pin_memory"}

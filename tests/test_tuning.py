@@ -291,3 +291,9 @@ def test_a_baseline_that_is_kept_honours_every_pin() -> None:
     outcome = run(Bench(lambda config: 100.0), make_request(fixed=fixed))
     assert outcome.profile.result.verdict == "keep"
     assert outcome.profile.dataloader.num_workers == 3
+
+
+def test_a_request_that_pins_everything_is_measured_and_confirmed() -> None:
+    outcome = run(Bench(saturating), make_request(fixed={"num_workers": 0}))
+    assert outcome.profile.search.trials == 1
+    assert outcome.profile.result.confirmed_rounds == 3
