@@ -97,7 +97,13 @@ Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configurati
 )
 @click.option("--trials", type=click.IntRange(1), default=40, help="Most configurations to try.")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="Most time for the whole run: 10m.")
-@click.option("--trial-time", type=Duration(), default="3s", metavar="TIME", help="Most measuring time of a trial.")
+@click.option(
+    "--trial-time",
+    type=Duration(),
+    default="3s",
+    metavar="TIME",
+    help="Time to measure: 0.7 of it in the search, 1.2 in the final.",
+)
 @click.option("--stall-time", type=Duration(), default="60s", metavar="TIME", help="End a trial idle that long.")
 @click.option("--epochs", type=click.IntRange(1), default=10, help="Length of the training run to promise for.")
 @click.option("--seed", type=int, default=0, help="Seed of the sampler.")

@@ -214,7 +214,7 @@ def test_without_a_writable_shm_only_the_training_process_loads() -> None:
 
 
 def test_without_a_writable_shm_no_worker_can_start_even_for_samples_without_tensors() -> None:
-    workload = make_workload(sample_bytes=0, batch_tensors=0)  # FAULTS: [Errno 30], the queues' locks lie there, too
+    workload = make_workload(sample_bytes=0, batch_tensors=0)  # [Errno 30]: the locks of the queues lie there, too
     assert plan(workload=workload, machine=make_machine(shm_writable=False)).num_workers == (0,)
 
 
