@@ -114,7 +114,7 @@ class TrialRunner:
             deadline = request.seconds * TRIAL_OVERHEAD + self._stall_seconds
             outcome = outcome.command(Run(trial=request), self._watch(deadline))
             usage = self._child.usage if self._child is not None else usage
-        result = _check_gpu(_make_result(request, outcome, usage), self._limits)
+        result = check_gpu_memory(_make_result(request, outcome, usage), self._limits)
         self._wind_down(result)
         return result.model_copy(update={"seconds": time.monotonic() - started})
 
@@ -156,8 +156,16 @@ def _make_result(request: TrialRequest, outcome: Child | Report | Death, usage: 
     return TrialResult(kind=death.kind, config=request.config, message=death.message, details=death.details, **seen)
 
 
-def _check_gpu(result: TrialResult, limits: Limits | None) -> TrialResult:
-    """Turn a trial whose allocator went over the device's budget into a failure."""
+def check_gpu_memory(result: TrialResult, limits: Limits | None) -> TrialResult:
+    """Turn a trial whose allocator went over the device's budget into a failure.
+
+    Args:
+        result: What became of the trial.
+        limits: Budgets; None where none were set.
+
+    Returns:
+        The result, or an `out_of_memory` one with the number against the limit.
+    """
     budget = limits.gpu_bytes if limits is not None else None
     used = result.measurement.peak_gpu_bytes if result.measurement is not None else 0
     if budget is None or used <= budget:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from autotune.trial_runner import check_gpu_memory
 from autotune.watchdog import Breach, Reading, Watch
-from tests.builders import GIB, MIB, make_limits
+from tests.builders import GIB, MIB, make_config, make_limits, make_result
 
 
 def judge(shm_budget_bytes: int = 64 * MIB, **changes: Any) -> Breach | None:
@@ -89,3 +90,14 @@ def test_of_several_breaches_the_one_that_harms_others_is_named_first() -> None:
         assert breach is not None
         reasons.append(breach.reason)
     assert reasons == ["out_of_memory", "shm_exhausted", "stalled"]
+
+
+def test_a_trial_over_the_budget_for_device_memory_is_out_of_memory() -> None:
+    result = make_result(make_config(), 100.0)
+    assert result.measurement is not None
+    used = result.measurement.model_copy(update={"peak_gpu_bytes": 2 * GIB})
+    result = result.model_copy(update={"measurement": used})
+    assert check_gpu_memory(result, make_limits(gpu_bytes=3 * GIB)) == result
+    over = check_gpu_memory(result, make_limits(gpu_bytes=GIB))
+    assert (over.kind, over.measurement) == ("out_of_memory", None)
+    assert "2.0 GiB of device memory against a budget of 1.0 GiB" in over.message
