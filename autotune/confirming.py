@@ -6,10 +6,10 @@ Whatever was picked for being the best of many was also lucky; only a second loo
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from autotune.messages import TrialRequest, TrialResult
+from autotune.messages import RunTrial, TrialRequest, TrialResult
 from autotune.planning import Plan
 from autotune.schema import LoaderConfig
 from autotune.scoring import estimate, ratio_of_pairs
@@ -21,8 +21,6 @@ CONFIRM_PRECISION: Final = 0.015
 CONFIRM_FACTOR: Final = 1.2  # of a trial's time: the first epochs of a fresh process are slower than the rest
 DOUBTFUL: Final = (1.0, 1.1)  # a speed-up between these is worth more rounds when its interval holds 1
 BEHIND: Final = {1: 0.85, 2: 0.95}  # of the best after so many rounds; below it a finalist is not measured again
-
-RunTrial = Callable[[TrialRequest], TrialResult]
 
 
 class Contestant:

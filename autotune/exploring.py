@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Final
 
 from autotune.errors import WorkloadError
 from autotune.limits import Demand
-from autotune.messages import TrialRequest, TrialResult
+from autotune.messages import RunTrial, TrialRequest, TrialResult
 from autotune.planning import Plan
 from autotune.records import TrialRecord
 from autotune.schema import LoaderConfig
@@ -24,8 +23,6 @@ GAIN: Final = 1.03  # an improvement smaller than this is noise and does not cou
 FEWEST_TRIALS: Final = 14  # measured before the search may end for want of improvement
 PATIENCE: Final = 8  # measured trials without improvement after which it does
 MOST_REPEATS: Final = 40  # proposals in a row that were all measured before
-
-RunTrial = Callable[[TrialRequest], TrialResult]
 
 
 class Exploration:

@@ -6,6 +6,7 @@ stored average can never be questioned later.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter
@@ -123,6 +124,10 @@ class TrialResult(Value):
     peak_host_bytes: Bytes = 0
     peak_shm_bytes: Bytes = 0
     seconds: Seconds = 0.0
+
+
+RunTrial = Callable[[TrialRequest], TrialResult]
+"""The seam between the story and the measurement: a child process in a real run, a formula in a test."""
 
 
 class LinearCost(Value):

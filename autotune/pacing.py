@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from autotune.messages import EpochTrace, Measurement, StopReason, TrialRequest
-from autotune.scoring import bound_samples_per_second, estimate, is_precise, measure_steady
+from autotune.scoring import bound_samples_per_second, estimate, measure_steady
 
 FIRST_EPOCH_SHARE: Final = 0.6  # of the trial's time, when there are later epochs to see as well
 LOOK_SECONDS: Final = 0.1  # between two looks at the statistics of an epoch under way
@@ -88,11 +88,10 @@ class Pacer:
         if self.epoch_batches is None or len(traces) >= self.request.epochs:
             return self._name_end(traces[-1])
         measurement = self._measurement(traces)
-        enough = len(traces) > FEWEST_LATER_EPOCHS
-        if enough and is_precise(measurement, self.request.config, self.request.epochs, self.request.precision):
+        ahead = estimate(measurement, self.request.config, self.request.epochs)
+        if len(traces) > FEWEST_LATER_EPOCHS and ahead.is_precise(self.request.precision):
             return "precise"
         left = self.request.seconds - elapsed
-        ahead = estimate(measurement, self.request.config, self.request.epochs)
         if len(traces) > 1 and self._is_out_of_reach(ahead.upper):
             return "hopeless"
         if ahead.epoch_seconds <= left:

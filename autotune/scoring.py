@@ -75,6 +75,10 @@ class Estimate(Value):
         """Upper end of the interval, samples per second."""
         return self.samples_per_second * (1 + self.relative_error)
 
+    def is_precise(self, precision: float) -> bool:
+        """Tell whether the half-width of the interval is at most this share of the estimate."""
+        return self.relative_error <= precision
+
 
 class Steady(Value):
     """The pace of a pipeline whose queue is neither filling nor draining.
@@ -235,21 +239,6 @@ def _block_error(times: tuple[float, ...], workers: int) -> float | None:
     size = rounds // blocks * workers
     means = [(times[(i + 1) * size] - times[i * size]) / size for i in range(blocks)]
     return statistics.stdev(means) / math.sqrt(blocks)
-
-
-def is_precise(measurement: Measurement, config: LoaderConfig, epochs: int, precision: float) -> bool:
-    """Tell whether a trial knows its throughput well enough to end.
-
-    Args:
-        measurement: What the trial saw so far.
-        config: Its configuration.
-        epochs: Length of the training run in epochs.
-        precision: Relative half-width of the 95 % interval that suffices.
-
-    Returns:
-        Whether the interval is at most that wide.
-    """
-    return estimate(measurement, config, epochs).relative_error <= precision
 
 
 def bound_samples_per_second(trace: EpochTrace, config: LoaderConfig, epoch_batches: int | None) -> float:

@@ -37,7 +37,6 @@ _FINISHED: Final = "dltune_finished"
 class Asked(Value):
     """A configuration that Optuna proposes."""
 
-    trial_id: int
     number: int
     config: LoaderConfig
 
@@ -76,7 +75,7 @@ class Search:
         trial.set_user_attr(_OWNER, _describe_owner())
         self._open_trials[trial.number] = trial
         config = self._space.build(trial.params)
-        return Asked(trial_id=trial._trial_id, number=trial.number, config=config)
+        return Asked(number=trial.number, config=config)
 
     def tell(self, record: TrialRecord) -> None:
         """Store what became of a proposal.

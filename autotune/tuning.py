@@ -15,11 +15,11 @@ from autotune.confirming import ROUNDS, Confirmation, Contestant
 from autotune.costs import find_bottleneck
 from autotune.deciding import FINALISTS, Decision, decide, pick_finalists
 from autotune.errors import NoFeasibleConfigError
-from autotune.exploring import Exploration, RunTrial
+from autotune.exploring import Exploration
 from autotune.importing import check_import_string
 from autotune.limits import plan_limits
 from autotune.machine import MachineProfile, read_machine
-from autotune.messages import WorkloadProfile
+from autotune.messages import RunTrial, WorkloadProfile
 from autotune.planning import Plan, make_plan
 from autotune.profiles import check_writable, save_profile
 from autotune.records import TrialRecord

@@ -10,7 +10,6 @@ from autotune.scoring import (
     bound_samples_per_second,
     estimate,
     interval_of_mean,
-    is_precise,
     measure_steady,
     ratio_of_pairs,
     student_t,
@@ -153,8 +152,8 @@ def test_epochs_that_differ_make_an_estimate_less_certain() -> None:
 def test_a_measurement_is_precise_exactly_up_to_its_own_error() -> None:
     measurement = make_measurement(*[make_trace([PACE] * 10)] * 4, epoch_batches=10)
     error = estimate(measurement, make_config(0), 10).relative_error
-    assert is_precise(measurement, make_config(0), 10, precision=error)
-    assert not is_precise(measurement, make_config(0), 10, precision=error * 0.99)
+    assert estimate(measurement, make_config(0), 10).is_precise(error)
+    assert not estimate(measurement, make_config(0), 10).is_precise(error * 0.99)
 
 
 @given(
