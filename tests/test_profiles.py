@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import resource
 import warnings
@@ -225,7 +226,7 @@ def test_a_mutated_file_is_read_as_a_valid_value_or_refused_by_a_profile_error(
 ) -> None:
     document = json.loads(json.dumps(VALID))
     for place in places:
-        mutate(document, place, value, how)
+        mutate(document, place, copy.deepcopy(value), how)  # put into itself, a value would be circular
     path = tmp_path_factory.getbasetemp() / "mutated.json"
     check_that_reading_gives_a_file_or_a_profile_error(json.dumps(document).encode(), path)
 
