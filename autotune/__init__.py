@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from autotune.errors import DltuneError
+    from autotune.outcome import Outcome
     from autotune.profiles import TunedLoader, load
     from autotune.request import TuningRequest, WorkloadRequest
     from autotune.schema import TunedConfig, TunedFile
-    from autotune.tuning import Outcome, tune
+    from autotune.tuning import tune
     from autotune.workload import Workload
 
 __all__ = [
@@ -32,7 +33,7 @@ __all__ = [
 
 _HOMES: Final = {
     "DltuneError": "autotune.errors",
-    "Outcome": "autotune.tuning",
+    "Outcome": "autotune.outcome",
     "TunedConfig": "autotune.schema",
     "TunedFile": "autotune.schema",
     "TunedLoader": "autotune.profiles",

@@ -108,7 +108,10 @@ Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configurati
 @click.option("--epochs", type=click.IntRange(1), default=10, help="Length of the training run to promise for.")
 @click.option("--seed", type=int, default=0, help="Seed of the sampler.")
 @click.option(
-    "--sampler", type=click.Choice(["tpe", "gp", "random", "grid"]), default="tpe", help="How Optuna chooses trials."
+    "--sampler",
+    type=click.Choice(["model", "tpe", "gp", "random", "grid"]),
+    default="model",
+    help="What proposes trials: the cost model as corrected by the trials so far, or one of Optuna's samplers.",
 )
 @click.option("--max-memory", type=Budget(), default="80%", metavar="SIZE", help="Host memory: a share or 24GiB.")
 @click.option("--max-shm", type=Budget(), default="80%", metavar="SIZE", help="/dev/shm: a share or an amount.")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from autotune.messages import RunTrial, TrialRequest, TrialResult
+from autotune.noise import NoiseWatch, describe_noise
 from autotune.planning import Plan
 from autotune.schema import LoaderConfig
 from autotune.scoring import estimate, ratio_of_pairs
@@ -20,6 +21,7 @@ MOST_ROUNDS: Final = 5
 CONFIRM_PRECISION: Final = 0.015
 CONFIRM_FACTOR: Final = 1.2  # of a trial's time: the first epochs of a fresh process are slower than the rest
 DOUBTFUL: Final = (1.0, 1.1)  # a speed-up between these is worth more rounds when its interval holds 1
+SCATTERED: Final = 1.12  # fastest over slowest round of one configuration; above it the machine is not quiet
 BEHIND: Final = {1: 0.85, 2: 0.95}  # of the best after so many rounds; below it a finalist is not measured again
 
 
@@ -77,15 +79,19 @@ class Confirmation:
         plan: What there is to work with.
         run_trial: Measures one configuration.
         view: Is told what happens.
+        watch: Looks at the machine between the rounds; None where trials are not run here.
     """
 
-    def __init__(self, plan: Plan, run_trial: RunTrial, view: View) -> None:
+    def __init__(self, plan: Plan, run_trial: RunTrial, view: View, watch: NoiseWatch | None = None) -> None:
         self._plan = plan
         self._run_trial = run_trial
         self._view = view
+        self._watch = watch
+        self._entrants: list[Contestant] = []
         self.baseline = Contestant(plan.baseline)
         self.finalists: list[Contestant] = []
         self.rounds = 0
+        self.noise: tuple[str, ...] = ()
 
     def run(self, finalists: Sequence[LoaderConfig]) -> None:
         """Measure all in turn, round by round, until the verdict is clear.
@@ -94,9 +100,21 @@ class Confirmation:
             finalists: Configurations to compare with the baseline, the most promising first.
         """
         self.finalists = [Contestant(config) for config in finalists if config != self.baseline.config]
-        while self.rounds < ROUNDS or (self.rounds < MOST_ROUNDS and self._is_in_doubt()):
+        self._entrants = [self.baseline, *self.finalists]
+        if self._watch is not None:
+            self._watch.start()
+        while self.rounds < ROUNDS or (self.rounds < MOST_ROUNDS and (self._is_in_doubt() or self._is_scattered())):
             self._run_round()
             self._drop_those_behind()
+            self._look_around()
+
+    def _look_around(self) -> None:
+        """See what disturbs the machine while no trial runs, and what disturbed the rounds so far."""
+        if self._watch is None:
+            return
+        self._watch.pause()
+        quietness = self._watch.finish([contestant.scores for contestant in self._entrants])
+        self.noise = describe_noise(quietness, self._plan.machine.usable_cpus)
 
     def _run_round(self) -> None:
         order = [self.baseline, *self.finalists]
@@ -124,6 +142,11 @@ class Confirmation:
         best = max((contestant.rate for contestant in self.finalists), default=0.0)
         floor = BEHIND.get(self.rounds, 0.0) * best
         self.finalists = [contestant for contestant in self.finalists if contestant.rate >= floor and contestant.rate]
+
+    def _is_scattered(self) -> bool:
+        """Whether the best one's rounds lie so far apart that another would make the promise safer."""
+        best = max(self.finalists, key=lambda contestant: contestant.rate, default=self.baseline)
+        return bool(best.scores) and max(best.scores) > SCATTERED * min(best.scores)
 
     def _is_in_doubt(self) -> bool:
         """Whether more rounds could change the verdict."""

@@ -1,8 +1,8 @@
 """Predicts what a configuration would reach, from what the probe measured.
 
-The model is the simplest that tells waiting from computing: a worker needs `load` seconds for a batch,
-of which `cpu_share` keeps a CPU busy; the CPUs are shared by workers and step; the step bounds everything.
-It need not be right, only good enough to point at where to look first: trials decide.
+The model is the simplest that tells waiting from computing. Four things bound the pace, each by itself: the training
+process (step, and taking batches over), the workers' waiting, the CPUs that all of them share, and the turn-over
+between epochs. It need not be right, only good enough to point at where to look first: trials correct it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,57 @@ from typing import Final
 
 from autotune.machine import count_whole_cpus
 from autotune.messages import WorkloadProfile
-from autotune.schema import LoaderConfig
+from autotune.schema import Bottleneck, LoaderConfig, Seconds, Value
 
-HANDOVER_SECONDS: Final = 0.0004  # per batch between worker and training process, torch 2.13, file_descriptor
-HANDOVER_BYTES_PER_SECOND: Final = 2.5e9  # one copy into shared memory and its page faults
-WORKER_START_SECONDS: Final = 0.02  # fork of one worker with torch imported
+RECEIVING: Final = 0.5  # of a batch's transfer is spent in the training process, the rest in the worker
 SPARE_WORKERS: Final = 2
 LITTLE_WAITING: Final = 0.1  # share of a run that is spent waiting for data where the step decides
 NOTHING: Final = 1e-9  # samples per second of an epoch without a batch
 GENEROSITY: Final = 2  # workers offered to the search per worker that the model thinks useful
+
+
+class Pace(Value):
+    """Seconds per batch that each part would need if it alone bounded the run.
+
+    Attributes:
+        training: The training process: the step and taking the batch over.
+        waiting: The workers, taking turns.
+        computing: The CPUs, shared by workers and training process.
+    """
+
+    training: Seconds
+    waiting: Seconds
+    computing: Seconds
+
+    @property
+    def batch_seconds(self) -> float:
+        """The slowest part decides."""
+        return max(self.training, self.waiting, self.computing, 1e-7)
+
+
+def predict_pace(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> Pace:
+    """Predict the steady pace of a configuration.
+
+    Args:
+        config: The configuration.
+        workload: What the probe measured.
+        usable_cpus: CPUs that can be kept busy.
+
+    Returns:
+        Seconds per batch, part by part. Without workers everything happens in turn in the training process.
+    """
+    size = config.dataloader.batch_size or workload.probe_batch_size
+    workers = config.dataloader.num_workers
+    load, step = workload.load.per_batch(size), workload.step.per_batch(size)
+    if workers == 0:
+        return Pace(training=load + step, waiting=0.0, computing=0.0)
+    transfer = workload.transfer.per_batch(size)
+    busy = load * workload.cpu_share + transfer + step * workload.step_cpus
+    return Pace(
+        training=step + RECEIVING * transfer,
+        waiting=(load + transfer) / workers,
+        computing=busy / usable_cpus,
+    )
 
 
 def predict_samples_per_second(
@@ -38,14 +80,14 @@ def predict_samples_per_second(
         Samples per second, greater than zero.
     """
     size = config.dataloader.batch_size or workload.probe_batch_size
-    steady = _predict_batch_seconds(config, workload, usable_cpus)
+    steady = predict_pace(config, workload, usable_cpus).batch_seconds
     batches = count_epoch_batches(workload, size)
     if batches is None:
         return size / steady
     if batches == 0:
         return NOTHING
     workers = config.dataloader.num_workers
-    start = workers * WORKER_START_SECONDS
+    start = workload.start.per_batch(workers) if workers else 0.0
     fill = workload.load.per_batch(size) if workers else 0.0
     cold = predict_cold_seconds(config, workload, usable_cpus)
     starts = 1 if config.dataloader.persistent_workers else epochs
@@ -53,23 +95,12 @@ def predict_samples_per_second(
     return epochs * batches * size / total
 
 
-def _predict_batch_seconds(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> float:
-    size = config.dataloader.batch_size or workload.probe_batch_size
-    workers = config.dataloader.num_workers
-    load, step = workload.load.per_batch(size), workload.step.per_batch(size)
-    if workers == 0:
-        return max(load + step, 1e-7)
-    handover = HANDOVER_SECONDS + size * workload.sample_bytes / HANDOVER_BYTES_PER_SECOND
-    cpu_bound = (load * workload.cpu_share + 2 * handover) / usable_cpus
-    return max((load + handover) / workers, cpu_bound, step + handover, 1e-7)
-
-
 def predict_cold_seconds(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> float:
     """Predict what the first epoch of a fresh process costs beyond that of a warm one.
 
-    With the `file_system` strategy every worker of the first epoch starts a shared-memory manager of its own;
-    later workers inherit the training process's connection. Measured with torch 2.13 on two CPUs: 1.1 to 1.3 s for
-    10 to 12 workers, a sixth of a ten-epoch run of 512 samples.
+    The workers of the first epoch import and cache by themselves what a warm process has long imported. With the
+    `file_system` strategy each starts a shared-memory manager of its own as well: measured with torch 2.13 on two
+    CPUs, 1.1 to 1.3 s for 10 to 12 workers, a sixth of a ten-epoch run of 512 samples.
 
     Args:
         config: The configuration.
@@ -77,12 +108,13 @@ def predict_cold_seconds(config: LoaderConfig, workload: WorkloadProfile, usable
         usable_cpus: CPUs that can be kept busy.
 
     Returns:
-        Seconds; 0 for other strategies and without workers.
+        Seconds; 0 without workers.
     """
     workers = config.dataloader.num_workers
-    if not workers or config.process.sharing_strategy != "file_system":
+    if not workers:
         return 0.0
-    return workload.manager_seconds * max(1.0, workers / usable_cpus)
+    managers = workload.manager_seconds if config.process.sharing_strategy == "file_system" else 0.0
+    return (workload.first_use_seconds + managers) * max(1.0, workers / usable_cpus)
 
 
 def count_epoch_batches(workload: WorkloadProfile, batch_size: int) -> int | None:
@@ -119,12 +151,14 @@ def suggest_most_workers(workload: WorkloadProfile, batch_size: int, usable_cpus
     """
     load = max(workload.load.per_batch(batch_size), 1e-7)
     step = max(workload.step.per_batch(batch_size), 1e-7)
-    cpu_seconds = max(load * workload.cpu_share / usable_cpus, 1e-7)
+    cpu_seconds = max(load * min(1.0, workload.cpu_share) / usable_cpus, 1e-7)
     useful = load / max(step, cpu_seconds)
     return max(count_whole_cpus(usable_cpus), math.ceil(GENEROSITY * useful)) + SPARE_WORKERS
 
 
-def find_bottleneck(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, wait_fraction: float) -> str:
+def find_bottleneck(
+    config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, wait_fraction: float
+) -> Bottleneck:
     """Name what bounds a measured run.
 
     Args:
@@ -134,17 +168,18 @@ def find_bottleneck(config: LoaderConfig, workload: WorkloadProfile, usable_cpus
         wait_fraction: Share of the run spent waiting for data.
 
     Returns:
-        `step`, `cpu` (workers computing), `waiting` (workers waiting on storage), or `epoch`
-        (starting and refilling at every epoch).
+        `step`, `cpu` (workers computing), `waiting` (workers waiting on storage), `transfer` (handing batches
+        over), or `epoch` (starting and refilling at every epoch).
     """
     if wait_fraction < LITTLE_WAITING:
         return "step"
     size = config.dataloader.batch_size or workload.probe_batch_size
     load, step = workload.load.per_batch(size), workload.step.per_batch(size)
-    workers = config.dataloader.num_workers
-    if workers == 0:
+    if config.dataloader.num_workers == 0:
         return "step" if step > load else ("cpu" if workload.cpu_share > 0.5 else "waiting")
-    computing = load * workload.cpu_share / min(workers, usable_cpus)
-    if max(load / workers, computing) <= step:
-        return "epoch"
-    return "cpu" if computing > 0.5 * load / workers else "waiting"
+    pace = predict_pace(config, workload, usable_cpus)
+    if pace.batch_seconds <= pace.training:
+        return "epoch" if pace.training < 2 * step else "transfer"
+    if pace.computing < pace.waiting:
+        return "waiting" if workload.cpu_share < 0.5 else "cpu"
+    return "transfer" if workload.transfer.per_batch(size) > load * workload.cpu_share else "cpu"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from autotune.confirming import Contestant
@@ -41,27 +41,28 @@ class Decision(Value):
     runner_up: LoaderConfig | None = None
 
 
-def pick_finalists(records: Sequence[TrialRecord]) -> list[LoaderConfig]:
+def pick_finalists(
+    records: Sequence[TrialRecord], expected: Mapping[LoaderConfig, float] | None = None
+) -> list[LoaderConfig]:
     """Pick the configurations that deserve a second look.
 
     Args:
         records: The search's record.
+        expected: What each is expected to reach, in samples per second; what it measured where absent.
 
     Returns:
-        At most two: the best, and the smallest one close to it or else the next best; empty when none works.
+        The best, the smallest one close to it, and the next best, at most `FINALISTS`; empty when none works.
     """
-    ranked = sorted((record for record in records if record.is_feasible), key=_by_score, reverse=True)
+    feasible = [record for record in records if record.is_feasible]
+    rates = {record.config: record.score for record in feasible} | dict(expected or {})
+    ranked = sorted(feasible, key=lambda record: rates[record.config], reverse=True)
     if not ranked:
         return []
-    close = [record for record in ranked if record.score >= NEAR * ranked[0].score]
-    worthy = [record for record in ranked if record.score >= WORTHY * ranked[0].score]
+    best = rates[ranked[0].config]
+    close = [record for record in ranked if rates[record.config] >= NEAR * best]
+    worthy = [record.config for record in ranked if rates[record.config] >= WORTHY * best]
     smallest = min(close, key=lambda record: _size(record.config, _peak(record)))
-    picked = dict.fromkeys([ranked[0].config, smallest.config, *(record.config for record in worthy)])
-    return list(picked)[:FINALISTS]
-
-
-def _by_score(record: TrialRecord) -> float:
-    return record.score
+    return list(dict.fromkeys([ranked[0].config, smallest.config, *worthy]))[:FINALISTS]
 
 
 def _peak(record: TrialRecord) -> int:

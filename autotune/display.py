@@ -13,7 +13,9 @@ from rich.text import Text
 
 from autotune.limits import Limits, Violation
 from autotune.machine import MachineProfile
-from autotune.messages import Progress, TrialResult, WorkloadProfile
+from autotune.messages import Progress
+from autotune.planning import Plan
+from autotune.records import TrialRecord
 from autotune.report import (
     describe_config,
     describe_failure,
@@ -23,7 +25,6 @@ from autotune.report import (
 )
 from autotune.request import TuningRequest
 from autotune.schema import LoaderConfig
-from autotune.space import SearchSpace
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 from autotune.view import View
 
@@ -51,14 +52,17 @@ class PlainDisplay(View):
         """Write what is tuned and what the machine allows."""
         self._write(f"dltune   {self._request.workload.dataset}   {describe_machine(machine, limits)}")
 
-    def show_workload(self, workload: WorkloadProfile, space: SearchSpace, ceiling: float) -> None:
+    def show_plan(self, plan: Plan) -> None:
         """Write what the probe found and what is searched."""
-        self._ceiling = ceiling
-        self._write(f"probe    {describe_workload(workload, ceiling)}")
+        workload, space, self._ceiling = plan.workload, plan.space, plan.ceiling
+        self._write(f"probe    {describe_workload(workload, plan.ceiling)}")
         ranges = (_describe_choices(knob, choices) for knob, choices in space.searched().items())
         self._write(f"search   {'   '.join(ranges)}")
         for note in (*workload.notes, *space.notes):
             self._write(f"note     {note}")
+        if plan.left_out:
+            of = len(plan.candidates) + plan.left_out
+            self._write(f"note     {plan.left_out} of {of} configurations are left out: predicted over a limit")
 
     def show_resumed(self, study: str, trials: int) -> None:
         """Write what is taken over from an earlier run."""
@@ -71,8 +75,11 @@ class PlainDisplay(View):
             self._write(f"         {progress.phase}")
         self._phase = progress.phase
 
-    def show_result(self, number: int, result: TrialResult, score: float, error: float, is_best: bool) -> None:
-        """Write a trial's outcome."""
+    def show_result(self, number: int, record: TrialRecord, error: float, is_best: bool) -> None:
+        """Write a trial's outcome, and what was expected of it."""
+        result, score = record.result, record.score
+        if result is None:
+            return
         head = f"trial {number:>2}/{self._request.trials}"
         if result.kind != "completed":
             self._write(f"{head}  {describe_config(result.config)}  {result.kind}: {describe_failure(number, result)}")
@@ -84,9 +91,8 @@ class PlainDisplay(View):
         stopped = result.measurement.stopped if result.measurement else ""
         early = "  stopped early" if stopped == "hopeless" else ""
         best = "  best" if is_best else ""
-        line = (
-            f"{head}  {describe_config(result.config)}  {format_rate(score)} {_describe_error(error)}{ceiling}  {use}"
-        )
+        rate = f"{format_rate(score)} {_describe_error(error)} (expected {format_rate(record.predicted)})"
+        line = f"{head}  {describe_config(result.config)}  {rate}{ceiling}  {use}"
         self._write(line + early + best)
 
     def show_skip(self, number: int, config: LoaderConfig, violations: tuple[Violation, ...]) -> None:
@@ -104,6 +110,11 @@ class PlainDisplay(View):
         """Write a measurement of the confirmation."""
         if score is not None:
             self._write(f"confirm {number}/{rounds}  {describe_config(config)}  {format_rate(score)}")
+
+    def show_step(self, config: LoaderConfig, score: float | None) -> None:
+        """Write a step from the baseline to the answer."""
+        if score is not None:
+            self._write(f"explain      {describe_config(config)}  {format_rate(score)}")
 
 
 def _describe_choices(knob: str, choices: tuple[Any, ...]) -> str:
@@ -151,11 +162,14 @@ class LiveDisplay(PlainDisplay):
         self._trial, self._trial_started = number, time.monotonic()
         self._current = describe_config(config)
 
-    def show_result(self, number: int, result: TrialResult, score: float, error: float, is_best: bool) -> None:
+    def show_result(self, number: int, record: TrialRecord, error: float, is_best: bool) -> None:
         """Count a trial; write only failures and new bests above the live lines."""
+        result, score = record.result, record.score
+        if result is None:
+            return
         if result.kind != "completed":
             self._counts["infeasible"] += 1
-            super().show_result(number, result, score, error, is_best)
+            super().show_result(number, record, error, is_best)
             return
         self._counts["ok"] += 1
         self._counts["stopped early"] += result.measurement is not None and result.measurement.stopped == "hopeless"
@@ -175,6 +189,12 @@ class LiveDisplay(PlainDisplay):
         self._trial_started = time.monotonic()
         self._current = f"confirming, round {number} of {rounds}: {describe_config(config)}"
         super().show_round(number, rounds, config, score)
+
+    def show_step(self, config: LoaderConfig, score: float | None) -> None:
+        """Show the step under way."""
+        self._trial_started = time.monotonic()
+        self._current = f"explaining the answer: {describe_config(config)}"
+        super().show_step(config, score)
 
     def _render(self) -> Group:
         elapsed = time.monotonic() - self._started

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from autotune.errors import WorkloadError
@@ -13,15 +15,17 @@ from autotune.records import TrialRecord
 from autotune.schema import LoaderConfig
 from autotune.scoring import Estimate, estimate
 from autotune.search import Asked, Search
+from autotune.surrogate import Surrogate
 from autotune.view import View
 
 SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; finalists are remeasured
 SEARCH_SHARE: Final = 0.7  # of the time of a trial; the rest is kept for looking at the finalists again
 HOPELESS_SHARE: Final = 0.8  # of the best; a trial whose interval lies below it ends early
 CEILING_SHARE: Final = 0.98  # of the step's ceiling; nothing is left to gain above it
-GAIN: Final = 1.03  # an improvement smaller than this is noise and does not count as one
-FEWEST_TRIALS: Final = 14  # measured before the search may end for want of improvement
-PATIENCE: Final = 8  # measured trials without improvement after which it does
+LEAST_GAIN: Final = 0.01  # expected from the most promising configuration; below it the search ends
+GAIN: Final = 1.02  # an improvement smaller than this is noise and does not count as one
+PATIENCE: Final = 10  # measured trials without improvement after which the expectations have been wrong often enough
+EXHAUSTIVE: Final = ("random", "grid")  # samplers that are chosen to look at everything; they run all trials
 MOST_REPEATS: Final = 40  # proposals in a row that were all measured before
 
 
@@ -45,13 +49,20 @@ class Exploration:
         self._view = view
         self._deadline = deadline
         self._demand = plan.demand_model()
+        self._surrogate = Surrogate(plan.candidates, plan.predict)
+        self._first = plan.first_configs()
         self.records = [record for record in search.records() if record.fate != "repeated"]
         self._known = {record.config: record for record in self.records}
-        self._best = max((record.score for record in self.records if record.is_feasible), default=0.0)
-        self._since_gain = 0
         self._repeats = 0
         for record in self.records:
-            self._learn(record)
+            self._learn(record, self._estimate(record.result))
+        search.enqueue(self._first)
+        search.guide(self._propose)
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The fastest configuration measured."""
+        return find_best(self.records)
 
     def run(self) -> str:
         """Search until a reason to stop appears.
@@ -66,28 +77,54 @@ class Exploration:
             self._take(self._search.ask())
         return reason
 
+    def expect(self) -> dict[LoaderConfig, float]:
+        """Give what each measured configuration is expected to reach, in samples per second.
+
+        One measurement is also luck; seen beside its neighbours it is less so.
+        """
+        configs = [record.config for record in self.records if record.is_feasible]
+        found = self._surrogate.predict(configs)
+        return {config: expected.samples_per_second for config, expected in zip(configs, found, strict=True)}
+
     def _find_reason_to_stop(self) -> str | None:
         request = self._plan.request
-        measured = sum(record.is_feasible for record in self.records)
         if len(self.records) >= request.trials:
             return f"all {request.trials} trials done"
         if self._deadline is not None and time.monotonic() > self._deadline:
             return "the time allowed by --timeout is used up"
-        if self._has_reached_ceiling():
-            return f"the best reaches {self._best / self._plan.ceiling:.0%} of what the step allows"
-        if measured >= FEWEST_TRIALS and self._since_gain >= PATIENCE:
-            return f"no gain above {GAIN - 1:.0%} in the last {self._since_gain} trials"
+        if (share := self._share_of_ceiling()) >= CEILING_SHARE:
+            return f"the best reaches {share:.0%} of what the step allows"
         if self._repeats >= MOST_REPEATS:
             return f"the last {self._repeats} proposals were all measured before"
+        return self._find_nothing_new()
+
+    def _find_nothing_new(self) -> str | None:
+        """Tell whether what the trials taught leaves no configuration that is likely to be better."""
+        started = self.best is not None and all(config in self._known for config in self._first)
+        if not started or self._plan.request.sampler in EXHAUSTIVE:
+            return None
+        proposal = self._surrogate.propose()
+        if proposal is None:
+            return "every configuration within the limits was tried"
+        if proposal.gain < LEAST_GAIN:
+            return f"no other configuration is expected to gain {LEAST_GAIN:.0%} or more"
+        if (tried := count_since_gain(self.records)) >= PATIENCE:
+            return f"no gain above {GAIN - 1:.0%} in the last {tried} trials"
         return None
 
-    def _has_reached_ceiling(self) -> bool:
-        best = max(
-            (record for record in self.records if record.is_feasible), key=lambda record: record.score, default=None
-        )
-        if best is None or best.score < CEILING_SHARE * self._plan.ceiling:
-            return False
-        return self._plan.knows_ceiling(best.config, best.score)
+    def _share_of_ceiling(self) -> float:
+        best = self.best
+        if best is None or not self._plan.knows_ceiling(best.config, best.score):
+            return 0.0
+        return best.score / self._plan.ceiling
+
+    def _propose(self) -> LoaderConfig | None:
+        """Name the most promising configuration, for a sampler that asks for it."""
+        while (proposal := self._surrogate.propose()) is not None:
+            if not self._demand.predict(proposal.config).find_violations(self._plan.limits):
+                return proposal.config
+            self._surrogate.close([proposal.config])  # what trials taught of its demand rules it out
+        return None
 
     def _take(self, asked: Asked) -> None:
         """Answer a proposal from the record, by the limits, or by a trial."""
@@ -98,67 +135,86 @@ class Exploration:
             self._search.tell(known.model_copy(update={"number": asked.number, "fate": "repeated", "result": None}))
             return
         self._repeats = 0
-        record = self._skip(asked, demand) or self._measure(asked, demand)
+        is_over = bool(demand.find_violations(self._plan.limits))
+        result = None if is_over else self._measure(asked)
+        found = self._estimate(result)
+        record = self._record(asked, demand, result, found)
+        best = self.best
         self._search.tell(record)  # before it is shown: what the user has seen is never lost
         self.records.append(record)
         self._known[record.config] = record
-        self._show(record, demand)
-        self._learn(record)
+        if result is None:
+            self._view.show_skip(len(self.records), record.config, demand.find_violations(self._plan.limits))
+        else:
+            is_best = record.is_feasible and (best is None or record.score > best.score)
+            self._view.show_result(len(self.records), record, found.relative_error, is_best)
+        self._learn(record, found)
 
-    def _show(self, record: TrialRecord, demand: Demand) -> None:
-        number = len(self.records)
-        if record.result is None:
-            self._view.show_skip(number, record.config, demand.find_violations(self._plan.limits))
-            return
-        error = self._score(record.result).relative_error
-        self._view.show_result(number, record.result, record.score, error, record.score > self._best)
-
-    def _score(self, result: TrialResult) -> Estimate:
-        if result.measurement is None:
+    def _estimate(self, result: TrialResult | None) -> Estimate:
+        if result is None or result.measurement is None:
             return Estimate(samples_per_second=0.0, relative_error=0.0, wait_fraction=0.0, epoch_seconds=0.0)
         cold_seconds = self._plan.cold_seconds(result.config)
         return estimate(result.measurement, result.config, self._plan.request.epochs, cold_seconds)
 
-    def _skip(self, asked: Asked, demand: Demand) -> TrialRecord | None:
-        if not demand.find_violations(self._plan.limits):
-            return None
+    def _record(self, asked: Asked, demand: Demand, result: TrialResult | None, found: Estimate) -> TrialRecord:
+        predicted = self._surrogate.predict([asked.config])[0].samples_per_second
+        works = 0.0 if result is None else -1.0 if result.kind == "completed" else 1.0
         return TrialRecord(
             number=asked.number,
             config=asked.config,
-            fate="skipped",
-            score=self._plan.predict(asked.config),
-            constraints=demand.constraints(self._plan.limits) | {"works": 0.0},
-        )
-
-    def _measure(self, asked: Asked, demand: Demand) -> TrialRecord:
-        self._view.show_start(len(self.records) + 1, asked.config)
-        result = self._run_trial(self._make_request(asked.config))
-        _refuse_hopeless_workload(result)
-        return TrialRecord(
-            number=asked.number,
-            config=asked.config,
-            fate="measured",
-            score=self._score(result).samples_per_second,
-            constraints=demand.constraints(self._plan.limits) | {"works": -1.0 if result.kind == "completed" else 1.0},
+            fate="skipped" if result is None else "measured",
+            score=predicted if result is None else found.samples_per_second,
+            predicted=predicted,
+            constraints=demand.constraints(self._plan.limits) | {"works": works},
             result=result,
         )
 
-    def _make_request(self, config: LoaderConfig) -> TrialRequest:
-        return TrialRequest(
-            config=config,
-            epochs=self._plan.request.epochs,
-            seconds=SEARCH_SHARE * self._plan.request.trial_seconds,
-            precision=SEARCH_PRECISION,
-            hopeless_below=HOPELESS_SHARE * self._best if self._best else None,
+    def _measure(self, asked: Asked) -> TrialResult:
+        self._view.show_start(len(self.records) + 1, asked.config)
+        best = self.best
+        result = self._run_trial(
+            TrialRequest(
+                config=asked.config,
+                epochs=self._plan.request.epochs,
+                seconds=SEARCH_SHARE * self._plan.request.trial_seconds,
+                precision=SEARCH_PRECISION,
+                hopeless_below=HOPELESS_SHARE * best.score if best is not None else None,
+            )
         )
+        _refuse_hopeless_workload(result)
+        return result
 
-    def _learn(self, record: TrialRecord) -> None:
-        if record.result is not None:
-            self._demand = self._demand.learn(record.result)
-        if not record.is_feasible:
+    def _learn(self, record: TrialRecord, found: Estimate) -> None:
+        self._surrogate.close([record.config])
+        if record.result is None:
             return
-        self._since_gain = 0 if record.score > GAIN * self._best else self._since_gain + 1
-        self._best = max(self._best, record.score)
+        self._demand = self._demand.learn(record.result)
+        if record.is_feasible:
+            self._surrogate.learn(record.config, record.score, found.relative_error)
+        else:
+            self._surrogate.fail(record.config)
+
+
+def find_best(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Find the fastest configuration that was measured; None when none works."""
+    return max((record for record in records if record.is_feasible), key=lambda record: record.score, default=None)
+
+
+def count_since_gain(records: Sequence[TrialRecord]) -> int:
+    """Count the measured trials since the last one that improved on all before it by more than noise."""
+    best, since = 0.0, 0
+    for record in (record for record in records if record.is_feasible):
+        since = 0 if record.score > GAIN * best else since + 1
+        best = max(best, record.score)
+    return since
+
+
+def measure_prediction_error(records: Sequence[TrialRecord]) -> float | None:
+    """Give the median relative distance between what was predicted before a trial and what it measured."""
+    distances = [
+        abs(record.predicted / record.score - 1) for record in records if record.is_feasible and record.predicted > 0
+    ]
+    return statistics.median(distances) if distances else None
 
 
 def _refuse_hopeless_workload(result: TrialResult) -> None:

@@ -117,7 +117,7 @@ def _read_nofile_limit() -> int:
 
 
 def _read_cpu_name(proc: Path) -> str | None:
-    for line in _read_text(proc / "cpuinfo").splitlines():
+    for line in read_text(proc / "cpuinfo").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip() or None
     return None
@@ -149,13 +149,13 @@ def read_cpu_quota(proc: Path = PROC, cgroup: Path = CGROUP) -> float | None:
     Returns:
         CPUs, or None when no quota is set.
     """
-    quotas = [_read_quota_v2(folder) for folder in _walk_ancestors(proc, cgroup, "")]
-    quotas += [_read_quota_v1(folder) for folder in _walk_ancestors(proc, cgroup, "cpu")]
+    quotas = [_read_quota_v2(folder) for folder in walk_ancestors(proc, cgroup, "")]
+    quotas += [_read_quota_v1(folder) for folder in walk_ancestors(proc, cgroup, "cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _read_quota_v2(folder: Path) -> float | None:
-    quota, _, period = _read_text(folder / "cpu.max").strip().partition(" ")
+    quota, _, period = read_text(folder / "cpu.max").strip().partition(" ")
     if not quota.isdigit() or not period.isdigit():
         return None
     return int(quota) / int(period)
@@ -200,14 +200,14 @@ def read_available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 def _read_memory_groups(proc: Path, cgroup: Path) -> list[tuple[int, int]]:
     groups = [
         (_read_int(folder / "memory.max"), _read_used(folder, "memory.current", "inactive_file"))
-        for folder in _walk_ancestors(proc, cgroup, "")
+        for folder in walk_ancestors(proc, cgroup, "")
     ]
     groups += [
         (
             _read_int(folder / "memory.limit_in_bytes"),
             _read_used(folder, "memory.usage_in_bytes", "total_inactive_file"),
         )
-        for folder in _walk_ancestors(proc, cgroup, "memory")
+        for folder in walk_ancestors(proc, cgroup, "memory")
     ]
     return [(limit, used) for limit, used in groups if limit is not None and limit < UNLIMITED_V1]
 
@@ -215,7 +215,7 @@ def _read_memory_groups(proc: Path, cgroup: Path) -> list[tuple[int, int]]:
 def _read_used(folder: Path, usage_name: str, cache_key: str) -> int:
     """Read a cgroup's usage less the file cache that the kernel gives back on demand."""
     usage = _read_int(folder / usage_name) or 0
-    for line in _read_text(folder / "memory.stat").splitlines():
+    for line in read_text(folder / "memory.stat").splitlines():
         key, _, value = line.partition(" ")
         if key == cache_key and value.isdigit():
             return max(0, usage - int(value))
@@ -223,20 +223,20 @@ def _read_used(folder: Path, usage_name: str, cache_key: str) -> int:
 
 
 def _read_meminfo(proc: Path, key: str) -> int:
-    for line in _read_text(proc / "meminfo").splitlines():
+    for line in read_text(proc / "meminfo").splitlines():
         name, _, rest = line.partition(":")
         if name == key:
             return int(rest.split()[0]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _walk_ancestors(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
+def walk_ancestors(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
     """Yield our cgroup's folder and its ancestors up to the root of the mount.
 
     An empty `controller` stands for version 2. A container often sees its own path of the host in
     /proc/self/cgroup but has only its own subtree mounted; folders that do not exist are passed over.
     """
-    for line in _read_text(proc / "self" / "cgroup").splitlines():
+    for line in read_text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controller not in controllers.split(","):
             continue
@@ -258,14 +258,15 @@ def _find_mounts(cgroup: Path, controllers: str, controller: str) -> Iterator[Pa
 
 
 def _read_int(path: Path) -> int | None:
-    text = _read_text(path).strip()
+    text = read_text(path).strip()
     try:
         return int(text)
     except ValueError:
         return None
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Read a file of the kernel's; empty where it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -288,7 +289,7 @@ def read_gpus(proc: Path = PROC) -> tuple[str, ...]:
     """
     names = []
     for path in sorted(proc.glob("driver/nvidia/gpus/*/information")):
-        for line in _read_text(path).splitlines():
+        for line in read_text(path).splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "Model":
                 names.append(value.strip())

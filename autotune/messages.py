@@ -25,6 +25,7 @@ from autotune.schema import (
 )
 
 PROTOCOL_VERSION: Final = 1
+WORKER_PHASE: Final = "trying workers"  # the phase of a probe in which a dataset fails that fails only with workers
 
 TrialKind = Literal[
     "completed",
@@ -131,14 +132,14 @@ RunTrial = Callable[[TrialRequest], TrialResult]
 
 
 class LinearCost(Value):
-    """Seconds that something takes per batch, as `fixed_seconds + batch_size * sample_seconds`."""
+    """Seconds that something takes, as `fixed_seconds + size * sample_seconds`; the size counts samples or workers."""
 
     fixed_seconds: Seconds
     sample_seconds: Seconds
 
-    def per_batch(self, batch_size: int) -> float:
-        """Give the seconds for one batch of `batch_size` samples."""
-        return self.fixed_seconds + batch_size * self.sample_seconds
+    def per_batch(self, size: int) -> float:
+        """Give the seconds for `size` samples (or workers)."""
+        return self.fixed_seconds + size * self.sample_seconds
 
 
 class WorkloadProfile(Value):
@@ -154,11 +155,15 @@ class WorkloadProfile(Value):
         probe_batch_size: Batch size the probe measured with; mean of the own batches otherwise.
         largest_probed: Largest batch size it measured; costs of much larger batches are extrapolated.
         load: Seconds to load and collate one batch in the training process.
-        cpu_share: Share of that time spent computing rather than waiting.
+        cpu_share: CPUs kept busy meanwhile: 0 waits, 1 computes, more where loading starts threads of its own.
+        collate: The part of `load` that collating takes; zero when not measured.
+        transfer: Seconds a batch takes from a worker to the training process beyond loading and collating.
         step: Seconds the step takes on a batch that is ready.
+        step_cpus: CPUs that the step keeps busy: near 0 on an accelerator.
         sample_bytes: Bytes of tensors per sample, mean.
         batch_tensors: Tensors in a batch.
         on_accelerator: Whether samples are on the accelerator already.
+        has_getitems: Whether the dataset fetches a whole batch at once, by `__getitems__`.
         duplicated: Whether an iterable dataset delivers everything once per worker.
         baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
         multiprocessing_context: Start method the workload brings along; None is the interpreter's default.
@@ -167,8 +172,10 @@ class WorkloadProfile(Value):
         gpu_count: Accelerators of that name.
         gpu_memory_bytes: Memory of the accelerator; 0 on the CPU.
         pinning: Whether pin_memory has an effect on the device in use.
-        manager_seconds: CPU time that each worker of a fresh process's first epoch spends on starting torch's
-            shared-memory manager with the `file_system` strategy; a warm process has paid it already.
+        start: Seconds from starting so many workers to their first samples, loading itself left out.
+        first_use_seconds: CPU time that each worker of a fresh process's first epoch spends on what the training
+            process has never done (lazy imports, caches); workers forked from a warm process inherit it.
+        manager_seconds: The same for starting torch's shared-memory manager with the `file_system` strategy.
         rss_bytes: Resident memory of the child after loading the workload.
         notes: Sentences the user should read.
     """
@@ -182,11 +189,15 @@ class WorkloadProfile(Value):
     probe_batch_size: Annotated[int, Field(ge=1)]
     largest_probed: Count = 0
     load: LinearCost
-    cpu_share: Fraction
+    cpu_share: Rate
+    collate: LinearCost = LinearCost(fixed_seconds=0.0, sample_seconds=0.0)
+    transfer: LinearCost = LinearCost(fixed_seconds=4e-4, sample_seconds=0.0)
     step: LinearCost
+    step_cpus: Rate = 0.0
     sample_bytes: Bytes
     batch_tensors: Count
     on_accelerator: bool = False
+    has_getitems: bool = False
     duplicated: bool = False
     baseline: LoaderConfig | None = None
     multiprocessing_context: StartMethod | None = None
@@ -195,6 +206,8 @@ class WorkloadProfile(Value):
     gpu_count: Count = 0
     gpu_memory_bytes: Bytes = 0
     pinning: bool = False
+    start: LinearCost = LinearCost(fixed_seconds=0.0, sample_seconds=0.02)
+    first_use_seconds: Seconds = 0.0
     manager_seconds: Seconds = 0.0
     rss_bytes: Bytes = 0
     notes: tuple[str, ...] = ()
@@ -214,11 +227,13 @@ class Probe(Value):
     Attributes:
         batch_size: Batch size to measure with, where it can be set.
         largest: Largest batch size that will be searched; measured too if that does not take long.
+        with_workers: Whether to measure what workers cost; False after they hung or died in an earlier probe.
     """
 
     op: Literal["probe"] = "probe"
     batch_size: Annotated[int, Field(ge=1)]
     largest: Annotated[int, Field(ge=1)]
+    with_workers: bool = True
 
 
 class Run(Value):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import cached_property
 from typing import Final
 
 from autotune.costs import predict_cold_seconds, predict_samples_per_second
@@ -13,6 +15,7 @@ from autotune.schema import Hardware, LoaderConfig, Value
 from autotune.space import SearchSpace, guess_configs, plan_baseline, plan_space
 
 EXTRAPOLATION: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
+MOST_CANDIDATES: Final = 20_000  # proposals are chosen among; a space larger than this was made so by hand
 REFUTED: Final = 1.05  # of the ceiling; a throughput above it shows that the ceiling was measured too low
 
 
@@ -68,6 +71,18 @@ class Plan(Value):
         """List what is tried first: the baseline, the cost model's best guesses, a common hand setting."""
         guesses = guess_configs(self.space, self.workload, self.machine, self.request.epochs, self.limits)
         return list(dict.fromkeys([self.baseline, *guesses]))
+
+    @cached_property
+    def candidates(self) -> tuple[LoaderConfig, ...]:
+        """The configurations that the search may propose: legal, and not predicted to break a limit."""
+        model = self.demand_model()
+        configs = itertools.islice(self.space.configs(), MOST_CANDIDATES)
+        return tuple(config for config in configs if not model.predict(config).find_violations(self.limits))
+
+    @property
+    def left_out(self) -> int:
+        """Legal configurations that are predicted to break a limit, and so are never proposed."""
+        return min(MOST_CANDIDATES, self.space.count()) - len(self.candidates)
 
     def demand_model(self) -> DemandModel:
         """Give the model that predicts what a configuration would use."""

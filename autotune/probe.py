@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 import platform
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
-from torch.utils.data import TensorDataset
 
 from autotune.batches import count_bytes, count_samples, find_tensors
 from autotune.devices import can_pin, read_memory, read_name, synchronize
 from autotune.errors import WorkloadError
 from autotune.loaders import LoadedWorkload, build_loader, count_batches, count_samples_promised
-from autotune.messages import LinearCost, Probe, WorkloadProfile
-from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, Software, StartMethod, Value
+from autotune.messages import WORKER_PHASE, LinearCost, Probe, WorkloadProfile
+from autotune.schema import DataLoaderSettings, LoaderConfig, Software, StartMethod, Value
 from autotune.steps import Step
-from autotune.workload import Workload
+from autotune.worker_costs import (
+    ROUND_SIZE,
+    count_round_workers,
+    fetch_samples,
+    fit_start,
+    is_duplicated,
+    measure_manager_start,
+    share_first_use,
+    time_handover,
+    time_round,
+)
 
 LOAD_SECONDS: Final = 0.8  # spent on timing batches of one size
 STEP_SECONDS: Final = 0.25  # spent on timing the step at one size
 QUICK_SECONDS: Final = 0.2  # for one batch of the largest size and its step; a slower one is not worth the wait
 MOST_BATCHES: Final = 12
 SMALL_SHARE: Final = 4  # the second batch size is this many times smaller
-MOST_MANAGERS: Final = 16
-SHARD_CHECK_BATCHES: Final = 4
-SHARD_CHECK_SIZE: Final = 2
 
 OnPhase = Callable[[str], None]
 
@@ -46,6 +51,7 @@ class SizeProfile(Value):
         load_seconds: To load and collate one, mean.
         cpu_seconds: CPU time of that, mean.
         step_seconds: The step on it, median.
+        step_cpu_seconds: CPU time of that, all threads, mean.
         sample_bytes: Bytes of tensors per sample.
         tensors: Tensors in a batch.
         on_accelerator: Whether it is on the accelerator already.
@@ -55,6 +61,7 @@ class SizeProfile(Value):
     load_seconds: float
     cpu_seconds: float
     step_seconds: float
+    step_cpu_seconds: float
     sample_bytes: int
     tensors: int
     on_accelerator: bool
@@ -79,6 +86,7 @@ def profile_workload(
         WorkloadError: The dataset delivers no batch at all.
         Exception: Whatever dataset, collate or step raise.
     """
+    cold = _time_cold_round(workload, order, on_phase)
     sizes = _choose_sizes(workload, order.batch_size)
     profiles = [_profile_size(workload, step, device, size, on_phase) for size in sizes]
     large = profiles[0]
@@ -87,12 +95,7 @@ def profile_workload(
     if workload.batching == "batch_size" and soon and largest > large.samples:
         profiles.insert(0, _profile_size(workload, step, device, largest, on_phase))
     load = _fit([(profile.samples, profile.load_seconds) for profile in profiles])
-    cpu_seconds = sum(profile.cpu_seconds for profile in profiles)
-    load_seconds = sum(profile.load_seconds for profile in profiles)
-    on_phase("starting the shared-memory manager")
-    manager_seconds = measure_manager_start()
-    on_phase("checking how workers share the data")
-    duplicated = workload.kind == "iterable" and _is_duplicated(workload)
+    seen = _SeenByMain(load=load, sizes=[round(profile.samples) for profile in profiles], cold_seconds=cold)
     return WorkloadProfile(
         description=type(workload.parts.dataset).__qualname__,
         kind=workload.kind,
@@ -103,12 +106,13 @@ def profile_workload(
         probe_batch_size=max(1, round(large.samples)),
         largest_probed=round(profiles[0].samples),
         load=load,
-        cpu_share=min(1.0, cpu_seconds / max(load_seconds, 1e-9)),
+        cpu_share=_share([profile.cpu_seconds for profile in profiles], [profile.load_seconds for profile in profiles]),
         step=_fit([(profile.samples, profile.step_seconds) for profile in profiles]),
+        step_cpus=_share([large.step_cpu_seconds], [large.step_seconds]),
         sample_bytes=large.sample_bytes,
         batch_tensors=large.tensors,
         on_accelerator=large.on_accelerator,
-        duplicated=duplicated,
+        has_getitems=hasattr(workload.parts.dataset, "__getitems__"),
         baseline=workload.baseline,
         multiprocessing_context=cast("StartMethod | None", workload.parts.multiprocessing_context),
         software=_read_software(),
@@ -116,38 +120,59 @@ def profile_workload(
         gpu_count=torch.accelerator.device_count() if device.type != "cpu" else 0,
         gpu_memory_bytes=read_memory(device),
         pinning=can_pin(device),
-        manager_seconds=manager_seconds,
         rss_bytes=_read_resident_bytes(),
+        **(_probe_workers(workload, seen, on_phase) if order.with_workers else {}),
     )
 
 
-def measure_manager_start() -> float:
-    """Measure what a worker pays for starting torch's shared-memory manager.
+class _SeenByMain(Value):
+    """What the training process found before workers are looked at."""
 
-    In a process that has not used `file_system` yet, every worker starts one; afterwards this process is connected,
-    and the workers it forks inherit that. So the same loader is run twice; afterwards the process is warm in this
-    respect, and stays so.
+    load: LinearCost
+    sizes: list[int]
+    cold_seconds: float | None
 
-    Returns:
-        CPU seconds of one start, 0 or more; 0 where the strategy does not work.
-    """
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(2 * cpus, MOST_MANAGERS)
-    process = ProcessSettings(sharing_strategy="file_system")
-    loader = DataLoaderSettings(batch_size=1, num_workers=workers, prefetch_factor=1)
-    workload = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(workers, 1))))
+
+def _time_cold_round(workload: LoadedWorkload, order: Probe, on_phase: OnPhase) -> float | None:
+    """Time a round of workers while this process has not met the dataset, as in a training run."""
+    if not order.with_workers:
+        return None
+    on_phase(WORKER_PHASE)
+    return time_round(workload, count_round_workers())
+
+
+def _probe_workers(workload: LoadedWorkload, seen: _SeenByMain, on_phase: OnPhase) -> dict[str, Any]:
+    """Measure what workers cost; the names are those of the profile's fields."""
+    on_phase(WORKER_PHASE)
+    workers = count_round_workers()
+    few, many = time_round(workload, 1), time_round(workload, workers)
+    start = fit_start(few, many, workers, seen.load.per_batch(ROUND_SIZE))
+    found: dict[str, Any] = {} if start is None else {"start": start}
+    found["first_use_seconds"] = share_first_use(seen.cold_seconds, many, workers)
+    found["duplicated"] = workload.kind == "iterable" and is_duplicated(workload)
+    found["manager_seconds"] = measure_manager_start()
+    if workload.batching == "batch_size":
+        found |= _probe_handover(workload, seen.sizes)
+    return found
+
+
+def _probe_handover(workload: LoadedWorkload, sizes: Sequence[int]) -> dict[str, LinearCost]:
+    """Fit collating and handing over to the batch sizes that were looked at."""
+    samples = fetch_samples(workload, max(sizes))
+    if not samples:
+        return {}
     try:
-        cold, warm = (_time_epoch(workload, LoaderConfig(dataloader=loader, process=process)) for _ in range(2))
-    except (RuntimeError, OSError):  # /dev/shm is full or read-only: trials will tell
-        return 0.0
-    return max(0.0, cold - warm) * min(cpus, workers) / workers
+        rounds = [(size, *time_handover(workload, samples, size)) for size in dict.fromkeys((sizes[0], sizes[-1]))]
+    except Exception:  # a sample or batch that cannot be sent: the trials with workers will meet it and name it
+        return {}
+    return {
+        "collate": _fit([(size, collate) for size, collate, _ in rounds]),
+        "transfer": _fit([(size, transfer) for size, _, transfer in rounds]),
+    }
 
 
-def _time_epoch(workload: LoadedWorkload, config: LoaderConfig) -> float:
-    started = time.perf_counter()
-    for _ in build_loader(workload, config):
-        pass
-    return time.perf_counter() - started
+def _share(parts: Sequence[float], wholes: Sequence[float]) -> float:
+    return sum(parts) / max(sum(wholes), 1e-9)
 
 
 def _choose_sizes(workload: LoadedWorkload, batch_size: int) -> list[int | None]:
@@ -193,29 +218,33 @@ def _profile_size(
     torch.set_num_threads(threads)
     on_phase("running the step")
     warm = slice(1, None) if len(loads) > 1 else slice(None)
+    step_seconds, step_cpu_seconds = _time_step(step, batch, device)
     return SizeProfile(
         samples=statistics.fmean(samples),
         load_seconds=statistics.fmean(loads[warm]),
         cpu_seconds=statistics.fmean(cpus[warm]),
-        step_seconds=_time_step(step, batch, device),
+        step_seconds=step_seconds,
+        step_cpu_seconds=step_cpu_seconds,
         sample_bytes=count_bytes(batch) // max(1, samples[-1]),
         tensors=sum(1 for _ in find_tensors(batch)),
         on_accelerator=any(tensor.device.type != "cpu" for tensor in find_tensors(batch)),
     )
 
 
-def _time_step(step: Step, batch: Any, device: torch.device) -> float:
-    """Time the step on a batch that is always ready, after two runs that warm it up."""
+def _time_step(step: Step, batch: Any, device: torch.device) -> tuple[float, float]:
+    """Time the step on a batch that is always ready, after two runs that warm it up: wall and CPU seconds."""
     times: list[float] = []
+    busy: list[float] = []
     deadline = time.perf_counter() + STEP_SECONDS
     while len(times) < 5 or (time.perf_counter() < deadline and len(times) < 100):
-        started = time.perf_counter()
+        started, busy_before = time.perf_counter(), time.process_time()
         step(batch)
         synchronize(device)
         times.append(time.perf_counter() - started)
+        busy.append(time.process_time() - busy_before)
         if len(times) > 2 and time.perf_counter() > deadline:
             break
-    return statistics.median(times[2:])
+    return statistics.median(times[2:]), statistics.median(busy[2:])
 
 
 def _fit(points: list[tuple[float, float]]) -> LinearCost:
@@ -233,30 +262,6 @@ def _count_own_batches(workload: LoadedWorkload) -> int | None:
         return None
     loader = build_loader(workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=None)))
     return count_batches(loader, workload)
-
-
-def _is_duplicated(workload: LoadedWorkload) -> bool:
-    """Whether two workers of an iterable dataset deliver the same data.
-
-    Batches come alternately from worker 0 and 1. They are the same data when each pair is equal although
-    consecutive batches of one worker differ; constant data proves nothing.
-    """
-    size = None if workload.batching == "own" else SHARD_CHECK_SIZE
-    config = LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, num_workers=2, prefetch_factor=2))
-    prints = []
-    try:
-        for batch in itertools.islice(build_loader(workload, config), SHARD_CHECK_BATCHES):
-            prints.append([tensor.cpu() for tensor in find_tensors(batch)])  # noqa: PERF401  # kept if a later one fails
-    except Exception:  # whatever it is, the trials with workers will meet it and name it
-        return False
-    if len(prints) < SHARD_CHECK_BATCHES or not prints[0]:
-        return False
-    first, second, third, fourth = prints
-    return _are_equal(first, second) and _are_equal(third, fourth) and not _are_equal(first, third)
-
-
-def _are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    return len(some) == len(others) and all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
 def _read_software() -> Software:

@@ -18,6 +18,7 @@ class TrialRecord(Value):
         config: The configuration.
         fate: `measured`, `skipped` without a trial, or `repeated` from an earlier record.
         score: Throughput in samples per second; predicted when skipped, 0 when failed.
+        predicted: Throughput expected before it was measured, in samples per second; 0 when not known.
         constraints: How far over each limit (positive) or under it.
         result: The outcome; None when skipped or repeated.
     """
@@ -26,6 +27,7 @@ class TrialRecord(Value):
     config: LoaderConfig
     fate: Fate
     score: float
+    predicted: float = 0.0
     constraints: dict[str, float]
     result: TrialResult | None = None
 

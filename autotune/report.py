@@ -14,6 +14,7 @@ _BOTTLENECKS = {
     "step": "the training step",
     "cpu": "the CPUs, busy loading",
     "waiting": "waiting for the data's source",
+    "transfer": "handing batches over between processes",
     "epoch": "starting over at every epoch",
     "unknown": "unknown",
 }
@@ -176,7 +177,9 @@ def _describe_use(profile: TunedConfig) -> str:
 def describe_caveats(profile: TunedConfig) -> list[str]:
     """List what the reader must know before using the answer: knobs that change training, and warnings."""
     result = profile.result
-    lines = [f"  note: {warning}" for warning in result.warnings]
+    lines = [f"  What each setting gave:  {_describe_contributions(result)}"] if result.contributions else []
+    lines += [f"  advice: {sentence}" for sentence in result.advice]
+    lines += [f"  note: {warning}" for warning in result.warnings]
     if len(result.by_batch_size) > 1:
         best = "  ".join(f"{row.batch_size}: {format_rate(row.samples_per_second)}" for row in result.by_batch_size)
         lines.append("  note: batch_size changes training, not only speed; pin it with --batch-size N")
@@ -184,6 +187,10 @@ def describe_caveats(profile: TunedConfig) -> list[str]:
     if not profile.dataloader.in_order:
         lines.append("  note: in_order=False changes the order of batches; pin it with --fix in_order=true")
     return lines
+
+
+def _describe_contributions(result: ProfileResult) -> str:
+    return "   + ".join(f"{row.setting} {row.speedup:.2f}x" for row in result.contributions)
 
 
 def describe_profile(profile: TunedConfig) -> str:
@@ -200,4 +207,6 @@ def describe_profile(profile: TunedConfig) -> str:
         f"  {found.trials} trials ({found.feasible} ok, {found.infeasible} infeasible, {found.skipped} skipped) in "
         f"{format_seconds(found.seconds)}: {found.stopped}",
     ]
+    if found.prediction_error is not None:
+        lines.append(f"  the model's predictions were {format_percent(found.prediction_error)} off, median")
     return "\n".join([*lines, *describe_caveats(profile)])

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from autotune.schema import SharingStrategy, Value
 from autotune.units import format_seconds
 
-SamplerName = Literal["tpe", "gp", "random", "grid"]
+SamplerName = Literal["model", "tpe", "gp", "random", "grid"]
 Knob = Literal[
     "batch_size",
     "num_workers",
@@ -75,7 +75,7 @@ class TuningRequest(Value):
         stall_seconds: Seconds without any progress after which a child is ended.
         epochs: Length of the training run that a score stands for, in epochs.
         seed: Seed of the sampler.
-        sampler: Optuna sampler.
+        sampler: What proposes configurations: the cost model as corrected by the trials, or one of Optuna's samplers.
         max_memory: Budget for host memory, as bytes or a share of what is available.
         max_shm: Budget for /dev/shm, as bytes or a share of what is free.
         max_gpu_memory: Budget for device memory, as bytes or a share of the whole.
@@ -98,7 +98,7 @@ class TuningRequest(Value):
     stall_seconds: Positive = 60.0
     epochs: Annotated[int, Field(ge=1)] = 10
     seed: int = 0
-    sampler: SamplerName = "tpe"
+    sampler: SamplerName = "model"
     max_memory: str = "80%"
     max_shm: str = "80%"
     max_gpu_memory: str = "90%"

@@ -18,7 +18,7 @@ SCHEMA_ID: Final = f"urn:dltune:schema:{SCHEMA_VERSION}"
 
 SharingStrategy = Literal["file_descriptor", "file_system"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
-Bottleneck = Literal["step", "cpu", "waiting", "epoch", "unknown"]
+Bottleneck = Literal["step", "cpu", "waiting", "transfer", "epoch", "unknown"]
 
 Count = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
@@ -188,9 +188,16 @@ class BatchSizeResult(Value):
 
 
 class Contribution(Value):
-    """What one setting gave, measured by taking steps from the baseline to the tuned configuration."""
+    """What one setting gave, measured by taking steps from the baseline to the tuned configuration.
+
+    Attributes:
+        setting: The setting and its new value, as in `num_workers=12`.
+        samples_per_second: Throughput with it and all those before it.
+        speedup: Over the step before it.
+    """
 
     setting: str
+    samples_per_second: Rate
     speedup: Rate
 
 
@@ -214,7 +221,8 @@ class ProfileResult(Value):
         peak_shm_bytes: Largest use of /dev/shm seen.
         peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
         by_batch_size: Best configuration per batch size searched.
-        contributions: What each setting gave.
+        contributions: What each setting gave, cumulatively, in the order in which a careful hand would set them.
+        advice: What would help beyond the settings of a loader.
         warnings: Sentences the reader of this profile must know.
     """
 
@@ -234,6 +242,7 @@ class ProfileResult(Value):
     peak_gpu_bytes: Bytes
     by_batch_size: tuple[BatchSizeResult, ...] = ()
     contributions: tuple[Contribution, ...] = ()
+    advice: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -259,6 +268,8 @@ class SearchRecord(Value):
         seed: Its seed.
         study: Name of the Optuna study.
         seconds: Wall time of the whole run so far, in seconds.
+        prediction_error: Median relative distance between the throughput predicted before a trial and the one it
+            measured; None when nothing was measured.
         stopped: Why the search ended.
     """
 
@@ -270,6 +281,7 @@ class SearchRecord(Value):
     seed: int
     study: str
     seconds: Seconds
+    prediction_error: Rate | None = None
     stopped: str
 
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import socket
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -41,6 +41,36 @@ class Asked(Value):
     config: LoaderConfig
 
 
+class ModelSampler(optuna.samplers.BaseSampler):
+    """Hands Optuna what a model proposes, and random values where the model knows nothing.
+
+    Args:
+        distributions: The search space.
+        seed: Of the random values.
+    """
+
+    def __init__(self, distributions: dict[str, BaseDistribution], seed: int) -> None:
+        self.propose: Callable[[], dict[str, Any] | None] = lambda: None
+        self._distributions = distributions
+        self._random = optuna.samplers.RandomSampler(seed=seed)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Name the knobs that are proposed together: all of them."""
+        return self._distributions
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Propose a value for each knob."""
+        return self.propose() or {}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Draw the value of a knob for which nothing was proposed."""
+        return self._random.sample_independent(study, trial, param_name, param_distribution)
+
+
 class Search:
     """One study: proposals out, results in, everything stored at once.
 
@@ -68,6 +98,15 @@ class Search:
         """
         for config in configs:
             self._study.enqueue_trial(self._space.params(config), skip_if_exists=True)
+
+    def guide(self, propose: Callable[[], LoaderConfig | None]) -> None:
+        """Let proposals come from outside, where the study's sampler is the `model`.
+
+        Args:
+            propose: Names a configuration, or None when it knows none; a random one is then tried.
+        """
+        if isinstance(self._study.sampler, ModelSampler):
+            self._study.sampler.propose = lambda: None if (config := propose()) is None else self._space.params(config)
 
     def ask(self) -> Asked:
         """Propose a configuration."""
@@ -209,6 +248,8 @@ def _make_name(request: TuningRequest, space: SearchSpace, hardware: Hardware) -
 
 
 def _make_sampler(request: TuningRequest, space: SearchSpace) -> optuna.samplers.BaseSampler:
+    if request.sampler == "model":
+        return ModelSampler(_make_distributions(space), request.seed)
     if request.sampler == "random":
         return optuna.samplers.RandomSampler(seed=request.seed)
     if request.sampler == "grid":

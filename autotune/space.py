@@ -116,6 +116,10 @@ class SearchSpace(Value):
                 seen.add(config)
                 yield config
 
+    def count(self) -> int:
+        """Count the distinct legal configurations of the space."""
+        return sum(1 for _ in self.configs())
+
 
 def _snap(value: Any, choices: Sequence[Choice]) -> Any:
     """Take the nearest choice; the first one where the value says nothing."""
@@ -332,15 +336,22 @@ def plan_baseline(request: TuningRequest, workload: WorkloadProfile, space: Sear
     sizes = space.batch_size
     if workload.baseline is None:
         default = LoaderConfig(dataloader=DataLoaderSettings(batch_size=_snap(DEFAULT_BATCH_SIZE, sizes)))
-        return space.build(_list_values(default))
-    own = _list_values(workload.baseline)
+        return space.build(list_values(default))
+    own = list_values(workload.baseline)
     if len(sizes) == 1:
         own["batch_size"] = sizes[0]
     return make_config({**own, **request.fixed}, workload.multiprocessing_context)
 
 
-def _list_values(config: LoaderConfig) -> dict[Knob, Any]:
-    """List the value of every knob; what a configuration without workers does not say is torch's default."""
+def list_values(config: LoaderConfig) -> dict[Knob, Any]:
+    """List the value of every knob of a configuration.
+
+    Args:
+        config: The configuration.
+
+    Returns:
+        A value for each knob; what a configuration without workers does not say is torch's default.
+    """
     values = {**config.dataloader.model_dump(), "sharing_strategy": config.process.sharing_strategy}
     return {knob: values[knob] if values[knob] is not None or knob == "batch_size" else 2 for knob in KNOBS}
 

@@ -159,8 +159,8 @@ class Host:
         self._where, self._in_step = "trial", False
         self._show("starting workers")
         self._trial = None
-        if not request.fresh and request.config.process.sharing_strategy == "file_system":
-            self._warm_up_sharing()
+        if not request.fresh and request.config.dataloader.num_workers:
+            self._warm_up()
         if not self._is_step_warm:
             self._show("warming the step up")
             warm_up_step(self._workload, self._step, self._device, request.config)
@@ -178,13 +178,16 @@ class Host:
 
         return watched
 
-    def _warm_up_sharing(self) -> None:
-        """Pay the once-in-a-process cost of file_system sharing outside the trial, where scores account for it."""
-        from autotune.probe import measure_manager_start
+    def _warm_up(self) -> None:
+        """Pay what a process pays once outside the trial, where scores account for it; a probe has done so already."""
+        from autotune.worker_costs import fetch_samples, measure_manager_start
 
-        if not self._is_warm:
-            measure_manager_start()
-            self._is_warm = True
+        if self._is_warm:
+            return
+        if self._workload.batching == "batch_size":
+            fetch_samples(self._workload, 1)
+        measure_manager_start()
+        self._is_warm = True
 
     def _count(self, batches: int) -> None:
         now = time.monotonic()

@@ -11,11 +11,13 @@ from autotune.child import Child, OnProgress, Usage
 from autotune.errors import UsageError, WorkloadError
 from autotune.limits import Limits
 from autotune.messages import (
+    WORKER_PHASE,
     Failed,
     Hello,
     Measured,
     Probe,
     Probed,
+    Progress,
     Ready,
     Release,
     Report,
@@ -54,6 +56,7 @@ class TrialRunner:
         self._workload = workload
         self._stall_seconds = stall_seconds
         self._on_progress = on_progress
+        self._phase = ""
         self._child: Child | None = None
         self._limits: Limits | None = None
 
@@ -86,15 +89,26 @@ class TrialRunner:
             WorkloadError: The user's code raised, hung or died.
         """
         self._limits = limits
-        outcome = self._obtain_child()
-        if isinstance(outcome, Child):
-            outcome = outcome.command(
-                Probe(batch_size=sizes[0], largest=max(sizes)), self._watch(self._stall_seconds * 4)
-            )
+        order = Probe(batch_size=sizes[0], largest=max(sizes))
+        outcome = self._give_probe(order)
+        if isinstance(outcome, Death) and self._phase == WORKER_PHASE:  # it may still work without workers
+            outcome = self._give_probe(order.model_copy(update={"with_workers": False}))
         if isinstance(outcome, Probed):
             return outcome.profile
         self.close()
         raise _explain_start(outcome, self._workload)
+
+    def _give_probe(self, order: Probe) -> Child | Report | Death:
+        outcome = self._obtain_child()
+        if isinstance(outcome, Child):
+            outcome = outcome.command(order, self._watch(self._stall_seconds * 4))
+        if isinstance(outcome, Death):
+            self.close()
+        return outcome
+
+    def _note_progress(self, progress: Progress) -> None:
+        self._phase = progress.phase
+        self._on_progress(progress)
 
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial.
@@ -140,7 +154,7 @@ class TrialRunner:
         """Give the living child, or start one and have it load the workload."""
         if self._child is not None:
             return self._child
-        child = Child(self._workload.working_dir, self._on_progress)
+        child = Child(self._workload.working_dir, self._note_progress)
         self._child = child
         answer = child.command(Hello(workload=self._workload), self._watch(self._stall_seconds * 20))
         return child if isinstance(answer, Ready) else answer

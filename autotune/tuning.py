@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
-from autotune.confirming import ROUNDS, Confirmation, Contestant
-from autotune.costs import find_bottleneck
+from autotune.ablating import Ablation
+from autotune.confirming import ROUNDS, Confirmation
 from autotune.deciding import FINALISTS, Decision, decide, pick_finalists
 from autotune.errors import NoFeasibleConfigError
-from autotune.exploring import Exploration
+from autotune.exploring import Exploration, find_best
 from autotune.importing import check_import_string
 from autotune.limits import plan_limits
 from autotune.machine import MachineProfile, read_machine
 from autotune.messages import RunTrial, WorkloadProfile
+from autotune.noise import NoiseWatch
+from autotune.outcome import Outcome, make_profile, summarize_search
 from autotune.planning import Plan, make_plan
 from autotune.profiles import check_writable, save_profile
 from autotune.records import TrialRecord
-from autotune.request import TuningRequest, WorkloadRequest
-from autotune.schema import (
-    Baseline,
-    BatchSizeResult,
-    Bottleneck,
-    Hardware,
-    LoaderConfig,
-    ProfileResult,
-    SearchRecord,
-    TunedConfig,
-    Value,
-    WorkloadIdentity,
-)
+from autotune.request import TuningRequest
 from autotune.scoring import estimate
 from autotune.search import open_search
 from autotune.space import BATCH_GRID, DEFAULT_BATCH_SIZE
@@ -43,24 +30,6 @@ from autotune.trial_runner import TrialRunner
 from autotune.view import View
 
 FRESH_START_SECONDS: Final = 3.0  # a fresh process, its imports and a dataset factory
-
-
-class Outcome(Value):
-    """What a run gave.
-
-    Attributes:
-        profile: The profile as it was written into the tuned file.
-        plan: What the run had to work with.
-        records: Every trial.
-        runner_up: A configuration that was faster by less than the noise and larger than the one chosen.
-        interrupted: Whether the run was cut short; the profile then holds the best so far.
-    """
-
-    profile: TunedConfig
-    plan: Plan
-    records: tuple[TrialRecord, ...]
-    runner_up: LoaderConfig | None = None
-    interrupted: bool = False
 
 
 def tune(
@@ -98,22 +67,31 @@ def tune(
         plan = _prepare(request, machine or read_machine(), workload, runner, view)
         search = open_search(request, plan.space, plan.hardware)
         search.reap()
-        search.enqueue(plan.first_configs())
+        noise = NoiseWatch(plan.machine.usable_cpus) if run_trial is None else None
         run_trial = run_trial or runner.run
-        exploration = Exploration(plan, search, run_trial, view, _plan_deadline(request, started))
-        confirmation = Confirmation(plan, run_trial, view)
+        deadline = started + request.timeout_seconds if request.timeout_seconds is not None else None
+        exploration = Exploration(plan, search, run_trial, view, _plan_search_end(request, deadline))
+        confirmation = Confirmation(plan, run_trial, view, noise)
+        ablation = Ablation(plan, run_trial, view)
         view.show_resumed(search.name, len(exploration.records))
         stopped, interrupted = "interrupted", False
         try:
             stopped = exploration.run()
             view.show_stop(stopped)
-            confirmation.run(pick_finalists(exploration.records))
+            confirmation.run(pick_finalists(exploration.records, exploration.expect()))
             search.finish()
+            _explain(ablation, confirmation, deadline)
         except KeyboardInterrupt:
             interrupted = True
     decision = _decide(plan, exploration.records, confirmation, interrupted)
-    summary = _summarize_search(plan, exploration.records, search.name, time.monotonic() - started, stopped)
-    profile = _make_profile(plan, exploration.records, confirmation, decision, summary)
+    profile = make_profile(
+        plan,
+        exploration.records,
+        confirmation,
+        decision,
+        ablation.rows,
+        summarize_search(plan, exploration.records, search.name, time.monotonic() - started, stopped),
+    )
     save_profile(Path(request.output), profile)
     return Outcome(
         profile=profile,
@@ -184,7 +162,7 @@ def _prepare(
     limits = plan_limits(machine, request, workload.gpu_memory_bytes)
     runner.limit(limits)
     plan = make_plan(request, machine, workload, limits)
-    view.show_workload(workload, plan.space, plan.ceiling)
+    view.show_plan(plan)
     return plan
 
 
@@ -195,19 +173,27 @@ def _choose_probe_sizes(request: TuningRequest) -> tuple[int, int]:
     return min(sizes, key=lambda size: abs(size - DEFAULT_BATCH_SIZE)), max(sizes)
 
 
-def _plan_deadline(request: TuningRequest, started: float) -> float | None:
+def _plan_search_end(request: TuningRequest, deadline: float | None) -> float | None:
     """Leave as much of the time allowed as the confirmation will need, but never all of it."""
-    if request.timeout_seconds is None:
+    if request.timeout_seconds is None or deadline is None:
         return None
     reserve = ROUNDS * (FINALISTS + 1) * (request.trial_seconds + FRESH_START_SECONDS)
-    return started + max(request.timeout_seconds - reserve, request.timeout_seconds / 2)
+    return deadline - min(reserve, request.timeout_seconds / 2)
+
+
+def _explain(ablation: Ablation, confirmation: Confirmation, deadline: float | None) -> None:
+    """Measure what each setting gave, where there is an answer to explain and time left for it."""
+    decision = decide(confirmation.baseline, confirmation.finalists)
+    in_time = deadline is None or time.monotonic() < deadline
+    if decision is not None and decision.verdict == "faster" and confirmation.baseline.rate and in_time:
+        ablation.run(confirmation.baseline.rate, decision.config, decision.samples_per_second)
 
 
 def _decide(plan: Plan, records: Sequence[TrialRecord], confirmation: Confirmation, interrupted: bool) -> Decision:
     decision = decide(confirmation.baseline, confirmation.finalists) if confirmation.rounds else None
     if decision is not None:
         return decision
-    best = max((record for record in records if record.is_feasible), key=lambda record: record.score, default=None)
+    best = find_best(records)
     if best is not None and interrupted:
         return _decide_unconfirmed(plan, records, best)
     if interrupted:
@@ -240,137 +226,3 @@ def _explain_failures(records: Sequence[TrialRecord], confirmation: Confirmation
     skipped = sum(record.fate == "skipped" for record in records)
     lines = [f"No configuration works within the limits: {len(records) - skipped} tried, {skipped} skipped."]
     return "\n".join([*lines, *(f"  {example}" for example in list(examples)[:5])])
-
-
-def _make_profile(
-    plan: Plan,
-    records: Sequence[TrialRecord],
-    confirmation: Confirmation,
-    decision: Decision,
-    summary: SearchRecord,
-) -> TunedConfig:
-    request, workload = plan.request, plan.workload
-    identity = WorkloadIdentity(
-        dataset=request.workload.dataset,
-        dataset_args=request.workload.dataset_args,
-        samples=workload.samples,
-        sample_bytes=workload.sample_bytes,
-        step=request.workload.describe_step(),
-    )
-    return TunedConfig(
-        name=request.profile or make_profile_name(plan.hardware, request.workload),
-        hardware=plan.hardware,
-        software=workload.software,
-        workload=identity,
-        dataloader=decision.config.dataloader,
-        process=decision.config.process,
-        result=_make_result(plan, records, confirmation, decision),
-        limits=plan.limits.record(),
-        search=summary,
-        created_at=datetime.now(UTC).replace(microsecond=0),
-    )
-
-
-def make_profile_name(hardware: Hardware, workload: WorkloadRequest) -> str:
-    """Name a profile after its machine and workload, as in `h100x1-12c-a41f`.
-
-    Args:
-        hardware: The machine.
-        workload: The workload.
-
-    Returns:
-        The same name for the same workload on the same kind of machine.
-    """
-    digest = hashlib.sha256(workload.model_dump_json(exclude={"working_dir"}).encode()).hexdigest()[:4]
-    cpus = f"{hardware.usable_cpus:g}c"
-    if hardware.gpu is None:
-        return f"cpu-{cpus}-{digest}"
-    model = re.search(r"[A-Z]+\d\w*", hardware.gpu)
-    slug = (model[0] if model else hardware.gpu.split()[-1]).lower()
-    return f"{slug}x{hardware.gpu_count}-{cpus}-{digest}"
-
-
-def _make_result(
-    plan: Plan, records: Sequence[TrialRecord], confirmation: Confirmation, decision: Decision
-) -> ProfileResult:
-    config = decision.config
-    winner = next(
-        (
-            contestant
-            for contestant in (confirmation.baseline, *confirmation.finalists)
-            if contestant.config == config and contestant.results
-        ),
-        None,
-    )
-    seen = winner or _as_contestant(records, config, plan.request.epochs)
-    bottleneck = find_bottleneck(config, plan.workload, plan.machine.usable_cpus, decision.wait_fraction)
-    ceiling = plan.ceiling_of(config.dataloader.batch_size)
-    return ProfileResult(
-        samples_per_second=decision.samples_per_second,
-        samples_per_second_ci95=decision.interval,
-        confirmed_rounds=confirmation.rounds,
-        epochs=plan.request.epochs,
-        baseline=_describe_baseline(plan, confirmation.baseline),
-        speedup=decision.speedup,
-        speedup_ci95=decision.speedup_interval,
-        verdict=decision.verdict,
-        ceiling_samples_per_second=ceiling if plan.knows_ceiling(config, decision.samples_per_second) else None,
-        data_wait_fraction=decision.wait_fraction,
-        bottleneck=cast("Bottleneck", bottleneck),
-        peak_host_bytes=seen.peak_host_bytes,
-        peak_shm_bytes=seen.peak_shm_bytes,
-        peak_gpu_bytes=seen.peak_gpu_bytes,
-        by_batch_size=_rank_batch_sizes(records),
-        warnings=plan.workload.notes,
-    )
-
-
-def _as_contestant(records: Sequence[TrialRecord], config: LoaderConfig, epochs: int) -> Contestant:
-    """Take what the search saw of a configuration, where the final never measured it."""
-    contestant = Contestant(config)
-    for record in records:
-        if record.config == config and record.result is not None:
-            contestant.note(record.result, epochs)
-    return contestant
-
-
-def _describe_baseline(plan: Plan, baseline: Contestant) -> Baseline | None:
-    if baseline.rate <= 0:
-        return None
-    return Baseline(
-        description="your DataLoader's settings" if plan.workload.baseline else "PyTorch's defaults",
-        dataloader=baseline.config.dataloader,
-        process=baseline.config.process,
-        samples_per_second=baseline.rate,
-        data_wait_fraction=sum(baseline.waits) / len(baseline.waits),
-    )
-
-
-def _rank_batch_sizes(records: Sequence[TrialRecord]) -> tuple[BatchSizeResult, ...]:
-    best: dict[int, TrialRecord] = {}
-    for record in records:
-        size = record.config.dataloader.batch_size
-        if size is not None and record.is_feasible and (size not in best or record.score > best[size].score):
-            best[size] = record
-    return tuple(
-        BatchSizeResult(batch_size=size, dataloader=best[size].config.dataloader, samples_per_second=best[size].score)
-        for size in sorted(best)
-    )
-
-
-def _summarize_search(
-    plan: Plan, records: Sequence[TrialRecord], study: str, seconds: float, stopped: str
-) -> SearchRecord:
-    feasible = sum(record.is_feasible for record in records)
-    skipped = sum(record.fate == "skipped" for record in records)
-    return SearchRecord(
-        trials=len(records),
-        feasible=feasible,
-        infeasible=len(records) - feasible - skipped,
-        skipped=skipped,
-        sampler=plan.request.sampler,
-        seed=plan.request.seed,
-        study=study,
-        seconds=seconds,
-        stopped=stopped,
-    )

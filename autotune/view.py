@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from autotune.limits import Limits, Violation
 from autotune.machine import MachineProfile
-from autotune.messages import Progress, TrialResult, WorkloadProfile
+from autotune.messages import Progress
+from autotune.planning import Plan
+from autotune.records import TrialRecord
 from autotune.schema import LoaderConfig
-from autotune.space import SearchSpace
 
 
 class View:
@@ -15,8 +16,8 @@ class View:
     def show_machine(self, machine: MachineProfile, limits: Limits) -> None:
         """Called first, with what the machine allows and the budgets."""
 
-    def show_workload(self, workload: WorkloadProfile, space: SearchSpace, ceiling: float) -> None:
-        """Called after the probe, with the step's ceiling in samples per second."""
+    def show_plan(self, plan: Plan) -> None:
+        """Called after the probe, with what it found and what is searched."""
 
     def show_resumed(self, study: str, trials: int) -> None:
         """Called when `trials` trials of an earlier run are taken over."""
@@ -27,8 +28,8 @@ class View:
     def show_start(self, number: int, config: LoaderConfig) -> None:
         """Called before trial `number`, counted from 1."""
 
-    def show_result(self, number: int, result: TrialResult, score: float, error: float, is_best: bool) -> None:
-        """Called after trial `number`; `score` is 0 for a failed trial, `error` relative."""
+    def show_result(self, number: int, record: TrialRecord, error: float, is_best: bool) -> None:
+        """Called after trial `number`; its score is 0 for a failed trial, `error` relative."""
 
     def show_skip(self, number: int, config: LoaderConfig, violations: tuple[Violation, ...]) -> None:
         """Called when a configuration is rejected without a trial."""
@@ -38,6 +39,9 @@ class View:
 
     def show_round(self, number: int, rounds: int, config: LoaderConfig, score: float | None) -> None:
         """Called in the confirmation: before (score None) and after each measurement."""
+
+    def show_step(self, config: LoaderConfig, score: float | None) -> None:
+        """Called before (score None) and after each step from the baseline to the answer."""
 
     def close(self) -> None:
         """Called when the run is over, however it ended."""

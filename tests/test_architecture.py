@@ -19,18 +19,30 @@ FLOORS = (
     {"errors", "units", "channel", "worker_setup", "workload"},
     {"schema", "request", "messages", "records"},
     {"machine", "importing"},
-    {"limits", "costs", "scoring", "process_tree", "verdicts"},
-    {"space", "watchdog", "pacing", "profiles", "report", "planning", "view", "batches", "devices"},
-    {"search", "child", "trial_runner", "loaders", "steps", "measure", "probe", "confirming"},
-    {"deciding", "exploring"},
+    {"limits", "costs", "scoring", "process_tree", "verdicts", "noise"},
+    {
+        "space",
+        "watchdog",
+        "pacing",
+        "profiles",
+        "report",
+        "planning",
+        "view",
+        "batches",
+        "devices",
+        "surrogate",
+        "advice",
+    },
+    {"search", "child", "trial_runner", "loaders", "worker_costs", "steps", "measure", "probe", "confirming"},
+    {"deciding", "exploring", "ablating", "outcome"},
     {"tuning"},
     {"display", "options"},
     {"cli"},
 )
 OUTSIDE = {"trial_host", "__init__"}  # the child's entry, and the public names, import from any floor
-HEAVY = ("torch", "optuna", "click", "pydantic", "rich")
-OWNERS = {"optuna": {"search"}, "click": {"cli", "options"}, "rich": {"display"}}
-TORCH_ROOMS = {"batches", "devices", "loaders", "probe", "steps"}
+HEAVY = ("torch", "optuna", "click", "pydantic", "rich", "numpy")
+OWNERS = {"optuna": {"search"}, "click": {"cli", "options"}, "rich": {"display"}, "numpy": {"surrogate"}}
+TORCH_ROOMS = {"batches", "devices", "loaders", "probe", "steps", "worker_costs"}
 
 
 def read_imports(path: Path, *, top_only: bool = False) -> set[str]:

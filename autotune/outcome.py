@@ -1,0 +1,214 @@
+"""What is written down of a run: the profile in the tuned file, and the outcome that the caller gets."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from autotune.advice import advise
+from autotune.confirming import Confirmation, Contestant
+from autotune.costs import find_bottleneck
+from autotune.deciding import Decision
+from autotune.exploring import measure_prediction_error
+from autotune.planning import Plan
+from autotune.records import TrialRecord
+from autotune.request import WorkloadRequest
+from autotune.schema import (
+    Baseline,
+    BatchSizeResult,
+    Contribution,
+    Hardware,
+    LoaderConfig,
+    ProfileResult,
+    SearchRecord,
+    TunedConfig,
+    Value,
+    WorkloadIdentity,
+)
+
+
+class Outcome(Value):
+    """What a run gave.
+
+    Attributes:
+        profile: The profile as it was written into the tuned file.
+        plan: What the run had to work with.
+        records: Every trial.
+        runner_up: A configuration that was faster by less than the noise and larger than the one chosen.
+        interrupted: Whether the run was cut short; the profile then holds the best so far.
+    """
+
+    profile: TunedConfig
+    plan: Plan
+    records: tuple[TrialRecord, ...]
+    runner_up: LoaderConfig | None = None
+    interrupted: bool = False
+
+
+def make_profile(
+    plan: Plan,
+    records: Sequence[TrialRecord],
+    confirmation: Confirmation,
+    decision: Decision,
+    contributions: Sequence[Contribution],
+    summary: SearchRecord,
+) -> TunedConfig:
+    """Put together what is written into the tuned file.
+
+    Args:
+        plan: What the run had to work with.
+        records: Every trial.
+        confirmation: The final, as far as it got.
+        decision: The answer.
+        contributions: What each setting gave, as far as it was measured.
+        summary: How the search went.
+
+    Returns:
+        The profile.
+    """
+    request, workload = plan.request, plan.workload
+    identity = WorkloadIdentity(
+        dataset=request.workload.dataset,
+        dataset_args=request.workload.dataset_args,
+        samples=workload.samples,
+        sample_bytes=workload.sample_bytes,
+        step=request.workload.describe_step(),
+    )
+    return TunedConfig(
+        name=request.profile or make_profile_name(plan.hardware, request.workload),
+        hardware=plan.hardware,
+        software=workload.software,
+        workload=identity,
+        dataloader=decision.config.dataloader,
+        process=decision.config.process,
+        result=_make_result(plan, records, confirmation, decision, contributions),
+        limits=plan.limits.record(),
+        search=summary,
+        created_at=datetime.now(UTC).replace(microsecond=0),
+    )
+
+
+def make_profile_name(hardware: Hardware, workload: WorkloadRequest) -> str:
+    """Name a profile after its machine and workload, as in `h100x1-12c-a41f`.
+
+    Args:
+        hardware: The machine.
+        workload: The workload.
+
+    Returns:
+        The same name for the same workload on the same kind of machine.
+    """
+    digest = hashlib.sha256(workload.model_dump_json(exclude={"working_dir"}).encode()).hexdigest()[:4]
+    cpus = f"{hardware.usable_cpus:g}c"
+    if hardware.gpu is None:
+        return f"cpu-{cpus}-{digest}"
+    model = re.search(r"[A-Z]+\d\w*", hardware.gpu)
+    slug = (model[0] if model else hardware.gpu.split()[-1]).lower()
+    return f"{slug}x{hardware.gpu_count}-{cpus}-{digest}"
+
+
+def _make_result(
+    plan: Plan,
+    records: Sequence[TrialRecord],
+    confirmation: Confirmation,
+    decision: Decision,
+    contributions: Sequence[Contribution],
+) -> ProfileResult:
+    config = decision.config
+    winner = next(
+        (
+            contestant
+            for contestant in (confirmation.baseline, *confirmation.finalists)
+            if contestant.config == config and contestant.results
+        ),
+        None,
+    )
+    seen = winner or _as_contestant(records, config, plan.request.epochs)
+    bottleneck = find_bottleneck(config, plan.workload, plan.machine.usable_cpus, decision.wait_fraction)
+    ceiling = plan.ceiling_of(config.dataloader.batch_size)
+    return ProfileResult(
+        samples_per_second=decision.samples_per_second,
+        samples_per_second_ci95=decision.interval,
+        confirmed_rounds=confirmation.rounds,
+        epochs=plan.request.epochs,
+        baseline=_describe_baseline(plan, confirmation.baseline),
+        speedup=decision.speedup,
+        speedup_ci95=decision.speedup_interval,
+        verdict=decision.verdict,
+        ceiling_samples_per_second=ceiling if plan.knows_ceiling(config, decision.samples_per_second) else None,
+        data_wait_fraction=decision.wait_fraction,
+        bottleneck=bottleneck,
+        peak_host_bytes=seen.peak_host_bytes,
+        peak_shm_bytes=seen.peak_shm_bytes,
+        peak_gpu_bytes=seen.peak_gpu_bytes,
+        by_batch_size=_rank_batch_sizes(records),
+        contributions=tuple(contributions),
+        advice=advise(plan, config, bottleneck),
+        warnings=(*plan.workload.notes, *confirmation.noise),
+    )
+
+
+def _as_contestant(records: Sequence[TrialRecord], config: LoaderConfig, epochs: int) -> Contestant:
+    """Take what the search saw of a configuration, where the final never measured it."""
+    contestant = Contestant(config)
+    for record in records:
+        if record.config == config and record.result is not None:
+            contestant.note(record.result, epochs)
+    return contestant
+
+
+def _describe_baseline(plan: Plan, baseline: Contestant) -> Baseline | None:
+    if baseline.rate <= 0:
+        return None
+    return Baseline(
+        description="your DataLoader's settings" if plan.workload.baseline else "PyTorch's defaults",
+        dataloader=baseline.config.dataloader,
+        process=baseline.config.process,
+        samples_per_second=baseline.rate,
+        data_wait_fraction=sum(baseline.waits) / len(baseline.waits),
+    )
+
+
+def _rank_batch_sizes(records: Sequence[TrialRecord]) -> tuple[BatchSizeResult, ...]:
+    best: dict[int, TrialRecord] = {}
+    for record in records:
+        size = record.config.dataloader.batch_size
+        if size is not None and record.is_feasible and (size not in best or record.score > best[size].score):
+            best[size] = record
+    return tuple(
+        BatchSizeResult(batch_size=size, dataloader=best[size].config.dataloader, samples_per_second=best[size].score)
+        for size in sorted(best)
+    )
+
+
+def summarize_search(
+    plan: Plan, records: Sequence[TrialRecord], study: str, seconds: float, stopped: str
+) -> SearchRecord:
+    """Sum up how the configuration was found.
+
+    Args:
+        plan: What the run had to work with.
+        records: Every trial.
+        study: Name of the study.
+        seconds: Wall time of the run.
+        stopped: Why the search ended.
+
+    Returns:
+        The summary.
+    """
+    feasible = sum(record.is_feasible for record in records)
+    skipped = sum(record.fate == "skipped" for record in records)
+    return SearchRecord(
+        trials=len(records),
+        feasible=feasible,
+        infeasible=len(records) - feasible - skipped,
+        skipped=skipped,
+        sampler=plan.request.sampler,
+        seed=plan.request.seed,
+        study=study,
+        seconds=seconds,
+        prediction_error=measure_prediction_error(records),
+        stopped=stopped,
+    )

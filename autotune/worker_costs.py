@@ -1,0 +1,233 @@
+"""What workers cost beyond loading: starting them, their first use of the dataset, handing batches over.
+
+A warm process hides some of it. What the training process has imported or cached, forked workers inherit; a real
+training run with workers never touches the dataset in its own process, so each of its first workers pays. Rounds
+of one small batch per worker, taken before and after the process has met the dataset, show the difference.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+from autotune.batches import find_tensors
+from autotune.loaders import LoadedWorkload, build_loader
+from autotune.messages import LinearCost
+from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.workload import Workload
+
+MOST_WORKERS: Final = 16  # of a round; more tell nothing new
+ROUND_SIZE: Final = 2  # samples in a batch of a round
+SHARD_CHECK_BATCHES: Final = 4
+CACHE_SECONDS: Final = 0.3  # spent on fetching samples that are then handed over again and again
+TRANSFER_BATCHES: Final = 24
+TRANSFER_SECONDS: Final = 0.4
+
+
+def count_round_workers() -> int:
+    """Count the workers of a round: enough to share the CPUs, as in a trial."""
+    return min(2 * _count_cpus(), MOST_WORKERS)
+
+
+def _count_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def time_round(workload: LoadedWorkload, workers: int, process: ProcessSettings | None = None) -> float | None:
+    """Time an epoch of one small batch per worker, from starting them to taking them down.
+
+    Args:
+        workload: The pipeline.
+        workers: How many, at least 1.
+        process: How they start and share; None as the workload has it.
+
+    Returns:
+        Seconds; None where it fails, which the trials will meet again and name.
+    """
+    if process is None:
+        process = ProcessSettings(multiprocessing_context=_read_context(workload))
+    size = None if workload.batching == "own" else ROUND_SIZE
+    settings = DataLoaderSettings(batch_size=size, num_workers=workers, prefetch_factor=1)
+    try:
+        loader = build_loader(workload, LoaderConfig(dataloader=settings, process=process))
+        loader.gate.open(most_batches=workers)
+        started = time.perf_counter()
+        for _ in itertools.islice(loader, workers):
+            pass
+        return time.perf_counter() - started
+    except Exception:  # whatever the user's code raises in a worker
+        return None
+
+
+def _read_context(workload: LoadedWorkload) -> Any:
+    return workload.parts.multiprocessing_context
+
+
+def fit_start(few: float | None, many: float | None, workers: int, load_seconds: float) -> LinearCost | None:
+    """Turn a round of one worker and one of `workers` into the cost of starting any number.
+
+    Args:
+        few: Seconds of the round of one worker.
+        many: Seconds of the round of `workers` workers.
+        workers: At least 1.
+        load_seconds: Of one worker's share, which is not part of starting.
+
+    Returns:
+        Seconds as a function of the number of workers; None where a round failed.
+    """
+    if few is None or many is None:
+        return None
+    slope = max(0.0, many - few) / max(1, workers - 1)
+    return LinearCost(fixed_seconds=max(0.0, few - load_seconds - slope), sample_seconds=slope)
+
+
+def share_first_use(cold: float | None, warm: float | None, workers: int) -> float:
+    """Give the CPU seconds that each of `workers` paid in a cold round and not in a warm one, 0 or more."""
+    if cold is None or warm is None:
+        return 0.0
+    return max(0.0, cold - warm) * min(_count_cpus(), workers) / workers
+
+
+def measure_manager_start() -> float:
+    """Measure what a worker pays for starting torch's shared-memory manager.
+
+    In a process that has not used `file_system` yet, every worker starts one; afterwards this process is connected,
+    and the workers it forks inherit that. So the same round is run twice; afterwards the process is warm in this
+    respect, and stays so.
+
+    Returns:
+        CPU seconds of one start, 0 or more; 0 where the strategy does not work.
+    """
+    workers = count_round_workers()
+    workload = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(2 * workers, 1))))
+    process = ProcessSettings(sharing_strategy="file_system")
+    cold, warm = (time_round(workload, workers, process) for _ in range(2))
+    return share_first_use(cold, warm, workers)
+
+
+class CachedSamples(Dataset[Any]):
+    """Samples that were fetched before, so that only collating and handing over cost anything.
+
+    Args:
+        samples: The samples, at least one; they are repeated as often as a loader asks.
+        length: Samples in an epoch.
+    """
+
+    def __init__(self, samples: Sequence[Any], length: int) -> None:
+        self._samples = samples
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        return self._samples[index % len(self._samples)]
+
+
+def fetch_samples(workload: LoadedWorkload, most: int) -> list[Any]:
+    """Fetch a few samples the way a loader does.
+
+    Args:
+        workload: The pipeline; its batching must not be its own.
+        most: Most samples.
+
+    Returns:
+        At least one sample, or none where the dataset is empty; fewer than `most` where they are slow.
+    """
+    dataset: Any = workload.parts.dataset
+    if workload.kind == "iterable":
+        source: Iterable[Any] = iter(dataset)
+    elif hasattr(dataset, "__getitems__"):
+        source = dataset.__getitems__(_list_indices(workload, most))
+    else:
+        source = (dataset[index] for index in _list_indices(workload, most))
+    samples: list[Any] = []
+    deadline = time.perf_counter() + CACHE_SECONDS
+    for sample in itertools.islice(source, most):
+        samples.append(sample)
+        if time.perf_counter() > deadline:
+            break
+    return samples
+
+
+def _list_indices(workload: LoadedWorkload, most: int) -> list[Any]:
+    parts = workload.parts
+    indices: Any = parts.sampler if parts.sampler is not None else range(len(parts.dataset))  # type: ignore[arg-type]
+    return list(itertools.islice(iter(indices), most))
+
+
+def time_handover(workload: LoadedWorkload, samples: Sequence[Any], size: int) -> tuple[float, float]:
+    """Time collating, and handing over, a batch of samples that are at hand.
+
+    Args:
+        workload: Gives the `collate_fn`.
+        samples: Samples of the dataset.
+        size: Samples per batch.
+
+    Returns:
+        Seconds per batch to collate it, and seconds per batch that one worker needs beyond that.
+    """
+    collate: Callable[[Any], Any] = workload.parts.collate_fn or default_collate
+    batch = [samples[index % len(samples)] for index in range(size)]
+    collate_seconds = _time_calls(lambda: collate(batch))
+    loader = DataLoader(
+        CachedSamples(samples, size * TRANSFER_BATCHES),
+        batch_size=size,
+        collate_fn=collate,
+        num_workers=1,
+        multiprocessing_context=_read_context(workload),
+    )
+    moments = []
+    deadline = time.perf_counter() + TRANSFER_SECONDS
+    for _ in loader:
+        moments.append(time.perf_counter())
+        if len(moments) > 4 and moments[-1] > deadline:
+            break
+    steady = moments[2:]  # the first ones were prepared while the worker started
+    per_batch = (steady[-1] - steady[0]) / (len(steady) - 1) if len(steady) > 1 else collate_seconds
+    return collate_seconds, max(0.0, per_batch - collate_seconds)
+
+
+def _time_calls(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    calls = 0
+    while calls < 3 or (time.perf_counter() - started < TRANSFER_SECONDS / 8 and calls < TRANSFER_BATCHES):
+        call()
+        calls += 1
+    return (time.perf_counter() - started) / calls
+
+
+def is_duplicated(workload: LoadedWorkload) -> bool:
+    """Tell whether two workers of an iterable dataset deliver the same data.
+
+    Batches come alternately from worker 0 and 1. They are the same data when each pair is equal although
+    consecutive batches of one worker differ; constant data proves nothing.
+
+    Args:
+        workload: The pipeline.
+
+    Returns:
+        Whether it was seen to be duplicated; False where it cannot be told.
+    """
+    size = None if workload.batching == "own" else ROUND_SIZE
+    config = LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, num_workers=2, prefetch_factor=2))
+    prints = []
+    try:
+        for batch in itertools.islice(build_loader(workload, config), SHARD_CHECK_BATCHES):
+            prints.append([tensor.cpu() for tensor in find_tensors(batch)])  # noqa: PERF401  # kept if a later one fails
+    except Exception:  # whatever it is, the trials with workers will meet it and name it
+        return False
+    if len(prints) < SHARD_CHECK_BATCHES or not prints[0]:
+        return False
+    first, second, third, fourth = prints
+    return _are_equal(first, second) and _are_equal(third, fourth) and not _are_equal(first, third)
+
+
+def _are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return len(some) == len(others) and all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
