@@ -189,7 +189,7 @@ def open_search(request: TuningRequest, space: SearchSpace, hardware: Hardware) 
         study = optuna.create_study(
             storage=storage,
             study_name=name,
-            sampler=_make_sampler(request, space),
+            sampler=make_sampler(request, space),
             direction="maximize",
             load_if_exists=True,
         )
@@ -247,7 +247,19 @@ def _make_name(request: TuningRequest, space: SearchSpace, hardware: Hardware) -
     return f"{request.workload.dataset}-{digest}"
 
 
-def _make_sampler(request: TuningRequest, space: SearchSpace) -> optuna.samplers.BaseSampler:
+def make_sampler(request: TuningRequest, space: SearchSpace) -> optuna.samplers.BaseSampler:
+    """Make the sampler that a request asks for.
+
+    Args:
+        request: Names it, and gives the seed.
+        space: What it samples.
+
+    Returns:
+        The sampler; a `model` one still waits for `Search.guide`.
+
+    Raises:
+        UsageError: It needs a package that is not installed.
+    """
     if request.sampler == "model":
         return ModelSampler(_make_distributions(space), request.seed)
     if request.sampler == "random":

@@ -36,7 +36,7 @@ WITHOUT_WORKERS: Final[dict[Knob, tuple[int | bool | str, ...]]] = {
 }  # knobs that mean nothing when no worker may be started
 DENSE_RANGE: Final = 16  # a range the user gave is searched number by number up to this width
 DEFAULT_BATCH_SIZE: Final = 32
-GUESSED_FACTORS: Final = (1.0, 0.5, 0.75, 1.5, 0.25, 2.0)  # of the workers that the model thinks enough
+GUESSED_FACTORS: Final = (1.0, 0.5, 1.5)  # of the workers that the model thinks enough
 ENOUGH: Final = 0.98  # of the best prediction; more workers than it takes to reach that are not worth it
 CONVENTION: Final[dict[str, int | bool | str | None]] = {
     "prefetch_factor": 2,
@@ -370,7 +370,7 @@ def guess_configs(
 
     Returns:
         Distinct configurations: the one the model thinks enough first, then with fewer and more workers, because
-        the model may be wrong by a factor of two, then the hand setting.
+        the model may be wrong by a factor of two, then the hand setting, then every other batch size.
     """
     model = DemandModel.from_workload(workload)
 
@@ -393,4 +393,6 @@ def guess_configs(
     best = max(by_workers.values(), key=predict)
     enough = min(workers for workers, config in by_workers.items() if predict(config) >= ENOUGH * predict(best))
     around = [_snap(round(enough * factor), tuple(by_workers)) for factor in GUESSED_FACTORS]
-    return list(dict.fromkeys([*(by_workers[workers] for workers in around), *hands]))
+    sizes = [build(num_workers=enough, batch_size=size) for size in space.batch_size]
+    others = [config for config in sizes if not model.predict(config).find_violations(limits)]
+    return list(dict.fromkeys([*(by_workers[workers] for workers in around), *hands, *others]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import psutil
 import pytest
 
 LEAVE_SECONDS = 5.0
+SESSION = uuid.uuid4().hex  # inherited by every process that a test starts: others on this machine are not our business
+os.environ["DLTUNE_TEST_SESSION"] = SESSION
 
 
 @pytest.fixture
@@ -20,11 +24,13 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def list_leftovers() -> list[str]:
-    """List processes that carry a trial's mark, and torch's shared-memory names."""
+    """List processes of this session that carry a trial's mark, and torch's shared-memory names."""
     left = [path.name for path in Path("/dev/shm").glob("torch_*")]
     for process in psutil.process_iter():
         try:
-            if "DLTUNE_TRIAL" in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+            inherited = process.environ()
+            is_ours = "DLTUNE_TRIAL" in inherited and inherited.get("DLTUNE_TEST_SESSION") == SESSION
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                 left.append(f"{process.pid} {process.name()}")
         except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
             continue

@@ -1,0 +1,195 @@
+"""Which sampler finds the best configuration with the fewest trials? Replays recorded grids, a run in a few moments.
+
+The whole search runs as it would, with the trace in place of the child: seeds, screening, stopping and all. Each run
+is fed by one pass over the grid, with noise on top, and judged by the other pass: 100 % is the configuration that
+was fastest in the pass that fed it, so a run can reach a little more.
+
+    python -m benchmarks.replay [--seeds 10] [--samplers model tpe random ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import optuna
+
+from autotune.deciding import pick_finalists
+from autotune.exploring import Exploration
+from autotune.messages import EpochTrace, Measurement, TrialRequest, TrialResult
+from autotune.planning import Plan
+from autotune.records import TrialRecord
+from autotune.request import SamplerName
+from autotune.schema import LoaderConfig, Value
+from autotune.scoring import interval_of_mean
+from autotune.search import Search, make_sampler
+from autotune.view import View
+from benchmarks.traces import TRACES, Trace
+
+RESULTS: Final = Path("benchmarks/results/replay.json")
+SAMPLERS: Final[tuple[SamplerName, ...]] = ("model", "tpe", "gp", "random")
+NOISE: Final = 0.03  # standard deviation of a trial's throughput, relative
+LOOKS: Final = (3, 5, 10, 20, 40)  # trials after which the best so far is judged
+EPOCHS_SHOWN: Final = 3
+BATCHES_SHOWN: Final = 16
+
+
+class Replayed(Value):
+    """One run of the search over a trace.
+
+    Attributes:
+        trace: Name of the trace.
+        sampler: Name of the sampler.
+        seed: Of sampler and noise.
+        trials: Trials that were measured.
+        share: Throughput of the most promising finalist, as a share of the best.
+        shares: The same of the best configuration known after each of `LOOKS` trials.
+        stopped: Why the search ended.
+        prediction_error: Median relative distance of predictions from what was then measured.
+    """
+
+    trace: str
+    sampler: str
+    seed: int
+    trials: int
+    share: float
+    shares: tuple[float, ...]
+    stopped: str
+    prediction_error: float
+
+
+class Tape:
+    """Answers trials from one pass over a recorded grid.
+
+    Args:
+        trace: The recording.
+        fed_by: Number of the pass.
+        seed: Of the noise.
+    """
+
+    def __init__(self, trace: Trace, fed_by: int, seed: int) -> None:
+        self._plan = trace.plan()
+        self._rates = dict(zip(trace.configs, trace.passes[fed_by], strict=True))
+        self._noise = random.Random(seed)
+
+    def __call__(self, request: TrialRequest) -> TrialResult:
+        """Answer one trial."""
+        rate = self._rates[request.config] * math.exp(self._noise.gauss(0.0, NOISE))
+        if rate <= 0:
+            return TrialResult(kind="crashed", config=request.config, message="failed when it was recorded")
+        return TrialResult(kind="completed", config=request.config, measurement=_measure(self._plan, request, rate))
+
+
+def _measure(plan: Plan, request: TrialRequest, rate: float) -> Measurement:
+    """Make a measurement from which exactly this throughput is estimated."""
+    size = request.config.dataloader.batch_size or 1
+    samples = BATCHES_SHOWN * size
+    epoch_seconds = max(1e-6, samples / rate - plan.cold_seconds(request.config) / request.epochs)
+    moments = tuple(epoch_seconds * (number + 1) / BATCHES_SHOWN for number in range(BATCHES_SHOWN))
+    trace = EpochTrace(
+        batch_seconds=moments,
+        end_seconds=epoch_seconds,
+        wait_seconds=0.0,
+        samples=samples,
+        promised_batches=BATCHES_SHOWN,
+        closed_after=None,
+    )
+    return Measurement(epochs=(trace,) * EPOCHS_SHOWN, epoch_batches=BATCHES_SHOWN, stopped="time")
+
+
+def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:
+    """Run the search over a trace.
+
+    Args:
+        trace: The recording.
+        sampler: What proposes configurations.
+        seed: Of sampler and noise; even ones are fed by the first pass, odd ones by the second.
+
+    Returns:
+        How it went.
+    """
+    plan = trace.plan()
+    plan = plan.model_copy(update={"request": plan.request.model_copy(update={"sampler": sampler, "seed": seed})})
+    study = optuna.create_study(sampler=make_sampler(plan.request, plan.space), direction="maximize")
+    fed_by = seed % 2
+    exploration = Exploration(plan, Search(study, plan.space), Tape(trace, fed_by, seed), View())
+    stopped = exploration.run()
+    fed, judge = (dict(zip(trace.configs, trace.passes[number], strict=True)) for number in (fed_by, 1 - fed_by))
+    best = judge[max(fed, key=lambda config: fed[config])]
+    measured = [record for record in exploration.records if record.is_feasible]
+    choice = pick_finalists(exploration.records, exploration.expect())[0]
+    return Replayed(
+        trace=trace.name,
+        sampler=sampler,
+        seed=seed,
+        trials=len(measured),
+        share=judge[choice] / best,
+        shares=tuple(_judge_early(measured[:look], judge) / best for look in LOOKS),
+        stopped=stopped,
+        prediction_error=statistics.median(abs(record.predicted / record.score - 1) for record in measured),
+    )
+
+
+def _judge_early(records: Sequence[TrialRecord], judge: dict[LoaderConfig, float]) -> float:
+    return judge[max(records, key=lambda record: record.score).config]
+
+
+def print_table(runs: Sequence[Replayed]) -> None:
+    """Print a line for each trace and sampler, and one for each sampler over all."""
+    print(f"{'trace':12} {'sampler':8} {'choice, mean [95 %]':>24} {'worst':>6} {'trials':>7}  after " + _name_looks())
+    names = [*dict.fromkeys(run.trace for run in runs), "all"]
+    for name in names:
+        for sampler in dict.fromkeys(run.sampler for run in runs):
+            chosen = [run for run in runs if run.sampler == sampler and name in (run.trace, "all")]
+            print(_describe(name, sampler, chosen))
+
+
+def _name_looks() -> str:
+    return "  ".join(f"{look:>4}" for look in LOOKS) + " trials"
+
+
+def _describe(name: str, sampler: str, runs: Sequence[Replayed]) -> str:
+    shares = [run.share for run in runs]
+    low, high = interval_of_mean(shares) or (shares[0], shares[0])
+    choice = f"{statistics.fmean(shares):.1%} [{low:.1%}-{high:.1%}]"
+    early = "  ".join(f"{statistics.fmean(run.shares[at] for run in runs):4.0%}" for at in range(len(LOOKS)))
+    trials = statistics.fmean(run.trials for run in runs)
+    return f"{name:12} {sampler:8} {choice:>24} {min(shares):6.1%} {trials:7.1f}        {early}"
+
+
+def read_traces(folder: Path = TRACES) -> list[Trace]:
+    """Read all recorded grids."""
+    return [Trace.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def main() -> None:
+    """Replay all traces with all samplers, print the table and keep the numbers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--samplers", nargs="+", default=SAMPLERS, choices=SAMPLERS)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    started = time.monotonic()
+    runs = [
+        replay(trace, sampler, seed)
+        for trace in read_traces()
+        for sampler in options.samplers
+        for seed in range(options.seeds)
+    ]
+    print_table(runs)
+    summary = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "runs": [run.model_dump() for run in runs]}
+    options.results.write_text(json.dumps(summary) + "\n")
+    print(f"{len(runs)} runs in {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Records exhaustive grids, so that samplers can be compared on them in seconds instead of hours.
+
+A trace holds what the probe found of a workload and the throughput of every configuration of a product grid, measured
+by short trials in one warm process, twice, each time in another random order: with one pass a sampler is fed, by the
+other it is judged, so that no configuration is both picked and praised for the same stroke of luck.
+
+    python -m benchmarks.traces [--only NAME ...] [--seconds 0.8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from autotune.limits import plan_limits
+from autotune.machine import MachineProfile, read_machine
+from autotune.messages import TrialRequest, TrialResult, WorkloadProfile
+from autotune.planning import Plan, make_plan
+from autotune.request import TuningRequest
+from autotune.schema import LoaderConfig, Value
+from autotune.scoring import estimate
+from autotune.space import SearchSpace
+from autotune.trial_runner import TrialRunner
+from benchmarks.trial import make_request
+from benchmarks.workloads import BenchWorkload, find_workload
+
+TRACES: Final = Path("benchmarks/traces")
+RECORDED: Final = ("tutorial", "decode", "heavy_tail", "large", "slow_start")
+WORKERS: Final = {
+    "tutorial": (0, 1, 2, 4, 6, 8, 10, 12, 16, 20),
+    "heavy_tail": (0, 2, 4, 8, 12, 16, 20, 24, 32),
+    "slow_start": (0, 1, 2, 3, 4, 6, 8, 12),
+    "decode": (0, 1, 2, 3, 4, 6, 8),
+    "large": (0, 1, 2, 3, 4, 6, 8),
+}
+PREFETCH: Final = (1, 2, 4)
+PRECISION: Final = 0.03
+
+
+class Trace(Value):
+    """An exhaustive grid of one workload.
+
+    Attributes:
+        name: Of the workload.
+        recorded_at: When, in UTC.
+        request: What would have been asked of the tuner.
+        machine: What the machine allowed.
+        workload: What the probe found.
+        space: The grid.
+        configs: Every configuration of the grid.
+        passes: Throughput of each configuration in each pass, samples per second; 0 where it failed.
+        seconds: Wall time of each trial of the first pass.
+    """
+
+    name: str
+    recorded_at: datetime
+    request: TuningRequest
+    machine: MachineProfile
+    workload: WorkloadProfile
+    space: SearchSpace
+    configs: tuple[LoaderConfig, ...]
+    passes: tuple[tuple[float, ...], ...]
+    seconds: tuple[float, ...]
+
+    def plan(self) -> Plan:
+        """Plan a run as the tuner would, over the recorded grid."""
+        limits = plan_limits(self.machine, self.request)
+        plan = make_plan(self.request, self.machine, self.workload, limits)
+        return plan.model_copy(update={"space": self.space})
+
+
+def record(workload: BenchWorkload, seconds: float) -> Trace:
+    """Record one workload.
+
+    Args:
+        workload: What to measure.
+        seconds: Most seconds of measuring in one trial.
+
+    Returns:
+        The trace.
+    """
+    request, machine = make_request(workload), read_machine()
+    limits = plan_limits(machine, request)
+    with TrialRunner(request.workload, request.stall_seconds) as runner:
+        profile = runner.probe((workload.batch_size,), limits)
+        plan = make_plan(request, machine, profile, limits)
+        space = SearchSpace(
+            batch_size=(workload.batch_size,),
+            num_workers=WORKERS[workload.name],
+            prefetch_factor=PREFETCH,
+            pin_memory=(False,),
+            sharing_strategy=("file_descriptor",),
+        )
+        configs = tuple(space.configs())
+        first, second = (_run_pass(runner, plan, configs, seconds, seed) for seed in (1, 2))
+    return Trace(
+        name=workload.name,
+        recorded_at=datetime.now(UTC).replace(microsecond=0),
+        request=request,
+        machine=machine,
+        workload=profile,
+        space=space,
+        configs=configs,
+        passes=tuple(tuple(round(rate, 2) for rate, _ in rows) for rows in (first, second)),
+        seconds=tuple(round(taken, 2) for _, taken in first),
+    )
+
+
+def _run_pass(
+    runner: TrialRunner, plan: Plan, configs: Sequence[LoaderConfig], seconds: float, seed: int
+) -> list[tuple[float, float]]:
+    """Measure all configurations in a random order; give throughput and wall time of each, in the given order."""
+    found: dict[LoaderConfig, tuple[float, float]] = {}
+    for config in random.Random(seed).sample(configs, len(configs)):
+        request = TrialRequest(config=config, epochs=plan.request.epochs, seconds=seconds, precision=PRECISION)
+        result = runner.run(request)
+        found[config] = _score(plan, result), result.seconds
+    return [found[config] for config in configs]
+
+
+def _score(plan: Plan, result: TrialResult) -> float:
+    if result.measurement is None:
+        return 0.0
+    cold_seconds = plan.cold_seconds(result.config)
+    return estimate(result.measurement, result.config, plan.request.epochs, cold_seconds).samples_per_second
+
+
+def main() -> None:
+    """Record the workloads that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=RECORDED, choices=RECORDED)
+    parser.add_argument("--seconds", type=float, default=0.8)
+    options = parser.parse_args()
+    TRACES.mkdir(parents=True, exist_ok=True)
+    for name in options.only:
+        started = time.monotonic()
+        trace = record(find_workload(name), options.seconds)
+        (TRACES / f"{name}.json").write_text(trace.model_dump_json() + "\n")
+        print(f"{name}: {len(trace.configs)} configurations, twice, in {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

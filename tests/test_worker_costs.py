@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+
+from autotune.loaders import LoadedWorkload
+from autotune.worker_costs import (
+    fetch_samples,
+    fit_start,
+    is_duplicated,
+    measure_manager_start,
+    share_first_use,
+    time_handover,
+    time_round,
+)
+from autotune.workload import Workload
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+def load(dataset: Dataset[object], **parts: object) -> LoadedWorkload:
+    return LoadedWorkload(parts=Workload(dataset=dataset, **parts))  # type: ignore[arg-type]  # as a test names them
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __init__(self, *, sharded: bool) -> None:
+        self._sharded = sharded
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker is not None and self._sharded else (0, 1)
+        yield from (torch.tensor([number]) for number in range(first, 40, step))
+
+
+class FailsInWorkers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        assert get_worker_info() is None, "only the training process may read this"
+        return torch.zeros(1)
+
+
+class Batches(Dataset[int]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError("it has __getitems__")
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [10 * index for index in indices]
+
+
+def test_a_round_is_timed_and_one_that_fails_in_the_workers_is_unknown() -> None:
+    seconds = time_round(load(TensorDataset(torch.zeros(8, 1))), 2)
+    assert seconds is not None
+    assert seconds > 0
+    assert time_round(load(FailsInWorkers()), 2) is None
+
+
+def test_starting_is_what_a_round_takes_beyond_loading_and_grows_with_the_workers() -> None:
+    cost = fit_start(0.15, 0.45, workers=4, load_seconds=0.02)
+    assert cost is not None
+    assert cost.per_batch(1) == pytest.approx(0.13)
+    assert cost.per_batch(4) == pytest.approx(0.43)
+    assert fit_start(None, 0.45, 4, 0.02) is None
+
+
+def test_a_warm_round_that_happens_to_be_slower_costs_a_fresh_process_nothing() -> None:
+    assert share_first_use(0.2, 0.3, 4) == 0
+    assert share_first_use(None, 0.3, 4) == 0
+    assert share_first_use(0.5, 0.3, 1) == pytest.approx(0.2)
+
+
+def test_samples_are_fetched_as_a_loader_would_fetch_them() -> None:
+    assert fetch_samples(load(Batches()), 3) == [0, 10, 20]
+    assert len(fetch_samples(load(TensorDataset(torch.zeros(5, 1))), 9)) == 5
+    assert [int(sample) for sample in fetch_samples(load(Stream(sharded=True)), 2)] == [0, 1]
+
+
+def test_the_order_of_the_workloads_own_sampler_is_kept() -> None:
+    assert fetch_samples(load(Batches(), sampler=[7, 3]), 2) == [70, 30]
+
+
+def test_handing_over_a_large_batch_costs_more_than_a_small_one() -> None:
+    samples = [torch.zeros(256, 1024)]
+    workload = load(TensorDataset(samples[0]))
+    small, large = (sum(time_handover(workload, samples, size)) for size in (1, 64))
+    assert large > 2 * small > 0
+
+
+def test_an_iterable_dataset_that_does_not_shard_itself_is_found_out() -> None:
+    assert is_duplicated(load(Stream(sharded=False)))
+    assert not is_duplicated(load(Stream(sharded=True)))
+
+
+def test_starting_the_shared_memory_manager_costs_something_or_nothing_but_never_less() -> None:
+    assert measure_manager_start() >= 0
