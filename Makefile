@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+BENCH_READY := .venv/.bench-ready
 
 .PHONY: demo test lint types check bench clean help
 
@@ -31,8 +32,13 @@ types: $(READY) ## Check types
 
 check: lint types test ## Everything that CI runs
 
-bench: $(READY) ## Hold promise and choice against whole training runs (about 8 minutes)
-	$(BIN)/python -m benchmarks.tutorial
+$(BENCH_READY): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --group bench
+	@touch $(BENCH_READY)
+
+bench: $(BENCH_READY) ## Hold promises and choices against whole training runs and other tuners (about an hour)
+	$(BIN)/python -m benchmarks.footprint
+	$(BIN)/python -m benchmarks.suite
 
 clean: ## Remove what was made here
 	rm -rf .venv .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,7 +24,7 @@ import psutil
 from pydantic import ValidationError
 
 from autotune.channel import Channel, ChannelClosedError
-from autotune.machine import SHM, read_available_memory, read_shm
+from autotune.machine import SHM, MemoryGauge, read_shm
 from autotune.messages import REPORT, Command, Measured, Progress, Report, TrialKind
 from autotune.process_tree import MARK, bound_memory, end_trial, list_tree, measure_memory, remove_segments
 from autotune.schema import Value
@@ -34,7 +34,6 @@ from autotune.watchdog import Reading, Watch
 
 TICK_SECONDS: Final = 0.05
 TREE_SECONDS: Final = 0.25  # between two walks over the tree: 0.1 ms a process
-SAMPLE_AFTER_SECONDS: Final = 0.4  # of measuring: the queue is full then
 LOG_BYTES: Final = 4 * 2**20
 LOG_TAIL_BYTES: Final = 4000
 SCRATCH_PREFIX: Final = "dltune-"
@@ -59,8 +58,6 @@ class Pulse:
 
     def __init__(self) -> None:
         self._started = self._moved = self._next_walk = time.monotonic()
-        self._sample_at: float | None = None
-        self._sampled = False
 
     @property
     def idle_seconds(self) -> float:
@@ -72,24 +69,17 @@ class Pulse:
         """Seconds since the command was given."""
         return time.monotonic() - self._started
 
-    def note_progress(self, progress: Progress) -> None:
-        """Record that the child moved; the first batch sets the time for the memory sample."""
+    def note_progress(self) -> None:
+        """Record that the child moved."""
         self._moved = time.monotonic()
-        if progress.batches and self._sample_at is None:
-            self._sample_at = self._moved + SAMPLE_AFTER_SECONDS
 
-    def demand_sample(self) -> None:
-        """Make an exact sample due now."""
-        self._sampled, self._sample_at = False, time.monotonic()
-
-    def plan_reading(self) -> tuple[bool, bool]:
-        """Say whether an exact sample is due, and whether a walk over the tree is."""
+    def is_walk_due(self) -> bool:
+        """Say whether it is time to walk over the tree, and plan the next walk if so."""
         now = time.monotonic()
-        exact = not self._sampled and self._sample_at is not None and now >= self._sample_at
-        walk = exact or now >= self._next_walk
-        self._sampled = self._sampled or exact
-        self._next_walk = now + TREE_SECONDS if walk else self._next_walk
-        return exact, walk
+        if now < self._next_walk:
+            return False
+        self._next_walk = now + TREE_SECONDS
+        return True
 
 
 class Child:
@@ -107,6 +97,7 @@ class Child:
         self._seen: set[int] = set()
         self._log_path = self._folder / "log"
         self._shm_free = read_shm()[1]
+        self._gauge = MemoryGauge()
         self.usage = Usage()
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
@@ -150,7 +141,7 @@ class Child:
                 if not isinstance(report, Progress):
                     self._note_end(report, pulse, watch)
                     return report
-                pulse.note_progress(report)
+                pulse.note_progress()
                 self._on_progress(report)
             breach = watch.judge(self._read(pulse, watch))
             if breach is not None:
@@ -161,13 +152,11 @@ class Child:
     def _note_end(self, report: Report, pulse: Pulse, watch: Watch) -> None:
         """Sample the memory of a trial that has just ended: nothing is timed any more, and its workers still live."""
         if isinstance(report, Measured):
-            pulse.demand_sample()
-            self._read(pulse, watch)
+            self._read(pulse, watch, exact=True)
 
-    def _read(self, pulse: Pulse, watch: Watch) -> Reading:
+    def _read(self, pulse: Pulse, watch: Watch, *, exact: bool = False) -> Reading:
         """Take one reading: the cheap one at every tick, the tree now and then, exact memory when it matters."""
-        exact, walk = pulse.plan_reading()
-        tree = list_tree(self._process.pid) if walk else []
+        tree = list_tree(self._process.pid) if exact or pulse.is_walk_due() else []
         self._seen.update(tree)
         shm_bytes = max(0, self._shm_free - read_shm()[1])
         reading = Reading(
@@ -176,15 +165,14 @@ class Child:
             host_bytes=bound_memory(tree) + shm_bytes,
             host_exact=False,
             shm_bytes=shm_bytes,
-            available_bytes=read_available_memory(),
+            available_bytes=self._gauge.read(),
         )
+        self.usage = Usage(host_bytes=self.usage.host_bytes, shm_bytes=max(self.usage.shm_bytes, shm_bytes))
         if tree and (exact or watch.needs_exact_memory(reading)):
-            exact_bytes = measure_memory(tree) + reading.shm_bytes
-            reading = reading.model_copy(update={"host_bytes": exact_bytes, "host_exact": True})
-        self.usage = Usage(
-            host_bytes=max(self.usage.host_bytes, reading.host_bytes if reading.host_exact else 0),
-            shm_bytes=max(self.usage.shm_bytes, reading.shm_bytes),
-        )
+            private = measure_memory(tree)
+            peak = max(self.usage.host_bytes, private + self.usage.shm_bytes)  # the queue may have been longer before
+            self.usage = Usage(host_bytes=peak, shm_bytes=self.usage.shm_bytes)
+            reading = reading.model_copy(update={"host_bytes": private + shm_bytes, "host_exact": True})
         self._cap_log()
         return reading
 

@@ -10,7 +10,7 @@ from autotune.records import TrialRecord
 from autotune.schema import Interval, LoaderConfig, Value
 from autotune.scoring import interval_of_mean, ratio_of_pairs
 
-FINALISTS: Final = 2
+FINALISTS: Final = 3
 TIE: Final = 0.98  # of the best; above it the smaller configuration wins
 NEAR: Final = 0.92  # of the best in the search, whose trials know their throughput to about 5 %
 WORTHY: Final = 0.75  # of the best in the search, which may have been lucky; the next best above it is a finalist

@@ -22,7 +22,7 @@ SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the se
 SEARCH_SHARE: Final = 0.7  # of the time of a trial; the rest is kept for looking at the finalists again
 HOPELESS_SHARE: Final = 0.8  # of the best; a trial whose interval lies below it ends early
 CEILING_SHARE: Final = 0.98  # of the step's ceiling; nothing is left to gain above it
-LEAST_GAIN: Final = 0.01  # expected from the most promising configuration; below it the search ends
+LEAST_GAIN: Final = 0.004  # expected from the most promising configuration; below it the search ends
 GAIN: Final = 1.02  # an improvement smaller than this is noise and does not count as one
 PATIENCE: Final = 10  # measured trials without improvement after which the expectations have been wrong often enough
 EXHAUSTIVE: Final = ("random", "grid")  # samplers that are chosen to look at everything; they run all trials
@@ -107,7 +107,7 @@ class Exploration:
         if proposal is None:
             return "every configuration within the limits was tried"
         if proposal.gain < LEAST_GAIN:
-            return f"no other configuration is expected to gain {LEAST_GAIN:.0%} or more"
+            return f"no other configuration is expected to gain {LEAST_GAIN:.1%} or more"
         if (tried := count_since_gain(self.records)) >= PATIENCE:
             return f"no gain above {GAIN - 1:.0%} in the last {tried} trials"
         return None

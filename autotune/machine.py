@@ -179,8 +179,40 @@ def read_memory_limit(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     Returns:
         Bytes.
     """
-    limits = [limit for limit, _ in _read_memory_groups(proc, cgroup)]
+    limits = [group.limit_bytes for group in _find_memory_groups(proc, cgroup)]
     return min([_read_meminfo(proc, "MemTotal"), *limits])
+
+
+class MemoryGroup(Value):
+    """A cgroup of ours that limits memory, and where its use stands."""
+
+    limit_bytes: Bytes
+    folder: Path
+    usage_name: str
+    cache_key: str
+
+    def measure_room(self) -> int:
+        """Give the bytes that may still be taken."""
+        return max(0, self.limit_bytes - _read_used(self.folder, self.usage_name, self.cache_key))
+
+
+class MemoryGauge:
+    """Tells again and again how much memory can be taken now without pushing other processes out.
+
+    Which cgroups limit it is found once: looking for them takes ten times as long as reading them.
+
+    Args:
+        proc: Where procfs is mounted.
+        cgroup: Where cgroups are mounted.
+    """
+
+    def __init__(self, proc: Path = PROC, cgroup: Path = CGROUP) -> None:
+        self._proc = proc
+        self._groups = _find_memory_groups(proc, cgroup)
+
+    def read(self) -> int:
+        """Give the bytes: the least of MemAvailable and the room left under each cgroup limit."""
+        return min([_read_meminfo(self._proc, "MemAvailable"), *(group.measure_room() for group in self._groups)])
 
 
 def read_available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
@@ -191,25 +223,22 @@ def read_available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
         cgroup: Where cgroups are mounted.
 
     Returns:
-        Bytes: the least of MemAvailable and the room left under each cgroup limit.
+        Bytes, as `MemoryGauge` gives them.
     """
-    rooms = [max(0, limit - used) for limit, used in _read_memory_groups(proc, cgroup)]
-    return min([_read_meminfo(proc, "MemAvailable"), *rooms])
+    return MemoryGauge(proc, cgroup).read()
 
 
-def _read_memory_groups(proc: Path, cgroup: Path) -> list[tuple[int, int]]:
-    groups = [
-        (_read_int(folder / "memory.max"), _read_used(folder, "memory.current", "inactive_file"))
-        for folder in walk_ancestors(proc, cgroup, "")
+def _find_memory_groups(proc: Path, cgroup: Path) -> list[MemoryGroup]:
+    kinds = (
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    )  # versions 2 and 1
+    return [
+        MemoryGroup(limit_bytes=limit, folder=folder, usage_name=usage_name, cache_key=cache_key)
+        for controller, limit_name, usage_name, cache_key in kinds
+        for folder in walk_ancestors(proc, cgroup, controller)
+        if (limit := _read_int(folder / limit_name)) is not None and limit < UNLIMITED_V1
     ]
-    groups += [
-        (
-            _read_int(folder / "memory.limit_in_bytes"),
-            _read_used(folder, "memory.usage_in_bytes", "total_inactive_file"),
-        )
-        for folder in walk_ancestors(proc, cgroup, "memory")
-    ]
-    return [(limit, used) for limit, used in groups if limit is not None and limit < UNLIMITED_V1]
 
 
 def _read_used(folder: Path, usage_name: str, cache_key: str) -> int:

@@ -161,10 +161,14 @@ def _probe_handover(workload: LoadedWorkload, sizes: Sequence[int]) -> dict[str,
     samples = fetch_samples(workload, max(sizes))
     if not samples:
         return {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as every worker does
     try:
         rounds = [(size, *time_handover(workload, samples, size)) for size in dict.fromkeys((sizes[0], sizes[-1]))]
     except Exception:  # a sample or batch that cannot be sent: the trials with workers will meet it and name it
         return {}
+    finally:
+        torch.set_num_threads(threads)
     return {
         "collate": _fit([(size, collate) for size, collate, _ in rounds]),
         "transfer": _fit([(size, transfer) for size, _, transfer in rounds]),

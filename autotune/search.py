@@ -126,7 +126,6 @@ class Search:
         for key in CONSTRAINTS:
             trial.set_constraint(key, record.constraints.get(key, 0.0))
         trial.set_user_attr(_RECORD, record.model_dump_json())
-        trial.set_user_attr("config", record.config.model_dump(mode="json"))
         self._study.tell(trial, record.score)
 
     def records(self) -> list[TrialRecord]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from autotune.schema import Value
 
 PR_SET_PDEATHSIG: Final = 1
-PROGRESS_SECONDS: Final = 0.05
+PROGRESS_SECONDS: Final = 0.2
 HOUSE: Final = str(Path(__file__).parent)
 
 

@@ -33,12 +33,13 @@ TRACES: Final = Path("benchmarks/traces")
 RECORDED: Final = ("tutorial", "decode", "heavy_tail", "large", "slow_start")
 WORKERS: Final = {
     "tutorial": (0, 1, 2, 4, 6, 8, 10, 12, 16, 20),
-    "heavy_tail": (0, 2, 4, 8, 12, 16, 20, 24, 32),
-    "slow_start": (0, 1, 2, 3, 4, 6, 8, 12),
-    "decode": (0, 1, 2, 3, 4, 6, 8),
-    "large": (0, 1, 2, 3, 4, 6, 8),
+    "heavy_tail": (0, 4, 8, 12, 16, 24),
+    "slow_start": (0, 1, 2, 4, 6, 8),
+    "decode": (0, 1, 2, 3, 4, 6),
+    "large": (0, 1, 2, 3, 4),
 }
-PREFETCH: Final = (1, 2, 4)
+PREFETCH: Final = {"tutorial": (1, 2, 4), "heavy_tail": (1, 2, 4)}
+FEW_PREFETCH: Final = (1, 2)
 PRECISION: Final = 0.03
 
 
@@ -92,7 +93,7 @@ def record(workload: BenchWorkload, seconds: float) -> Trace:
         space = SearchSpace(
             batch_size=(workload.batch_size,),
             num_workers=WORKERS[workload.name],
-            prefetch_factor=PREFETCH,
+            prefetch_factor=PREFETCH.get(workload.name, FEW_PREFETCH),
             pin_memory=(False,),
             sharing_strategy=("file_descriptor",),
         )

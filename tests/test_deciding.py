@@ -25,7 +25,13 @@ def pick(records: Sequence[TrialRecord]) -> list[int]:
 
 def test_the_best_and_the_smallest_close_to_it_enter_the_final_first() -> None:
     scores = {1: 500.0, 2: 930.0, 4: 960.0, 8: 1000.0, 16: 990.0}
-    assert pick([make_record(make_config(workers), score) for workers, score in scores.items()]) == [8, 2]
+    assert pick([make_record(make_config(workers), score) for workers, score in scores.items()]) == [8, 2, 16]
+
+
+def test_a_lucky_trial_does_not_lead_the_final_when_its_neighbours_were_slower() -> None:
+    records = [make_record(make_config(8), 1000.0), make_record(make_config(12), 950.0)]
+    finalists = pick_finalists(records, {make_config(8): 900.0, make_config(12): 940.0})
+    assert finalists[0] == make_config(12)
 
 
 def test_who_is_far_behind_does_not_enter_the_final() -> None:

@@ -1,0 +1,303 @@
+"""What dltune itself weighs: importing it, its process beside the trials, watching a large tree, its cost a trial.
+
+python -m benchmarks.footprint [--results FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Final
+
+import psutil
+from pydantic import ValidationError
+
+from autotune.child import Child, Pulse
+from autotune.limits import plan_limits
+from autotune.machine import count_whole_cpus, read_machine
+from autotune.messages import Hello, Measured, Run, TrialRequest
+from autotune.schema import LoaderConfig, Value
+from autotune.watchdog import Watch
+from benchmarks.peers import make_command, make_environment, read_study
+from benchmarks.records import Line, list_own_costs, write_text
+from benchmarks.trial import make_request
+from benchmarks.verdicts import Verdict, format_verdicts
+from benchmarks.workloads import BenchWorkload, as_config, find_workload
+
+FOOTPRINT_FILE: Final = "footprint.json"
+IMPORT_ROUNDS: Final = 15
+IMPORTS: Final = {
+    "python and pydantic": "import pydantic",
+    "import autotune": "import autotune",
+    "import autotune, and load": "from autotune import load",
+}
+IMPORT_SECONDS: Final = 0.060  # over bare Python and pydantic
+PARENT_BYTES: Final = 120e6
+PARENT_CPU_SHARE: Final = 0.02  # of one core
+PARENT_WORKLOAD: Final = "tutorial"
+PARENT_TRIALS: Final = 14
+SAMPLE_SECONDS: Final = 0.1
+WORKERS: Final = 64
+TICK_SECONDS: Final = 0.010
+TICKS: Final = 200
+FIRST_TRIAL: Final = "trial "
+SEARCH_END: Final = "search ended"
+
+
+class Footprint(Value):
+    """What was measured.
+
+    Attributes:
+        date: When, ISO 8601 in UTC.
+        cpus: CPUs that may be used.
+        import_seconds: Wall times of whole interpreters, by what they import.
+        parent_bytes: Resident memory of the tuner's process, sampled between its first and its last trial.
+        parent_cpu_share: CPU time of that process by wall time, its children left out.
+        own_seconds: What each trial after the first cost beside its timed window.
+        tree_processes: Processes in the tree that was watched.
+        tick_seconds: Durations of ticks that walk over that tree.
+        short_tick_seconds: Durations of those in between, which do not.
+        exact_seconds: Durations of those that measure memory exactly, as happens once in a trial.
+    """
+
+    date: str
+    cpus: int
+    import_seconds: dict[str, tuple[float, ...]]
+    parent_bytes: tuple[int, ...]
+    parent_cpu_share: float
+    own_seconds: tuple[float, ...]
+    tree_processes: int
+    tick_seconds: tuple[float, ...]
+    short_tick_seconds: tuple[float, ...]
+    exact_seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The tuner's process while its trials run.
+
+    Attributes:
+        resident_bytes: Its memory, sampled.
+        cpu_share: Its CPU time by wall time.
+        lines: The trials.
+    """
+
+    resident_bytes: tuple[int, ...]
+    cpu_share: float
+    lines: tuple[Line, ...]
+
+
+def time_imports(rounds: int = IMPORT_ROUNDS) -> dict[str, tuple[float, ...]]:
+    """Time interpreters that import one thing each, in turn.
+
+    Args:
+        rounds: How often; one more before them warms the file cache.
+
+    Returns:
+        Wall times in seconds by what is imported.
+    """
+    found: dict[str, list[float]] = {name: [] for name in IMPORTS}
+    for _ in range(rounds + 1):
+        for name, statement in IMPORTS.items():
+            started = time.perf_counter()
+            subprocess.run([sys.executable, "-c", statement], check=True)
+            found[name].append(time.perf_counter() - started)
+    return {name: tuple(seconds[1:]) for name, seconds in found.items()}
+
+
+def watch_parent(workload: BenchWorkload) -> Beside:
+    """Tune and sample the tuner's process from its first trial to the end of its search, then interrupt it.
+
+    Args:
+        workload: What is tuned.
+
+    Returns:
+        What the process took meanwhile.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = make_command(workload, "dltune.json", "--trials", str(PARENT_TRIALS))
+        began = datetime.now()
+        with subprocess.Popen(
+            command, cwd=folder, env=make_environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        ) as process:
+            assert process.stderr is not None
+            try:
+                _skip_to(process.stderr, FIRST_TRIAL)
+                sizes, share = _sample_until(process, process.stderr)
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.stderr.read()
+        lines = read_study(Path(folder) / ".dltune" / "studies.db", began)
+    return Beside(tuple(sizes), share, tuple(lines))
+
+
+def _skip_to(stream: IO[str], start: str) -> None:
+    for line in stream:
+        if line.startswith(start):
+            return
+    raise RuntimeError(f"dltune ended without a line that starts with {start!r}")
+
+
+def _sample_until(process: subprocess.Popen[str], stream: IO[str]) -> tuple[list[int], float]:
+    """Sample memory until the search has ended; give the samples and the share of a core used."""
+    seen = psutil.Process(process.pid)
+    sizes, cpu_before, started = [], seen.cpu_times(), time.monotonic()
+    os.set_blocking(stream.fileno(), False)
+    text = ""
+    while SEARCH_END not in text:
+        if process.poll() is not None:
+            raise RuntimeError(f"dltune ended before its search did: {text}")
+        sizes.append(seen.memory_info().rss)
+        time.sleep(SAMPLE_SECONDS)
+        text += "".join(_read_ready(stream))
+    cpu, seconds = seen.cpu_times(), time.monotonic() - started
+    os.set_blocking(stream.fileno(), True)
+    used = cpu.user + cpu.system - cpu_before.user - cpu_before.system
+    return sizes, used / seconds
+
+
+def _read_ready(stream: IO[str]) -> Iterator[str]:
+    try:
+        while chunk := os.read(stream.fileno(), 1 << 16):
+            yield chunk.decode(errors="replace")
+    except BlockingIOError:
+        return
+
+
+def time_ticks(workload: BenchWorkload) -> tuple[int, dict[str, tuple[float, ...]]]:
+    """Time the watchdog's ticks over a trial with 64 living workers that have nothing left to do.
+
+    Args:
+        workload: What the workers load.
+
+    Returns:
+        Processes in the tree, and durations in seconds: of `walking`, `short` and `exact` ticks.
+    """
+    request = make_request(workload)
+    watch = Watch(limits=plan_limits(read_machine(), request), stall_seconds=60, deadline_seconds=120)
+    config = as_config({"batch_size": workload.batch_size, "num_workers": WORKERS, "persistent_workers": True})
+    child = Child(request.workload.working_dir, lambda progress: None)
+    try:
+        child.command(Hello(workload=request.workload), watch)
+        answer = child.command(Run(trial=_make_short_trial(config)), watch)
+        assert isinstance(answer, Measured), f"the trial with {WORKERS} workers did not end well: {answer}"
+        return len(psutil.Process(child._process.pid).children(recursive=True)) + 1, _time_kinds(child, watch)
+    finally:
+        child.end()
+
+
+def _make_short_trial(config: LoaderConfig) -> TrialRequest:
+    return TrialRequest(config=config, epochs=2, seconds=2.0, fresh=True)
+
+
+def _time_kinds(child: Child, watch: Watch) -> dict[str, tuple[float, ...]]:
+    found: dict[str, list[float]] = {"walking": [], "short": [], "exact": []}
+    for number in range(TICKS):
+        pulse = Pulse()  # a new one walks at once, and not again for a quarter of a second
+        found["walking"].append(_time_tick(child, pulse, watch))
+        found["short"].append(_time_tick(child, pulse, watch))
+        if number % (TICKS // 10) == 0:
+            found["exact"].append(_time_tick(child, pulse, watch, exact=True))
+    return {kind: tuple(seconds) for kind, seconds in found.items()}
+
+
+def _time_tick(child: Child, pulse: Pulse, watch: Watch, *, exact: bool = False) -> float:
+    started = time.perf_counter()
+    watch.judge(child._read(pulse, watch, exact=exact))
+    return time.perf_counter() - started
+
+
+def measure_footprint() -> Footprint:
+    """Measure everything; about a minute."""
+    beside = watch_parent(find_workload(PARENT_WORKLOAD))
+    processes, ticks = time_ticks(find_workload("memory"))
+    return Footprint(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        cpus=count_whole_cpus(read_machine().usable_cpus),
+        import_seconds=time_imports(),
+        parent_bytes=beside.resident_bytes,
+        parent_cpu_share=beside.cpu_share,
+        own_seconds=tuple(own for own, _ in list_own_costs(beside.lines)),
+        tree_processes=processes,
+        tick_seconds=ticks["walking"],
+        short_tick_seconds=ticks["short"],
+        exact_seconds=ticks["exact"],
+    )
+
+
+def judge_footprint(found: Footprint) -> list[Verdict]:
+    """Hold the footprint against its targets.
+
+    Args:
+        found: What was measured.
+
+    Returns:
+        The verdicts.
+    """
+    medians = {name: statistics.median(seconds) for name, seconds in found.import_seconds.items()}
+    bare, *others = IMPORTS
+    verdicts = [
+        Verdict(
+            what=f"{name}: over {bare}",
+            value=(medians[name] - medians[bare]) * 1000,
+            unit="ms",
+            target=IMPORT_SECONDS * 1000,
+            detail=f"{medians[name] * 1000:.0f} against {medians[bare] * 1000:.0f} ms",
+        )
+        for name in others
+    ]
+    longer = f"{statistics.median(found.short_tick_seconds) * 1000:.1f} ms between walks"
+    return [
+        *verdicts,
+        Verdict(
+            what="parent's memory, peak", value=max(found.parent_bytes) / 1e6, unit="MB", target=PARENT_BYTES / 1e6
+        ),
+        Verdict(what="parent's share of a core", value=found.parent_cpu_share, unit="%", target=PARENT_CPU_SHARE),
+        Verdict(
+            what=f"a tick over {found.tree_processes} processes, median",
+            value=statistics.median(found.tick_seconds) * 1000,
+            unit="ms",
+            target=TICK_SECONDS * 1000,
+            detail=f"{longer}, {statistics.median(found.exact_seconds) * 1000:.0f} ms with exact memory",
+        ),
+        Verdict(
+            what="own cost of a trial after the first, mean",
+            value=statistics.fmean(found.own_seconds) * 1000,
+            unit="ms",
+            target=100,
+            detail=f"{len(found.own_seconds)} trials, median {statistics.median(found.own_seconds) * 1000:.0f} ms",
+        ),
+    ]
+
+
+def read_verdicts(path: Path) -> list[Verdict]:
+    """Read a footprint that was written before and judge it; nothing where there is none."""
+    try:
+        return judge_footprint(Footprint.model_validate_json(path.read_text()))
+    except (FileNotFoundError, ValidationError):
+        return []
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    results = parser.parse_args().results
+    found = measure_footprint()
+    write_text(results / FOOTPRINT_FILE, json.dumps(found.model_dump(mode="json"), indent=1) + "\n")
+    print(format_verdicts(judge_footprint(found)))
+
+
+if __name__ == "__main__":
+    main()
