@@ -23,7 +23,7 @@ LADDER: Final[tuple[Knob, ...]] = (
     "sharing_strategy",
 )  # the order in which a careful hand would set them
 WITHOUT_WORKERS: Final[tuple[Knob, ...]] = ("batch_size", "pin_memory", "num_workers")  # the rest loses its meaning
-RUNG_SHARE: Final = 0.7  # of a trial's time
+RUNG_SHARE: Final = 0.6  # of a trial's time
 RUNG_PRECISION: Final = 0.03
 
 

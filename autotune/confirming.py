@@ -19,10 +19,10 @@ from autotune.view import View
 ROUNDS: Final = 3
 MOST_ROUNDS: Final = 5
 CONFIRM_PRECISION: Final = 0.015
-CONFIRM_FACTOR: Final = 1.2  # of a trial's time: the first epochs of a fresh process are slower than the rest
+CONFIRM_FACTOR: Final = 1.0  # of a trial's time: the search gets less, because its winners are looked at again
 DOUBTFUL: Final = (1.0, 1.1)  # a speed-up between these is worth more rounds when its interval holds 1
 SCATTERED: Final = 1.12  # fastest over slowest round of one configuration; above it the machine is not quiet
-BEHIND: Final = {1: 0.93, 2: 0.97}  # of the best after so many rounds; below it a finalist is not measured again
+BEHIND: Final = {1: 0.95, 2: 0.97}  # of the best after so many rounds; below it a finalist is not measured again
 
 
 class Contestant:
