@@ -8,7 +8,7 @@ from typing import Final, Literal
 from autotune.confirming import Contestant
 from autotune.records import TrialRecord
 from autotune.schema import Interval, LoaderConfig, Value
-from autotune.scoring import interval_of_mean, ratio_of_pairs
+from autotune.scoring import bound_rounds, ratio_of_pairs
 
 FINALISTS: Final = 3
 TIE: Final = 0.98  # of the best; above it the smaller configuration wins
@@ -110,18 +110,12 @@ def _announce(winner: Contestant, speedup: float | None, interval: Interval | No
         config=winner.config,
         verdict="faster",
         samples_per_second=winner.rate,
-        interval=_bound_rate(winner.scores),
+        interval=bound_rounds(winner.scores),
         wait_fraction=sum(winner.waits) / len(winner.waits),
         speedup=speedup,
         speedup_interval=interval,
         runner_up=best.config if best is not winner else None,
     )
-
-
-def _bound_rate(rates: Sequence[float]) -> Interval | None:
-    """The interval of a mean throughput, which is never negative however far its rounds lie apart."""
-    bounds = interval_of_mean(rates)
-    return None if bounds is None else (max(0.0, bounds[0]), bounds[1])
 
 
 def _keep(baseline: Contestant) -> Decision:

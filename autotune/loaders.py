@@ -177,13 +177,13 @@ class Gate:
         """Count the samples of the first so many batches handed out, whatever shape they arrive in."""
         return sum(self._sizes[:batches])
 
-    def close(self) -> None:
-        """Hand out nothing more in this epoch."""
-        self.closed = True
+    def close_after(self, batches: int) -> None:
+        """Hand out nothing more in this epoch once so many batches have passed, or as many as have by now."""
+        self._most_batches = max(batches, self.batches)
 
     def __iter__(self) -> Iterator[Any]:
         for index in self._source:
-            if self.closed or self.batches == self._most_batches:
+            if self.batches == self._most_batches:
                 self.closed = True
                 return
             self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
@@ -204,9 +204,24 @@ class GatedLoader(DataLoader[Any]):
             gate = self.__dict__["_gate"] = Gate(super()._index_sampler)
         return gate
 
+    def close(self, epoch_batches: int | None) -> None:
+        """End the epoch soon, with as many batches in the workers' last round as a whole epoch has there.
+
+        A round that is not full takes as long as a full one; ending on one would make the epoch look slower.
+
+        Args:
+            epoch_batches: Batches of a whole epoch; None when not known.
+        """
+        self.gate.close_after(complete_round(self.gate.batches, self.num_workers, epoch_batches))
+
     @property
     def _index_sampler(self) -> Gate:  # the one place where torch's iterators take their indices from
         return self.gate
+
+
+def complete_round(batches: int, workers: int, epoch_batches: int | None) -> int:
+    """Give the next number of batches, from `batches` on, that leaves the same rest of a round as a whole epoch."""
+    return batches + ((epoch_batches or 0) - batches) % max(1, workers)
 
 
 def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> GatedLoader:

@@ -85,10 +85,15 @@ class Recorder:
         if not self._is_map:
             self._samples += count_samples(batch, self._loader.batch_size or 1)
 
-    def note_close(self) -> None:
-        """Record that the sampler was told to stop here."""
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing more is handed out, or soon will not be."""
+        return self._closed_after is not None or self._loader.gate.closed
+
+    def close(self, epoch_batches: int | None) -> None:
+        """Have the epoch end soon, and record where it was told to."""
         self._closed_after = len(self._times)
-        self._loader.gate.close()
+        self._loader.close(epoch_batches)
 
     def look(self) -> EpochTrace:
         """Give the epoch so far, as if it were closed now."""
@@ -187,10 +192,10 @@ class TrialMeasurement:
         """Report progress and look at the clock; tell whether to leave the epoch where it is."""
         self._batches += 1
         self._on_batch(self._batches)
-        if self._loader.gate.closed:
+        if recorder.is_closing:
             return self._pacer.should_abandon(elapsed)
         if self._pacer.should_close(recorder.batches, recorder.look, not self._traces, elapsed):
-            recorder.note_close()
+            recorder.close(self._epoch_batches)
         return False
 
     def _check_promise(self, trace: EpochTrace) -> None:

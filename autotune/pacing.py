@@ -110,7 +110,8 @@ class Pacer:
     def _mini_epoch(self) -> int:
         loader = self.request.config.dataloader
         workers = max(1, loader.num_workers)
-        return workers * ((loader.prefetch_factor or 0) + 2) + 2
+        shortest = workers * ((loader.prefetch_factor or 0) + 2) + 2
+        return shortest + ((self.epoch_batches or 0) - shortest) % workers  # a round as full as an epoch's last
 
     def _measurement(self, traces: Sequence[EpochTrace]) -> Measurement:
         return Measurement(epochs=tuple(traces), epoch_batches=self.epoch_batches, stopped="time")

@@ -11,7 +11,6 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from autotune.errors import OutputError, ProfileError
@@ -291,6 +290,8 @@ def save_profile(path: Path, profile: TunedConfig) -> None:
         ProfileError: What lies at the path is not a tuned file; it is left as it is.
         OutputError: The file cannot be written.
     """
+    from filelock import FileLock, Timeout  # brings asyncio along, which loading a profile does not need
+
     _check_folder(path)
     try:
         with FileLock(path.absolute().with_name(f".{path.name}.lock"), timeout=LOCK_SECONDS):

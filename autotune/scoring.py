@@ -51,6 +51,8 @@ _STUDENT_T: Final = (
 )
 UNSEEN_SPREAD: Final = 0.04  # relative spread of an epoch that is assumed before any is seen; measured 1 to 9 %
 UNSEEN_WEIGHT: Final = 4  # degrees of freedom that the assumption counts for
+ROUND_SPREAD: Final = 0.03  # relative spread of whole runs of one configuration, each in its process; measured 1 to 9 %
+ROUND_WEIGHT: Final = 4  # degrees of freedom that this counts for
 FEWEST_BLOCKS: Final = 4
 MOST_BLOCKS: Final = 16
 
@@ -265,20 +267,29 @@ def bound_samples_per_second(trace: EpochTrace, config: LoaderConfig, epoch_batc
     return trace.samples / max(1e-9, trace.end_seconds - trace.batch_seconds[0])
 
 
-def interval_of_mean(values: Sequence[float]) -> tuple[float, float] | None:
-    """Give the 95 % interval of a mean by Student's t.
+def bound_rounds(rates: Sequence[float]) -> tuple[float, float] | None:
+    """Give the 95 % interval of a throughput from rounds in processes of their own.
+
+    Three rounds that happen to agree do not make a machine quiet: their spread is blended with a usual one, as that of
+    epochs is.
 
     Args:
-        values: Independent observations.
+        rates: Throughput of each round, greater than zero.
 
     Returns:
-        Lower and upper bound, or None for fewer than two values.
+        Lower and upper bound, or None for fewer than two rounds.
     """
-    if len(values) < 2:
+    return _bound_logs([math.log(rate) for rate in rates], ROUND_SPREAD)
+
+
+def _bound_logs(logs: Sequence[float], usual_spread: float) -> tuple[float, float] | None:
+    if len(logs) < 2:
         return None
-    half = student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    mean = statistics.fmean(values)
-    return mean - half, mean + half
+    seen = len(logs) - 1
+    variance = (ROUND_WEIGHT * usual_spread**2 + seen * statistics.variance(logs)) / (ROUND_WEIGHT + seen)
+    half = student_t(ROUND_WEIGHT + seen) * math.sqrt(variance / len(logs))
+    mean = statistics.fmean(logs)
+    return math.exp(mean - half), math.exp(mean + half)
 
 
 def ratio_of_pairs(values: Sequence[float], bases: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
@@ -289,10 +300,7 @@ def ratio_of_pairs(values: Sequence[float], bases: Sequence[float]) -> tuple[flo
         bases: Throughputs of the other, in the same rounds.
 
     Returns:
-        The median of the ratios, and the 95 % interval by Student's t on their logarithms; None for the
-        interval of fewer than two rounds.
+        The median of the ratios, and their 95 % interval; None for the interval of fewer than two rounds.
     """
     logs = [math.log(value / base) for value, base in zip(values, bases, strict=True)]
-    bounds = interval_of_mean(logs)
-    interval = None if bounds is None else (math.exp(bounds[0]), math.exp(bounds[1]))
-    return math.exp(statistics.median(logs)), interval
+    return math.exp(statistics.median(logs)), _bound_logs(logs, math.sqrt(2) * ROUND_SPREAD)

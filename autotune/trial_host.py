@@ -15,6 +15,7 @@ The top of this file imports the standard library only: a spawned DataLoader wor
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -222,8 +223,10 @@ def main() -> None:
     sys.argv[:] = sys.argv[:1]
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
+    import autotune.messages  # noqa: F401  # before the freeze, with pydantic
     from autotune.channel import Channel
 
+    gc.freeze()  # else each worker's garbage collector would touch, and so copy, what a training process does not have
     Host(Channel(connection)).serve()
     os._exit(0)  # threads and exit handlers of the user's code must not keep a finished child alive
 

@@ -30,7 +30,7 @@ from autotune.planning import Plan
 from autotune.records import TrialRecord
 from autotune.request import SamplerName
 from autotune.schema import LoaderConfig, Value
-from autotune.scoring import interval_of_mean
+from autotune.scoring import student_t
 from autotune.search import Search, make_sampler
 from autotune.view import View
 from benchmarks.traces import TRACES, Trace
@@ -165,8 +165,9 @@ def _name_looks() -> str:
 
 def _describe(name: str, sampler: str, runs: Sequence[Replayed]) -> str:
     shares = [run.share for run in runs]
-    low, high = interval_of_mean(shares) or (shares[0], shares[0])
-    choice = f"{statistics.fmean(shares):.1%} [{low:.1%}-{high:.1%}]"
+    mean = statistics.fmean(shares)
+    half = student_t(len(shares) - 1) * statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else 0.0
+    choice = f"{mean:.1%} [{mean - half:.1%}-{mean + half:.1%}]"
     early = "  ".join(f"{statistics.fmean(run.shares[at] for run in runs):4.0%}" for at in range(len(LOOKS)))
     trials = statistics.fmean(run.trials for run in runs)
     return f"{name:12} {sampler:8} {choice:>24} {min(shares):6.1%} {trials:7.1f}        {early}"

@@ -148,8 +148,8 @@ def test_where_nothing_ran_there_is_nothing_to_decide() -> None:
 
 def test_a_best_that_is_clearly_faster_is_not_given_up_for_a_smaller_one_that_is_not() -> None:
     baseline = make_contestant(BASELINE, 100.0, 100.1, 99.9)
-    small = make_contestant(make_config(2), 101.5, 101.6, 101.4)
-    large = make_contestant(make_config(4), 103.0, 103.1, 102.9)
+    small = make_contestant(make_config(2), 104.2, 104.3, 104.1)
+    large = make_contestant(make_config(4), 106.0, 106.1, 105.9)
     decision = decide(baseline, [small, large])
     assert decision is not None
     assert (decision.verdict, decision.config) == ("faster", make_config(4))

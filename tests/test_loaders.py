@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from autotune.loaders import LoadedWorkload, build_loader, complete_round
+from autotune.workload import Workload
+from tests.builders import make_config
+
+
+@given(batches=st.integers(0, 1000), workers=st.integers(0, 64), epoch_batches=st.integers(0, 10**6))
+def test_an_epoch_cut_short_ends_on_a_round_as_full_as_that_of_a_whole_one(
+    batches: int, workers: int, epoch_batches: int
+) -> None:
+    completed = complete_round(batches, workers, epoch_batches)
+    assert batches <= completed < batches + max(1, workers)
+    assert (completed - epoch_batches) % max(1, workers) == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_closed_loader_delivers_what_is_under_way_and_ends(workers: int) -> None:
+    workload = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(320, 1))))
+    loader = build_loader(workload, make_config(workers, batch_size=8))
+    delivered = 0
+    for _ in loader:
+        delivered += 1
+        if delivered == 3:
+            loader.close(epoch_batches=40)
+    assert delivered == loader.gate.batches
+    assert delivered % max(1, workers) == 0
+    assert 3 <= delivered <= 3 + 3 * max(1, workers)
+    assert loader.gate.closed
+
+
+def test_a_loader_opened_again_runs_a_whole_epoch() -> None:
+    loader = build_loader(LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(32, 1)))), make_config(0))
+    loader.gate.open(most_batches=0)
+    assert list(loader) == []
+    loader.gate.open()
+    assert len(list(loader)) == 1
