@@ -4,7 +4,7 @@ For each workload, in one sitting: let dltune, random search and loadtune choose
 short runs; then measure what was chosen, the best of the grid and some others in turn, round by round, each time
 once by a trial (the prediction) and once by a whole training run (the truth). About seven minutes a workload.
 
-    python -m benchmarks.suite [--only NAME ...] [--results FOLDER] [--rounds 3] [--skip-peers] [--quick]
+    python -m benchmarks.suite [--only NAME ...] [--results FOLDER] [--rounds 3] [--skip-peers] [--again] [--quick]
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from autotune.machine import count_whole_cpus, read_machine
 from autotune.report import describe_config
 from autotune.schema import LoaderConfig
 from benchmarks import report
+from benchmarks.pace import EARLY_SECONDS
 from benchmarks.peers import run_loadtune, search_at_random, set_by_hand, tune
-from benchmarks.records import Entrant, Screened, Tuning, WorkloadResult, save_result
-from benchmarks.report import EARLY_SECONDS
+from benchmarks.records import Entrant, Screened, Tuning, WorkloadResult, read_results, save_result
 from benchmarks.trial import predict
 from benchmarks.whole_run import Trained, WholeRun, measure
 from benchmarks.workloads import WORKLOADS, BenchWorkload, as_config, list_grid, list_spread
@@ -53,12 +53,14 @@ class Options:
         rounds: Rounds of the entrants.
         peers: Whether loadtune and random search are run.
         quick: Whether to rehearse only.
+        again: Whether to take choices and grid from the results that are there, and measure the rounds anew.
         results: Where results are written.
     """
 
     rounds: int
     peers: bool
     quick: bool
+    again: bool
     results: Path
 
 
@@ -86,6 +88,9 @@ def run_sitting(workload: BenchWorkload, options: Options) -> WorkloadResult:
         DltuneError: The workload could not be probed.
     """
     date, started = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    if options.again and (kept := read_results(options.results, (workload.name,))):
+        cleared = [entrant.model_copy(update={"predictions": (), "runs": ()}) for entrant in kept[0].entrants]
+        return kept[0].model_copy(update={"entrants": tuple(run_rounds(workload, cleared, options.rounds))})
     cpus = count_whole_cpus(read_machine().usable_cpus)
     tunings = list(run_tuners(workload, cpus, options))
     grid = screen(workload, [as_config(kwargs) for kwargs in list_grid(workload)])
@@ -299,11 +304,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> tuple[Options, li
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the entrants (3)")
     parser.add_argument("--skip-peers", action="store_true", help="run neither loadtune nor random search")
     parser.add_argument("--quick", action="store_true", help="rehearse: one round of two epochs, kept elsewhere")
+    parser.add_argument("--again", action="store_true", help="measure only the rounds anew, of choices kept earlier")
     given = parser.parse_args(arguments)
     if given.rounds < 1:
         parser.error("--rounds: at least 1")
     results = given.results or (Path(tempfile.gettempdir()) / "dltune-bench-quick" if given.quick else RESULTS)
-    options = Options(1 if given.quick else given.rounds, not given.skip_peers, given.quick, results)
+    options = Options(1 if given.quick else given.rounds, not given.skip_peers, given.quick, given.again, results)
     chosen = [workload for workload in WORKLOADS if workload.name in given.only]
     return options, [shorten(workload) if given.quick else workload for workload in chosen]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Literal
 
@@ -80,3 +81,25 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return f"| {' | '.join(padded)} |"
 
     return "\n".join([lay_out(head), f"|{'|'.join('-' * (width + 2) for width in widths)}|", *map(lay_out, rows)])
+
+
+def cover(what: str, held: Sequence[bool], target: float | None) -> Verdict:
+    """Say how often an interval held what it should."""
+    share = sum(held) / len(held) if held else None
+    detail = f"{sum(held)} of {len(held)}"
+    return Verdict(what=what, value=share, unit="%", target=target, sense="at least", detail=detail)
+
+
+def find_median(values: Sequence[float]) -> float | None:
+    """Give the median; None of nothing."""
+    return statistics.median(values) if values else None
+
+
+def format_share(value: float | None) -> str:
+    """Write a share in per cent, or a dash."""
+    return "-" if value is None else format_value(value, "%")
+
+
+def say_yes(held: bool | None) -> str:
+    """Write yes, no, or a dash."""
+    return "-" if held is None else "yes" if held else "no"

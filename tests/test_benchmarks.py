@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from autotune.schema import LoaderConfig
-from benchmarks import report
+from benchmarks import comparison, fidelity, regret, report
 from benchmarks.footprint import FOOTPRINT_FILE, Footprint, judge_footprint
 from benchmarks.records import (
     Entrant,
@@ -138,7 +138,7 @@ def test_slow_configurations_get_fewer_epochs_and_hopeless_ones_none() -> None:
 
 
 def test_the_error_of_a_prediction_is_that_of_medians() -> None:
-    (pair,) = report.pair_up(make_result(make_entrant("spread", rates=(90, 100, 110), predicted=(102, 80, 103))))
+    (pair,) = fidelity.pair_up(make_result(make_entrant("spread", rates=(90, 100, 110), predicted=(102, 80, 103))))
     assert pair.error == pytest.approx(0.02)
     assert pair.spread == pytest.approx(0.2)
     assert pair.trial_errors == pytest.approx((0.02, -0.2, 0.03))
@@ -146,26 +146,26 @@ def test_the_error_of_a_prediction_is_that_of_medians() -> None:
 
 
 def test_the_interval_is_the_one_that_dltune_states() -> None:
-    (near,) = report.pair_up(make_result(make_entrant("spread", rates=(100, 100), predicted=(99, 100, 101))))
-    (far,) = report.pair_up(make_result(make_entrant("spread", rates=(120, 120), predicted=(99, 100, 101))))
+    (near,) = fidelity.pair_up(make_result(make_entrant("spread", rates=(100, 100), predicted=(99, 100, 101))))
+    (far,) = fidelity.pair_up(make_result(make_entrant("spread", rates=(120, 120), predicted=(99, 100, 101))))
     assert near.is_covered is True
     assert far.is_covered is False
 
 
 def test_a_single_round_states_no_interval() -> None:
-    (pair,) = report.pair_up(make_result(make_entrant("spread", rates=(100,), predicted=(99,))))
+    (pair,) = fidelity.pair_up(make_result(make_entrant("spread", rates=(100,), predicted=(99,))))
     assert pair.is_covered is None
 
 
 def test_a_configuration_whose_trial_failed_is_no_pair() -> None:
     entrant = make_entrant("spread", rates=(100,))
     failed = Prediction(seconds=1.0, failure="crashed: it was killed")
-    assert report.pair_up(make_result(entrant.model_copy(update={"predictions": (failed,)}))) == []
+    assert fidelity.pair_up(make_result(entrant.model_copy(update={"predictions": (failed,)}))) == []
 
 
 def test_fidelity_counts_medians_tails_and_coverage() -> None:
     entrants = [make_entrant("spread", rates=(100,) * 3, predicted=(rate,) * 3) for rate in (100, 101, 110)]
-    verdicts = {line.what: line for line in report.judge_fidelity(report.pair_up(make_result(*entrants)))}
+    verdicts = {line.what: line for line in report.judge_fidelity(fidelity.pair_up(make_result(*entrants)))}
     assert verdicts["median error"].value == pytest.approx(0.01)
     assert verdicts["error, 90th percentile"].value == pytest.approx(0.082)
     assert verdicts["stated interval holds the truth"].value == pytest.approx(1 / 3)
@@ -174,18 +174,18 @@ def test_fidelity_counts_medians_tails_and_coverage() -> None:
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 2.5), (0.9, 3.7), (1.0, 4.0)])
 def test_quantiles_lie_between_values(share: float, value: float) -> None:
-    assert report.find_quantile([4, 2, 1, 3], share) == pytest.approx(value)
+    assert fidelity.find_quantile([4, 2, 1, 3], share) == pytest.approx(value)
 
 
 def test_the_best_of_a_grid_is_picked_without_the_round_that_judges() -> None:
     steady, lucky = make_entrant("grid 1", rates=(100, 100, 100)), make_entrant("grid 2", rates=(90, 130, 90))
-    assert report.measure_share(make_entrant("dltune", rates=(99, 99, 99)), [steady, lucky]) == pytest.approx(0.99)
+    assert regret.measure_share(make_entrant("dltune", rates=(99, 99, 99)), [steady, lucky]) == pytest.approx(0.99)
 
 
 def test_in_a_single_round_the_best_is_that_of_the_screening() -> None:
     first = make_entrant("grid 1", rates=(100,)).model_copy(update={"screened": 120.0})
     second = make_entrant("grid 2", rates=(110,))
-    assert report.measure_share(make_entrant("dltune", rates=(99,)), [first, second]) == pytest.approx(0.99)
+    assert regret.measure_share(make_entrant("dltune", rates=(99,)), [first, second]) == pytest.approx(0.99)
 
 
 def test_regret_holds_choice_promise_and_tie_against_whole_runs() -> None:
@@ -195,13 +195,13 @@ def test_regret_holds_choice_promise_and_tie_against_whole_runs() -> None:
         make_entrant("grid 1", workers=4, rates=(100, 100, 100)),
         make_entrant("search", workers=8, rates=(99, 99, 99)),
     )
-    regret = report.measure_regret(make_result(*entrants, tunings=(tuning,)))
-    assert regret is not None
-    assert regret.share == pytest.approx(0.98)
-    assert regret.tie_cost == pytest.approx(1 / 99)
-    assert regret.promise_error == pytest.approx(1 / 98)
-    assert regret.is_promise_kept is True
-    assert [line.is_reached for line in report.judge_regret([regret])][:3] == [True, False, True]
+    found = regret.measure_regret(make_result(*entrants, tunings=(tuning,)))
+    assert found is not None
+    assert found.share == pytest.approx(0.98)
+    assert found.tie_cost == pytest.approx(1 / 99)
+    assert found.promise_error == pytest.approx(1 / 98)
+    assert found.is_promise_kept is True
+    assert [line.is_reached for line in regret.judge_regret([found])][:3] == [True, False, True]
 
 
 def test_own_cost_is_what_passes_beside_the_timed_windows_and_leaves_out_failures() -> None:
@@ -237,9 +237,9 @@ def test_peers_are_compared_with_the_same_best() -> None:
         for tuner, workers, seconds in (("dltune", 8, 60.0), ("hand", 2, 0.0))
     )
     entrants = (make_entrant("dltune", "grid 1", rates=(100,)), make_entrant("hand", rates=(40,)))
-    comparison = report.compare_peers(make_result(*entrants, tunings=tunings))
-    assert comparison.shares == pytest.approx({"dltune": 1.0, "hand": 0.4})
-    assert "100% in 1.0" in report.tabulate_comparisons([comparison])
+    found = comparison.compare_peers(make_result(*entrants, tunings=tunings))
+    assert found.shares == pytest.approx({"dltune": 1.0, "hand": 0.4})
+    assert "100% in 1.0" in comparison.tabulate_comparisons([found])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""What would others have chosen, and in how many minutes?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from autotune.schema import Value
+from benchmarks.records import Entrant, TunerName, Tuning, WorkloadResult
+from benchmarks.regret import list_finalists, measure_share
+from benchmarks.verdicts import (
+    format_table,
+)
+
+PEERS: Final[tuple[TunerName, ...]] = ("dltune", "random", "loadtune", "hand")
+
+
+class Comparison(Value):
+    """What each tuner's choice gives on a workload.
+
+    Attributes:
+        workload: Name of the workload.
+        shares: Throughput by tuner, as a share of the best of the grid.
+        seconds: Time taken, by tuner.
+    """
+
+    workload: str
+    shares: dict[str, float]
+    seconds: dict[str, float]
+
+
+def compare_peers(result: WorkloadResult) -> Comparison:
+    """Tell what each tuner's choice gives; a choice that was too slow for a whole run is told by its screening."""
+    finalists = list_finalists(result)
+    shares = {}
+    for tuner in PEERS:
+        entrant = result.find_entrant(tuner)
+        if entrant is not None and finalists:
+            shares[tuner] = measure_share(entrant, finalists)
+        elif (tuning := result.find_tuning(tuner)) is not None and finalists:
+            shares[tuner] = _share_screened(tuning, result, finalists)
+    return Comparison(
+        workload=result.workload,
+        shares=shares,
+        seconds={tuning.tuner: tuning.seconds for tuning in result.tunings},
+    )
+
+
+def _share_screened(tuning: Tuning, result: WorkloadResult, finalists: Sequence[Entrant]) -> float:
+    seen = next((seen.samples_per_second for seen in result.grid if seen.config == tuning.config), 0.0)
+    return seen / max(statistics.median(entrant.rates) for entrant in finalists)
+
+
+def tabulate_comparisons(comparisons: Sequence[Comparison]) -> str:
+    """Lay the tuners out beside each other, one workload a row, their medians last."""
+    rows = [(comparison.workload, *(_compare(comparison, tuner) for tuner in PEERS)) for comparison in comparisons]
+    return format_table(("workload", *PEERS), [*rows, ("median", *(_summarize(comparisons, tuner) for tuner in PEERS))])
+
+
+def _compare(comparison: Comparison, tuner: TunerName) -> str:
+    if tuner not in comparison.shares:
+        return "-"
+    return f"{comparison.shares[tuner]:.0%} in {comparison.seconds[tuner] / 60:.1f}"
+
+
+def _summarize(comparisons: Sequence[Comparison], tuner: TunerName) -> str:
+    found = [comparison for comparison in comparisons if tuner in comparison.shares]
+    if not found:
+        return "-"
+    share = statistics.median(comparison.shares[tuner] for comparison in found)
+    minutes = statistics.median(comparison.seconds[tuner] for comparison in found) / 60
+    return f"{share:.0%} in {minutes:.1f}"
