@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BENCH_READY := .venv/.bench-ready
 
-.PHONY: demo test lint types check bench clean help
+.PHONY: demo test lint types check bench replay clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,9 @@ $(BENCH_READY): $(READY)
 bench: $(BENCH_READY) ## Hold promises and choices against whole training runs and other tuners (about an hour)
 	$(BIN)/python -m benchmarks.footprint
 	$(BIN)/python -m benchmarks.suite
+
+replay: $(READY) ## Compare samplers on recorded grids (seconds)
+	$(BIN)/python -m benchmarks.replay
 
 clean: ## Remove what was made here
 	rm -rf .venv .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis
