@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from autotune.confirming import MOST_ROUNDS, ROUNDS, Confirmation
+from autotune.messages import TrialRequest, TrialResult
+from autotune.noise import NoiseWatch
+from autotune.planning import Plan, make_plan
+from autotune.schema import LoaderConfig
+from autotune.view import View
+from tests.builders import make_config, make_limits, make_machine, make_request, make_result, make_workload
+
+Rate = Callable[[LoaderConfig, int], float]
+FEW, MANY = make_config(2), make_config(8)
+
+
+def make_test_plan() -> Plan:
+    return make_plan(make_request(batch_sizes=(32,)), make_machine(), make_workload(), make_limits())
+
+
+def confirm(rate: Rate, watch: NoiseWatch | None = None) -> Confirmation:
+    """Confirm two finalists by a formula of the configuration and of how often it was measured before."""
+    counts: dict[LoaderConfig, int] = {}
+
+    def run_trial(request: TrialRequest) -> TrialResult:
+        assert request.fresh
+        counts[request.config] = counts.get(request.config, -1) + 1
+        return make_result(request.config, rate(request.config, counts[request.config]))
+
+    confirmation = Confirmation(make_test_plan(), run_trial, View(), watch)
+    confirmation.run([FEW, MANY])
+    return confirmation
+
+
+def steady(config: LoaderConfig, round_number: int) -> float:
+    return 100.0 + 100.0 * config.dataloader.num_workers
+
+
+def test_a_quiet_machine_needs_three_rounds() -> None:
+    assert confirm(steady).rounds == ROUNDS
+
+
+def test_rounds_of_the_best_that_lie_far_apart_are_followed_by_more() -> None:
+    found = confirm(lambda config, number: steady(config, number) * (1.3 if number % 2 else 1.0))
+    assert found.rounds == MOST_ROUNDS
+
+
+def test_who_is_behind_is_not_measured_again() -> None:
+    found = confirm(steady)
+    assert [finalist.config for finalist in found.finalists] == [MANY]
+    assert len(found.finalists[0].scores) == ROUNDS
+
+
+def test_a_machine_that_slows_down_for_all_is_told_to_the_user() -> None:
+    watch = NoiseWatch(2.0, read=lambda: None, sleep=lambda seconds: None)
+    found = confirm(lambda config, number: steady(config, number) * 0.8**number, watch)
+    assert len(found.noise) == 1
+    assert "slower or faster between rounds" in found.noise[0]
+
+
+@pytest.mark.parametrize("watch", [None, NoiseWatch(2.0, read=lambda: None, sleep=lambda seconds: None)])
+def test_a_quiet_machine_is_not_complained_about(watch: NoiseWatch | None) -> None:
+    assert confirm(steady, watch).noise == ()
