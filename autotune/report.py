@@ -108,7 +108,9 @@ def describe_outcome(
     if runner_up is not None:
         lines.append(f"  {describe_config(runner_up)} was faster within noise; the smaller one was chosen")
     if interrupted:
-        lines.append("  cut short: this is the best so far, not confirmed; run the same command again to continue")
+        rounds = profile.result.confirmed_rounds
+        state = f"confirmed in {rounds} rounds" if rounds else "not confirmed"
+        lines.append(f"  cut short: this is the best so far, {state}; run the same command again to continue")
     lines += describe_caveats(profile)
     lines.append(f"Wrote {output} (profile {profile.name}).   Training code:")
     lines.append(f"  {_describe_use_in_code(profile, kind, output)}")
