@@ -123,7 +123,7 @@ def test_a_flag_wins_over_the_environment_and_the_environment_over_the_file(work
     assert shown["--seed"] == ["1", "pyproject.toml"]
     assert shown["--trials"] == ["2", "environment"]
     assert shown["--epochs"] == ["3", "flag"]
-    assert shown["--sampler"] == ['"tpe"', "default"]
+    assert shown["--sampler"] == ['"model"', "default"]
     assert shown["--fix"][-1] == "pyproject.toml"
     assert shown["--range"] == ['[["num_workers",', "[0,", "4]]]", "pyproject.toml"]
 
