@@ -24,6 +24,7 @@ HOPELESS_SHARE: Final = 0.8  # of the best; a trial whose interval lies below it
 CEILING_SHARE: Final = 0.98  # of the step's ceiling; nothing is left to gain above it
 LEAST_GAIN: Final = 0.006  # expected from the most promising configuration; below it the search ends
 GAIN: Final = 1.02  # an improvement smaller than this is noise and does not count as one
+FEWEST_TRIALS: Final = 8  # measured before expectations may end the search: the first few teach the model its own error
 PATIENCE: Final = 10  # measured trials without improvement after which the expectations have been wrong often enough
 EXHAUSTIVE: Final = ("random", "grid")  # samplers that are chosen to look at everything; they run all trials
 MOST_REPEATS: Final = 40  # proposals in a row that were all measured before
@@ -106,6 +107,8 @@ class Exploration:
         proposal = self._surrogate.propose()
         if proposal is None:
             return "every configuration within the limits was tried"
+        if sum(record.is_feasible for record in self.records) < FEWEST_TRIALS:
+            return None
         if proposal.gain < LEAST_GAIN:
             return f"no other configuration is expected to gain {LEAST_GAIN:.1%} or more"
         if (tried := count_since_gain(self.records)) >= PATIENCE:
