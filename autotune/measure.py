@@ -141,6 +141,7 @@ class TrialMeasurement:
         self._traces: list[EpochTrace] = []
         self._batches = 0
         self._iterator: Iterator[Any] | None = None
+        self._batch: Any = None
 
     def run(self) -> Measurement:
         """Measure until the pacer has seen enough.
@@ -174,13 +175,12 @@ class TrialMeasurement:
         while not abandoned:
             asked = time.perf_counter()
             try:
-                batch = next(iterator)
+                self._batch = next(iterator)  # the one before lives until now, as in a training loop
             except StopIteration:
                 break
             waited = time.perf_counter() - asked
-            self._step(batch)
-            recorder.note_batch(batch, waited)
-            del batch
+            self._step(self._batch)
+            recorder.note_batch(self._batch, waited)
             abandoned = self._attend(recorder, time.perf_counter() - trial_started)
         synchronize(self._device)
         trace = recorder.finish()
