@@ -7,21 +7,12 @@ from typing import Final
 
 from autotune.messages import RunTrial, TrialRequest, TrialResult
 from autotune.planning import Plan
-from autotune.request import Knob
+from autotune.request import KNOBS, Knob
 from autotune.schema import Contribution, LoaderConfig
 from autotune.scoring import estimate
 from autotune.space import list_values, make_config
 from autotune.view import View
 
-LADDER: Final[tuple[Knob, ...]] = (
-    "batch_size",
-    "num_workers",
-    "prefetch_factor",
-    "pin_memory",
-    "persistent_workers",
-    "in_order",
-    "sharing_strategy",
-)  # the order in which a careful hand would set them
 WITHOUT_WORKERS: Final[tuple[Knob, ...]] = ("batch_size", "pin_memory", "num_workers")  # the rest loses its meaning
 RUNG_SHARE: Final = 0.6  # of a trial's time
 RUNG_PRECISION: Final = 0.03
@@ -38,7 +29,7 @@ def list_rungs(baseline: LoaderConfig, answer: LoaderConfig) -> Iterator[tuple[s
         What is set, as in `num_workers=12`, and the configuration with it and all before it; the last is the answer.
     """
     values, goal, config = list_values(baseline), list_values(answer), baseline
-    ladder = LADDER if answer.dataloader.num_workers else WITHOUT_WORKERS
+    ladder = KNOBS if answer.dataloader.num_workers else WITHOUT_WORKERS
     for knob in ladder:
         values[knob] = goal[knob]
         changed = make_config(values, answer.process.multiprocessing_context)

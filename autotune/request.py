@@ -19,7 +19,7 @@ Knob = Literal[
     "in_order",
     "sharing_strategy",
 ]
-KNOBS: Final[tuple[Knob, ...]] = get_args(Knob)
+KNOBS: Final[tuple[Knob, ...]] = get_args(Knob)  # in the order in which a careful hand would set them
 RANGED_KNOBS: Final = ("batch_size", "num_workers", "prefetch_factor")
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
