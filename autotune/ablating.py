@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from autotune.messages import RunTrial, TrialRequest, TrialResult
+from autotune.messages import RunTrial, TrialRequest
 from autotune.planning import Plan
 from autotune.request import KNOBS, Knob
 from autotune.schema import Contribution, LoaderConfig
-from autotune.scoring import estimate
 from autotune.space import list_values, make_config
 from autotune.view import View
 
@@ -80,13 +79,7 @@ class Ablation:
             seconds=RUNG_SHARE * self._plan.request.trial_seconds,
             precision=RUNG_PRECISION,
         )
-        rate = self._score(self._run_trial(request))
+        found = self._plan.estimate(self._run_trial(request))
+        rate = (found and found.samples_per_second) or None
         self._view.show_step(config, rate or 0.0)
         return rate
-
-    def _score(self, result: TrialResult) -> float | None:
-        if result.measurement is None:
-            return None
-        cold_seconds = self._plan.cold_seconds(result.config)
-        found = estimate(result.measurement, result.config, self._plan.request.epochs, cold_seconds)
-        return found.samples_per_second or None

@@ -13,7 +13,7 @@ from autotune.messages import RunTrial, TrialRequest, TrialResult
 from autotune.planning import Plan
 from autotune.records import TrialRecord
 from autotune.schema import LoaderConfig
-from autotune.scoring import Estimate, estimate
+from autotune.scoring import Estimate
 from autotune.search import Asked, Search
 from autotune.surrogate import Surrogate
 from autotune.view import View
@@ -27,6 +27,7 @@ GAIN: Final = 1.02  # an improvement smaller than this is noise and does not cou
 FEWEST_TRIALS: Final = 8  # measured before expectations may end the search: the first few teach the model its own error
 PATIENCE: Final = 10  # measured trials without improvement after which the expectations have been wrong often enough
 EXHAUSTIVE: Final = ("random", "grid")  # samplers that are chosen to look at everything; they run all trials
+NOTHING: Final = Estimate(samples_per_second=0.0, relative_error=0.0, wait_fraction=0.0, epoch_seconds=0.0)
 MOST_REPEATS: Final = 40  # proposals in a row that were all measured before
 
 
@@ -138,8 +139,8 @@ class Exploration:
             self._search.tell(known.model_copy(update={"number": asked.number, "fate": "repeated", "result": None}))
             return
         self._repeats = 0
-        is_over = bool(demand.find_violations(self._plan.limits))
-        result = None if is_over else self._measure(asked)
+        violations = demand.find_violations(self._plan.limits)
+        result = None if violations else self._measure(asked)
         found = self._estimate(result)
         record = self._record(asked, demand, result, found)
         best = self.best
@@ -147,17 +148,14 @@ class Exploration:
         self.records.append(record)
         self._known[record.config] = record
         if result is None:
-            self._view.show_skip(len(self.records), record.config, demand.find_violations(self._plan.limits))
+            self._view.show_skip(len(self.records), record.config, violations)
         else:
             is_best = record.is_feasible and (best is None or record.score > best.score)
             self._view.show_result(len(self.records), record, found.relative_error, is_best)
         self._learn(record, found)
 
     def _estimate(self, result: TrialResult | None) -> Estimate:
-        if result is None or result.measurement is None:
-            return Estimate(samples_per_second=0.0, relative_error=0.0, wait_fraction=0.0, epoch_seconds=0.0)
-        cold_seconds = self._plan.cold_seconds(result.config)
-        return estimate(result.measurement, result.config, self._plan.request.epochs, cold_seconds)
+        return (result and self._plan.estimate(result)) or NOTHING
 
     def _record(self, asked: Asked, demand: Demand, result: TrialResult | None, found: Estimate) -> TrialRecord:
         predicted = self._surrogate.predict([asked.config])[0].samples_per_second

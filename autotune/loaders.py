@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from autotune.errors import UsageError
 from autotune.importing import import_attribute
+from autotune.pacing import complete_round
 from autotune.request import WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.worker_setup import WorkerSetup
@@ -217,11 +218,6 @@ class GatedLoader(DataLoader[Any]):
     @property
     def _index_sampler(self) -> Gate:  # the one place where torch's iterators take their indices from
         return self.gate
-
-
-def complete_round(batches: int, workers: int, epoch_batches: int | None) -> int:
-    """Give the next number of batches, from `batches` on, that leaves the same rest of a round as a whole epoch."""
-    return batches + ((epoch_batches or 0) - batches) % max(1, workers)
 
 
 def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> GatedLoader:

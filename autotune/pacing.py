@@ -22,6 +22,11 @@ OVERTIME: Final = 0.5  # of the trial's time, to see a third epoch: the second i
 OPEN_END: Final = 1 << 62
 
 
+def complete_round(batches: int, workers: int, epoch_batches: int | None) -> int:
+    """Give the next number of batches, from `batches` on, that leaves the same rest of a round as a whole epoch."""
+    return batches + ((epoch_batches or 0) - batches) % max(1, workers)
+
+
 class Pacer:
     """Answers, batch after batch, whether the epoch and the trial go on.
 
@@ -111,7 +116,7 @@ class Pacer:
         loader = self.request.config.dataloader
         workers = max(1, loader.num_workers)
         shortest = workers * ((loader.prefetch_factor or 0) + 2) + 2
-        return shortest + ((self.epoch_batches or 0) - shortest) % workers  # a round as full as an epoch's last
+        return complete_round(shortest, workers, self.epoch_batches)
 
     def _measurement(self, traces: Sequence[EpochTrace]) -> Measurement:
         return Measurement(epochs=tuple(traces), epoch_batches=self.epoch_batches, stopped="time")

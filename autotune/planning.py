@@ -9,9 +9,10 @@ from typing import Final
 from autotune.costs import predict_cold_seconds, predict_samples_per_second
 from autotune.limits import DemandModel, Limits
 from autotune.machine import MachineProfile
-from autotune.messages import WorkloadProfile
+from autotune.messages import TrialResult, WorkloadProfile
 from autotune.request import TuningRequest
 from autotune.schema import Hardware, LoaderConfig, Value
+from autotune.scoring import Estimate, estimate
 from autotune.space import SearchSpace, guess_configs, plan_baseline, plan_space
 
 EXTRAPOLATION: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
@@ -67,22 +68,31 @@ class Plan(Value):
         """Predict what a fresh process pays beyond what a warm trial shows, in seconds."""
         return predict_cold_seconds(config, self.workload, self.machine.usable_cpus)
 
+    def estimate(self, result: TrialResult) -> Estimate | None:
+        """Estimate what a fresh process would reach from a warm trial; None when the trial failed."""
+        if result.measurement is None:
+            return None
+        return estimate(result.measurement, result.config, self.request.epochs, self.cold_seconds(result.config))
+
     def first_configs(self) -> list[LoaderConfig]:
         """List what is tried first: the baseline, the cost model's best guesses, a common hand setting."""
         guesses = guess_configs(self.space, self.workload, self.machine, self.request.epochs, self.limits)
         return list(dict.fromkeys([self.baseline, *guesses]))
 
     @cached_property
+    def _legal(self) -> tuple[LoaderConfig, ...]:
+        return tuple(itertools.islice(self.space.configs(), MOST_CANDIDATES))
+
+    @cached_property
     def candidates(self) -> tuple[LoaderConfig, ...]:
         """The configurations that the search may propose: legal, and not predicted to break a limit."""
         model = self.demand_model()
-        configs = itertools.islice(self.space.configs(), MOST_CANDIDATES)
-        return tuple(config for config in configs if not model.predict(config).find_violations(self.limits))
+        return tuple(config for config in self._legal if not model.predict(config).find_violations(self.limits))
 
     @property
     def left_out(self) -> int:
         """Legal configurations that are predicted to break a limit, and so are never proposed."""
-        return min(MOST_CANDIDATES, self.space.count()) - len(self.candidates)
+        return len(self._legal) - len(self.candidates)
 
     def demand_model(self) -> DemandModel:
         """Give the model that predicts what a configuration would use."""

@@ -181,10 +181,14 @@ def _blend_spread(lengths: Sequence[float], mean: float) -> tuple[float, float]:
     Two or three epochs say little about their own spread: it is blended with what is usual, as a scaled
     inverse chi-squared prior does (Gelman et al., Bayesian Data Analysis, section 2.6).
     """
-    seen = len(lengths) - 1
-    squares = statistics.variance(lengths) * seen if seen else 0.0
-    variance = (UNSEEN_WEIGHT * (UNSEEN_SPREAD * mean) ** 2 + squares) / (UNSEEN_WEIGHT + seen)
-    return math.sqrt(variance), student_t(UNSEEN_WEIGHT + seen)
+    return _blend(lengths, UNSEEN_SPREAD * mean, UNSEEN_WEIGHT)
+
+
+def _blend(values: Sequence[float], usual_spread: float, weight: int) -> tuple[float, float]:
+    """Blend the spread of some values with a usual one that counts for `weight` degrees of freedom."""
+    seen = len(values) - 1
+    squares = statistics.variance(values) * seen if seen else 0.0
+    return math.sqrt((weight * usual_spread**2 + squares) / (weight + seen)), student_t(weight + seen)
 
 
 def _relative(error: float | None, value: float, quantile: float) -> float:
@@ -285,9 +289,8 @@ def bound_rounds(rates: Sequence[float]) -> tuple[float, float] | None:
 def _bound_logs(logs: Sequence[float], usual_spread: float) -> tuple[float, float] | None:
     if len(logs) < 2:
         return None
-    seen = len(logs) - 1
-    variance = (ROUND_WEIGHT * usual_spread**2 + seen * statistics.variance(logs)) / (ROUND_WEIGHT + seen)
-    half = student_t(ROUND_WEIGHT + seen) * math.sqrt(variance / len(logs))
+    spread, quantile = _blend(logs, usual_spread, ROUND_WEIGHT)
+    half = quantile * spread / math.sqrt(len(logs))
     mean = statistics.fmean(logs)
     return math.exp(mean - half), math.exp(mean + half)
 

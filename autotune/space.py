@@ -116,10 +116,6 @@ class SearchSpace(Value):
                 seen.add(config)
                 yield config
 
-    def count(self) -> int:
-        """Count the distinct legal configurations of the space."""
-        return sum(1 for _ in self.configs())
-
 
 def _snap(value: Any, choices: Sequence[Choice]) -> Any:
     """Take the nearest choice; the first one where the value says nothing."""

@@ -5,7 +5,7 @@ Started as `python -P -m autotune.trial_host FD PARENT_PID` by `autotune.trial_r
 Arguments: FD, an inherited stream socket; PARENT_PID, the process whose end ends this one.
 Messages in (`autotune.messages.Command`): `hello` once, then `probe`, `run` and `release` in any number.
 Messages out (`Report`): `ready` after `hello` and after `release`; `probed`; `measured`; `failed` instead of
-any of them when the user's code or torch raised; `progress` at any time, at most twenty a second.
+any of them when the user's code or torch raised; `progress` at any time, about five a second while measuring.
 Exit codes: 0 when the line is closed by the parent; 3 when the parent was gone at the start.
 stdout and stderr belong to the user's code and are never read as messages.
 

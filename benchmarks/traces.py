@@ -23,7 +23,6 @@ from autotune.messages import TrialRequest, TrialResult, WorkloadProfile
 from autotune.planning import Plan, make_plan
 from autotune.request import TuningRequest
 from autotune.schema import LoaderConfig, Value
-from autotune.scoring import estimate
 from autotune.space import SearchSpace
 from autotune.trial_runner import TrialRunner
 from benchmarks.trial import make_request
@@ -125,10 +124,8 @@ def _run_pass(
 
 
 def _score(plan: Plan, result: TrialResult) -> float:
-    if result.measurement is None:
-        return 0.0
-    cold_seconds = plan.cold_seconds(result.config)
-    return estimate(result.measurement, result.config, plan.request.epochs, cold_seconds).samples_per_second
+    found = plan.estimate(result)
+    return found.samples_per_second if found is not None else 0.0
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from autotune.loaders import LoadedWorkload, build_loader, complete_round
+from autotune.loaders import LoadedWorkload, build_loader
+from autotune.pacing import complete_round
 from autotune.workload import Workload
 from tests.builders import make_config
 
