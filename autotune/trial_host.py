@@ -146,6 +146,7 @@ class Host:
         self._where = "step"
         self._show(f"making the step ({request.describe_step()})")
         self._step = self._watch_step(make_step(request, self._device))
+        self._is_step_warm = request.step_seconds is not None and self._device.type == "cpu"  # it only sleeps
 
     def _probe(self, order: Any) -> Any:
         from autotune.probe import profile_workload

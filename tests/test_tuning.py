@@ -298,3 +298,26 @@ def test_a_request_that_pins_everything_is_measured_and_confirmed() -> None:
     outcome = run(Bench(saturating), make_request(fixed={"num_workers": 0}))
     assert outcome.profile.search.trials == 1
     assert outcome.profile.result.confirmed_rounds == 3
+
+
+def test_a_trial_far_below_what_made_it_promising_is_measured_again() -> None:
+    struck: set[LoaderConfig] = set()
+
+    def unlucky_once(config: LoaderConfig) -> float:
+        is_first = config.dataloader.num_workers > 0 and not struck
+        struck.add(config) if is_first else None
+        return 0.2 * saturating(config) if is_first else saturating(config)
+
+    bench = Bench(unlucky_once)
+    outcome = run(bench)
+    (config,) = struck
+    (record,) = [record for record in outcome.records if record.config == config]
+    assert bench.configs.count(config) == 2
+    assert record.score == pytest.approx(saturating(config), rel=0.01)
+
+
+def test_trials_that_fall_short_again_and_again_are_believed() -> None:
+    bench = Bench(lambda config: 100.0 / (1 + config.dataloader.num_workers))
+    run(bench)
+    again = [config for config in set(bench.configs) if bench.configs.count(config) > 1]
+    assert len(again) <= 3
