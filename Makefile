@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BENCH_READY := .venv/.bench-ready
 
-.PHONY: demo test lint types check bench replay clean help
+.PHONY: demo test faults lint types check bench replay clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ demo: $(READY) ## Set up, then tune the JPEG example; writes dltune.json
 
 test: $(READY) ## Set up, then run the tests
 	$(BIN)/python -m pytest
+
+faults: $(READY) ## Run the fault tests alone, and print what became of each fault
+	$(BIN)/python -m pytest tests/faults --fault-matrix
 
 lint: $(READY) ## Check style
 	$(BIN)/ruff check .

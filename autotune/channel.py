@@ -8,6 +8,7 @@ from __future__ import annotations
 import select
 import socket
 import time
+from collections import deque
 from typing import Final
 
 MOST_MESSAGE_BYTES: Final = 64 * 2**20
@@ -29,7 +30,7 @@ class Channel:
         self._poll = select.poll()  # select() knows no descriptor above 1023
         self._poll.register(connection, select.POLLIN)
         self._buffer = bytearray()
-        self._lines: list[bytes] = []
+        self._lines: deque[bytes] = deque()
 
     def fileno(self) -> int:
         """Give the socket's descriptor."""
@@ -67,7 +68,7 @@ class Channel:
             if not self._poll.poll(left):
                 return None
             self._fill()
-        return self._lines.pop(0).decode(errors="replace")
+        return self._lines.popleft().decode(errors="replace")
 
     def _fill(self) -> None:
         try:

@@ -5,29 +5,35 @@ Importing it costs click and nothing else; what a command needs is imported when
 
 from __future__ import annotations
 
+import errno
 import json
-import signal
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from autotune.errors import DltuneError, UsageError, WorkloadError
-from autotune.options import Assignment, BatchSizes, Budget, Duration, Range, name_parameters, read_project_options
+from autotune.errors import DltuneError, OutputError, UnsavedError, UsageError, WorkloadError
+from autotune.interrupts import finish_first, interrupt_on_signals
+from autotune.options import (
+    Assignment,
+    BatchSizes,
+    Budget,
+    Duration,
+    Range,
+    build_request,
+    name_parameters,
+    read_project_options,
+)
 
 if TYPE_CHECKING:
     from autotune.request import TuningRequest
     from autotune.view import View
 
 INTERRUPTED: Final = 130
-_SAME_NAMES: Final = (
-    *("trials", "epochs", "seed", "sampler", "max_memory", "max_shm", "max_gpu_memory", "max_workers"),
-    *("output", "profile", "storage", "study_name", "resume"),
-)  # options that are called in TuningRequest as on the command line
 EXAMPLES: Final = """\b
 Examples:
   dltune --dataset data.images:make_dataset --trials 40
@@ -118,6 +124,12 @@ Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configurati
 @click.option("--max-gpu-memory", type=Budget(), default="90%", metavar="SIZE", help="Device memory, likewise.")
 @click.option("--max-workers", type=click.IntRange(0), metavar="N", help="Most worker processes.")
 @click.option("--device", default="auto", metavar="DEV", help="auto, cpu, or a torch device such as cuda:0.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["auto", "none"]),
+    default="auto",
+    help="Walls around trials: all that this machine allows (see dltune doctor), or none.",
+)
 @click.option("-o", "--output", default="dltune.json", metavar="FILE", help="Where the result is written.")
 @click.option("--profile", metavar="NAME", help="Name of the profile in the file; made from the machine if left out.")
 @click.option("--storage", metavar="URL", help="Optuna storage; SQLite under .dltune/ if left out.")
@@ -155,20 +167,21 @@ def _run(request: TuningRequest, options: dict[str, Any]) -> None:
     from autotune.tuning import tune
 
     view = _make_view(request, options)
-    with _interrupt_on_sigterm():
+    with interrupt_on_signals():
         outcome = tune(request, view=view)
-    if options["as_json"]:
-        click.echo(outcome.profile.model_dump_json(indent=2))
-    else:
-        click.echo(
-            describe_outcome(
-                outcome.profile,
-                outcome.plan.workload.kind,
-                outcome.runner_up,
-                request.output,
-                interrupted=outcome.interrupted,
+        with finish_first():
+            text = (
+                outcome.profile.model_dump_json(indent=2)
+                if options["as_json"]
+                else describe_outcome(
+                    outcome.profile,
+                    outcome.plan.workload.kind,
+                    outcome.runner_up,
+                    request.output,
+                    interrupted=outcome.interrupted,
+                )
             )
-        )
+            _print(text, f" The result is in {request.output}.")
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
 
@@ -185,92 +198,59 @@ def _make_view(request: TuningRequest, options: dict[str, Any]) -> View:
 
 
 @contextmanager
-def _interrupt_on_sigterm() -> Iterator[None]:
-    """Treat SIGTERM (a job's end, a container's stop) as Ctrl-C: write the best so far, leave nothing behind."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGINT, interrupt)  # a shell's background job starts with SIGINT ignored
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-@contextmanager
 def _report_errors() -> Iterator[None]:
     """Print an error of ours as a sentence and exit with its code."""
     try:
         yield
-    except WorkloadError as error:
-        if error.details:
-            click.echo(error.details.rstrip(), err=True)
-        click.echo(f"Error: {error}", err=True)
+    except UnsavedError as error:
+        _rescue(error)
         sys.exit(error.exit_code)
     except DltuneError as error:
-        click.echo(f"Error: {error}", err=True)
+        if isinstance(error, WorkloadError) and error.details:
+            click.echo(_make_printable(error.details.rstrip()), err=True)
+        click.echo(_make_printable(f"Error: {error}"), err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        click.echo("Interrupted before any configuration was measured; nothing was written.", err=True)
+        click.echo("Interrupted before any configuration was measured; no result was written.", err=True)
         sys.exit(INTERRUPTED)
 
 
-def build_request(options: dict[str, Any]) -> TuningRequest:
-    """Make a request of the command's options.
+def _rescue(error: UnsavedError) -> None:
+    """Print the profile that could not be written, on stderr where stdout fails as well."""
+    try:
+        _print(error.document)
+        place = "stdout"
+    except OutputError:
+        click.echo(_make_printable(error.document), err=True)
+        place = "stderr"
+    advice = f"The profile was printed on {place} instead; put it there once it can be written."
+    click.echo(_make_printable(f"Error: {error} {advice}"), err=True)
+
+
+def _print(text: str, elsewhere: str = "") -> None:
+    """Print a result on stdout.
 
     Args:
-        options: Values by parameter name, as click gives them.
-
-    Returns:
-        The validated request.
+        text: The result.
+        elsewhere: Says where it can be found when stdout fails.
 
     Raises:
-        UsageError: An option is missing, or a combination makes no sense.
+        OutputError: stdout cannot be written.
     """
-    from pydantic import ValidationError
-
-    from autotune.request import TuningRequest, WorkloadRequest
-
-    if not options["dataset"]:
-        raise UsageError("--dataset PKG.MOD:ATTR is missing: name the factory of your dataset.")
+    encoding = sys.stdout.encoding or "utf-8"
+    shown = _make_printable(text).encode(encoding, errors="backslashreplace").decode(encoding)
     try:
-        workload = WorkloadRequest(
-            dataset=options["dataset"],
-            dataset_args=dict(options["dataset_args"]),
-            collate=options["collate"],
-            step=options["step"],
-            step_seconds=options["step_time"],
-            device=options["device"],
-            working_dir=str(Path.cwd()),
-        )
-        same = {name: options[name] for name in _SAME_NAMES}
-        return TuningRequest(
-            workload=workload,
-            batch_sizes=options["batch_size"],
-            fixed=dict(options["fix"]),
-            ranges=dict(options["ranges"]),
-            timeout_seconds=options["timeout"],
-            trial_seconds=options["trial_time"],
-            stall_seconds=options["stall_time"],
-            **same,
-        )
-    except ValidationError as error:
-        raise UsageError(_explain_validation(error)) from None
+        click.echo(shown.removesuffix("\n"))
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # whoever read it has seen enough, as `head` does; click ends quietly
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it would fail again at the end
+        raise OutputError(f"stdout cannot be written: {error.strerror}.{elsewhere}") from None
 
 
-def _explain_validation(error: Any) -> str:
-    problem = error.errors(include_url=False)[0]
-    place = [str(part) for part in problem["loc"]]
-    if place and place[0] in ("fixed", "ranges"):
-        from autotune.request import KNOBS
-
-        option = "--fix" if place[0] == "fixed" else "--range"
-        known = len(place) > 1 and place[1] in KNOBS and place[-1] != "[key]"
-        hint = "the value does not suit it" if known else f"the knobs are {', '.join(KNOBS)}"
-        return f"{option} {place[1]}: {hint}." if len(place) > 1 else f"{option}: {hint}."
-    return f"{' '.join(place)}: {problem['msg'].removeprefix('Value error, ')}.".removeprefix(": ")
+def _make_printable(text: str) -> str:
+    """Write control characters out, so that no file or message that is shown commands the terminal."""
+    return "".join(mark if mark.isprintable() or mark in "\n\t" else repr(mark)[1:-1] for mark in text)
 
 
 def _print_config(ctx: click.Context) -> None:
@@ -304,9 +284,9 @@ def _print_plan(request: TuningRequest) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the profiles as JSON.")
 def show(file: Path, profile: str | None, as_json: bool) -> None:
     """Show the profiles of a tuned FILE (dltune.json if left out)."""
-    from autotune.profiles import format_file, read_file
     from autotune.report import describe_profile
     from autotune.schema import SCHEMA_VERSION, TunedFile
+    from autotune.tuned_file import format_file, read_file
 
     with _report_errors():
         found = read_file(file)
@@ -315,9 +295,29 @@ def show(file: Path, profile: str | None, as_json: bool) -> None:
             names = ", ".join(entry.name for entry in found.profiles) or "none"
             raise UsageError(f"{file} has no profile {profile or ''}; it holds: {names}.")
         if as_json:
-            click.echo(format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=chosen)), nl=False)
+            _print(format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=chosen)))
         else:
-            click.echo("\n\n".join(describe_profile(entry) for entry in chosen))
+            _print("\n\n".join(describe_profile(entry) for entry in chosen))
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
+def doctor(as_json: bool) -> None:
+    """Say what this machine and container allow, with the fix for what stands in the way.
+
+    Exit code 1 when something makes tuning impossible.
+    """
+    from autotune.containment import find_containment
+    from autotune.doctor import describe_checks, examine, has_problem
+    from autotune.machine import read_gpus, read_machine
+
+    checks = examine(read_machine(), find_containment(), read_gpus())
+    if as_json:
+        click.echo(json.dumps([check.model_dump() for check in checks], indent=2))
+    else:
+        click.echo(describe_checks(checks))
+    if has_problem(checks):
+        sys.exit(1)
 
 
 @cli.command()
@@ -341,6 +341,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.UsageError as error:
         error.show()
         sys.exit(error.exit_code)
+    except FileNotFoundError:
+        click.echo("Error: the current folder is gone; go to one that is there.", err=True)
+        sys.exit(UsageError.exit_code)
     cli.main(args=arguments, prog_name="dltune", default_map=defaults)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from autotune.errors import UsageError
 from autotune.importing import import_attribute
@@ -17,6 +17,32 @@ from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, S
 from autotune.worker_setup import WorkerSetup
 from autotune.workload import Workload
 
+TWICE: Final = 1.5  # times the samples of one process
+TOO_FEW: Final = 0.75  # of them
+
+
+class Census:
+    """Remembers how many samples an iterable dataset delivers in one process, to hold what workers deliver against.
+
+    Attributes:
+        samples: Of a whole epoch; None while none was seen.
+    """
+
+    def __init__(self) -> None:
+        self.samples: int | None = None
+
+    def note(self, samples: int) -> None:
+        """Record what a whole epoch in one process delivered."""
+        self.samples = samples
+
+    def is_exceeded(self, samples: int) -> bool:
+        """Tell whether so many samples come only from workers that each go through all of the data."""
+        return bool(self.samples) and samples > TWICE * (self.samples or 0)
+
+    def is_missed(self, samples: int) -> bool:
+        """Tell whether a whole epoch of so many samples leaves data out."""
+        return bool(self.samples) and samples < TOO_FEW * (self.samples or 0)
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadedWorkload:
@@ -25,10 +51,12 @@ class LoadedWorkload:
     Attributes:
         parts: What stays as it is.
         baseline: Settings of the ready DataLoader the factory returned; None for anything else.
+        census: What was seen of its size.
     """
 
     parts: Workload
     baseline: LoaderConfig | None = None
+    census: Census = dataclasses.field(default_factory=Census, compare=False)
 
     @property
     def kind(self) -> Literal["map", "iterable"]:
@@ -39,6 +67,11 @@ class LoadedWorkload:
     def batching(self) -> Literal["batch_size", "own"]:
         """Whether the batch size can be set."""
         return "own" if self.parts.batch_sampler is not None or not self.parts.batched else "batch_size"
+
+    @property
+    def stacks_samples(self) -> bool:
+        """Whether torch's own collate makes the batches, so that the first dimension counts their samples."""
+        return self.batching == "batch_size" and self.parts.collate_fn in (None, default_collate)
 
 
 def load_workload(request: WorkloadRequest) -> LoadedWorkload:

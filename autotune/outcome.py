@@ -54,6 +54,7 @@ def make_profile(
     decision: Decision,
     contributions: Sequence[Contribution],
     summary: SearchRecord,
+    findings: Sequence[str] = (),
 ) -> TunedConfig:
     """Put together what is written into the tuned file.
 
@@ -64,6 +65,7 @@ def make_profile(
         decision: The answer.
         contributions: What each setting gave, as far as it was measured.
         summary: How the search went.
+        findings: Sentences on the workload that the trials gave.
 
     Returns:
         The profile.
@@ -83,7 +85,7 @@ def make_profile(
         workload=identity,
         dataloader=decision.config.dataloader,
         process=decision.config.process,
-        result=_make_result(plan, records, confirmation, decision, contributions),
+        result=_make_result(plan, records, confirmation, decision, contributions, findings),
         limits=plan.limits.record(),
         search=summary,
         created_at=datetime.now(UTC).replace(microsecond=0),
@@ -115,6 +117,7 @@ def _make_result(
     confirmation: Confirmation,
     decision: Decision,
     contributions: Sequence[Contribution],
+    findings: Sequence[str],
 ) -> ProfileResult:
     config = decision.config
     winner = next(
@@ -146,7 +149,7 @@ def _make_result(
         by_batch_size=_rank_batch_sizes(records),
         contributions=tuple(contributions),
         advice=advise(plan, config, bottleneck),
-        warnings=(*plan.workload.notes, *confirmation.noise),
+        warnings=(*plan.workload.notes, *findings, *confirmation.noise),
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads and writes dltune.json, and picks the profile that fits the machine it is read on.
+"""Picks the profile that fits the machine it is read on, and makes it ready for training code.
 
 Loading never imports the module a profile names, and needs neither torch nor optuna nor click.
 """
@@ -6,23 +6,20 @@ Loading never imports the module a profile names, and needs neither torch nor op
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from pydantic import ValidationError
-
-from autotune.errors import OutputError, ProfileError
+from autotune.errors import ProfileError
 from autotune.machine import MachineProfile, count_whole_cpus, read_gpus, read_machine
-from autotune.schema import SCHEMA_VERSION, DataLoaderSettings, LoaderConfig, TunedConfig, TunedFile
+from autotune.schema import DataLoaderSettings, LoaderConfig, TunedConfig, TunedFile
+from autotune.tuned_file import read_file
 from autotune.units import format_bytes
 from autotune.worker_setup import WorkerSetup
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
-LOCK_SECONDS: Final = 30.0
 SHM_SHARE: Final = 0.8  # of /dev/shm that a clamped configuration may fill
 WORKERS_ONLY: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context")
 OnMismatch = Literal["warn", "error", "default"]
@@ -205,12 +202,12 @@ def clamp_config(profile: TunedConfig, machine: MachineProfile) -> LoaderConfig:
     """
     settings = profile.dataloader
     workers = min(settings.num_workers, count_whole_cpus(machine.usable_cpus))
-    prefetch = settings.prefetch_factor or 1
     batch_bytes = profile.workload.sample_bytes * (settings.batch_size or 1)
-    room = machine.shm_limit_bytes * SHM_SHARE
-
-    while workers and (workers * prefetch + 2) * batch_bytes > room:
-        workers, prefetch = (workers, prefetch - 1) if prefetch > 1 else (workers - 1, 1)
+    queue = _count_fitting_batches(batch_bytes, machine.shm_limit_bytes)
+    workers = max(0, workers if queue is None else min(workers, queue))
+    prefetch = settings.prefetch_factor or 1
+    if workers and queue is not None:
+        prefetch = min(prefetch, queue // workers)
     keeps = {"prefetch_factor": prefetch, "persistent_workers": settings.persistent_workers}
     clamped = DataLoaderSettings(
         batch_size=settings.batch_size,
@@ -221,140 +218,6 @@ def clamp_config(profile: TunedConfig, machine: MachineProfile) -> LoaderConfig:
     return LoaderConfig(dataloader=clamped, process=profile.process)
 
 
-def read_file(path: Path) -> TunedFile:
-    """Read and validate a tuned file.
-
-    Args:
-        path: Where it is.
-
-    Returns:
-        The file; fields that this version does not know are ignored with a warning.
-
-    Raises:
-        ProfileError: It cannot be read, is not JSON, is of another schema version, or is not valid.
-    """
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ProfileError(f"{path} cannot be read: {error.strerror}.") from None
-    try:
-        return TunedFile.model_validate_json(text)
-    except ValidationError as error:
-        return _read_despite(error, text, path)
-
-
-def _read_despite(error: ValidationError, text: bytes, path: Path) -> TunedFile:
-    """Read a file again without the fields that are unknown, when nothing else is wrong with it."""
-    problems = error.errors(include_url=False)
-    unknown = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
-    if not unknown or len(unknown) < len(problems):
-        raise ProfileError(f"{path} is not a tuned file of schema {SCHEMA_VERSION}: {_summarize(problems)}") from None
-    import json
-
-    document = json.loads(text)
-    for place in unknown:
-        _drop(document, place)
-    warnings.warn(f"{path}: ignored unknown fields {', '.join(_join(place) for place in unknown)}", stacklevel=4)
-    try:
-        return TunedFile.model_validate(document)
-    except ValidationError as other:
-        raise ProfileError(f"{path} is not a tuned file: {_summarize(other.errors(include_url=False))}") from None
-
-
-def _drop(document: Any, place: tuple[int | str, ...]) -> None:
-    for step in place[:-1]:
-        document = document[step]
-    del document[place[-1]]
-
-
-def _join(place: tuple[int | str, ...]) -> str:
-    return ".".join(str(step) for step in place) or "the whole"
-
-
-def _summarize(problems: list[Any]) -> str:
-    first = problems[0]
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{_join(first['loc'])}: {first['msg']}{more}."
-
-
-def save_profile(path: Path, profile: TunedConfig) -> None:
-    """Write a profile into a tuned file, keeping the other profiles in it.
-
-    The file is written beside and renamed, under a lock, so that nobody ever reads half of it.
-
-    Args:
-        path: The tuned file; made when it is not there.
-        profile: Replaces the profile of the same name.
-
-    Raises:
-        ProfileError: What lies at the path is not a tuned file; it is left as it is.
-        OutputError: The file cannot be written.
-    """
-    from filelock import FileLock, Timeout  # brings asyncio along, which loading a profile does not need
-
-    _check_folder(path)
-    try:
-        with FileLock(path.absolute().with_name(f".{path.name}.lock"), timeout=LOCK_SECONDS):
-            others = read_file(path).profiles if path.exists() else ()
-            kept = tuple(other for other in others if other.name != profile.name)
-            write_atomically(path, format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=(*kept, profile))))
-    except Timeout:
-        raise OutputError(f"{path} is locked by another process for more than {LOCK_SECONDS:.0f} s.") from None
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
-
-
-def check_writable(path: Path) -> None:
-    """Refuse an output path that cannot be written, before minutes are spent on it.
-
-    Args:
-        path: The tuned file to be.
-
-    Raises:
-        OutputError: Its folder is missing or cannot be written, or the path is a folder.
-        ProfileError: Something else than a tuned file lies there.
-    """
-    if path.is_dir():
-        raise OutputError(f"{path} is a folder; give a file with --output.")
-    _check_folder(path)
-    if path.exists():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            read_file(path)
-
-
-def _check_folder(path: Path) -> None:
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise OutputError(f"{path} cannot be written: there is no folder {folder}.")
-    if not os.access(folder, os.W_OK):
-        raise OutputError(f"{path} cannot be written: the folder {folder} is read-only.")
-
-
-def format_file(file: TunedFile) -> str:
-    """Write a tuned file as indented JSON."""
-    return file.model_dump_json(indent=2, by_alias=True) + "\n"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old or the new text, never a part.
-
-    Args:
-        path: The file.
-        text: Its new content.
-
-    Raises:
-        OSError: It cannot be written; the old file is still there.
-    """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
-    beside = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.chmod(0o644)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+def _count_fitting_batches(batch_bytes: int, shm_bytes: int) -> int | None:
+    """Count the batches that may lie ahead in /dev/shm beside the two in use; None where their size is not known."""
+    return int(shm_bytes * SHM_SHARE) // batch_bytes - 2 if batch_bytes else None

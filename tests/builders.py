@@ -24,8 +24,10 @@ from autotune.schema import (
     SearchRecord,
     Software,
     TunedConfig,
+    TunedFile,
     WorkloadIdentity,
 )
+from autotune.tuned_file import format_file
 
 KIB = 1024
 MIB = 1024**2
@@ -213,3 +215,10 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return root
+
+
+def write_profiles(folder: Path, *profiles: TunedConfig) -> Path:
+    """Write a tuned file that holds these profiles."""
+    path = folder / "dltune.json"
+    path.write_text(format_file(TunedFile(schema_version=1, profiles=profiles)))
+    return path

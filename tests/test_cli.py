@@ -12,10 +12,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from autotune.cli import build_request, cli, tune
+from autotune.cli import cli, tune
 from autotune.errors import UsageError
-from autotune.options import name_parameters, read_project_options
-from autotune.profiles import save_profile
+from autotune.options import build_request, name_parameters, read_project_options
+from autotune.tuned_file import save_profile
 from tests.builders import make_profile
 
 pytestmark = pytest.mark.usefixtures("workdir")
@@ -77,6 +77,15 @@ def test_a_missing_dataset_is_a_usage_error() -> None:
         (("--step", "pkg:step", "--step-time", "5ms"), "exclude each other"),
         (("--dataset-arg", "root"), "KEY=VALUE"),
         (("--sampler", "magic"), "tpe"),
+        (("--seed", "-1"), "greater than or equal to 0"),
+        (("--seed", "4294967296"), "less than 4294967296"),
+        (("--epochs", "1" + "0" * 400), "less than or equal to"),
+        (("--max-workers", "1000000"), "less than or equal to 4096"),
+        (("--batch-size", "99999999999"), "less than or equal to"),
+        (("--trial-time", "1000000000000s"), "less than or equal to"),
+        (("--dataset-arg", "x=NaN"), "what JSON can say"),
+        (("--dataset-arg", "root=\udcff"), "what JSON can say"),
+        (("--study-name", "\udcff"), "is not UTF-8"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_a_hint(arguments: tuple[str, ...], words: str) -> None:
@@ -128,6 +137,22 @@ def test_a_flag_wins_over_the_environment_and_the_environment_over_the_file(work
     assert shown["--range"] == ['[["num_workers",', "[0,", "4]]]", "pyproject.toml"]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"tool = 5", "must be a table of options"),
+        (b"[tool]\ndltune = 5", "must be a table of options"),
+        (b"[tool", "is not valid TOML"),
+        (b"\xff\xfe", "is not valid TOML"),
+        (b"a = " + b"[" * 5000, "is not valid TOML"),
+    ],
+)
+def test_a_project_file_that_is_something_else_is_refused(workdir: Path, text: bytes, words: str) -> None:
+    (workdir / "pyproject.toml").write_bytes(text)
+    with pytest.raises(click.UsageError, match=words):
+        read_project_options(workdir)
+
+
 def test_an_unknown_option_in_the_project_file_is_answered_with_what_was_meant() -> None:
     with pytest.raises(click.UsageError, match=r"no such option 'trial_tim'. Did you mean 'trial_time'"):
         name_parameters({"trial_tim": "1s"}, tune)
@@ -173,6 +198,14 @@ def test_show_says_what_is_wrong_with_a_file(workdir: Path, text: str | None, wo
     result = invoke("show")
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+def test_what_a_file_says_does_not_command_the_terminal(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile("\x1b]0;owned\x07"))
+    shown = invoke("show")
+    assert "\\x1b]0;owned\\x07" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    assert "\x1b" not in invoke("show", "--profile", "\x1b[2J").stderr
 
 
 def test_show_of_an_unknown_profile_lists_the_known_ones(workdir: Path) -> None:
