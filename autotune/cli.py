@@ -1,4 +1,4 @@
-"""The command line: the only room that prints or exits.
+"""The command line: reads options, tunes, prints the result. Commands that only take a file are in `file_commands`.
 
 Importing it costs click and nothing else; what a command needs is imported when it runs.
 """
@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from autotune.errors import DltuneError, UsageError, WorkloadError
+from autotune.errors import UsageError
+from autotune.exits import INTERRUPTED, report_errors
+from autotune.file_commands import COMMANDS
 from autotune.options import Assignment, BatchSizes, Budget, Duration, Range, name_parameters, read_project_options
 
 if TYPE_CHECKING:
     from autotune.request import TuningRequest
     from autotune.view import View
 
-INTERRUPTED: Final = 130
 _SAME_NAMES: Final = (
     *("trials", "epochs", "seed", "sampler", "max_memory", "max_shm", "max_gpu_memory", "max_workers"),
     *("output", "profile", "storage", "study_name", "resume"),
@@ -71,7 +72,7 @@ wins over the environment, the environment over the file.
 Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configuration works; 130 interrupted.
 """,
 )
-@click.option("--dataset", metavar="PKG.MOD:ATTR", help="Factory of a Dataset, DataLoader or autotune.Workload.")
+@click.option("--dataset", metavar="PKG.MOD:ATTR", help="Factory of a Dataset, DataLoader or data module.")
 @click.option(
     "--dataset-arg",
     "dataset_args",
@@ -141,7 +142,7 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     if options["print_config"]:
         _print_config(ctx)
         return
-    with _report_errors():
+    with report_errors():
         request = build_request(options)
         if options["dry_run"]:
             _print_plan(request)
@@ -197,24 +198,6 @@ def _interrupt_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-@contextmanager
-def _report_errors() -> Iterator[None]:
-    """Print an error of ours as a sentence and exit with its code."""
-    try:
-        yield
-    except WorkloadError as error:
-        if error.details:
-            click.echo(error.details.rstrip(), err=True)
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except DltuneError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        click.echo("Interrupted before any configuration was measured; nothing was written.", err=True)
-        sys.exit(INTERRUPTED)
 
 
 def build_request(options: dict[str, Any]) -> TuningRequest:
@@ -298,36 +281,8 @@ def _print_plan(request: TuningRequest) -> None:
         click.echo(f"  {describe_config(config)}  predicted {plan.predict(config):,.0f}/s")
 
 
-@cli.command()
-@click.argument("file", type=click.Path(path_type=Path), default=Path("dltune.json"))
-@click.option("--profile", metavar="NAME", help="Show only this profile.")
-@click.option("--json", "as_json", is_flag=True, help="Print the profiles as JSON.")
-def show(file: Path, profile: str | None, as_json: bool) -> None:
-    """Show the profiles of a tuned FILE (dltune.json if left out)."""
-    from autotune.profiles import format_file, read_file
-    from autotune.report import describe_profile
-    from autotune.schema import SCHEMA_VERSION, TunedFile
-
-    with _report_errors():
-        found = read_file(file)
-        chosen = tuple(entry for entry in found.profiles if profile in (None, entry.name))
-        if not chosen:
-            names = ", ".join(entry.name for entry in found.profiles) or "none"
-            raise UsageError(f"{file} has no profile {profile or ''}; it holds: {names}.")
-        if as_json:
-            click.echo(format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=chosen)), nl=False)
-        else:
-            click.echo("\n\n".join(describe_profile(entry) for entry in chosen))
-
-
-@cli.command()
-def schema() -> None:
-    """Print the JSON Schema of dltune.json."""
-    from autotune.schema import SCHEMA_ID, TunedFile
-
-    document = TunedFile.model_json_schema(by_alias=True)
-    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **document}
-    click.echo(json.dumps(document, indent=2))
+for _command in COMMANDS:
+    cli.add_command(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

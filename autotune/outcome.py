@@ -19,6 +19,7 @@ from autotune.schema import (
     Baseline,
     BatchSizeResult,
     Contribution,
+    Evidence,
     Hardware,
     LoaderConfig,
     ProfileResult,
@@ -54,6 +55,7 @@ def make_profile(
     decision: Decision,
     contributions: Sequence[Contribution],
     summary: SearchRecord,
+    evidence: Evidence,
 ) -> TunedConfig:
     """Put together what is written into the tuned file.
 
@@ -64,6 +66,7 @@ def make_profile(
         decision: The answer.
         contributions: What each setting gave, as far as it was measured.
         summary: How the search went.
+        evidence: What the answer rests on.
 
     Returns:
         The profile.
@@ -86,6 +89,8 @@ def make_profile(
         result=_make_result(plan, records, confirmation, decision, contributions),
         limits=plan.limits.record(),
         search=summary,
+        evidence=evidence,
+        request=request.record(),
         created_at=datetime.now(UTC).replace(microsecond=0),
     )
 

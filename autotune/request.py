@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -109,3 +110,10 @@ class TuningRequest(Value):
     storage: str | None = None
     study_name: str | None = None
     resume: bool | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Give what is written down of it, to ask for the same again: all but the password in a storage URL."""
+        values = self.model_dump(mode="json")
+        if self.storage is not None:
+            values["storage"] = re.sub(r"://([^:/@]*):[^@]*@", r"://\1@", self.storage)
+        return values

@@ -331,12 +331,14 @@ class BatchTime(Value):
     """Where the time of one batch goes, in seconds, at the tuned batch size, measured by the probe.
 
     Attributes:
+        samples: Samples in that batch; a mean where the workload makes its own batches.
         load: Fetching its samples, in one process.
         collate: Putting them together.
         transfer: From a worker to the training process.
         step: The training step.
     """
 
+    samples: Annotated[int, Field(ge=1)]
     load: Seconds
     collate: Seconds
     transfer: Seconds

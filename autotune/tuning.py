@@ -12,6 +12,7 @@ from autotune.ablating import Ablation
 from autotune.confirming import ROUNDS, Confirmation
 from autotune.deciding import FINALISTS, Decision, decide, pick_finalists
 from autotune.errors import NoFeasibleConfigError
+from autotune.evidence import gather_evidence
 from autotune.exploring import Exploration, find_best
 from autotune.importing import check_import_string
 from autotune.limits import plan_limits
@@ -91,6 +92,7 @@ def tune(
         decision,
         ablation.rows,
         summarize_search(plan, exploration.records, search.name, time.monotonic() - started, stopped),
+        gather_evidence(plan, exploration.records, decision.config, exploration.predict),
     )
     save_profile(Path(request.output), profile)
     return Outcome(
