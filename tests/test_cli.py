@@ -31,8 +31,8 @@ def parse(*arguments: str) -> dict[str, Any]:
     return tune.make_context("dltune", ["--dataset", "pkg:make", *arguments]).params
 
 
-def list_options() -> list[str]:
-    return [max(parameter.opts, key=len) for parameter in tune.params if isinstance(parameter, click.Option)]
+def list_options(command: click.Command = tune) -> list[str]:
+    return [max(parameter.opts, key=len) for parameter in command.params if isinstance(parameter, click.Option)]
 
 
 def test_tune_is_implied_when_the_first_argument_is_an_option() -> None:
