@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+TEST_READY := .venv/.test-ready
 BENCH_READY := .venv/.bench-ready
 
 .PHONY: demo test faults lint types check bench replay clean help
@@ -20,7 +21,12 @@ demo: $(READY) ## Set up, then tune the JPEG example; writes dltune.json
 	$(BIN)/dltune --dataset examples.images:make_dataset --step examples.images:make_step \
 		--batch-size 32 --trials 12 --trial-time 2500ms
 
-test: $(READY) ## Set up, then run the tests
+$(TEST_READY): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --group integrations --group browser
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps timm  # only read; torchvision is left out
+	@touch $(TEST_READY)
+
+test: $(TEST_READY) ## Set up, then run the tests
 	$(BIN)/python -m pytest
 
 faults: $(READY) ## Run the fault tests alone, and print what became of each fault

@@ -1,22 +1,21 @@
-"""The command line: the only room that prints or exits.
+"""The command line: reads options, tunes, prints the result. Commands that only take a file are in `file_commands`.
 
 Importing it costs click and nothing else; what a command needs is imported when it runs.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from autotune.errors import DltuneError, OutputError, UnsavedError, UsageError, WorkloadError
+from autotune.errors import UsageError
+from autotune.exits import INTERRUPTED, print_result, report_errors
+from autotune.file_commands import COMMANDS
 from autotune.interrupts import finish_first, interrupt_on_signals
 from autotune.options import (
     Assignment,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from autotune.request import TuningRequest
     from autotune.view import View
 
-INTERRUPTED: Final = 130
 EXAMPLES: Final = """\b
 Examples:
   dltune --dataset data.images:make_dataset --trials 40
@@ -77,7 +75,7 @@ wins over the environment, the environment over the file.
 Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configuration works; 130 interrupted.
 """,
 )
-@click.option("--dataset", metavar="PKG.MOD:ATTR", help="Factory of a Dataset, DataLoader or autotune.Workload.")
+@click.option("--dataset", metavar="PKG.MOD:ATTR", help="Factory of a Dataset, DataLoader or data module.")
 @click.option(
     "--dataset-arg",
     "dataset_args",
@@ -153,7 +151,7 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     if options["print_config"]:
         _print_config(ctx)
         return
-    with _report_errors():
+    with report_errors():
         request = build_request(options)
         if options["dry_run"]:
             _print_plan(request)
@@ -181,7 +179,7 @@ def _run(request: TuningRequest, options: dict[str, Any]) -> None:
                     interrupted=outcome.interrupted,
                 )
             )
-            _print(text, f" The result is in {request.output}.")
+            print_result(text, f" The result is in {request.output}.")
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
 
@@ -195,62 +193,6 @@ def _make_view(request: TuningRequest, options: dict[str, Any]) -> View:
 
     display = LiveDisplay if sys.stderr.isatty() else PlainDisplay
     return display(request, verbose=options["verbose"])
-
-
-@contextmanager
-def _report_errors() -> Iterator[None]:
-    """Print an error of ours as a sentence and exit with its code."""
-    try:
-        yield
-    except UnsavedError as error:
-        _rescue(error)
-        sys.exit(error.exit_code)
-    except DltuneError as error:
-        if isinstance(error, WorkloadError) and error.details:
-            click.echo(_make_printable(error.details.rstrip()), err=True)
-        click.echo(_make_printable(f"Error: {error}"), err=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        click.echo("Interrupted before any configuration was measured; no result was written.", err=True)
-        sys.exit(INTERRUPTED)
-
-
-def _rescue(error: UnsavedError) -> None:
-    """Print the profile that could not be written, on stderr where stdout fails as well."""
-    try:
-        _print(error.document)
-        place = "stdout"
-    except OutputError:
-        click.echo(_make_printable(error.document), err=True)
-        place = "stderr"
-    advice = f"The profile was printed on {place} instead; put it there once it can be written."
-    click.echo(_make_printable(f"Error: {error} {advice}"), err=True)
-
-
-def _print(text: str, elsewhere: str = "") -> None:
-    """Print a result on stdout.
-
-    Args:
-        text: The result.
-        elsewhere: Says where it can be found when stdout fails.
-
-    Raises:
-        OutputError: stdout cannot be written.
-    """
-    encoding = sys.stdout.encoding or "utf-8"
-    shown = _make_printable(text).encode(encoding, errors="backslashreplace").decode(encoding)
-    try:
-        click.echo(shown.removesuffix("\n"))
-    except OSError as error:
-        if error.errno == errno.EPIPE:
-            raise  # whoever read it has seen enough, as `head` does; click ends quietly
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it would fail again at the end
-        raise OutputError(f"stdout cannot be written: {error.strerror}.{elsewhere}") from None
-
-
-def _make_printable(text: str) -> str:
-    """Write control characters out, so that no file or message that is shown commands the terminal."""
-    return "".join(mark if mark.isprintable() or mark in "\n\t" else repr(mark)[1:-1] for mark in text)
 
 
 def _print_config(ctx: click.Context) -> None:
@@ -278,56 +220,8 @@ def _print_plan(request: TuningRequest) -> None:
         click.echo(f"  {describe_config(config)}  predicted {plan.predict(config):,.0f}/s")
 
 
-@cli.command()
-@click.argument("file", type=click.Path(path_type=Path), default=Path("dltune.json"))
-@click.option("--profile", metavar="NAME", help="Show only this profile.")
-@click.option("--json", "as_json", is_flag=True, help="Print the profiles as JSON.")
-def show(file: Path, profile: str | None, as_json: bool) -> None:
-    """Show the profiles of a tuned FILE (dltune.json if left out)."""
-    from autotune.report import describe_profile
-    from autotune.schema import SCHEMA_VERSION, TunedFile
-    from autotune.tuned_file import format_file, read_file
-
-    with _report_errors():
-        found = read_file(file)
-        chosen = tuple(entry for entry in found.profiles if profile in (None, entry.name))
-        if not chosen:
-            names = ", ".join(entry.name for entry in found.profiles) or "none"
-            raise UsageError(f"{file} has no profile {profile or ''}; it holds: {names}.")
-        if as_json:
-            _print(format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=chosen)))
-        else:
-            _print("\n\n".join(describe_profile(entry) for entry in chosen))
-
-
-@cli.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
-def doctor(as_json: bool) -> None:
-    """Say what this machine and container allow, with the fix for what stands in the way.
-
-    Exit code 1 when something makes tuning impossible.
-    """
-    from autotune.containment import find_containment
-    from autotune.doctor import describe_checks, examine, has_problem
-    from autotune.machine import read_gpus, read_machine
-
-    checks = examine(read_machine(), find_containment(), read_gpus())
-    if as_json:
-        click.echo(json.dumps([check.model_dump() for check in checks], indent=2))
-    else:
-        click.echo(describe_checks(checks))
-    if has_problem(checks):
-        sys.exit(1)
-
-
-@cli.command()
-def schema() -> None:
-    """Print the JSON Schema of dltune.json."""
-    from autotune.schema import SCHEMA_ID, TunedFile
-
-    document = TunedFile.model_json_schema(by_alias=True)
-    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **document}
-    click.echo(json.dumps(document, indent=2))
+for _command in COMMANDS:
+    cli.add_command(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

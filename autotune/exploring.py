@@ -17,7 +17,7 @@ from autotune.ruling import WorkerRuling
 from autotune.schema import LoaderConfig
 from autotune.scoring import Estimate
 from autotune.search import Asked, Search
-from autotune.surrogate import Surrogate
+from autotune.surrogate import Prediction, Surrogate
 from autotune.view import View
 
 SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; finalists are remeasured
@@ -98,6 +98,10 @@ class Exploration:
         configs = [record.config for record in self.records if record.is_feasible]
         found = self._surrogate.predict(configs)
         return {config: expected.samples_per_second for config, expected in zip(configs, found, strict=True)}
+
+    def predict(self, configs: Sequence[LoaderConfig]) -> list[Prediction]:
+        """Give what the model, as corrected by the trials, expects of configurations, measured or not."""
+        return self._surrogate.predict(configs)
 
     def _find_reason_to_stop(self) -> str | None:
         request = self._plan.request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, cast
 
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
@@ -52,11 +52,13 @@ class LoadedWorkload:
         parts: What stays as it is.
         baseline: Settings of the ready DataLoader the factory returned; None for anything else.
         census: What was seen of its size.
+        owner: The data module that made the loader; kept, since it may hold the folder that its dataset reads.
     """
 
     parts: Workload
     baseline: LoaderConfig | None = None
     census: Census = dataclasses.field(default_factory=Census, compare=False)
+    owner: Any = None
 
     @property
     def kind(self) -> Literal["map", "iterable"]:
@@ -84,7 +86,7 @@ def load_workload(request: WorkloadRequest) -> LoadedWorkload:
         The workload.
 
     Raises:
-        UsageError: What the factory returned is not a dataset, a DataLoader or a Workload.
+        UsageError: What the factory returned is not a dataset, a DataLoader, a data module or a Workload.
         Exception: Whatever the user's code raises.
     """
     factory = import_attribute(request.dataset)
@@ -97,14 +99,20 @@ def load_workload(request: WorkloadRequest) -> LoadedWorkload:
 
 
 def _is_workload(made: Any) -> bool:
-    return isinstance(made, Workload | DataLoader | Dataset)
+    return isinstance(made, Workload | DataLoader | Dataset) or _is_data_module(made)
+
+
+def _is_data_module(made: Any) -> bool:
+    """Tell whether it has the hooks by which Lightning's modules hand out data, without importing Lightning."""
+    hooks = ("prepare_data", "setup", "train_dataloader")
+    return not isinstance(made, type) and all(callable(getattr(made, hook, None)) for hook in hooks)
 
 
 def adopt(made: Any, source: str) -> LoadedWorkload:
     """Take apart what a factory returned.
 
     Args:
-        made: A map-style or iterable dataset, a DataLoader, or a Workload.
+        made: A map-style or iterable dataset, a DataLoader, a Lightning data module, or a Workload.
         source: Import string of the factory, for messages.
 
     Returns:
@@ -115,15 +123,33 @@ def adopt(made: Any, source: str) -> LoadedWorkload:
     """
     if isinstance(made, DataLoader):
         return LoadedWorkload(parts=_take_apart(made), baseline=_read_settings(made))
+    if _is_data_module(made):
+        return dataclasses.replace(adopt(_ask_for_loader(made, source), source), owner=made)
     if isinstance(made, Workload):
         return LoadedWorkload(parts=_check_dataset(made, source))
     return LoadedWorkload(parts=_check_dataset(Workload(dataset=made), source))
+
+
+def _ask_for_loader(module: Any, source: str) -> DataLoader[Any]:
+    """Get the training loader of a data module, by the calls that a Trainer makes before it trains."""
+    module.prepare_data()
+    module.setup(stage="fit")
+    loader = module.train_dataloader()
+    if not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"{source}: train_dataloader() of {_describe(module)} returned {_describe(loader)}. dltune tunes one "
+            "DataLoader at a time: name a factory that returns it."
+        )
+    return loader
 
 
 def _check_dataset(parts: Workload, source: str) -> Workload:
     dataset = parts.dataset
     if isinstance(dataset, IterableDataset):
         return parts
+    if isinstance(dataset, Mapping) and "train" in dataset:
+        splits = ", ".join(map(repr, dataset))
+        raise UsageError(f"{source} returned {_describe(dataset)} of {splits}. Return one of these splits.")
     lacking = [name for name in ("__getitem__", "__len__") if not hasattr(dataset, name)]
     if parts.sampler is not None or parts.batch_sampler is not None:
         lacking = [name for name in lacking if name != "__len__"]
@@ -131,7 +157,7 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
         why = f"it lacks {' and '.join(lacking)}" if lacking else "it is no dataset"
         raise UsageError(
             f"{source} returned {_describe(dataset)}, and {why}. Return a Dataset (with __getitem__ and __len__), "
-            "an IterableDataset, a DataLoader or an autotune.Workload."
+            "an IterableDataset, a DataLoader, a Lightning data module or an autotune.Workload."
         )
     if len(cast("Any", dataset)) == 0 and not lacking:
         raise UsageError(f"{source} returned {_describe(dataset)} of length 0: there is nothing to load.")

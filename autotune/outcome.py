@@ -19,6 +19,7 @@ from autotune.schema import (
     Baseline,
     BatchSizeResult,
     Contribution,
+    Evidence,
     Hardware,
     LoaderConfig,
     ProfileResult,
@@ -54,6 +55,7 @@ def make_profile(
     decision: Decision,
     contributions: Sequence[Contribution],
     summary: SearchRecord,
+    evidence: Evidence,
     findings: Sequence[str] = (),
 ) -> TunedConfig:
     """Put together what is written into the tuned file.
@@ -65,6 +67,7 @@ def make_profile(
         decision: The answer.
         contributions: What each setting gave, as far as it was measured.
         summary: How the search went.
+        evidence: What the answer rests on.
         findings: Sentences on the workload that the trials gave.
 
     Returns:
@@ -88,6 +91,8 @@ def make_profile(
         result=_make_result(plan, records, confirmation, decision, contributions, findings),
         limits=plan.limits.record(),
         search=summary,
+        evidence=evidence,
+        request=request.record(),
         created_at=datetime.now(UTC).replace(microsecond=0),
     )
 

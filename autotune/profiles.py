@@ -106,11 +106,10 @@ def load(
         raise ProfileError(f"on_mismatch={on_mismatch!r} is none of {', '.join(get_args(OnMismatch))}.")
     tuned = _choose_named(read_file(Path(path)), profile, path)
     machine, gpus = read_machine(), read_gpus()
-    for fits, name in ((_is_exact, "exact"), (_is_compatible, "compatible")):
-        fitting = [candidate for candidate in tuned if fits(candidate, machine, gpus)]
-        if fitting:
-            best = max(fitting, key=lambda candidate: candidate.created_at)
-            return TunedLoader(best, best.config, name)
+    found = _find_fitting(tuned, machine, gpus)
+    if found is not None:
+        best, fit = found
+        return TunedLoader(best, best.config, fit)
     nearest = max(tuned, key=lambda candidate: (_has_gpu(candidate, gpus), candidate.created_at))
     differences = _describe_differences(nearest, machine, gpus)
     if on_mismatch == "error":
@@ -125,6 +124,40 @@ def load(
         stacklevel=2,
     )
     return TunedLoader(nearest, clamped, "clamped")
+
+
+def choose_profile(path: Path, name: str | None = None) -> TunedConfig:
+    """Choose one profile of a tuned file, as it was tuned.
+
+    Args:
+        path: The tuned file.
+        name: Name of the profile; None takes the only one, or else the one that fits this machine.
+
+    Returns:
+        The profile, whether or not it fits this machine.
+
+    Raises:
+        ProfileError: The file cannot be read or is not valid, has no such profile, or several and none that fits.
+    """
+    tuned = _choose_named(read_file(path), name, path)
+    if len(tuned) == 1:
+        return tuned[0]
+    found = _find_fitting(tuned, read_machine(), read_gpus())
+    if found is None:
+        known = ", ".join(profile.name for profile in tuned)
+        raise ProfileError(f"{path} holds {known}; none was tuned for a machine like this. Name one with --profile.")
+    return found[0]
+
+
+def _find_fitting(
+    tuned: list[TunedConfig], machine: MachineProfile, gpus: tuple[str, ...]
+) -> tuple[TunedConfig, str] | None:
+    """Find the newest profile of a machine like this, else of a smaller one, and say which of them it is."""
+    for fits, name in ((_is_exact, "exact"), (_is_compatible, "compatible")):
+        fitting = [candidate for candidate in tuned if fits(candidate, machine, gpus)]
+        if fitting:
+            return max(fitting, key=lambda candidate: candidate.created_at), name
+    return None
 
 
 def _choose_named(file: TunedFile, name: str | None, path: str | os.PathLike[str]) -> list[TunedConfig]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
@@ -138,3 +139,10 @@ class TuningRequest(Value):
     storage: Text | None = None
     study_name: Text | None = None
     resume: bool | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Give what is written down of it, to ask for the same again: all but the password in a storage URL."""
+        values = self.model_dump(mode="json")
+        if self.storage is not None:
+            values["storage"] = re.sub(r"://([^:/@]*):[^@]*@", r"://\1@", self.storage)
+        return values

@@ -295,8 +295,101 @@ class SearchRecord(Value):
     stopped: str
 
 
+class TrialLine(Value):
+    """One line of the search, for people who ask why a configuration was not chosen.
+
+    Attributes:
+        number: In the order in which it was tried, from 1.
+        dataloader: What was tried.
+        process: How its process shared batches.
+        fate: `completed`, `stopped_early` when hopeless, `skipped` without a trial, or `failed`.
+        samples_per_second: What it reached, in the warm process of the search; None when it did not complete.
+        relative_error: Half-width of the 95 % interval, as a share; None where unknown.
+        expected: Samples per second expected of it before.
+        peak_host_bytes: Largest host memory seen; 0 when not sampled.
+        peak_shm_bytes: Largest /dev/shm use seen; 0 when not sampled.
+        reason: Why it was skipped or failed; empty otherwise.
+    """
+
+    number: Count
+    dataloader: DataLoaderSettings
+    process: ProcessSettings = ProcessSettings()
+    fate: Literal["completed", "stopped_early", "skipped", "failed"]
+    samples_per_second: Rate | None = None
+    relative_error: Rate | None = None
+    expected: Rate = 0.0
+    peak_host_bytes: Bytes = 0
+    peak_shm_bytes: Bytes = 0
+    reason: str = ""
+
+
+class CurvePoint(Value):
+    """What the model, as corrected by the trials, expects at a number of workers, all else as in the answer.
+
+    Attributes:
+        num_workers: The number.
+        samples_per_second: The expectation.
+        relative_error: One standard deviation, as a share of it.
+    """
+
+    num_workers: Count
+    samples_per_second: Rate
+    relative_error: Rate
+
+
+class BatchTime(Value):
+    """Where the time of one batch goes, in seconds, at the tuned batch size, measured by the probe.
+
+    Attributes:
+        samples: Samples in that batch; a mean where the workload makes its own batches.
+        load: Fetching its samples, in one process.
+        collate: Putting them together.
+        transfer: From a worker to the training process.
+        step: The training step.
+    """
+
+    samples: Annotated[int, Field(ge=1)]
+    load: Seconds
+    collate: Seconds
+    transfer: Seconds
+    step: Seconds
+
+
+class Evidence(Value):
+    """What the answer rests on.
+
+    Attributes:
+        trials: Every configuration that was proposed.
+        curve: Expected throughput against the number of workers.
+        batch_time: Where a batch's time goes; None where the probe could not tell.
+        importance: For each knob, by how much the expected throughput varies along it, all else as in the answer, as
+            a share of the sum over all knobs.
+    """
+
+    trials: tuple[TrialLine, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
+    batch_time: BatchTime | None = None
+    importance: dict[str, Fraction] = Field(default_factory=dict)
+
+
+class PastResult(Value):
+    """What an earlier tuning of the same profile had found."""
+
+    created_at: AwareDatetime
+    dataloader: DataLoaderSettings
+    process: ProcessSettings
+    samples_per_second: Rate
+    torch: str
+
+
 class TunedConfig(Value):
-    """One profile of dltune.json: the best configuration for one workload on one machine."""
+    """One profile of dltune.json: the best configuration for one workload on one machine.
+
+    Attributes:
+        evidence: What the answer rests on; None in files of earlier versions.
+        request: What was asked for, to ask for it again; None likewise.
+        history: Earlier results of this profile, oldest first.
+    """
 
     name: Annotated[str, Field(min_length=1)]
     hardware: Hardware
@@ -307,6 +400,9 @@ class TunedConfig(Value):
     result: ProfileResult
     limits: LimitsRecord
     search: SearchRecord
+    evidence: Evidence | None = None
+    request: dict[str, Any] | None = None
+    history: tuple[PastResult, ...] = ()
     created_at: AwareDatetime
 
     @property

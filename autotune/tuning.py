@@ -13,6 +13,7 @@ from autotune.confirming import ROUNDS, Confirmation
 from autotune.containment import Containment, find_containment
 from autotune.deciding import FINALISTS, Decision, decide, pick_finalists
 from autotune.errors import NoFeasibleConfigError, OutputError, ProfileError, TrialError, UnsavedError
+from autotune.evidence import gather_evidence
 from autotune.exploring import Exploration, find_best
 from autotune.importing import check_import_string
 from autotune.interrupts import finish_first
@@ -136,8 +137,10 @@ def _conclude(plan: Plan, run: Run, end: End, study: str, seconds: float) -> Out
     records = run.exploration.records
     decision = _decide(plan, records, run.confirmation, end.cut_by)
     summary = summarize_search(plan, records, study, seconds, end.stopped)
-    findings = run.exploration.findings
-    profile = make_profile(plan, records, run.confirmation, decision, run.ablation.rows, summary, findings)
+    evidence = gather_evidence(plan, records, decision.config, run.exploration.predict)
+    profile = make_profile(
+        plan, records, run.confirmation, decision, run.ablation.rows, summary, evidence, run.exploration.findings
+    )
     try:
         save_profile(Path(plan.request.output), profile)
     except (OutputError, ProfileError) as error:

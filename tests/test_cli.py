@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from click.testing import CliRunner, Result
 from autotune.cli import cli, tune
 from autotune.errors import UsageError
 from autotune.options import build_request, name_parameters, read_project_options
+from autotune.schema import ProcessSettings
 from autotune.tuned_file import save_profile
-from tests.builders import make_profile
+from tests.builders import make_config, make_profile
 
 pytestmark = pytest.mark.usefixtures("workdir")
 
@@ -29,8 +31,8 @@ def parse(*arguments: str) -> dict[str, Any]:
     return tune.make_context("dltune", ["--dataset", "pkg:make", *arguments]).params
 
 
-def list_options() -> list[str]:
-    return [max(parameter.opts, key=len) for parameter in tune.params if isinstance(parameter, click.Option)]
+def list_options(command: click.Command = tune) -> list[str]:
+    return [max(parameter.opts, key=len) for parameter in command.params if isinstance(parameter, click.Option)]
 
 
 def test_tune_is_implied_when_the_first_argument_is_an_option() -> None:
@@ -45,7 +47,7 @@ def test_every_option_has_help() -> None:
 
 def test_the_help_of_the_group_shows_commands_and_examples() -> None:
     text = invoke("--help").stdout
-    assert all(word in text for word in ("tune", "show", "schema", "Examples", "--dataset"))
+    assert all(word in text for word in ("tune", "show", "export", "schema", "Examples", "--dataset"))
 
 
 @pytest.mark.parametrize(("typo", "meant"), [("shwo", "show"), ("--trails", "--trials"), ("--datset", "--dataset")])
@@ -213,6 +215,77 @@ def test_show_of_an_unknown_profile_lists_the_known_ones(workdir: Path) -> None:
     result = invoke("show", "--profile", "other")
     assert result.exit_code == 2
     assert make_profile().name in result.stderr
+
+
+def test_an_export_goes_to_stdout_and_what_is_not_held_to_stderr(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile(process=ProcessSettings(sharing_strategy="file_system")))
+    result = invoke("export", "--to", "kwargs")
+    assert result.exit_code == 0
+    assert ast.literal_eval(result.stdout) == make_profile().config.loader_kwargs()
+    assert "sharing_strategy='file_system' is not held: call torch.multiprocessing.set_sharing" in result.stderr
+    assert "batch_size is per process" in result.stderr
+
+
+def test_flags_come_alone_so_that_a_shell_can_put_them_into_a_command(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    assert invoke("export", "dltune.json", "--to", "timm").stdout == "--batch-size 64 --workers 4\n"
+
+
+def test_an_export_is_written_to_a_file_that_is_replaced_only_by_force(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    first = invoke("export", "--to", "env", "-o", "loader.env")
+    assert (first.stdout, first.exit_code) == ("", 0)
+    written = (workdir / "loader.env").read_text()
+    assert "DATALOADER_NUM_WORKERS=4" in written
+    refused = invoke("export", "--to", "yaml", "-o", "loader.env")
+    assert refused.exit_code == 1
+    assert "loader.env is there already. Give --force to replace it." in refused.stderr
+    assert (workdir / "loader.env").read_text() == written
+    assert invoke("export", "--to", "yaml", "-o", "loader.env", "--force").exit_code == 0
+    assert "num_workers: 4" in (workdir / "loader.env").read_text()
+
+
+@pytest.mark.parametrize("path", ["dltune.json", "./dltune.json"])
+def test_an_export_never_replaces_the_tuned_file_itself(workdir: Path, path: str) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    before = (workdir / "dltune.json").read_text()
+    result = invoke("export", "--to", "json", "-o", path, "--force")
+    assert result.exit_code == 1
+    assert "is the tuned file itself" in result.stderr
+    assert (workdir / "dltune.json").read_text() == before
+
+
+def test_an_export_into_a_folder_that_is_not_there_says_so(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    result = invoke("export", "--to", "yaml", "-o", "nowhere/loader.yaml")
+    assert result.exit_code == 1
+    assert "nowhere/loader.yaml cannot be written: No such file or directory." in result.stderr
+
+
+def test_a_promise_of_the_target_is_given_up_only_by_force(workdir: Path) -> None:
+    loader = make_config(2, 2, 8, in_order=False).dataloader
+    save_profile(workdir / "dltune.json", make_profile(dataloader=loader))
+    refused = invoke("export", "--to", "statefuldataloader")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "--force" in refused.stderr
+    assert '"in_order": False' in invoke("export", "--to", "statefuldataloader", "--force").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "Missing option '--to'"),
+        (("--to", "pickle"), 2, "'kwargs', 'statefuldataloader'"),
+        (("--to", "yaml", "--profile", "other"), 2, "it holds cpu-4c-test"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_with_what_can(
+    workdir: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    result = invoke("export", "dltune.json", *arguments)
+    assert result.exit_code == code
+    assert words in result.stderr
 
 
 def test_the_schema_is_a_json_schema_that_accepts_a_saved_file(workdir: Path) -> None:

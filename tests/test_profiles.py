@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from autotune.errors import ProfileError
 from autotune.machine import read_gpus, read_machine
-from autotune.profiles import TunedLoader, clamp_config, load
+from autotune.profiles import TunedLoader, choose_profile, clamp_config, load
 from autotune.schema import Hardware, ProcessSettings, WorkloadIdentity
 from tests.builders import MIB, make_config, make_machine, make_profile, write_profiles
 
@@ -206,3 +206,25 @@ class TestMakeLoader:
             DATA, worker_init_fn=setup
         )
         assert loader.worker_init_fn is setup
+
+
+# Choosing one to export
+
+
+def test_the_only_profile_is_chosen_wherever_it_was_tuned(tmp_path: Path) -> None:
+    only = make_profile("a", hardware=make_larger_hardware())
+    assert choose_profile(write_profiles(tmp_path, only)) == only
+
+
+def test_of_several_profiles_the_one_of_a_machine_like_this_is_chosen(tmp_path: Path) -> None:
+    here = make_profile("here", hardware=make_hardware_here())
+    newer = make_profile("elsewhere", hardware=make_larger_hardware(), created_at=NOW)
+    assert choose_profile(write_profiles(tmp_path, newer, here)) == here
+
+
+def test_of_several_foreign_profiles_none_is_chosen_without_its_name(tmp_path: Path) -> None:
+    foreign = [make_profile(name, hardware=make_larger_hardware()) for name in ("a", "b")]
+    path = write_profiles(tmp_path, *foreign)
+    with pytest.raises(ProfileError, match=r"holds a, b; none was tuned for a machine like this.*--profile"):
+        choose_profile(path)
+    assert choose_profile(path, "b") == foreign[1]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -130,9 +131,9 @@ def test_a_dataset_that_answers_a_query_with_too_few_samples_is_refused() -> Non
 
 def test_a_single_thread_is_given_back_even_after_an_error() -> None:
     threads = torch.get_num_threads()
-    with pytest.raises(ValueError, match="x"), single_thread():
+    with contextlib.suppress(ValueError), single_thread():
         assert torch.get_num_threads() == 1
-        raise ValueError("x")
+        raise ValueError
     assert torch.get_num_threads() == threads
 
 
