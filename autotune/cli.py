@@ -30,6 +30,7 @@ from autotune.options import (
 
 if TYPE_CHECKING:
     from autotune.request import TuningRequest
+    from autotune.schema import TunedConfig
     from autotune.view import View
 
 EXAMPLES: Final = """\b
@@ -159,14 +160,42 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
         _run(request, options)
 
 
-def _run(request: TuningRequest, options: dict[str, Any]) -> None:
+@cli.command(context_settings={"show_default": True})
+@click.argument("file", type=click.Path(path_type=Path), default=Path("dltune.json"))
+@click.option("--profile", metavar="NAME", help="Tune this profile anew; else the one that fits this machine best.")
+@click.option(
+    "--trials", type=click.IntRange(1), metavar="N", show_default="a third", help="Most configurations to try."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, envvar="DLTUNE_JSON", help="Print the profile as one JSON document on stdout."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Show nothing but the result and errors.")
+@click.option("-v", "--verbose", is_flag=True, help="Show phases, skipped configurations and tracebacks of trials.")
+def retune(file: Path, profile: str | None, trials: int | None, **options: Any) -> None:
+    """Tune a profile of a tuned FILE (dltune.json if left out) anew, as it was asked for, from where it stands.
+
+    On another machine than the profile's the result gets a name of its own, and the search starts from the nearest
+    profile. Other profiles stay; the earlier result becomes part of the history.
+    """
+    with report_errors():
+        from autotune.machine import read_machine
+        from autotune.profiles import describe_here, list_profiles, pick_fitting
+        from autotune.warm_start import ask_again
+
+        machine = read_machine()
+        earlier, _ = pick_fitting(list_profiles(file, profile), machine)
+        request = ask_again(earlier, describe_here(machine, earlier), str(file), trials)
+        _run(request, options, earlier)
+
+
+def _run(request: TuningRequest, options: dict[str, Any], earlier: TunedConfig | None = None) -> None:
     """Tune and print the result."""
     from autotune.report import describe_outcome
     from autotune.tuning import tune
 
     view = _make_view(request, options)
     with interrupt_on_signals():
-        outcome = tune(request, view=view)
+        outcome = tune(request, view=view, earlier=earlier)
         with finish_first():
             text = (
                 outcome.profile.model_dump_json(indent=2)

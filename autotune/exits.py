@@ -17,8 +17,12 @@ INTERRUPTED: Final = 130
 
 
 @contextmanager
-def report_errors() -> Iterator[None]:
-    """Print an error of ours as a sentence and exit with its code."""
+def report_errors(exit_code: int | None = None) -> Iterator[None]:
+    """Print an error of ours as a sentence and exit with its code.
+
+    Args:
+        exit_code: What to exit with instead of the error's own code.
+    """
     try:
         yield
     except UnsavedError as error:
@@ -28,9 +32,9 @@ def report_errors() -> Iterator[None]:
         if isinstance(error, WorkloadError) and error.details:
             click.echo(_make_printable(error.details.rstrip()), err=True)
         click.echo(_make_printable(f"Error: {error}"), err=True)
-        sys.exit(error.exit_code)
+        sys.exit(error.exit_code if exit_code is None else exit_code)
     except KeyboardInterrupt:
-        click.echo("Interrupted before any configuration was measured; no result was written.", err=True)
+        click.echo("Interrupted before there was anything to write; no result was written.", err=True)
         sys.exit(INTERRUPTED)
 
 

@@ -19,6 +19,7 @@ from autotune.scoring import Estimate
 from autotune.search import Asked, Search
 from autotune.surrogate import Prediction, Surrogate
 from autotune.view import View
+from autotune.warm_start import WarmStart
 
 SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; finalists are remeasured
 SEARCH_SHARE: Final = 0.7  # of the time of a trial; the rest is kept for looking at the finalists again
@@ -28,9 +29,11 @@ LEAST_GAIN: Final = 0.006  # expected from the most promising configuration; bel
 GAIN: Final = 1.02  # an improvement smaller than this is noise and does not count as one
 FEWEST_TRIALS: Final = 8  # measured before expectations may end the search: the first few teach the model its own error
 PATIENCE: Final = 10  # measured trials without improvement after which the expectations have been wrong often enough
+WARM_PATIENCE: Final = 3  # the same for a search that starts from an earlier answer
 EXHAUSTIVE: Final = ("random", "grid")  # samplers that are chosen to look at everything; they run all trials
 NOTHING: Final = Estimate(samples_per_second=0.0, relative_error=0.0, wait_fraction=0.0, epoch_seconds=0.0)
 MOST_REPEATS: Final = 40  # proposals in a row that were all measured before
+HINT_ERROR: Final = 0.2  # relative half-width that a rate of an earlier run is given: machine and versions drift
 SECOND_LOOKS: Final = 3  # at most, in a run, at measurements that the others make doubtful
 
 
@@ -43,10 +46,17 @@ class Exploration:
         run_trial: Measures one configuration.
         view: Is told what happens.
         deadline: Moment of `time.monotonic` at which to stop; None for no such moment.
+        warm: What an earlier result says about where to look; None to start cold.
     """
 
     def __init__(
-        self, plan: Plan, search: Search, run_trial: RunTrial, view: View, deadline: float | None = None
+        self,
+        plan: Plan,
+        search: Search,
+        run_trial: RunTrial,
+        view: View,
+        deadline: float | None = None,
+        warm: WarmStart | None = None,
     ) -> None:
         self._plan = plan
         self._search = search
@@ -55,7 +65,8 @@ class Exploration:
         self._deadline = deadline
         self._demand = plan.demand_model()
         self._surrogate = Surrogate(plan.candidates, plan.predict)
-        self._first = plan.first_configs()
+        self._first = plan.first_configs() if warm is None else self._start_warm(warm)
+        self._fewest, self._patience = (FEWEST_TRIALS, PATIENCE) if warm is None else (len(self._first), WARM_PATIENCE)
         self.records = [record for record in search.records() if record.fate != "repeated"]
         self._known = {record.config: record for record in self.records}
         self._repeats = 0
@@ -66,6 +77,14 @@ class Exploration:
         self._rule_out()
         search.enqueue(self._first)
         search.guide(self._propose)
+
+    def _start_warm(self, warm: WarmStart) -> list[LoaderConfig]:
+        """Take in what earlier trials reached, and give what is tried first: the baseline, then the earlier best."""
+        for hint in warm.hints:
+            self._surrogate.learn(hint.config, hint.samples_per_second, HINT_ERROR)
+        self._surrogate.reopen()
+        legal = set(self._plan.candidates)
+        return list(dict.fromkeys([self._plan.baseline, *(config for config in warm.seeds if config in legal)]))
 
     @property
     def best(self) -> TrialRecord | None:
@@ -127,11 +146,11 @@ class Exploration:
         proposal = self._surrogate.propose()
         if proposal is None:
             return "every configuration within the limits was tried"
-        if sum(record.is_feasible for record in self.records) < FEWEST_TRIALS:
+        if sum(record.is_feasible for record in self.records) < self._fewest:
             return None
         if proposal.gain < LEAST_GAIN:
             return f"no other configuration is expected to gain {LEAST_GAIN:.1%} or more"
-        if (tried := count_since_gain(self.records)) >= PATIENCE:
+        if (tried := count_since_gain(self.records)) >= self._patience:
             return f"no gain above {GAIN - 1:.0%} in the last {tried} trials"
         return None
 

@@ -14,9 +14,12 @@ import click
 
 from autotune.errors import OutputError, UsageError
 from autotune.exits import print_result, report_errors
+from autotune.interrupts import interrupt_on_signals
+from autotune.options import Duration
 
 if TYPE_CHECKING:
     from autotune.exporting import Target
+    from autotune.schema import TunedConfig
 
 TARGETS: Final = ("kwargs", "statefuldataloader", "hf", "accelerate", "lightning", "timm", "yaml", "json", "env")
 _FILE: Final = click.argument("file", type=click.Path(path_type=Path), default=Path("dltune.json"))
@@ -132,6 +135,67 @@ def _put_out(text: str, output: Path | None, *, force: bool) -> None:
 
 
 @click.command()
+@_FILE
+@click.option("--profile", metavar="NAME", help="Check this profile; else the one that fits this machine best.")
+@click.option("--max-age", type=Duration(), metavar="TIME", help="Tune anew what is older: 30d.")
+@click.option("--quick", is_flag=True, help="Measure the profile against its baseline again, in about 30 s.")
+@click.option(
+    "--workload/--no-workload",
+    default=True,
+    show_default=True,
+    help="Load the dataset and compare the number and size of its samples.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def check(file: Path, profile: str | None, max_age: float | None, quick: bool, workload: bool, as_json: bool) -> None:
+    """Tell whether a profile of a tuned FILE (dltune.json if left out) fits this machine and this workload.
+
+    Exit codes: 0 it fits; 1 it should be tuned anew, and why; 2 error. In a job: dltune check || dltune retune
+    """
+    with report_errors(exit_code=2), interrupt_on_signals():
+        from autotune.rechecking import check_file, describe_fitness
+
+        found = check_file(file, profile, max_age, quick=quick, with_workload=workload)
+        print_result(found.model_dump_json(indent=2) if as_json else describe_fitness(found, str(file)))
+    if not found.fits:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
+def compare(first: str, second: str, as_json: bool) -> None:
+    """Compare two results: A and B are tuned files, or FILE:PROFILE."""
+    from autotune.comparing import compare_results, describe_comparison
+
+    with report_errors():
+        found = compare_results(_find_result(first), _find_result(second))
+        print_result(found.model_dump_json(indent=2) if as_json else describe_comparison(found))
+
+
+def _find_result(text: str) -> TunedConfig:
+    """Find the result that FILE or FILE:PROFILE names."""
+    from autotune.profiles import choose_profile
+
+    path, colon, name = text.rpartition(":")
+    if colon and not Path(text).exists():
+        return choose_profile(Path(path), name)
+    return choose_profile(Path(text))
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a SHELL, as in: eval "$(dltune completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    maker = get_completion_class(shell)
+    assert maker is not None, "the choices are those that click knows"
+    root = click.get_current_context().find_root().command
+    print_result(maker(root, {}, "dltune", "_DLTUNE_COMPLETE").source())
+
+
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
 def doctor(as_json: bool) -> None:
     """Say what this machine and container allow, with the fix for what stands in the way.
@@ -161,4 +225,4 @@ def schema() -> None:
     click.echo(json.dumps(document, indent=2))
 
 
-COMMANDS: Final[tuple[click.Command, ...]] = (show, export, report, doctor, schema)
+COMMANDS: Final[tuple[click.Command, ...]] = (show, check, compare, export, report, doctor, completion, schema)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from enum import IntEnum
 from typing import Final
 
 from autotune.schema import Hardware, Software, TunedConfig, Value, WorkloadIdentity
@@ -147,7 +148,16 @@ def _describe_age(age: timedelta) -> str:
     return f"{age.days} days" if age.days > 1 else format_seconds(age.total_seconds())
 
 
-def rank_fit(profile: TunedConfig, here: Hardware) -> int:
+class Fit(IntEnum):
+    """How well a profile suits a machine, the best first."""
+
+    EXACT = 0
+    COMPATIBLE = 1
+    SMALLER = 2
+    OTHER_GPU = 3
+
+
+def rank_fit(profile: TunedConfig, here: Hardware) -> Fit:
     """Rank how well a profile suits this machine.
 
     Args:
@@ -155,12 +165,12 @@ def rank_fit(profile: TunedConfig, here: Hardware) -> int:
         here: This machine.
 
     Returns:
-        0 when it was tuned on a machine like this one, 1 when this one has at least as much of everything, 2 when it
-        lacks something, 3 when it has another accelerator.
+        `EXACT` when it was tuned on a machine like this one, `COMPATIBLE` when this one has at least as much of
+        everything, `SMALLER` when it lacks something, `OTHER_GPU` when it has another accelerator or none.
     """
     differences = compare_hardware(profile.hardware, here)
     if any(difference.what == "GPU" for difference in differences):
-        return 3
+        return Fit.OTHER_GPU
     if any(difference.is_less for difference in differences):
-        return 2
-    return 1 if differences else 0
+        return Fit.SMALLER
+    return Fit.COMPATIBLE if differences else Fit.EXACT

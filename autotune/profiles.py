@@ -5,22 +5,27 @@ Loading never imports the module a profile names, and needs neither torch nor op
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from autotune.errors import ProfileError
-from autotune.machine import MachineProfile, count_whole_cpus, read_gpus, read_machine
-from autotune.schema import DataLoaderSettings, LoaderConfig, TunedConfig, TunedFile
+from autotune.machine import MachineProfile, read_gpus, read_machine
+from autotune.matching import Fit, compare_hardware, rank_fit
+from autotune.schema import DataLoaderSettings, Hardware, LoaderConfig, TunedConfig, TunedFile
 from autotune.tuned_file import read_file
-from autotune.units import format_bytes
 from autotune.worker_setup import WorkerSetup
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
 SHM_SHARE: Final = 0.8  # of /dev/shm that a clamped configuration may fill
+MEMORY_SHARE: Final = 0.8  # of the memory, likewise
+BASE_FILES: Final = 128  # open files of the process itself and of the batches in flight
+WORKER_FILES: Final = 8  # open files that each worker costs the training process
 WORKERS_ONLY: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context")
 OnMismatch = Literal["warn", "error", "default"]
 
@@ -105,13 +110,12 @@ def load(
     if on_mismatch not in get_args(OnMismatch):
         raise ProfileError(f"on_mismatch={on_mismatch!r} is none of {', '.join(get_args(OnMismatch))}.")
     tuned = _choose_named(read_file(Path(path)), profile, path)
-    machine, gpus = read_machine(), read_gpus()
-    found = _find_fitting(tuned, machine, gpus)
-    if found is not None:
-        best, fit = found
-        return TunedLoader(best, best.config, fit)
-    nearest = max(tuned, key=lambda candidate: (_has_gpu(candidate, gpus), candidate.created_at))
-    differences = _describe_differences(nearest, machine, gpus)
+    machine = read_machine()
+    nearest, rank = pick_fitting(tuned, machine)
+    if rank <= Fit.COMPATIBLE:
+        return TunedLoader(nearest, nearest.config, "exact" if rank == Fit.EXACT else "compatible")
+    found = compare_hardware(nearest.hardware, describe_here(machine, nearest))
+    differences = ", ".join(difference.describe() for difference in found if difference.is_less)
     if on_mismatch == "error":
         raise ProfileError(f"{path}: profile {nearest.name} was tuned on another machine: {differences}. Retune here.")
     if on_mismatch == "default":
@@ -124,6 +128,22 @@ def load(
         stacklevel=2,
     )
     return TunedLoader(nearest, clamped, "clamped")
+
+
+def list_profiles(path: Path, name: str | None = None) -> list[TunedConfig]:
+    """List the profiles of a tuned file.
+
+    Args:
+        path: The tuned file.
+        name: Only those of this name; None for all.
+
+    Returns:
+        At least one.
+
+    Raises:
+        ProfileError: The file cannot be read or is not valid, or has none such.
+    """
+    return _choose_named(read_file(path), name, path)
 
 
 def choose_profile(path: Path, name: str | None = None) -> TunedConfig:
@@ -142,22 +162,41 @@ def choose_profile(path: Path, name: str | None = None) -> TunedConfig:
     tuned = _choose_named(read_file(path), name, path)
     if len(tuned) == 1:
         return tuned[0]
-    found = _find_fitting(tuned, read_machine(), read_gpus())
-    if found is None:
+    found, rank = pick_fitting(tuned, read_machine())
+    if rank > Fit.COMPATIBLE:
         known = ", ".join(profile.name for profile in tuned)
         raise ProfileError(f"{path} holds {known}; none was tuned for a machine like this. Name one with --profile.")
-    return found[0]
+    return found
 
 
-def _find_fitting(
-    tuned: list[TunedConfig], machine: MachineProfile, gpus: tuple[str, ...]
-) -> tuple[TunedConfig, str] | None:
-    """Find the newest profile of a machine like this, else of a smaller one, and say which of them it is."""
-    for fits, name in ((_is_exact, "exact"), (_is_compatible, "compatible")):
-        fitting = [candidate for candidate in tuned if fits(candidate, machine, gpus)]
-        if fitting:
-            return max(fitting, key=lambda candidate: candidate.created_at), name
-    return None
+def pick_fitting(profiles: Sequence[TunedConfig], machine: MachineProfile) -> tuple[TunedConfig, Fit]:
+    """Pick the profile that fits a machine best, the newest of equals.
+
+    Args:
+        profiles: At least one.
+        machine: The machine.
+
+    Returns:
+        The profile, and how well it fits.
+    """
+    ranked = [(rank_fit(one, describe_here(machine, one)), one) for one in profiles]
+    rank, best = min(ranked, key=lambda pair: (pair[0], -pair[1].created_at.timestamp()))
+    return best, rank
+
+
+def describe_here(machine: MachineProfile, profile: TunedConfig) -> Hardware:
+    """Describe this machine by what a profile is bound to.
+
+    Args:
+        machine: This machine.
+        profile: On a machine with accelerators of several models, those of the profile's model count.
+
+    Returns:
+        The fingerprint.
+    """
+    gpus = read_gpus()
+    gpu = profile.hardware.gpu if profile.hardware.gpu in gpus else next(iter(gpus), None)
+    return machine.hardware(gpu, gpus.count(gpu) if gpu is not None else 0)
 
 
 def _choose_named(file: TunedFile, name: str | None, path: str | os.PathLike[str]) -> list[TunedConfig]:
@@ -170,74 +209,22 @@ def _choose_named(file: TunedFile, name: str | None, path: str | os.PathLike[str
     raise ProfileError(f"{path} holds no profile named {name!r}; it holds {known}.")
 
 
-def _has_gpu(profile: TunedConfig, gpus: tuple[str, ...]) -> bool:
-    wanted = profile.hardware.gpu
-    return not gpus if wanted is None else wanted in gpus
-
-
-def _is_exact(profile: TunedConfig, machine: MachineProfile, gpus: tuple[str, ...]) -> bool:
-    there = profile.hardware
-    return (
-        _has_gpu(profile, gpus)
-        and there.gpu_count == len(gpus)
-        and there.cpu == machine.cpu
-        and there.usable_cpus == machine.usable_cpus
-        and there.memory_limit_bytes == machine.memory_limit_bytes
-        and there.shm_limit_bytes == machine.shm_limit_bytes
-        and there.nofile_limit == machine.nofile_limit
-    )
-
-
-def _is_compatible(profile: TunedConfig, machine: MachineProfile, gpus: tuple[str, ...]) -> bool:
-    there = profile.hardware
-    return (
-        _has_gpu(profile, gpus)
-        and machine.usable_cpus >= there.usable_cpus
-        and machine.memory_limit_bytes >= there.memory_limit_bytes
-        and machine.shm_limit_bytes >= there.shm_limit_bytes
-        and machine.nofile_limit >= there.nofile_limit
-    )
-
-
-def _describe_differences(profile: TunedConfig, machine: MachineProfile, gpus: tuple[str, ...]) -> str:
-    there = profile.hardware
-    here_gpu = gpus[0] if gpus else "no GPU"
-    pairs = (
-        ("GPU", there.gpu or "no GPU", here_gpu, not _has_gpu(profile, gpus)),
-        ("CPUs", f"{there.usable_cpus:g}", f"{machine.usable_cpus:g}", machine.usable_cpus < there.usable_cpus),
-        (
-            "memory",
-            format_bytes(there.memory_limit_bytes),
-            format_bytes(machine.memory_limit_bytes),
-            machine.memory_limit_bytes < there.memory_limit_bytes,
-        ),
-        (
-            "/dev/shm",
-            format_bytes(there.shm_limit_bytes),
-            format_bytes(machine.shm_limit_bytes),
-            machine.shm_limit_bytes < there.shm_limit_bytes,
-        ),
-        ("open files", there.nofile_limit, machine.nofile_limit, machine.nofile_limit < there.nofile_limit),
-    )
-    return ", ".join(f"{name} {here} instead of {was}" for name, was, here, differs in pairs if differs)
-
-
-def clamp_config(profile: TunedConfig, machine: MachineProfile) -> LoaderConfig:
+def clamp_config(profile: TunedConfig, here: MachineProfile) -> LoaderConfig:
     """Reduce a configuration to what a smaller machine can bear.
 
     Args:
         profile: A profile tuned elsewhere.
-        machine: This machine.
+        here: This machine.
 
     Returns:
-        The configuration with at most as many workers as usable CPUs, and with fewer batches ahead, then fewer
-        workers, until they fit into /dev/shm.
+        The configuration with as many workers for each CPU as it had there, and fewer where memory, open files or
+        /dev/shm ask for it; batches ahead are given up before workers. Never more of anything than was tuned.
     """
     settings = profile.dataloader
-    workers = min(settings.num_workers, count_whole_cpus(machine.usable_cpus))
     batch_bytes = profile.workload.sample_bytes * (settings.batch_size or 1)
-    queue = _count_fitting_batches(batch_bytes, machine.shm_limit_bytes)
-    workers = max(0, workers if queue is None else min(workers, queue))
+    queue = _count_fitting_batches(batch_bytes, here.shm_limit_bytes)
+    bounds = [settings.num_workers, _share_workers(profile, here), (here.nofile_limit - BASE_FILES) // WORKER_FILES]
+    workers = max(0, min([*bounds, *([queue] if queue is not None else [])]))
     prefetch = settings.prefetch_factor or 1
     if workers and queue is not None:
         prefetch = min(prefetch, queue // workers)
@@ -249,6 +236,14 @@ def clamp_config(profile: TunedConfig, machine: MachineProfile) -> LoaderConfig:
         **(keeps | {"in_order": settings.in_order} if workers else {}),
     )
     return LoaderConfig(dataloader=clamped, process=profile.process)
+
+
+def _share_workers(profile: TunedConfig, here: MachineProfile) -> int:
+    """Take workers in proportion to the CPUs, rounded up, and to the memory that the tuned ones filled."""
+    there, peak = profile.hardware, profile.result.peak_host_bytes
+    by_cpus = math.ceil(profile.dataloader.num_workers * min(1.0, here.usable_cpus / there.usable_cpus))
+    by_memory = MEMORY_SHARE * here.memory_limit_bytes / peak if peak else 1.0
+    return min(by_cpus, int(profile.dataloader.num_workers * min(1.0, by_memory)))
 
 
 def _count_fitting_batches(batch_bytes: int, shm_bytes: int) -> int | None:

@@ -109,6 +109,10 @@ class Surrogate:
             if config in self._index:
                 self._is_open[self._index[config]] = False
 
+    def reopen(self) -> None:
+        """Allow every candidate to be proposed: what was learnt of them so far is not a result of this run."""
+        self._is_open[:] = True
+
     def predict(self, configs: Sequence[LoaderConfig]) -> list[Prediction]:
         """Predict throughputs.
 

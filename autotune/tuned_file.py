@@ -16,10 +16,11 @@ from pydantic_core import from_json
 
 from autotune.errors import OutputError, ProfileError
 from autotune.locks import LockedError, hold
-from autotune.schema import SCHEMA_VERSION, TunedConfig, TunedFile
+from autotune.schema import SCHEMA_VERSION, PastResult, TunedConfig, TunedFile
 from autotune.units import format_bytes
 
 LOCK_SECONDS: Final = 30.0
+MOST_HISTORY: Final = 20  # earlier results of a profile that are kept
 MOST_BYTES: Final = 16 * 2**20  # of a tuned file; a profile is 4 KiB
 MOST_NAMED: Final = 10  # unknown fields in a warning
 
@@ -123,7 +124,7 @@ def save_profile(path: Path, profile: TunedConfig, lock_seconds: float = LOCK_SE
 
     Args:
         path: The tuned file; made when it is not there.
-        profile: Replaces the profile of the same name.
+        profile: Replaces the profile of the same name, whose result becomes part of its history.
         lock_seconds: Most seconds to wait for another process that is writing it.
 
     Raises:
@@ -136,7 +137,8 @@ def save_profile(path: Path, profile: TunedConfig, lock_seconds: float = LOCK_SE
         with hold(real.with_name(f".{real.name}.lock"), lock_seconds):
             others = read_file(path).profiles if path.exists() else ()
             kept = tuple(other for other in others if other.name != profile.name)
-            text = format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=(*kept, profile)))
+            written = _remember(profile, next((other for other in others if other.name == profile.name), None))
+            text = format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=(*kept, written)))
             _refuse_what_could_not_be_read(path, text)
             write_atomically(real, text)
     except LockedError as error:
@@ -144,6 +146,20 @@ def save_profile(path: Path, profile: TunedConfig, lock_seconds: float = LOCK_SE
         raise OutputError(f"{path} has been locked by {who} for {lock_seconds:g} s.") from None
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def _remember(profile: TunedConfig, before: TunedConfig | None) -> TunedConfig:
+    """Give a profile the history of the one whose place it takes."""
+    if before is None:
+        return profile
+    past = PastResult(
+        created_at=before.created_at,
+        dataloader=before.dataloader,
+        process=before.process,
+        samples_per_second=before.result.samples_per_second,
+        torch=before.software.torch,
+    )
+    return profile.model_copy(update={"history": (*before.history, past)[-MOST_HISTORY:]})
 
 
 def _refuse_what_could_not_be_read(path: Path, text: str) -> None:

@@ -25,7 +25,7 @@ from autotune.outcome import Outcome, make_profile, summarize_search
 from autotune.planning import Plan, make_plan
 from autotune.records import TrialRecord
 from autotune.request import TuningRequest
-from autotune.schema import SCHEMA_VERSION, TunedFile
+from autotune.schema import SCHEMA_VERSION, TunedConfig, TunedFile
 from autotune.scoring import estimate
 from autotune.search import Search, open_search
 from autotune.space import BATCH_GRID, DEFAULT_BATCH_SIZE
@@ -33,6 +33,7 @@ from autotune.studies import open_storage
 from autotune.trial_runner import TrialRunner
 from autotune.tuned_file import check_writable, format_file, save_profile
 from autotune.view import View
+from autotune.warm_start import plan_warm_start
 
 FRESH_START_SECONDS: Final = 3.0  # a fresh process, its imports and a dataset factory
 
@@ -44,6 +45,7 @@ def tune(
     machine: MachineProfile | None = None,
     workload: WorkloadProfile | None = None,
     view: View | None = None,
+    earlier: TunedConfig | None = None,
 ) -> Outcome:
     """Find the best loader configuration for a workload on this machine, and write it down.
 
@@ -53,6 +55,7 @@ def tune(
         machine: What the machine allows; None reads it.
         workload: Profile of the workload; None probes it in a child process.
         view: Is told what happens.
+        earlier: A result to start from, of this machine or of another one; None starts cold.
 
     Returns:
         The outcome; its profile has been written to `request.output`.
@@ -69,14 +72,15 @@ def tune(
     started = time.monotonic()
     view = view or View()
     check_request(request)
-    with open_storage(request.storage) as storage, _open_runner(request, view) as runner:
-        plan = _prepare(request, machine or read_machine(), workload, runner, view)
+    with open_storage(request.storage) as storage, open_runner(request, view) as runner:
+        plan = prepare(request, machine or read_machine(), workload, runner, view)
         with open_search(storage, request, plan.space, plan.hardware, view.show_warning) as search:
             noise = NoiseWatch(plan.machine.usable_cpus) if run_trial is None else None
             run_trial = run_trial or runner.run
             deadline = started + request.timeout_seconds if request.timeout_seconds is not None else None
+            warm = None if earlier is None else plan_warm_start(earlier, plan.hardware)
             run = Run(
-                Exploration(plan, search, run_trial, view, _plan_search_end(request, deadline)),
+                Exploration(plan, search, run_trial, view, _plan_search_end(request, deadline), warm),
                 Confirmation(plan, run_trial, view, noise),
                 Ablation(plan, run_trial, view),
             )
@@ -173,8 +177,8 @@ def plan_only(request: TuningRequest, *, view: View | None = None) -> Plan:
     """
     view = view or View()
     check_request(request)
-    with _open_runner(request, view) as runner:
-        return _prepare(request, read_machine(), None, runner, view)
+    with open_runner(request, view) as runner:
+        return prepare(request, read_machine(), None, runner, view)
 
 
 def check_request(request: TuningRequest) -> None:
@@ -197,7 +201,16 @@ def check_request(request: TuningRequest) -> None:
 
 
 @contextmanager
-def _open_runner(request: TuningRequest, view: View) -> Iterator[TrialRunner]:
+def open_runner(request: TuningRequest, view: View) -> Iterator[TrialRunner]:
+    """Open what runs the trials of a request, behind the walls that it asks for; the view is closed at the end.
+
+    Args:
+        request: What to tune, and how.
+        view: Is told what happens.
+
+    Yields:
+        The runner; leaving ends every process it started.
+    """
     try:
         walls = find_containment() if request.isolation == "auto" else Containment()
         with TrialRunner(request.workload, request.stall_seconds, view.show_progress, walls) as runner:
@@ -206,10 +219,27 @@ def _open_runner(request: TuningRequest, view: View) -> Iterator[TrialRunner]:
         view.close()
 
 
-def _prepare(
+def prepare(
     request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile | None, runner: TrialRunner, view: View
 ) -> Plan:
-    """Probe machine and workload, plan limits and space."""
+    """Probe machine and workload, plan limits and space.
+
+    Args:
+        request: What to tune, and how.
+        machine: What the machine allows.
+        workload: Profile of the workload; None probes it.
+        runner: Runs the probe, and gets the limits.
+        view: Is told what is found.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UsageError: The request asks for what cannot be.
+        WorkloadError: The user's code fails where no configuration could help.
+        NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
+        TrialError: The machine refuses to run trials.
+    """
     limits = plan_limits(machine, request)
     view.show_machine(machine, limits)
     if workload is None:

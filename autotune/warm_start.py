@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from pydantic import ValidationError
+
 from autotune.errors import ProfileError
-from autotune.matching import compare_hardware, rank_fit
+from autotune.matching import compare_hardware
 from autotune.request import TuningRequest
 from autotune.schema import Hardware, LoaderConfig, Rate, TunedConfig, Value
 
@@ -81,21 +83,6 @@ def scale_workers(profile: TunedConfig, here: Hardware) -> LoaderConfig:
     return profile.config.model_copy(update={"dataloader": loader.model_copy(update={"num_workers": workers})})
 
 
-def find_nearest(profiles: Iterable[TunedConfig], wanted: TunedConfig, here: Hardware) -> TunedConfig:
-    """Find the profile of the same workload whose machine is nearest to this one.
-
-    Args:
-        profiles: What the file holds.
-        wanted: The profile that is to be tuned anew.
-        here: This machine.
-
-    Returns:
-        The newest of the best fitting ones; `wanted` itself when no other fits better.
-    """
-    same = [one for one in profiles if one.workload.dataset == wanted.workload.dataset]
-    return min([wanted, *same], key=lambda one: (rank_fit(one, here), -one.created_at.timestamp()))
-
-
 def ask_again(profile: TunedConfig, here: Hardware, output: str, trials: int | None = None) -> TuningRequest:
     """Make the request that a profile was tuned with anew, for this machine.
 
@@ -110,14 +97,21 @@ def ask_again(profile: TunedConfig, here: Hardware, output: str, trials: int | N
         gets a name of its own.
 
     Raises:
-        ProfileError: The profile does not hold its request.
+        ProfileError: The profile does not hold its request, or one that cannot be read.
     """
     if profile.request is None:
         raise ProfileError(
             f"Profile {profile.name} does not hold the request it was tuned with (an earlier version wrote it): "
             "tune once more with dltune --dataset."
         )
-    asked = TuningRequest.model_validate(profile.request)
+    try:
+        asked = TuningRequest.model_validate(profile.request)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise ProfileError(
+            f"Profile {profile.name}: its request cannot be read ({'.'.join(map(str, problem['loc']))}: "
+            f"{problem['msg']}). Tune once more with dltune --dataset."
+        ) from None
     changes = {
         "output": output,
         "profile": None if compare_hardware(profile.hardware, here) else profile.name,

@@ -117,6 +117,21 @@ def test_a_time_without_its_zone_gives_a_profile_or_a_profile_error(tmp_path: Pa
 # Clamping
 
 
+def test_fewer_open_files_alone_do_not_cost_a_waiting_dataset_its_workers() -> None:
+    profile = make_profile(dataloader=make_config(12, 2, 64).dataloader)
+    machine = make_machine(nofile_limit=512, affinity_cpus=4)
+    assert clamp_config(profile, machine).dataloader.num_workers == 12
+
+
+def test_workers_shrink_with_memory_and_with_open_files() -> None:
+    profile = make_profile(dataloader=make_config(12, 2, 64).dataloader)
+    result = profile.result.model_copy(update={"peak_host_bytes": 8 * 1024 * MIB})
+    profile = profile.model_copy(update={"result": result})
+    poor = make_machine(memory_limit_bytes=5 * 1024 * MIB, affinity_cpus=4)
+    assert clamp_config(profile, poor).dataloader.num_workers == 6
+    assert clamp_config(profile, make_machine(nofile_limit=160, affinity_cpus=4)).dataloader.num_workers == 4
+
+
 @given(
     workers=st.integers(0, 64),
     prefetch=st.integers(1, 16),
@@ -124,7 +139,7 @@ def test_a_time_without_its_zone_gives_a_profile_or_a_profile_error(tmp_path: Pa
     shm=st.integers(0, 2**32),
     cpus=st.floats(0.1, 64),
 )
-def test_a_clamped_configuration_is_legal_and_fits_cpus_and_shm(
+def test_a_clamped_configuration_is_legal_and_keeps_its_share_of_the_cpus_and_fits_shm(
     workers: int, prefetch: int, sample_bytes: int, shm: int, cpus: float
 ) -> None:
     profile = make_profile(
@@ -133,7 +148,8 @@ def test_a_clamped_configuration_is_legal_and_fits_cpus_and_shm(
     )
     machine = make_machine(affinity_cpus=64, quota_cpus=cpus, shm_limit_bytes=shm)
     loader = clamp_config(profile, machine).dataloader
-    assert loader.num_workers <= min(workers, cpus + 1)
+    assert loader.num_workers <= workers
+    assert loader.num_workers <= workers * cpus / profile.hardware.usable_cpus + 1
     if loader.num_workers:
         assert (loader.num_workers * (loader.prefetch_factor or 0) + 2) * 64 * sample_bytes <= shm
 

@@ -9,7 +9,7 @@ import resource
 import stat
 import warnings
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -40,7 +40,9 @@ def test_saving_keeps_the_other_profiles_and_replaces_the_one_of_the_same_name(t
     newer = make_profile("b", created_at=NOW)
     save_profile(path, newer)
     assert sorted(names(path)) == ["a", "b", "c"]
-    assert newer in read_file(path).profiles
+    (written,) = [profile for profile in read_file(path).profiles if profile.name == "b"]
+    assert written.created_at == NOW
+    assert [past.created_at for past in written.history] == [make_profile("b").created_at]
 
 
 @pytest.mark.parametrize("text", ["", "not json", "[]", '{"schema_version": 2}', '{"profiles": [{"name": "a"}]}'])
@@ -222,3 +224,12 @@ def test_an_unknown_field_that_stands_there_twice_is_ignored_like_any_other(tmp_
     path.write_text('{"schema_version": 1, "novelty": 1, "novelty": 2}')
     with pytest.warns(UserWarning, match="novelty"):
         assert read_file(path).profiles == ()
+
+
+def test_the_history_of_a_profile_grows_by_one_at_each_tuning_and_forgets_the_oldest(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_profile("a"))
+    for day in range(30):
+        save_profile(path, make_profile("a", created_at=NOW + timedelta(days=day)))
+    (profile,) = read_file(path).profiles
+    assert len(profile.history) == 20
+    assert profile.history[-1].created_at == NOW + timedelta(days=28)
