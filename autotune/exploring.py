@@ -29,7 +29,7 @@ LEAST_GAIN: Final = 0.006  # expected from the most promising configuration; bel
 GAIN: Final = 1.02  # an improvement smaller than this is noise and does not count as one
 FEWEST_TRIALS: Final = 8  # measured before expectations may end the search: the first few teach the model its own error
 PATIENCE: Final = 10  # measured trials without improvement after which the expectations have been wrong often enough
-WARM_PATIENCE: Final = 3  # the same for a search that starts from an earlier answer
+WARM_PATIENCE: Final = 2  # the same for a search that starts from an earlier answer
 EXHAUSTIVE: Final = ("random", "grid")  # samplers that are chosen to look at everything; they run all trials
 NOTHING: Final = Estimate(samples_per_second=0.0, relative_error=0.0, wait_fraction=0.0, epoch_seconds=0.0)
 MOST_REPEATS: Final = 40  # proposals in a row that were all measured before
