@@ -166,7 +166,7 @@ class Exploration:
         if doubt.config in self._reconsidered:
             return False
         self._reconsidered.add(doubt.config)
-        del self._known[doubt.config]
+        self._known.pop(doubt.config, None)  # what an earlier run says of it may be doubted, too
         self._search.enqueue([doubt.config], again=True)
         return True
 
