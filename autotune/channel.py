@@ -18,6 +18,10 @@ class ChannelClosedError(Exception):
     """The other side is gone, or sent more than a message may hold."""
 
 
+class MessageTooLongError(ChannelClosedError):
+    """The other side sent more than a message may hold; the line is of no use any more."""
+
+
 class Channel:
     """Sends and receives lines of text.
 
@@ -60,7 +64,8 @@ class Channel:
             The message, or None when the time ran out.
 
         Raises:
-            ChannelClosedError: The other side is gone, or the message is longer than 64 MiB.
+            MessageTooLongError: The message is longer than 64 MiB.
+            ChannelClosedError: The other side is gone.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._lines:
@@ -83,7 +88,7 @@ class Channel:
             self._lines += [bytes(line) for line in lines]
             self._buffer = bytearray(rest)
         if len(self._buffer) > MOST_MESSAGE_BYTES:
-            raise ChannelClosedError(f"a message is longer than {MOST_MESSAGE_BYTES} bytes")
+            raise MessageTooLongError(f"a message of more than {MOST_MESSAGE_BYTES >> 20} MiB")
 
     def close(self) -> None:
         """Close the line."""

@@ -157,7 +157,8 @@ class LiveDisplay(PlainDisplay):
 
     def close(self) -> None:
         """Take the live lines away."""
-        self._live.stop()
+        with suppress(OSError):  # the terminal may be gone
+            self._live.stop()
 
     def show_progress(self, progress: Progress) -> None:
         """Show what the child is doing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -60,8 +61,7 @@ def print_result(text: str, elsewhere: str = "") -> None:
     Raises:
         OutputError: stdout cannot be written.
     """
-    encoding = sys.stdout.encoding or "utf-8"
-    shown = _make_printable(text).encode(encoding, errors="backslashreplace").decode(encoding)
+    shown = _make_printable(text, sys.stdout.encoding)
     try:
         click.echo(shown.removesuffix("\n"))
     except OSError as error:
@@ -71,6 +71,15 @@ def print_result(text: str, elsewhere: str = "") -> None:
         raise OutputError(f"stdout cannot be written: {error.strerror}.{elsewhere}") from None
 
 
-def _make_printable(text: str) -> str:
-    """Write control characters out, so that no file or message that is shown commands the terminal."""
-    return "".join(mark if mark.isprintable() or mark in "\n\t" else repr(mark)[1:-1] for mark in text)
+def _make_printable(text: str, encoding: str | None = None) -> str:
+    """Write control characters out, as JSON does, so that no file or message that is shown commands the terminal."""
+    shown = "".join(mark if mark.isprintable() or mark in "\n\t" else _write_out(mark) for mark in text)
+    try:
+        shown.encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        return "".join(mark if mark.isascii() else _write_out(mark) for mark in shown)
+    return shown
+
+
+def _write_out(mark: str) -> str:
+    return f"\\u{ord(mark):04x}" if ord(mark) < 2**16 else json.dumps(mark).strip('"')

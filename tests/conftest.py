@@ -26,7 +26,7 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def list_leftovers() -> list[str]:
     """List what this session's trials have not taken with them: processes, names in /dev/shm, scratch folders."""
-    return [*_list_processes(), *_list_names(), *_list_scratch()]
+    return [*_list_processes(), *_list_names(), *list_scratch()]
 
 
 def _list_processes() -> list[str]:
@@ -47,7 +47,7 @@ def _list_names() -> list[str]:
     return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem.", "psm_"))]
 
 
-def _list_scratch() -> list[str]:
+def list_scratch() -> list[str]:
     """List the folders of trials whose tuner is this process, or is gone."""
     left = []
     for folder in {Path(tempfile.gettempdir()), Path("/tmp")}:

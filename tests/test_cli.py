@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from autotune.schema import ProcessSettings
 from autotune.tuned_file import save_profile
 from tests.builders import make_config, make_profile
 
+ROOT = str(Path(__file__).parent.parent)
 pytestmark = pytest.mark.usefixtures("workdir")
 
 
@@ -205,9 +207,23 @@ def test_show_says_what_is_wrong_with_a_file(workdir: Path, text: str | None, wo
 def test_what_a_file_says_does_not_command_the_terminal(workdir: Path) -> None:
     save_profile(workdir / "dltune.json", make_profile("\x1b]0;owned\x07"))
     shown = invoke("show")
-    assert "\\x1b]0;owned\\x07" in shown.stdout
+    assert "\\u001b]0;owned\\u0007" in shown.stdout
     assert "\x1b" not in shown.stdout
     assert "\x1b" not in invoke("show", "--profile", "\x1b[2J").stderr
+
+
+def test_json_stays_json_whatever_the_names_in_it_hold(workdir: Path) -> None:
+    name = "\x1b\x7f\x85é\U000e0001"
+    save_profile(workdir / "dltune.json", make_profile(name))
+    assert json.loads(invoke("show", "--json").stdout)["profiles"][0]["name"] == name
+
+
+def test_a_terminal_of_few_characters_is_shown_the_rest_by_number(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile("é"))
+    command = [sys.executable, "-m", "autotune.cli", "show"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": ROOT}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "\\u00e9   pkg.data:make_dataset" in shown.stdout
 
 
 def test_show_of_an_unknown_profile_lists_the_known_ones(workdir: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import tempfile
 from pathlib import Path
 
@@ -108,12 +106,9 @@ def test_a_factory_that_kills_its_group_hits_only_itself(walls: bool) -> None:
 def test_a_factory_that_terminates_its_parent_ends_the_run_in_order_or_hits_a_wall(
     isolation: str, workdir: Path
 ) -> None:
-    options = ("--dataset-arg", f"number={int(signal.SIGTERM)}", "--trials", "2", "--isolation", isolation)
-    finished = run_cli("faults.villains:make_parent_killer", *options)
-    assert finished.returncode in (0, 130), finished.stderr
+    finished = run_cli("faults.villains:make_parent_killer", "--isolation", isolation)
+    words = {130: "Interrupted before any configuration was measured", 2: "RuntimeError: the parent lives"}
+    assert finished.returncode in (words if isolation == "auto" else (130,)), finished.stderr
+    assert words[finished.returncode] in finished.stderr
     assert list_trial_processes() == []
-    if finished.returncode == 130:
-        assert "Interrupted before any configuration was measured" in finished.stderr
-        assert not (workdir / "dltune.json").exists()
-    else:
-        assert json.loads((workdir / "dltune.json").read_text())["profiles"]
+    assert not (workdir / "dltune.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,9 @@ def test_a_full_shm_is_named_with_its_size_and_how_to_get_more(walls: bool) -> N
     review = run_in_small_shm("faults.villains:make_large", walls=walls)
     (result,) = review.results
     assert result.kind == "shm_exhausted", result.message
-    assert "/dev/shm" in result.message
-    assert "MiB" in result.message
+    assert re.search(r"/dev/shm.* [\d.]+ MiB|[\d.]+ MiB .*/dev/shm", result.message)
+    assert walls or "--shm-size" in result.message, result.message
     assert review.left == ()
-
-
-@pytest.mark.fault("shm full, default collate", needs="mount")
-def test_a_full_shm_says_how_to_get_more() -> None:
-    (result,) = run_in_small_shm("faults.villains:make_large", walls=False).results
-    assert "--shm-size" in result.message
 
 
 @WALLS
@@ -46,13 +41,6 @@ def test_a_shm_that_fills_while_a_batch_is_sent_does_not_hang_the_run(walls: boo
     assert result.kind in ("stalled", "shm_exhausted"), result.message
     assert "shared memory" in result.message or "/dev/shm" in result.message
     assert review.left == ()
-
-
-@pytest.mark.xfail(strict=True, reason="a stall is not explained by what was printed: no next step")
-@pytest.mark.fault("shm full, custom collate", needs="mount")
-def test_a_stall_over_a_full_shm_says_how_to_get_more() -> None:
-    (result,) = run_in_small_shm("faults.villains:make_large_collated", walls=False, stall_seconds=4.0).results
-    assert "--shm-size" in result.message
 
 
 @WALLS
@@ -150,13 +138,12 @@ def test_a_tmpdir_too_long_for_sockets_is_not_handed_to_the_trial(
     assert result.kind == "completed", result.message
 
 
-@WALLS
 @pytest.mark.fault("Leaks, file_system", needs="mount")
-def test_what_a_hung_trial_held_of_shm_is_free_before_the_next(walls: bool) -> None:
+def test_what_a_hung_trial_held_of_shm_is_free_before_the_next() -> None:
     review = run_in_small_shm(
         "faults.villains:make_large",
         arguments={"hang_at": 40},
-        walls=walls,
+        walls=False,
         stall_seconds=3.0,
         plays=tuple(Play(batch_size=1, strategy="file_system") for _ in range(2)),
     )
@@ -164,7 +151,7 @@ def test_what_a_hung_trial_held_of_shm_is_free_before_the_next(walls: bool) -> N
     assert review.left == ()
 
 
-@pytest.mark.parametrize(("deed", "walls"), [("kill", False), ("hang", False), ("hang", True)])
+@pytest.mark.parametrize(("deed", "walls"), [("kill", False), ("hang", True)])
 @pytest.mark.fault("Leaks, file_system", needs="plain")
 def test_no_name_is_left_in_shm_when_a_trial_with_file_system_has_failed(deed: str, walls: bool) -> None:
     play = Play(strategy="file_system")
@@ -188,7 +175,7 @@ def test_no_name_is_left_in_shm_when_a_trial_with_file_system_has_failed(deed: s
 @pytest.mark.fault("Leaks, spawn/forkserver", needs="plain")
 def test_no_semaphore_is_left_when_a_trial_with_spawned_workers_has_hung(method: str, walls: bool) -> None:
     before = set(Path("/dev/shm").glob("sem.*"))
-    result = run("faults.villains:make_hanging_workers", play=Play(method=method), walls=walls, stall_seconds=5.0)
+    result = run("faults.villains:make_hanging_workers", play=Play(method=method), walls=walls, stall_seconds=4.0)
     left = set(Path("/dev/shm").glob("sem.*")) - before
     for path in left:
         path.unlink()
