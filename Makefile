@@ -2,9 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+TEST_READY := .venv/.test-ready
 BENCH_READY := .venv/.bench-ready
 
-.PHONY: demo test lint types check bench replay clean help
+.PHONY: demo test faults lint types check bench replay clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,8 +21,16 @@ demo: $(READY) ## Set up, then tune the JPEG example; writes dltune.json
 	$(BIN)/dltune --dataset examples.images:make_dataset --step examples.images:make_step \
 		--batch-size 32 --trials 12 --trial-time 2500ms
 
-test: $(READY) ## Set up, then run the tests
+$(TEST_READY): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --group integrations --group browser
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps timm  # only read; torchvision is left out
+	@touch $(TEST_READY)
+
+test: $(TEST_READY) ## Set up, then run the tests
 	$(BIN)/python -m pytest
+
+faults: $(READY) ## Run the fault tests alone, and print what became of each fault
+	$(BIN)/python -m pytest tests/faults --fault-matrix
 
 lint: $(READY) ## Check style
 	$(BIN)/ruff check .

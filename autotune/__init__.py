@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from autotune.errors import DltuneError
+    from autotune.exporting import Export, export
     from autotune.outcome import Outcome
     from autotune.profiles import TunedLoader, load
     from autotune.request import TuningRequest, WorkloadRequest
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DltuneError",
+    "Export",
     "Outcome",
     "TunedConfig",
     "TunedFile",
@@ -27,12 +29,14 @@ __all__ = [
     "TuningRequest",
     "Workload",
     "WorkloadRequest",
+    "export",
     "load",
     "tune",
 ]
 
 _HOMES: Final = {
     "DltuneError": "autotune.errors",
+    "Export": "autotune.exporting",
     "Outcome": "autotune.outcome",
     "TunedConfig": "autotune.schema",
     "TunedFile": "autotune.schema",
@@ -40,6 +44,7 @@ _HOMES: Final = {
     "TuningRequest": "autotune.request",
     "Workload": "autotune.workload",
     "WorkloadRequest": "autotune.request",
+    "export": "autotune.exporting",
     "load": "autotune.profiles",
     "tune": "autotune.tuning",
 }

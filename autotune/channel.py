@@ -8,6 +8,7 @@ from __future__ import annotations
 import select
 import socket
 import time
+from collections import deque
 from typing import Final
 
 MOST_MESSAGE_BYTES: Final = 64 * 2**20
@@ -15,6 +16,10 @@ MOST_MESSAGE_BYTES: Final = 64 * 2**20
 
 class ChannelClosedError(Exception):
     """The other side is gone, or sent more than a message may hold."""
+
+
+class MessageTooLongError(ChannelClosedError):
+    """The other side sent more than a message may hold; the line is of no use any more."""
 
 
 class Channel:
@@ -29,7 +34,7 @@ class Channel:
         self._poll = select.poll()  # select() knows no descriptor above 1023
         self._poll.register(connection, select.POLLIN)
         self._buffer = bytearray()
-        self._lines: list[bytes] = []
+        self._lines: deque[bytes] = deque()
 
     def fileno(self) -> int:
         """Give the socket's descriptor."""
@@ -59,7 +64,8 @@ class Channel:
             The message, or None when the time ran out.
 
         Raises:
-            ChannelClosedError: The other side is gone, or the message is longer than 64 MiB.
+            MessageTooLongError: The message is longer than 64 MiB.
+            ChannelClosedError: The other side is gone.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._lines:
@@ -67,7 +73,7 @@ class Channel:
             if not self._poll.poll(left):
                 return None
             self._fill()
-        return self._lines.pop(0).decode(errors="replace")
+        return self._lines.popleft().decode(errors="replace")
 
     def _fill(self) -> None:
         try:
@@ -82,7 +88,7 @@ class Channel:
             self._lines += [bytes(line) for line in lines]
             self._buffer = bytearray(rest)
         if len(self._buffer) > MOST_MESSAGE_BYTES:
-            raise ChannelClosedError(f"a message is longer than {MOST_MESSAGE_BYTES} bytes")
+            raise MessageTooLongError(f"a message of more than {MOST_MESSAGE_BYTES >> 20} MiB")
 
     def close(self) -> None:
         """Close the line."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -24,16 +25,19 @@ import psutil
 from pydantic import ValidationError
 
 from autotune.channel import Channel, ChannelClosedError
-from autotune.machine import SHM, MemoryGauge, read_shm
-from autotune.messages import REPORT, Command, Measured, Progress, Report, TrialKind
-from autotune.process_tree import MARK, bound_memory, end_trial, list_tree, measure_memory, remove_segments
+from autotune.containment import Containment
+from autotune.gauge import NEAR_SECONDS, TrialGauge, Use
+from autotune.isolation import Walls
+from autotune.limits import Limits
+from autotune.machine import SHM
+from autotune.messages import REPORT, Command, Failed, Measured, Progress, Report, TrialKind
+from autotune.process_tree import MARK, end_trial, remove_segments
 from autotune.schema import Value
 from autotune.units import format_bytes
 from autotune.verdicts import Death, name_death
-from autotune.watchdog import Reading, Watch
+from autotune.watchdog import Breach, Reading, Watch
 
 TICK_SECONDS: Final = 0.05
-TREE_SECONDS: Final = 0.25  # between two walks over the tree: 0.1 ms a process
 LOG_BYTES: Final = 4 * 2**20
 LOG_TAIL_BYTES: Final = 4000
 SCRATCH_PREFIX: Final = "dltune-"
@@ -43,21 +47,30 @@ OnProgress = Callable[[Progress], None]
 
 
 class Usage(Value):
-    """What a command was seen to use at its peak, in bytes."""
+    """What a command was seen to use at its peak.
+
+    Attributes:
+        host_bytes: Host memory, /dev/shm included; 0 when it was never read exactly.
+        shm_bytes: The part in /dev/shm.
+        shm_size_bytes: Size of the /dev/shm that it had.
+        oom_kills: Processes that the kernel's out-of-memory killer took.
+    """
 
     host_bytes: int = 0
     shm_bytes: int = 0
+    shm_size_bytes: int = 0
+    oom_kills: int = 0
 
     def describe_shm(self) -> str:
         """Say what was used of /dev/shm, to be put behind a sentence."""
-        return f": {format_bytes(self.shm_bytes)} used of {format_bytes(read_shm()[0])}"
+        return f": {format_bytes(self.shm_bytes)} used of {format_bytes(self.shm_size_bytes)}"
 
 
 class Pulse:
-    """Keeps the time of a command: when it last moved, and when which reading of its tree is due."""
+    """Keeps the time of a command: when it was given, and when it last moved."""
 
     def __init__(self) -> None:
-        self._started = self._moved = self._next_walk = time.monotonic()
+        self._started = self._moved = time.monotonic()
 
     @property
     def idle_seconds(self) -> float:
@@ -73,37 +86,31 @@ class Pulse:
         """Record that the child moved."""
         self._moved = time.monotonic()
 
-    def is_walk_due(self) -> bool:
-        """Say whether it is time to walk over the tree, and plan the next walk if so."""
-        now = time.monotonic()
-        if now < self._next_walk:
-            return False
-        self._next_walk = now + TREE_SECONDS
-        return True
-
 
 class Child:
     """One child process, the line to it, and what is known of its tree.
 
     Args:
         working_dir: Folder it starts in.
+        limits: Budgets that its walls are built for.
+        containment: Which walls can be put up.
         on_progress: Called with each progress report.
     """
 
-    def __init__(self, working_dir: str, on_progress: OnProgress) -> None:
+    def __init__(self, working_dir: str, limits: Limits, containment: Containment, on_progress: OnProgress) -> None:
         self._on_progress = on_progress
         self._mark = uuid.uuid4().hex
         self._folder = _make_scratch()
-        self._seen: set[int] = set()
         self._log_path = self._folder / "log"
-        self._shm_free = read_shm()[1]
-        self._gauge = MemoryGauge()
+        self._group = containment.make_group(limits)
+        walls = containment.plan_walls(limits, self._group)
+        self._own_shm, self._own_pids = walls.shm_bytes > 0, walls.own_pids
         self.usage = Usage()
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         with theirs, self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                _make_command(theirs.fileno()),
+                _make_command(theirs.fileno(), walls),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -112,6 +119,7 @@ class Child:
                 env={**os.environ, MARK: self._mark, "TMPDIR": str(self._folder)},
                 start_new_session=True,
             )
+        self._gauge = TrialGauge(self._process.pid, limits.memory_bytes, self._group, own_shm=self._own_shm)
 
     def command(self, command: Command, watch: Watch) -> Report | Death:
         """Give a command and wait for its answer, watching the tree.
@@ -123,8 +131,24 @@ class Child:
         Returns:
             The answer, or how the child died or was ended.
         """
-        try:
+        self.send(command)
+        return self.receive(watch)
+
+    def send(self, command: Command) -> None:
+        """Give a command; `receive` waits for its answer. A child that is gone says so there."""
+        with contextlib.suppress(ChannelClosedError):
             self._channel.send(command.model_dump_json())
+
+    def receive(self, watch: Watch) -> Report | Death:
+        """Wait for the answer to the command sent, watching the tree.
+
+        Args:
+            watch: What it may take.
+
+        Returns:
+            The answer, or how the child died or was ended.
+        """
+        try:
             return self._await_answer(watch)
         except ChannelClosedError:
             return self._name_death()
@@ -135,46 +159,57 @@ class Child:
         pulse = Pulse()
         self.usage = Usage()
         while True:
-            line = self._channel.receive(TICK_SECONDS)
+            line = self._channel.receive(NEAR_SECONDS if self._gauge.is_near else TICK_SECONDS)
             if line is not None:
                 report = REPORT.validate_json(line)
                 if not isinstance(report, Progress):
-                    self._note_end(report, pulse, watch)
+                    self._note_end(report, pulse)
                     return report
                 pulse.note_progress()
                 self._on_progress(report)
-            breach = watch.judge(self._read(pulse, watch))
+            breach = self._watch(pulse, watch)
             if breach is not None:
                 return self._end_for(breach.reason, breach.message)
             if line is None and self._process.poll() is not None:
                 return self._name_death()
 
-    def _note_end(self, report: Report, pulse: Pulse, watch: Watch) -> None:
-        """Sample the memory of a trial that has just ended: nothing is timed any more, and its workers still live."""
+    def _note_end(self, report: Report, pulse: Pulse) -> None:
+        """Read the memory of a trial that has just ended: nothing is timed any more, and its workers still live."""
         if isinstance(report, Measured):
-            self._read(pulse, watch, exact=True)
+            self._read(pulse, exact=True)
+        elif isinstance(report, Failed):
+            self._note_use(self._gauge.read())
 
-    def _read(self, pulse: Pulse, watch: Watch, *, exact: bool = False) -> Reading:
-        """Take one reading: the cheap one at every tick, the tree now and then, exact memory when it matters."""
-        tree = list_tree(self._process.pid) if exact or pulse.is_walk_due() else []
-        self._seen.update(tree)
-        shm_bytes = max(0, self._shm_free - read_shm()[1])
-        reading = Reading(
+    def _watch(self, pulse: Pulse, watch: Watch) -> Breach | None:
+        """Take a reading and judge it: the cheap one at every tick, exact memory when it matters."""
+        reading = self._read(pulse)
+        if watch.needs_exact_memory(reading):
+            reading = self._read(pulse, exact=True)
+        self._cap_log()
+        return watch.judge(reading)
+
+    def _read(self, pulse: Pulse, *, exact: bool = False) -> Reading:
+        use = self._gauge.read(exact=exact)
+        self._note_use(use)
+        return Reading(
             idle_seconds=pulse.idle_seconds,
             running_seconds=pulse.running_seconds,
-            host_bytes=bound_memory(tree) + shm_bytes,
-            host_exact=False,
-            shm_bytes=shm_bytes,
-            available_bytes=self._gauge.read(),
+            host_bytes=use.host_bytes,
+            host_exact=use.exact,
+            shm_bytes=use.shm_bytes,
+            available_bytes=self._gauge.read_available(),
         )
-        self.usage = Usage(host_bytes=self.usage.host_bytes, shm_bytes=max(self.usage.shm_bytes, shm_bytes))
-        if tree and (exact or watch.needs_exact_memory(reading)):
-            private = measure_memory(tree)
-            peak = max(self.usage.host_bytes, private + self.usage.shm_bytes)  # the queue may have been longer before
-            self.usage = Usage(host_bytes=peak, shm_bytes=self.usage.shm_bytes)
-            reading = reading.model_copy(update={"host_bytes": private + shm_bytes, "host_exact": True})
-        self._cap_log()
-        return reading
+
+    def _note_use(self, use: Use) -> None:
+        """Keep the peaks: where memory is read exactly but once, the queue may have been longer before."""
+        shm_bytes = max(self.usage.shm_bytes, use.shm_bytes)
+        host_bytes = use.host_bytes - use.shm_bytes + shm_bytes if use.exact else 0
+        self.usage = Usage(
+            host_bytes=max(self.usage.host_bytes, host_bytes),
+            shm_bytes=shm_bytes,
+            shm_size_bytes=self._gauge.shm_size_bytes,
+            oom_kills=self._gauge.count_oom_kills(),
+        )
 
     def _cap_log(self) -> None:
         with contextlib.suppress(OSError):
@@ -182,6 +217,8 @@ class Child:
                 os.truncate(self._log_path, 0)
 
     def _end_for(self, kind: TrialKind, message: str) -> Death:
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGSTOP)  # at once; finding all that must end takes a moment
         details = self._read_log_tail()
         self.end()
         last = details.splitlines()[-1].strip() if details else ""
@@ -192,6 +229,7 @@ class Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
         status = self._process.poll()
+        self._note_use(self._gauge.read())
         details = self._read_log_tail()
         self.end()
         return name_death(status, details, self.usage.describe_shm())
@@ -205,17 +243,23 @@ class Child:
     def end(self) -> None:
         """End the child and every process that belongs to it, and remove what they left."""
         if self._process.returncode is None:  # else the number may belong to another process by now
-            self._seen.update(list_tree(self._process.pid))
+            self._gauge.walk()
         self._channel.close()
+        if self._own_pids:
+            self._process.kill()  # the namespace goes with it, and with the private /dev/shm nothing is to be cleaned
         end_trial(self._mark)
         self._process.kill()
         self._process.wait()
-        remove_segments(self._seen, SHM)
+        if self._group is not None:
+            self._group.remove()
+        if not self._own_shm:
+            remove_segments(self._gauge.seen, SHM)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _make_command(descriptor: int) -> list[str]:
-    return [sys.executable, "-P", "-m", "autotune.trial_host", str(descriptor), str(os.getpid())]
+def _make_command(descriptor: int, walls: Walls) -> list[str]:
+    program = [sys.executable, "-P", "-m", "autotune.trial_host"]
+    return [*program, str(descriptor), str(os.getpid()), walls.to_json()]
 
 
 def _make_scratch() -> Path:

@@ -1,4 +1,4 @@
-"""The command line: the only room that prints or exits.
+"""The command line: reads options, tunes, prints the result. Commands that only take a file are in `file_commands`.
 
 Importing it costs click and nothing else; what a command needs is imported when it runs.
 """
@@ -6,28 +6,33 @@ Importing it costs click and nothing else; what a command needs is imported when
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from autotune.errors import DltuneError, UsageError, WorkloadError
-from autotune.options import Assignment, BatchSizes, Budget, Duration, Range, name_parameters, read_project_options
+from autotune.errors import UsageError
+from autotune.exits import INTERRUPTED, print_result, report_errors
+from autotune.file_commands import COMMANDS
+from autotune.interrupts import finish_first, interrupt_on_signals
+from autotune.options import (
+    Assignment,
+    BatchSizes,
+    Budget,
+    Duration,
+    Range,
+    build_request,
+    name_parameters,
+    read_project_options,
+)
 
 if TYPE_CHECKING:
     from autotune.request import TuningRequest
+    from autotune.schema import TunedConfig
     from autotune.view import View
 
-INTERRUPTED: Final = 130
-_SAME_NAMES: Final = (
-    *("trials", "epochs", "seed", "sampler", "max_memory", "max_shm", "max_gpu_memory", "max_workers"),
-    *("output", "profile", "storage", "study_name", "resume"),
-)  # options that are called in TuningRequest as on the command line
 EXAMPLES: Final = """\b
 Examples:
   dltune --dataset data.images:make_dataset --trials 40
@@ -71,7 +76,7 @@ wins over the environment, the environment over the file.
 Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configuration works; 130 interrupted.
 """,
 )
-@click.option("--dataset", metavar="PKG.MOD:ATTR", help="Factory of a Dataset, DataLoader or autotune.Workload.")
+@click.option("--dataset", metavar="PKG.MOD:ATTR", help="Factory of a Dataset, DataLoader or data module.")
 @click.option(
     "--dataset-arg",
     "dataset_args",
@@ -118,6 +123,12 @@ Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configurati
 @click.option("--max-gpu-memory", type=Budget(), default="90%", metavar="SIZE", help="Device memory, likewise.")
 @click.option("--max-workers", type=click.IntRange(0), metavar="N", help="Most worker processes.")
 @click.option("--device", default="auto", metavar="DEV", help="auto, cpu, or a torch device such as cuda:0.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["auto", "none"]),
+    default="auto",
+    help="Walls around trials: all that this machine allows (see dltune doctor), or none.",
+)
 @click.option("-o", "--output", default="dltune.json", metavar="FILE", help="Where the result is written.")
 @click.option("--profile", metavar="NAME", help="Name of the profile in the file; made from the machine if left out.")
 @click.option("--storage", metavar="URL", help="Optuna storage; SQLite under .dltune/ if left out.")
@@ -141,7 +152,7 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     if options["print_config"]:
         _print_config(ctx)
         return
-    with _report_errors():
+    with report_errors():
         request = build_request(options)
         if options["dry_run"]:
             _print_plan(request)
@@ -149,26 +160,55 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
         _run(request, options)
 
 
-def _run(request: TuningRequest, options: dict[str, Any]) -> None:
+@cli.command(context_settings={"show_default": True})
+@click.argument("file", type=click.Path(path_type=Path), default=Path("dltune.json"))
+@click.option("--profile", metavar="NAME", help="Tune this profile anew; else the one that fits this machine best.")
+@click.option(
+    "--trials", type=click.IntRange(1), metavar="N", show_default="a third", help="Most configurations to try."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, envvar="DLTUNE_JSON", help="Print the profile as one JSON document on stdout."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Show nothing but the result and errors.")
+@click.option("-v", "--verbose", is_flag=True, help="Show phases, skipped configurations and tracebacks of trials.")
+def retune(file: Path, profile: str | None, trials: int | None, **options: Any) -> None:
+    """Tune a profile of a tuned FILE (dltune.json if left out) anew, as it was asked for, from where it stands.
+
+    On another machine than the profile's the result gets a name of its own, and the search starts from the nearest
+    profile. Other profiles stay; the earlier result becomes part of the history.
+    """
+    with report_errors():
+        from autotune.machine import read_machine
+        from autotune.profiles import describe_here, list_profiles, pick_fitting
+        from autotune.warm_start import ask_again
+
+        machine = read_machine()
+        earlier, _ = pick_fitting(list_profiles(file, profile), machine)
+        request = ask_again(earlier, describe_here(machine, earlier), str(file), trials)
+        _run(request, options, earlier)
+
+
+def _run(request: TuningRequest, options: dict[str, Any], earlier: TunedConfig | None = None) -> None:
     """Tune and print the result."""
     from autotune.report import describe_outcome
     from autotune.tuning import tune
 
     view = _make_view(request, options)
-    with _interrupt_on_sigterm():
-        outcome = tune(request, view=view)
-    if options["as_json"]:
-        click.echo(outcome.profile.model_dump_json(indent=2))
-    else:
-        click.echo(
-            describe_outcome(
-                outcome.profile,
-                outcome.plan.workload.kind,
-                outcome.runner_up,
-                request.output,
-                interrupted=outcome.interrupted,
+    with interrupt_on_signals():
+        outcome = tune(request, view=view, earlier=earlier)
+        with finish_first():
+            text = (
+                outcome.profile.model_dump_json(indent=2)
+                if options["as_json"]
+                else describe_outcome(
+                    outcome.profile,
+                    outcome.plan.workload.kind,
+                    outcome.runner_up,
+                    request.output,
+                    interrupted=outcome.interrupted,
+                )
             )
-        )
+            print_result(text, f" The result is in {request.output}.")
     if outcome.interrupted:
         sys.exit(INTERRUPTED)
 
@@ -182,95 +222,6 @@ def _make_view(request: TuningRequest, options: dict[str, Any]) -> View:
 
     display = LiveDisplay if sys.stderr.isatty() else PlainDisplay
     return display(request, verbose=options["verbose"])
-
-
-@contextmanager
-def _interrupt_on_sigterm() -> Iterator[None]:
-    """Treat SIGTERM (a job's end, a container's stop) as Ctrl-C: write the best so far, leave nothing behind."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGINT, interrupt)  # a shell's background job starts with SIGINT ignored
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-@contextmanager
-def _report_errors() -> Iterator[None]:
-    """Print an error of ours as a sentence and exit with its code."""
-    try:
-        yield
-    except WorkloadError as error:
-        if error.details:
-            click.echo(error.details.rstrip(), err=True)
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except DltuneError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        click.echo("Interrupted before any configuration was measured; nothing was written.", err=True)
-        sys.exit(INTERRUPTED)
-
-
-def build_request(options: dict[str, Any]) -> TuningRequest:
-    """Make a request of the command's options.
-
-    Args:
-        options: Values by parameter name, as click gives them.
-
-    Returns:
-        The validated request.
-
-    Raises:
-        UsageError: An option is missing, or a combination makes no sense.
-    """
-    from pydantic import ValidationError
-
-    from autotune.request import TuningRequest, WorkloadRequest
-
-    if not options["dataset"]:
-        raise UsageError("--dataset PKG.MOD:ATTR is missing: name the factory of your dataset.")
-    try:
-        workload = WorkloadRequest(
-            dataset=options["dataset"],
-            dataset_args=dict(options["dataset_args"]),
-            collate=options["collate"],
-            step=options["step"],
-            step_seconds=options["step_time"],
-            device=options["device"],
-            working_dir=str(Path.cwd()),
-        )
-        same = {name: options[name] for name in _SAME_NAMES}
-        return TuningRequest(
-            workload=workload,
-            batch_sizes=options["batch_size"],
-            fixed=dict(options["fix"]),
-            ranges=dict(options["ranges"]),
-            timeout_seconds=options["timeout"],
-            trial_seconds=options["trial_time"],
-            stall_seconds=options["stall_time"],
-            **same,
-        )
-    except ValidationError as error:
-        raise UsageError(_explain_validation(error)) from None
-
-
-def _explain_validation(error: Any) -> str:
-    problem = error.errors(include_url=False)[0]
-    place = [str(part) for part in problem["loc"]]
-    if place and place[0] in ("fixed", "ranges"):
-        from autotune.request import KNOBS
-
-        option = "--fix" if place[0] == "fixed" else "--range"
-        known = len(place) > 1 and place[1] in KNOBS and place[-1] != "[key]"
-        hint = "the value does not suit it" if known else f"the knobs are {', '.join(KNOBS)}"
-        return f"{option} {place[1]}: {hint}." if len(place) > 1 else f"{option}: {hint}."
-    return f"{' '.join(place)}: {problem['msg'].removeprefix('Value error, ')}.".removeprefix(": ")
 
 
 def _print_config(ctx: click.Context) -> None:
@@ -298,36 +249,8 @@ def _print_plan(request: TuningRequest) -> None:
         click.echo(f"  {describe_config(config)}  predicted {plan.predict(config):,.0f}/s")
 
 
-@cli.command()
-@click.argument("file", type=click.Path(path_type=Path), default=Path("dltune.json"))
-@click.option("--profile", metavar="NAME", help="Show only this profile.")
-@click.option("--json", "as_json", is_flag=True, help="Print the profiles as JSON.")
-def show(file: Path, profile: str | None, as_json: bool) -> None:
-    """Show the profiles of a tuned FILE (dltune.json if left out)."""
-    from autotune.profiles import format_file, read_file
-    from autotune.report import describe_profile
-    from autotune.schema import SCHEMA_VERSION, TunedFile
-
-    with _report_errors():
-        found = read_file(file)
-        chosen = tuple(entry for entry in found.profiles if profile in (None, entry.name))
-        if not chosen:
-            names = ", ".join(entry.name for entry in found.profiles) or "none"
-            raise UsageError(f"{file} has no profile {profile or ''}; it holds: {names}.")
-        if as_json:
-            click.echo(format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=chosen)), nl=False)
-        else:
-            click.echo("\n\n".join(describe_profile(entry) for entry in chosen))
-
-
-@cli.command()
-def schema() -> None:
-    """Print the JSON Schema of dltune.json."""
-    from autotune.schema import SCHEMA_ID, TunedFile
-
-    document = TunedFile.model_json_schema(by_alias=True)
-    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **document}
-    click.echo(json.dumps(document, indent=2))
+for _command in COMMANDS:
+    cli.add_command(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -341,6 +264,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.UsageError as error:
         error.show()
         sys.exit(error.exit_code)
+    except FileNotFoundError:
+        click.echo("Error: the current folder is gone; go to one that is there.", err=True)
+        sys.exit(UsageError.exit_code)
     cli.main(args=arguments, prog_name="dltune", default_map=defaults)
 
 

@@ -87,7 +87,7 @@ class Confirmation:
         self._run_trial = run_trial
         self._view = view
         self._watch = watch
-        self._entrants: list[Contestant] = []
+        self.entrants: list[Contestant] = []
         self.baseline = Contestant(plan.baseline)
         self.finalists: list[Contestant] = []
         self.rounds = 0
@@ -100,7 +100,7 @@ class Confirmation:
             finalists: Configurations to compare with the baseline, the most promising first.
         """
         self.finalists = [Contestant(config) for config in finalists if config != self.baseline.config]
-        self._entrants = [self.baseline, *self.finalists]
+        self.entrants = [self.baseline, *self.finalists]
         if self._watch is not None:
             self._watch.start()
         while self.rounds < ROUNDS or (self.rounds < MOST_ROUNDS and (self._is_in_doubt() or self._is_scattered())):
@@ -113,7 +113,7 @@ class Confirmation:
         if self._watch is None:
             return
         self._watch.pause()
-        quietness = self._watch.finish([contestant.scores for contestant in self._entrants])
+        quietness = self._watch.finish([contestant.scores for contestant in self.entrants])
         self.noise = describe_noise(quietness, self._plan.machine.usable_cpus)
 
     def _run_round(self) -> None:

@@ -53,7 +53,9 @@ def pick_finalists(
     Returns:
         The best, the smallest one close to it, and the next best, at most `FINALISTS`; empty when none works.
     """
-    feasible = [record for record in records if record.is_feasible]
+    feasible = list(
+        {record.config: record for record in records if record.is_feasible}.values()
+    )  # the last look counts
     rates = {record.config: record.score for record in feasible} | dict(expected or {})
     ranked = sorted(feasible, key=lambda record: rates[record.config], reverse=True)
     if not ranked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console, Group
@@ -11,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from autotune.limits import Limits, Violation
+from autotune.limits import Limits
 from autotune.machine import MachineProfile
 from autotune.messages import Progress
 from autotune.planning import Plan
@@ -20,7 +21,6 @@ from autotune.report import (
     describe_config,
     describe_failure,
     describe_machine,
-    describe_skip,
     describe_workload,
 )
 from autotune.request import TuningRequest
@@ -46,7 +46,8 @@ class PlainDisplay(View):
         self._ceiling = 0.0
 
     def _write(self, text: str) -> None:
-        self._console.print(Text(text))
+        with suppress(OSError):  # a full disk under the log, or a terminal that is gone, must not cost the run
+            self._console.print(Text(text))
 
     def show_machine(self, machine: MachineProfile, limits: Limits) -> None:
         """Write what is tuned and what the machine allows."""
@@ -95,11 +96,18 @@ class PlainDisplay(View):
         line = f"{head}  {describe_config(result.config)}  {rate}{ceiling}  {use}"
         self._write(line + early + best)
 
-    def show_skip(self, number: int, config: LoaderConfig, violations: tuple[Violation, ...]) -> None:
+    def show_finding(self, sentence: str) -> None:
+        """Write what trials showed of the workload."""
+        self._write(f"note     {sentence}")
+
+    def show_warning(self, sentence: str) -> None:
+        """Write what went wrong."""
+        self._write(f"warning  {sentence}")
+
+    def show_skip(self, number: int, config: LoaderConfig, reasons: tuple[str, ...]) -> None:
         """Write why a configuration was not tried."""
         self._write(
-            f"trial {number:>2}/{self._request.trials}  {describe_config(config)}  "
-            f"skipped, predicted over a limit: {describe_skip(violations)}"
+            f"trial {number:>2}/{self._request.trials}  {describe_config(config)}  skipped: {'; '.join(reasons)}"
         )
 
     def show_stop(self, reason: str) -> None:
@@ -149,7 +157,8 @@ class LiveDisplay(PlainDisplay):
 
     def close(self) -> None:
         """Take the live lines away."""
-        self._live.stop()
+        with suppress(OSError):  # the terminal may be gone
+            self._live.stop()
 
     def show_progress(self, progress: Progress) -> None:
         """Show what the child is doing."""
@@ -177,11 +186,11 @@ class LiveDisplay(PlainDisplay):
             share = f" ({format_percent(score / self._ceiling)} of ceiling)" if self._ceiling else ""
             self._best = f"#{number}   {describe_config(result.config)}   {format_rate(score)}{share}"
 
-    def show_skip(self, number: int, config: LoaderConfig, violations: tuple[Violation, ...]) -> None:
+    def show_skip(self, number: int, config: LoaderConfig, reasons: tuple[str, ...]) -> None:
         """Count a skipped configuration."""
         self._counts["skipped"] += 1
         if self._verbose:
-            super().show_skip(number, config, violations)
+            super().show_skip(number, config, reasons)
 
     def show_round(self, number: int, rounds: int, config: LoaderConfig, score: float | None) -> None:
         """Show the confirmation under way."""

@@ -49,10 +49,28 @@ class ProfileError(DltuneError):
     exit_code = 2
 
 
+class TrialError(DltuneError):
+    """Trials cannot be run any more: the machine refuses a process or a folder; the message says what was kept."""
+
+    exit_code = 1
+
+
 class OutputError(DltuneError):
     """A result could not be written; the message says where and what was kept."""
 
     exit_code = 1
+
+
+class UnsavedError(OutputError):
+    """The tuned file could not be written at the end of a run.
+
+    Attributes:
+        document: What it should hold, as JSON: the result is not lost.
+    """
+
+    def __init__(self, message: str, document: str) -> None:
+        super().__init__(message)
+        self.document = document
 
 
 class StudyError(DltuneError):

@@ -12,11 +12,14 @@ from autotune.limits import Demand
 from autotune.messages import RunTrial, TrialRequest, TrialResult
 from autotune.planning import Plan
 from autotune.records import TrialRecord
+from autotune.report import describe_skip
+from autotune.ruling import WorkerRuling
 from autotune.schema import LoaderConfig
 from autotune.scoring import Estimate
 from autotune.search import Asked, Search
-from autotune.surrogate import Surrogate
+from autotune.surrogate import Prediction, Surrogate
 from autotune.view import View
+from autotune.warm_start import WarmStart
 
 SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; finalists are remeasured
 SEARCH_SHARE: Final = 0.7  # of the time of a trial; the rest is kept for looking at the finalists again
@@ -26,13 +29,12 @@ LEAST_GAIN: Final = 0.006  # expected from the most promising configuration; bel
 GAIN: Final = 1.02  # an improvement smaller than this is noise and does not count as one
 FEWEST_TRIALS: Final = 8  # measured before expectations may end the search: the first few teach the model its own error
 PATIENCE: Final = 10  # measured trials without improvement after which the expectations have been wrong often enough
+WARM_PATIENCE: Final = 2  # the same for a search that starts from an earlier answer
 EXHAUSTIVE: Final = ("random", "grid")  # samplers that are chosen to look at everything; they run all trials
 NOTHING: Final = Estimate(samples_per_second=0.0, relative_error=0.0, wait_fraction=0.0, epoch_seconds=0.0)
 MOST_REPEATS: Final = 40  # proposals in a row that were all measured before
-SUSPICIOUS: Final = 0.7  # of what was expected; a trial below it that should have been the best is measured again
-SECOND_LOOKS: Final = (
-    3  # such trials in a run; when it happens more often, the expectations are wrong and not the trials
-)
+HINT_ERROR: Final = 0.2  # relative half-width that a rate of an earlier run is given: machine and versions drift
+SECOND_LOOKS: Final = 3  # at most, in a run, at measurements that the others make doubtful
 
 
 class Exploration:
@@ -44,10 +46,17 @@ class Exploration:
         run_trial: Measures one configuration.
         view: Is told what happens.
         deadline: Moment of `time.monotonic` at which to stop; None for no such moment.
+        warm: What an earlier result says about where to look; None to start cold.
     """
 
     def __init__(
-        self, plan: Plan, search: Search, run_trial: RunTrial, view: View, deadline: float | None = None
+        self,
+        plan: Plan,
+        search: Search,
+        run_trial: RunTrial,
+        view: View,
+        deadline: float | None = None,
+        warm: WarmStart | None = None,
     ) -> None:
         self._plan = plan
         self._search = search
@@ -56,20 +65,36 @@ class Exploration:
         self._deadline = deadline
         self._demand = plan.demand_model()
         self._surrogate = Surrogate(plan.candidates, plan.predict)
-        self._first = plan.first_configs()
+        self._first = plan.first_configs() if warm is None else self._start_warm(warm)
+        self._fewest, self._patience = (FEWEST_TRIALS, PATIENCE) if warm is None else (len(self._first), WARM_PATIENCE)
         self.records = [record for record in search.records() if record.fate != "repeated"]
         self._known = {record.config: record for record in self.records}
         self._repeats = 0
-        self._second_looks = 0
+        self._reconsidered: set[LoaderConfig] = set()
+        self._ruling = WorkerRuling(plan.candidates, self._run, plan.workload.worker_failure)
         for record in self.records:
             self._learn(record, self._estimate(record.result))
+        self._rule_out()
         search.enqueue(self._first)
         search.guide(self._propose)
+
+    def _start_warm(self, warm: WarmStart) -> list[LoaderConfig]:
+        """Take in what earlier trials reached, and give what is tried first: the baseline, then the earlier best."""
+        for hint in warm.hints:
+            self._surrogate.learn(hint.config, hint.samples_per_second, HINT_ERROR)
+        self._surrogate.reopen()
+        legal = set(self._plan.candidates)
+        return list(dict.fromkeys([self._plan.baseline, *(config for config in warm.seeds if config in legal)]))
 
     @property
     def best(self) -> TrialRecord | None:
         """The fastest configuration measured."""
         return find_best(self.records)
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """Sentences on what the trials showed of the workload, for the user to read."""
+        return () if self._ruling.reason is None else (self._ruling.reason,)
 
     def run(self) -> str:
         """Search until a reason to stop appears.
@@ -93,6 +118,10 @@ class Exploration:
         found = self._surrogate.predict(configs)
         return {config: expected.samples_per_second for config, expected in zip(configs, found, strict=True)}
 
+    def predict(self, configs: Sequence[LoaderConfig]) -> list[Prediction]:
+        """Give what the model, as corrected by the trials, expects of configurations, measured or not."""
+        return self._surrogate.predict(configs)
+
     def _find_reason_to_stop(self) -> str | None:
         request = self._plan.request
         if len(self.records) >= request.trials:
@@ -110,16 +139,36 @@ class Exploration:
         started = self.best is not None and all(config in self._known for config in self._first)
         if not started or self._plan.request.sampler in EXHAUSTIVE:
             return None
+        reason = self._find_no_gain()
+        return None if reason is not None and self._reconsider() else reason
+
+    def _find_no_gain(self) -> str | None:
         proposal = self._surrogate.propose()
         if proposal is None:
             return "every configuration within the limits was tried"
-        if sum(record.is_feasible for record in self.records) < FEWEST_TRIALS:
+        if sum(record.is_feasible for record in self.records) < self._fewest:
             return None
         if proposal.gain < LEAST_GAIN:
             return f"no other configuration is expected to gain {LEAST_GAIN:.1%} or more"
-        if (tried := count_since_gain(self.records)) >= PATIENCE:
+        if (tried := count_since_gain(self.records)) >= self._patience:
             return f"no gain above {GAIN - 1:.0%} in the last {tried} trials"
         return None
+
+    def _reconsider(self) -> bool:
+        """Have the measurement that the others make most doubtful repeated, if it could be the best.
+
+        The first trial that fills a queue of large batches is one: memory that a virtual machine has not touched for
+        a while is slow to get.
+        """
+        doubt = self._surrogate.doubt()
+        if doubt is None or doubt.gain < LEAST_GAIN or len(self._reconsidered) >= SECOND_LOOKS:
+            return False
+        if doubt.config in self._reconsidered:
+            return False
+        self._reconsidered.add(doubt.config)
+        self._known.pop(doubt.config, None)  # what an earlier run says of it may be doubted, too
+        self._search.enqueue([doubt.config], again=True)
+        return True
 
     def _share_of_ceiling(self) -> float:
         best = self.best
@@ -144,9 +193,9 @@ class Exploration:
             self._search.tell(known.model_copy(update={"number": asked.number, "fate": "repeated", "result": None}))
             return
         self._repeats = 0
-        violations = demand.find_violations(self._plan.limits)
+        reasons = self._list_objections(asked.config, demand)
         predicted = self._surrogate.predict([asked.config])[0].samples_per_second
-        result = None if violations else self._measure(asked, predicted)
+        result = None if reasons else self._measure(asked.config)
         found = self._estimate(result)
         record = self._record(asked, demand, result, found, predicted)
         best = self.best
@@ -154,11 +203,20 @@ class Exploration:
         self.records.append(record)
         self._known[record.config] = record
         if result is None:
-            self._view.show_skip(len(self.records), record.config, violations)
+            self._view.show_skip(len(self.records), record.config, reasons)
         else:
             is_best = record.is_feasible and (best is None or record.score > best.score)
             self._view.show_result(len(self.records), record, found.relative_error, is_best)
         self._learn(record, found)
+        if result is not None:
+            self._judge_workers(result)
+
+    def _list_objections(self, config: LoaderConfig, demand: Demand) -> tuple[str, ...]:
+        """Say why a configuration is not worth a trial; empty when it is."""
+        if self._ruling.applies_to(config):
+            return ("workers are ruled out",)
+        violations = demand.find_violations(self._plan.limits)
+        return (f"predicted over a limit: {describe_skip(violations)}",) if violations else ()
 
     def _estimate(self, result: TrialResult | None) -> Estimate:
         return (result and self._plan.estimate(result)) or NOTHING
@@ -166,7 +224,7 @@ class Exploration:
     def _record(
         self, asked: Asked, demand: Demand, result: TrialResult | None, found: Estimate, predicted: float
     ) -> TrialRecord:
-        works = 0.0 if result is None else -1.0 if result.kind == "completed" else 1.0
+        works = _rate_outcome(result, is_ruled_out=self._ruling.applies_to(asked.config))
         return TrialRecord(
             number=asked.number,
             config=asked.config,
@@ -177,29 +235,19 @@ class Exploration:
             result=result,
         )
 
-    def _measure(self, asked: Asked, predicted: float) -> TrialResult:
-        self._view.show_start(len(self.records) + 1, asked.config)
-        result = self._run(asked)
-        if self._is_suspicious(result, predicted):
-            self._second_looks += 1
-            result = self._run(asked)
+    def _measure(self, config: LoaderConfig) -> TrialResult:
+        self._view.show_start(len(self.records) + 1, config)
+        result = self._run(config)
+        if self._ruling.may_be_luck(result):
+            first, result = result, self._run(config)
+            self._ruling.note_repeated(first, result)
         return result
 
-    def _is_suspicious(self, result: TrialResult, predicted: float) -> bool:
-        """Tell whether what should have been the best fell so far short that chance may have struck it.
-
-        The first trial that fills a queue of large batches is one: memory that a virtual machine has not touched for
-        a while is slow to get.
-        """
-        promised = self.best is None or predicted > self.best.score
-        found = self._estimate(result).samples_per_second
-        return promised and 0 < found < SUSPICIOUS * predicted and self._second_looks < SECOND_LOOKS
-
-    def _run(self, asked: Asked) -> TrialResult:
+    def _run(self, config: LoaderConfig) -> TrialResult:
         best = self.best
         result = self._run_trial(
             TrialRequest(
-                config=asked.config,
+                config=config,
                 epochs=self._plan.request.epochs,
                 seconds=SEARCH_SHARE * self._plan.request.trial_seconds,
                 precision=SEARCH_PRECISION,
@@ -218,6 +266,17 @@ class Exploration:
             self._surrogate.learn(record.config, record.score, found.relative_error)
         else:
             self._surrogate.fail(record.config)
+
+    def _judge_workers(self, result: TrialResult) -> None:
+        """Propose no workers any more, once they are ruled out, and say so."""
+        if self._ruling.reason is None:
+            self._ruling.judge(result)
+            self._rule_out()
+
+    def _rule_out(self) -> None:
+        if self._ruling.reason is not None:
+            self._surrogate.close(config for config in self._plan.candidates if self._ruling.applies_to(config))
+            self._view.show_finding(self._ruling.reason)
 
 
 def find_best(records: Sequence[TrialRecord]) -> TrialRecord | None:
@@ -240,6 +299,13 @@ def measure_prediction_error(records: Sequence[TrialRecord]) -> float | None:
         abs(record.predicted / record.score - 1) for record in records if record.is_feasible and record.predicted > 0
     ]
     return statistics.median(distances) if distances else None
+
+
+def _rate_outcome(result: TrialResult | None, *, is_ruled_out: bool) -> float:
+    """Give Optuna's constraint: above 0 for what does not work, 0 where it was not tried."""
+    if result is None:
+        return 1.0 if is_ruled_out else 0.0
+    return -1.0 if result.kind == "completed" else 1.0
 
 
 def _refuse_hopeless_workload(result: TrialResult) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, Literal, cast
 
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from autotune.errors import UsageError
 from autotune.importing import import_attribute
@@ -17,6 +17,32 @@ from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, S
 from autotune.worker_setup import WorkerSetup
 from autotune.workload import Workload
 
+TWICE: Final = 1.5  # times the samples of one process
+TOO_FEW: Final = 0.75  # of them
+
+
+class Census:
+    """Remembers how many samples an iterable dataset delivers in one process, to hold what workers deliver against.
+
+    Attributes:
+        samples: Of a whole epoch; None while none was seen.
+    """
+
+    def __init__(self) -> None:
+        self.samples: int | None = None
+
+    def note(self, samples: int) -> None:
+        """Record what a whole epoch in one process delivered."""
+        self.samples = samples
+
+    def is_exceeded(self, samples: int) -> bool:
+        """Tell whether so many samples come only from workers that each go through all of the data."""
+        return bool(self.samples) and samples > TWICE * (self.samples or 0)
+
+    def is_missed(self, samples: int) -> bool:
+        """Tell whether a whole epoch of so many samples leaves data out."""
+        return bool(self.samples) and samples < TOO_FEW * (self.samples or 0)
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadedWorkload:
@@ -25,10 +51,14 @@ class LoadedWorkload:
     Attributes:
         parts: What stays as it is.
         baseline: Settings of the ready DataLoader the factory returned; None for anything else.
+        census: What was seen of its size.
+        owner: The data module that made the loader; kept, since it may hold the folder that its dataset reads.
     """
 
     parts: Workload
     baseline: LoaderConfig | None = None
+    census: Census = dataclasses.field(default_factory=Census, compare=False)
+    owner: Any = None
 
     @property
     def kind(self) -> Literal["map", "iterable"]:
@@ -39,6 +69,11 @@ class LoadedWorkload:
     def batching(self) -> Literal["batch_size", "own"]:
         """Whether the batch size can be set."""
         return "own" if self.parts.batch_sampler is not None or not self.parts.batched else "batch_size"
+
+    @property
+    def stacks_samples(self) -> bool:
+        """Whether torch's own collate makes the batches, so that the first dimension counts their samples."""
+        return self.batching == "batch_size" and self.parts.collate_fn in (None, default_collate)
 
 
 def load_workload(request: WorkloadRequest) -> LoadedWorkload:
@@ -51,7 +86,7 @@ def load_workload(request: WorkloadRequest) -> LoadedWorkload:
         The workload.
 
     Raises:
-        UsageError: What the factory returned is not a dataset, a DataLoader or a Workload.
+        UsageError: What the factory returned is not a dataset, a DataLoader, a data module or a Workload.
         Exception: Whatever the user's code raises.
     """
     factory = import_attribute(request.dataset)
@@ -64,14 +99,20 @@ def load_workload(request: WorkloadRequest) -> LoadedWorkload:
 
 
 def _is_workload(made: Any) -> bool:
-    return isinstance(made, Workload | DataLoader | Dataset)
+    return isinstance(made, Workload | DataLoader | Dataset) or _is_data_module(made)
+
+
+def _is_data_module(made: Any) -> bool:
+    """Tell whether it has the hooks by which Lightning's modules hand out data, without importing Lightning."""
+    hooks = ("prepare_data", "setup", "train_dataloader")
+    return not isinstance(made, type) and all(callable(getattr(made, hook, None)) for hook in hooks)
 
 
 def adopt(made: Any, source: str) -> LoadedWorkload:
     """Take apart what a factory returned.
 
     Args:
-        made: A map-style or iterable dataset, a DataLoader, or a Workload.
+        made: A map-style or iterable dataset, a DataLoader, a Lightning data module, or a Workload.
         source: Import string of the factory, for messages.
 
     Returns:
@@ -82,15 +123,33 @@ def adopt(made: Any, source: str) -> LoadedWorkload:
     """
     if isinstance(made, DataLoader):
         return LoadedWorkload(parts=_take_apart(made), baseline=_read_settings(made))
+    if _is_data_module(made):
+        return dataclasses.replace(adopt(_ask_for_loader(made, source), source), owner=made)
     if isinstance(made, Workload):
         return LoadedWorkload(parts=_check_dataset(made, source))
     return LoadedWorkload(parts=_check_dataset(Workload(dataset=made), source))
+
+
+def _ask_for_loader(module: Any, source: str) -> DataLoader[Any]:
+    """Get the training loader of a data module, by the calls that a Trainer makes before it trains."""
+    module.prepare_data()
+    module.setup(stage="fit")
+    loader = module.train_dataloader()
+    if not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"{source}: train_dataloader() of {_describe(module)} returned {_describe(loader)}. dltune tunes one "
+            "DataLoader at a time: name a factory that returns it."
+        )
+    return loader
 
 
 def _check_dataset(parts: Workload, source: str) -> Workload:
     dataset = parts.dataset
     if isinstance(dataset, IterableDataset):
         return parts
+    if isinstance(dataset, Mapping) and "train" in dataset:
+        splits = ", ".join(map(repr, dataset))
+        raise UsageError(f"{source} returned {_describe(dataset)} of {splits}. Return one of these splits.")
     lacking = [name for name in ("__getitem__", "__len__") if not hasattr(dataset, name)]
     if parts.sampler is not None or parts.batch_sampler is not None:
         lacking = [name for name in lacking if name != "__len__"]
@@ -98,7 +157,7 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
         why = f"it lacks {' and '.join(lacking)}" if lacking else "it is no dataset"
         raise UsageError(
             f"{source} returned {_describe(dataset)}, and {why}. Return a Dataset (with __getitem__ and __len__), "
-            "an IterableDataset, a DataLoader or an autotune.Workload."
+            "an IterableDataset, a DataLoader, a Lightning data module or an autotune.Workload."
         )
     if len(cast("Any", dataset)) == 0 and not lacking:
         raise UsageError(f"{source} returned {_describe(dataset)} of length 0: there is nothing to load.")

@@ -7,8 +7,11 @@ the queue, the steady pace, the drain at the end. Nothing is torn down until the
 from __future__ import annotations
 
 import itertools
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.batches import count_samples
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 WARM_UP_STEPS: Final = 3
+SHRUNK: Final = 0.5  # of an earlier epoch; a shorter one has ended early
+LAST_BREATH_SECONDS: Final = 1.0  # between the end of a worker's connections and its own
 OnBatch = Callable[[int], None]
 
 
@@ -53,7 +58,7 @@ def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, con
 
 
 class WrongCountError(Exception):
-    """An epoch delivered fewer batches than its sampler handed out."""
+    """An epoch delivered another number of batches or samples than it should have; its text continues "the trial"."""
 
 
 class Recorder:
@@ -62,15 +67,17 @@ class Recorder:
     Args:
         loader: The loader under measurement.
         is_map: Whether the sampler's promise counts the samples.
+        is_counted: Whether to count what arrives.
     """
 
-    def __init__(self, loader: GatedLoader, is_map: bool) -> None:
+    def __init__(self, loader: GatedLoader, *, is_map: bool, is_counted: bool) -> None:
         self._loader = loader
         self._is_map = is_map
+        self._is_counted = is_counted
         self._started = time.perf_counter()
         self._times: list[float] = []
         self._waited = 0.0
-        self._samples = 0
+        self.delivered = 0
         self._closed_after: int | None = None
 
     @property
@@ -82,8 +89,8 @@ class Recorder:
         """Record that a batch has been consumed, after `waited` seconds of waiting for it."""
         self._times.append(time.perf_counter() - self._started)
         self._waited += waited
-        if not self._is_map:
-            self._samples += count_samples(batch, self._loader.batch_size or 1)
+        if self._is_counted:
+            self.delivered += count_samples(batch, self._loader.batch_size or 1)
 
     @property
     def is_closing(self) -> bool:
@@ -111,7 +118,7 @@ class Recorder:
             batch_seconds=tuple(round(moment, 6) for moment in self._times),
             end_seconds=end_seconds,
             wait_seconds=self._waited,
-            samples=self._loader.gate.count_samples(len(self._times)) if self._is_map else self._samples,
+            samples=self._loader.gate.count_samples(len(self._times)) if self._is_map else self.delivered,
             promised_batches=self._loader.gate.batches if self._is_map else None,
             closed_after=closed_after,
         )
@@ -134,8 +141,11 @@ class TrialMeasurement:
         self._step = step
         self._device = device
         self._on_batch = on_batch
+        self._workload = workload
         self._is_map = workload.kind == "map"
+        self._is_counted = not self._is_map or _fetches_batches(workload)
         self._loader = build_loader(workload, request.config)
+        self._workers = request.config.dataloader.num_workers
         self._epoch_batches = count_batches(self._loader, workload)
         self._pacer = Pacer(request, self._epoch_batches)
         self._traces: list[EpochTrace] = []
@@ -150,15 +160,20 @@ class TrialMeasurement:
             The raw record. The workers still live; dropping this object takes them down.
 
         Raises:
-            WrongCountError: An epoch ended before all promised batches had come.
+            WrongCountError: What an epoch delivered is not what the dataset holds.
             Exception: Whatever dataset, collate or step raise.
         """
         reset_peak(self._device)
         started = time.perf_counter()
         plan: int | str = OPEN_END
         while isinstance(plan, int):
-            self._traces.append(self._run_epoch(started, plan))
-            self._learn_length(self._traces[-1])
+            try:
+                trace = self._run_epoch(started, plan)
+            except Exception as error:
+                note_lost_workers(error, getattr(self._iterator, "_workers", ()))
+                raise
+            self._traces.append(trace)
+            self._learn_length(trace)
             plan = self._pacer.plan_next(self._traces, time.perf_counter() - started)
         return Measurement(
             epochs=tuple(self._traces),
@@ -169,7 +184,7 @@ class TrialMeasurement:
 
     def _run_epoch(self, trial_started: float, most_batches: int) -> EpochTrace:
         self._loader.gate.open(None if most_batches == OPEN_END else most_batches)
-        recorder = Recorder(self._loader, self._is_map)
+        recorder = Recorder(self._loader, is_map=self._is_map, is_counted=self._is_counted)
         abandoned = False
         self._iterator = iterator = iter(self._loader)  # kept: letting go of it would take the workers down
         while not abandoned:
@@ -186,6 +201,9 @@ class TrialMeasurement:
         trace = recorder.finish()
         if not abandoned:
             self._check_promise(trace)
+            self._check_length(trace)
+        if self._is_counted:
+            self._check_samples(trace, recorder.delivered)
         return trace
 
     def _attend(self, recorder: Recorder, elapsed: float) -> bool:
@@ -201,11 +219,87 @@ class TrialMeasurement:
     def _check_promise(self, trace: EpochTrace) -> None:
         if trace.promised_batches is not None and trace.batches < trace.promised_batches:
             raise WrongCountError(
-                f"the epoch ended after {trace.batches} of {trace.promised_batches} batches without an error. "
-                "A StopIteration raised inside __getitem__ or collate_fn does this; let it raise another error."
+                f"ended an epoch after {trace.batches} of {trace.promised_batches} batches without an error. "
+                "A StopIteration raised inside __getitem__ or collate_fn does this: let it raise another error"
+            )
+
+    def _check_length(self, trace: EpochTrace) -> None:
+        """Hold a whole epoch against those before it."""
+        if trace.closed_after is not None:
+            return
+        before = max((earlier.batches for earlier in self._traces if earlier.closed_after is None), default=0)
+        if not self._traces and not trace.batches:
+            raise WrongCountError(
+                "delivered no batch at all: the dataset is empty, or shorter than one batch with drop_last. "
+                "Give a smaller --batch-size"
+            )
+        if trace.batches < SHRUNK * before:
+            raise WrongCountError(
+                f"ended epoch {len(self._traces) + 1} after {trace.batches} batches, and one before it had {before}. "
+                "A dataset or sampler that can be gone through only once does this: start anew in every __iter__"
+            )
+
+    def _check_samples(self, trace: EpochTrace, delivered: int) -> None:
+        """Hold the samples that arrived against those that were asked for, or that one process delivers."""
+        if self._is_map:
+            self._check_fetched(trace, delivered)
+        elif self._workers > 1:
+            self._check_shares(trace, delivered)
+        elif trace.closed_after is None:
+            self._workload.census.note(delivered)
+
+    def _check_fetched(self, trace: EpochTrace, delivered: int) -> None:
+        most_astray = self._loader.batch_size or 1  # where batches overtake each other, the short last one may be in
+        if abs(delivered - trace.samples) >= most_astray:
+            raise WrongCountError(
+                f"delivered {delivered} samples where {trace.samples} were asked for: __getitems__ must return one "
+                "sample for each index"
+            )
+
+    def _check_shares(self, trace: EpochTrace, delivered: int) -> None:
+        census = self._workload.census
+        if census.is_exceeded(delivered):
+            raise WrongCountError(
+                f"delivered {delivered} samples of a dataset of {census.samples}: each of its workers goes through all "
+                "of it. Share it out in __iter__ by get_worker_info(), or tune with --max-workers 1"
+            )
+        dropped = self._workers * (self._loader.batch_size or 1) if self._loader.drop_last else 0
+        if trace.closed_after is None and census.is_missed(delivered + dropped):
+            raise WrongCountError(
+                f"delivered {delivered} samples of a dataset of {census.samples}: the shares of its workers leave some "
+                "out. Look at how __iter__ uses get_worker_info()"
             )
 
     def _learn_length(self, trace: EpochTrace) -> None:
-        """A whole epoch of an iterable dataset tells its real length."""
-        if not self._is_map and trace.closed_after is None:
+        """A whole epoch tells its real length, which an iterable dataset or a sampler may have stated wrongly."""
+        if trace.closed_after is None:
             self._epoch_batches = self._pacer.epoch_batches = trace.batches
+
+
+def note_lost_workers(error: Exception, workers: Sequence[BaseProcess]) -> None:
+    """Add to an error how workers ended, in torch's own words, which it often has no time to find.
+
+    Whoever asks a worker that is gone for a batch sees a closed connection or a missing file; only the exit status
+    tells a signal from an exit.
+
+    Args:
+        error: What the loader raised; it gets a note for each worker that ended.
+        workers: The workers of the epoch.
+    """
+    if any("in DataLoader worker" in words for words in error.args if isinstance(words, str)):
+        return  # raised by the user's code, in a worker that lives
+    is_connection = isinstance(error, OSError | EOFError)
+    ended = wait([worker.sentinel for worker in workers], LAST_BREATH_SECONDS if is_connection else 0)
+    for worker in workers:
+        if worker.sentinel in ended:
+            worker.join(LAST_BREATH_SECONDS)  # its files are closed; it is about to have an exit status
+        code = worker.exitcode
+        if code is not None and code < 0:
+            error.add_note(f"DataLoader worker (pid {worker.pid}) is killed by signal: {signal.strsignal(-code)}")
+        elif code or (code == 0 and is_connection):
+            error.add_note(f"DataLoader worker (pid {worker.pid}) exited unexpectedly with exit code {code}")
+
+
+def _fetches_batches(workload: LoadedWorkload) -> bool:
+    """Tell whether the dataset fetches whole batches, whose samples can be counted afterwards."""
+    return workload.stacks_samples and hasattr(workload.parts.dataset, "__getitems__")

@@ -7,20 +7,21 @@ stored average can never be questioned later.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Final, Literal
+from itertools import pairwise
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from autotune.request import WorkloadRequest
 from autotune.schema import (
-    Bytes,
-    Count,
     Fraction,
     LoaderConfig,
-    Rate,
-    Seconds,
     Software,
     StartMethod,
+    ToldBytes,
+    ToldCount,
+    ToldRate,
+    ToldSeconds,
     Value,
 )
 
@@ -40,6 +41,21 @@ TrialKind = Literal[
 ]
 StopReason = Literal["done", "precise", "hopeless", "time"]
 
+MOST_WORDS: Final = 20_000  # characters of a text that are kept: a traceback is shorter, a tensor's text is not
+CLOCK_SECONDS: Final = 2e-6  # moments of batches are rounded
+SHORTEST_EPOCH_SECONDS: Final = 1e-9
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= MOST_WORDS:
+        return text
+    half = MOST_WORDS // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half:,} characters left out]\n{text[-half:]}"
+
+
+Words = Annotated[str, AfterValidator(_shorten)]
+"""Text for people, cut in the middle where it is longer than anybody reads."""
+
 
 class EpochTrace(Value):
     """The raw record of one pass over the loader, cut short or whole.
@@ -54,12 +70,22 @@ class EpochTrace(Value):
         closed_after: Batches consumed when the sampler was told to stop; None for a whole epoch.
     """
 
-    batch_seconds: tuple[Seconds, ...]
-    end_seconds: Seconds
-    wait_seconds: Seconds
-    samples: Count
-    promised_batches: Count | None
-    closed_after: Count | None
+    batch_seconds: tuple[ToldSeconds, ...]
+    end_seconds: ToldSeconds
+    wait_seconds: ToldSeconds
+    samples: ToldCount
+    promised_batches: ToldCount | None
+    closed_after: ToldCount | None
+
+    @model_validator(mode="after")
+    def _refuse_what_no_clock_shows(self) -> Self:
+        if any(before > after for before, after in pairwise(self.batch_seconds)):
+            raise ValueError("the moments of batches must ascend")
+        if self.batch_seconds and self.end_seconds + CLOCK_SECONDS < self.batch_seconds[-1]:
+            raise ValueError("an epoch cannot end before its last batch")
+        if self.closed_after is not None and self.closed_after > self.batches:
+            raise ValueError("an epoch cannot be closed after more batches than it has")
+        return self
 
     @property
     def batches(self) -> int:
@@ -78,9 +104,17 @@ class Measurement(Value):
     """
 
     epochs: Annotated[tuple[EpochTrace, ...], Field(min_length=1)]
-    epoch_batches: Count | None
+    epoch_batches: ToldCount | None
     stopped: StopReason
-    peak_gpu_bytes: Bytes = 0
+    peak_gpu_bytes: ToldBytes = 0
+
+    @model_validator(mode="after")
+    def _refuse_nothing(self) -> Self:
+        if not sum(trace.samples for trace in self.epochs):
+            raise ValueError("no sample was delivered")
+        if any(trace.end_seconds < SHORTEST_EPOCH_SECONDS for trace in self.epochs):
+            raise ValueError("an epoch cannot take no time")
+        return self
 
 
 class TrialRequest(Value):
@@ -96,10 +130,10 @@ class TrialRequest(Value):
     """
 
     config: LoaderConfig
-    epochs: Count
-    seconds: Seconds
+    epochs: ToldCount
+    seconds: ToldSeconds
     precision: Fraction = 0.02
-    hopeless_below: Rate | None = None
+    hopeless_below: ToldRate | None = None
     fresh: bool = False
 
 
@@ -120,11 +154,11 @@ class TrialResult(Value):
     kind: TrialKind
     config: LoaderConfig
     measurement: Measurement | None = None
-    message: str = ""
-    details: str = ""
-    peak_host_bytes: Bytes = 0
-    peak_shm_bytes: Bytes = 0
-    seconds: Seconds = 0.0
+    message: Words = ""
+    details: Words = ""
+    peak_host_bytes: ToldBytes = 0
+    peak_shm_bytes: ToldBytes = 0
+    seconds: ToldSeconds = 0.0
 
 
 RunTrial = Callable[[TrialRequest], TrialResult]
@@ -134,8 +168,8 @@ RunTrial = Callable[[TrialRequest], TrialResult]
 class LinearCost(Value):
     """Seconds that something takes, as `fixed_seconds + size * sample_seconds`; the size counts samples or workers."""
 
-    fixed_seconds: Seconds
-    sample_seconds: Seconds
+    fixed_seconds: ToldSeconds
+    sample_seconds: ToldSeconds
 
     def per_batch(self, size: int) -> float:
         """Give the seconds for `size` samples (or workers)."""
@@ -177,25 +211,26 @@ class WorkloadProfile(Value):
             process has never done (lazy imports, caches); workers forked from a warm process inherit it.
         manager_seconds: The same for starting torch's shared-memory manager with the `file_system` strategy.
         rss_bytes: Resident memory of the child after loading the workload.
+        worker_failure: How the process hung or died when workers were looked at; None when they worked.
         notes: Sentences the user should read.
     """
 
-    description: str
+    description: Words
     kind: Literal["map", "iterable"]
-    samples: Count | None
-    epoch_batches: Count | None = None
+    samples: ToldCount | None
+    epoch_batches: ToldCount | None = None
     batching: Literal["batch_size", "own"]
     drop_last: bool = False
     probe_batch_size: Annotated[int, Field(ge=1)]
-    largest_probed: Count = 0
+    largest_probed: ToldCount = 0
     load: LinearCost
-    cpu_share: Rate
+    cpu_share: ToldRate
     collate: LinearCost = LinearCost(fixed_seconds=0.0, sample_seconds=0.0)
     transfer: LinearCost = LinearCost(fixed_seconds=4e-4, sample_seconds=0.0)
     step: LinearCost
-    step_cpus: Rate = 0.0
-    sample_bytes: Bytes
-    batch_tensors: Count
+    step_cpus: ToldRate = 0.0
+    sample_bytes: ToldBytes
+    batch_tensors: ToldCount
     on_accelerator: bool = False
     has_getitems: bool = False
     duplicated: bool = False
@@ -203,14 +238,15 @@ class WorkloadProfile(Value):
     multiprocessing_context: StartMethod | None = None
     software: Software
     gpu: str | None = None
-    gpu_count: Count = 0
-    gpu_memory_bytes: Bytes = 0
+    gpu_count: ToldCount = 0
+    gpu_memory_bytes: ToldBytes = 0
     pinning: bool = False
     start: LinearCost = LinearCost(fixed_seconds=0.0, sample_seconds=0.02)
-    first_use_seconds: Seconds = 0.0
-    manager_seconds: Seconds = 0.0
-    rss_bytes: Bytes = 0
-    notes: tuple[str, ...] = ()
+    first_use_seconds: ToldSeconds = 0.0
+    manager_seconds: ToldSeconds = 0.0
+    rss_bytes: ToldBytes = 0
+    worker_failure: Words | None = None
+    notes: tuple[Words, ...] = ()
 
 
 class Hello(Value):
@@ -258,8 +294,8 @@ class Progress(Value):
     """
 
     op: Literal["progress"] = "progress"
-    phase: str
-    batches: Count = 0
+    phase: Words
+    batches: ToldCount = 0
 
 
 class Ready(Value):
@@ -293,8 +329,8 @@ class Failed(Value):
 
     op: Literal["failed"] = "failed"
     where: str
-    error: str
-    details: str = ""
+    error: Words
+    details: Words = ""
 
 
 Command = Annotated[Hello | Probe | Run | Release, Field(discriminator="op")]

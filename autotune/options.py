@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
+from autotune.errors import UsageError
 from autotune.units import parse_budget, parse_seconds
 
+if TYPE_CHECKING:
+    from autotune.request import TuningRequest
+
 PROJECT_FILE: Final = "pyproject.toml"
+_SAME_NAMES: Final = (
+    *("trials", "epochs", "seed", "sampler", "max_memory", "max_shm", "max_gpu_memory", "max_workers"),
+    *("isolation", "output", "profile", "storage", "study_name", "resume"),
+)  # options that are called in TuningRequest as on the command line
 
 
 class Duration(click.ParamType[float]):
@@ -116,18 +125,27 @@ def read_project_options(folder: Path) -> dict[str, Any]:
         Option names (with underscores) and values; empty when there is none.
 
     Raises:
-        click.ClickException: The file is not valid TOML.
+        click.ClickException: The file cannot be read, is not valid TOML, or holds something else in that place.
     """
     for place in (folder, *folder.parents):
         path = place / PROJECT_FILE
-        if path.is_file():
-            try:
-                table = tomllib.loads(path.read_text(encoding="utf-8"))
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise click.UsageError(f"{path} is not valid TOML: {error}") from None
-            options = table.get("tool", {}).get("dltune", {})
+        if os.path.isfile(path):  # noqa: PTH113  # false, too, where a parent may not be looked into
+            options = _read_table(path)
             return {name.replace("-", "_"): value for name, value in options.items()}
     return {}
+
+
+def _read_table(path: Path) -> Mapping[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise click.UsageError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise click.UsageError(f"{path} cannot be read: {error.strerror}") from None
+    options = table.get("dltune", {}) if isinstance(table, Mapping) else table
+    if not isinstance(options, Mapping):
+        raise click.UsageError(f"{path}: [tool.dltune] must be a table of options")
+    return options
 
 
 def name_parameters(options: Mapping[str, Any], command: click.Command) -> dict[str, Any]:
@@ -167,3 +185,59 @@ def _write_assignment(option: str, key: str, value: Any) -> str:
     if option == "range" and isinstance(value, list):
         return f"{key}={':'.join(str(part) for part in value)}"
     return f"{key}={value if option == 'range' else json.dumps(value)}"
+
+
+def build_request(options: dict[str, Any]) -> TuningRequest:
+    """Make a request of the command's options.
+
+    Args:
+        options: Values by parameter name, as click gives them.
+
+    Returns:
+        The validated request.
+
+    Raises:
+        UsageError: An option is missing, or a combination makes no sense.
+    """
+    from pydantic import ValidationError
+
+    from autotune.request import TuningRequest, WorkloadRequest
+
+    if not options["dataset"]:
+        raise UsageError("--dataset PKG.MOD:ATTR is missing: name the factory of your dataset.")
+    try:
+        workload = WorkloadRequest(
+            dataset=options["dataset"],
+            dataset_args=dict(options["dataset_args"]),
+            collate=options["collate"],
+            step=options["step"],
+            step_seconds=options["step_time"],
+            device=options["device"],
+            working_dir=str(Path.cwd()),
+        )
+        same = {name: options[name] for name in _SAME_NAMES}
+        return TuningRequest(
+            workload=workload,
+            batch_sizes=options["batch_size"],
+            fixed=dict(options["fix"]),
+            ranges=dict(options["ranges"]),
+            timeout_seconds=options["timeout"],
+            trial_seconds=options["trial_time"],
+            stall_seconds=options["stall_time"],
+            **same,
+        )
+    except ValidationError as error:
+        raise UsageError(_explain_validation(error)) from None
+
+
+def _explain_validation(error: Any) -> str:
+    problem = error.errors(include_url=False)[0]
+    place = [str(part) for part in problem["loc"]]
+    if place and place[0] in ("fixed", "ranges"):
+        from autotune.request import KNOBS
+
+        option = "--fix" if place[0] == "fixed" else "--range"
+        known = len(place) > 1 and place[1] in KNOBS and place[-1] != "[key]"
+        hint = "the value does not suit it" if known else f"the knobs are {', '.join(KNOBS)}"
+        return f"{option} {place[1]}: {hint}." if len(place) > 1 else f"{option}: {hint}."
+    return f"{' '.join(place)}: {problem['msg'].removeprefix('Value error, ')}.".removeprefix(": ")

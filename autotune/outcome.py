@@ -19,6 +19,7 @@ from autotune.schema import (
     Baseline,
     BatchSizeResult,
     Contribution,
+    Evidence,
     Hardware,
     LoaderConfig,
     ProfileResult,
@@ -54,6 +55,8 @@ def make_profile(
     decision: Decision,
     contributions: Sequence[Contribution],
     summary: SearchRecord,
+    evidence: Evidence,
+    findings: Sequence[str] = (),
 ) -> TunedConfig:
     """Put together what is written into the tuned file.
 
@@ -64,6 +67,8 @@ def make_profile(
         decision: The answer.
         contributions: What each setting gave, as far as it was measured.
         summary: How the search went.
+        evidence: What the answer rests on.
+        findings: Sentences on the workload that the trials gave.
 
     Returns:
         The profile.
@@ -83,9 +88,11 @@ def make_profile(
         workload=identity,
         dataloader=decision.config.dataloader,
         process=decision.config.process,
-        result=_make_result(plan, records, confirmation, decision, contributions),
+        result=_make_result(plan, records, confirmation, decision, contributions, findings),
         limits=plan.limits.record(),
         search=summary,
+        evidence=evidence,
+        request=request.record(),
         created_at=datetime.now(UTC).replace(microsecond=0),
     )
 
@@ -115,6 +122,7 @@ def _make_result(
     confirmation: Confirmation,
     decision: Decision,
     contributions: Sequence[Contribution],
+    findings: Sequence[str],
 ) -> ProfileResult:
     config = decision.config
     winner = next(
@@ -146,7 +154,7 @@ def _make_result(
         by_batch_size=_rank_batch_sizes(records),
         contributions=tuple(contributions),
         advice=advise(plan, config, bottleneck),
-        warnings=(*plan.workload.notes, *confirmation.noise),
+        warnings=(*plan.workload.notes, *findings, *confirmation.noise),
     )
 
 

@@ -20,6 +20,7 @@ from autotune.devices import can_pin, read_memory, read_name, synchronize
 from autotune.errors import WorkloadError
 from autotune.loaders import LoadedWorkload, build_loader, count_batches, count_samples_promised
 from autotune.messages import WORKER_PHASE, LinearCost, Probe, WorkloadProfile
+from autotune.page_copies import foresee_copies
 from autotune.schema import DataLoaderSettings, LoaderConfig, Software, StartMethod, Value
 from autotune.steps import Step
 from autotune.worker_costs import (
@@ -30,6 +31,8 @@ from autotune.worker_costs import (
     is_duplicated,
     measure_manager_start,
     share_first_use,
+    single_thread,
+    take_census,
     time_handover,
     time_round,
 )
@@ -121,6 +124,7 @@ def profile_workload(
         gpu_memory_bytes=read_memory(device),
         pinning=can_pin(device),
         rss_bytes=_read_resident_bytes(),
+        notes=_foresee(workload, order, on_phase),
         **(_probe_workers(workload, seen, on_phase) if order.with_workers else {}),
     )
 
@@ -149,26 +153,35 @@ def _probe_workers(workload: LoadedWorkload, seen: _SeenByMain, on_phase: OnPhas
     start = fit_start(few, many, workers, seen.load.per_batch(ROUND_SIZE))
     found: dict[str, Any] = {} if start is None else {"start": start}
     found["first_use_seconds"] = share_first_use(seen.cold_seconds, many, workers)
-    found["duplicated"] = workload.kind == "iterable" and is_duplicated(workload)
+    if workload.kind == "iterable":
+        take_census(workload)
+        found["duplicated"] = is_duplicated(workload)
     found["manager_seconds"] = measure_manager_start()
     if workload.batching == "batch_size":
         found |= _probe_handover(workload, seen.sizes)
     return found
 
 
+def _foresee(workload: LoadedWorkload, order: Probe, on_phase: OnPhase) -> tuple[str, ...]:
+    """List what a long run will meet and a short trial does not."""
+    if not order.with_workers:
+        return ()
+    on_phase(WORKER_PHASE)
+    warning = foresee_copies(workload)
+    return () if warning is None else (warning,)
+
+
 def _probe_handover(workload: LoadedWorkload, sizes: Sequence[int]) -> dict[str, LinearCost]:
     """Fit collating and handing over to the batch sizes that were looked at."""
-    samples = fetch_samples(workload, max(sizes))
+    with single_thread():
+        samples = fetch_samples(workload, max(sizes))
     if not samples:
         return {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as every worker does
     try:
-        rounds = [(size, *time_handover(workload, samples, size)) for size in dict.fromkeys((sizes[0], sizes[-1]))]
+        with single_thread():
+            rounds = [(size, *time_handover(workload, samples, size)) for size in dict.fromkeys((sizes[0], sizes[-1]))]
     except Exception:  # a sample or batch that cannot be sent: the trials with workers will meet it and name it
         return {}
-    finally:
-        torch.set_num_threads(threads)
     return {
         "collate": _fit([(size, collate) for size, collate, _ in rounds]),
         "transfer": _fit([(size, transfer) for size, _, transfer in rounds]),
@@ -197,8 +210,6 @@ def _profile_size(
 ) -> SizeProfile:
     on_phase(f"loading batches of {size}" if size else "loading batches")
     loader = build_loader(workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=size)))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as every worker does; more of them would count their spinning as work
     loads: list[float] = []
     cpus: list[float] = []
     samples: list[int] = []
@@ -206,20 +217,21 @@ def _profile_size(
     batch: Any = None
     iterator = iter(loader)
     deadline = time.perf_counter() + LOAD_SECONDS
-    while len(loads) < MOST_BATCHES and (len(loads) < 2 or time.perf_counter() < deadline):
-        wall, busy = time.perf_counter(), time.process_time()
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            break
-        loads.append(time.perf_counter() - wall)
-        cpus.append(time.process_time() - busy)
-        counted = loader.gate.count_samples(len(loads)) - sum(samples) if is_map else count_samples(batch, size or 1)
-        samples.append(counted)
-        on_phase(f"loaded {len(loads)} batches")
-    if not loads:
-        raise WorkloadError("The dataset delivered no batch at all: it is empty, or shorter than one batch.")
-    torch.set_num_threads(threads)
+    with single_thread():
+        while len(loads) < MOST_BATCHES and (len(loads) < 2 or time.perf_counter() < deadline):
+            wall, busy = time.perf_counter(), time.process_time()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                break
+            loads.append(time.perf_counter() - wall)
+            cpus.append(time.process_time() - busy)
+            counted = (
+                loader.gate.count_samples(len(loads)) - sum(samples) if is_map else count_samples(batch, size or 1)
+            )
+            samples.append(counted)
+            on_phase(f"loaded {len(loads)} batches")
+    _check_arrivals(loader.gate.batches if is_map else None, len(loads))
     on_phase("running the step")
     warm = slice(1, None) if len(loads) > 1 else slice(None)
     step_seconds, step_cpu_seconds = _time_step(step, batch, device)
@@ -233,6 +245,20 @@ def _profile_size(
         tensors=sum(1 for _ in find_tensors(batch)),
         on_accelerator=any(tensor.device.type != "cpu" for tensor in find_tensors(batch)),
     )
+
+
+def _check_arrivals(promised: int | None, arrived: int) -> None:
+    """Refuse an epoch that ended before the first batch, or before the last one that the sampler handed out."""
+    if promised is not None and promised > arrived:
+        raise WorkloadError(
+            f"The dataset ended an epoch after {arrived} batches without an error. A StopIteration raised inside "
+            "__getitem__ or collate_fn does this: let it raise another error."
+        )
+    if not arrived:
+        raise WorkloadError(
+            "The dataset delivered no batch at all: it is empty, it is shorter than one batch with drop_last, or it "
+            "can be gone through only once and must start anew in every __iter__."
+        )
 
 
 def _time_step(step: Step, batch: Any, device: torch.device) -> tuple[float, float]:

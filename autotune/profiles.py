@@ -1,29 +1,31 @@
-"""Reads and writes dltune.json, and picks the profile that fits the machine it is read on.
+"""Picks the profile that fits the machine it is read on, and makes it ready for training code.
 
 Loading never imports the module a profile names, and needs neither torch nor optuna nor click.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from pydantic import ValidationError
-
-from autotune.errors import OutputError, ProfileError
-from autotune.machine import MachineProfile, count_whole_cpus, read_gpus, read_machine
-from autotune.schema import SCHEMA_VERSION, DataLoaderSettings, LoaderConfig, TunedConfig, TunedFile
-from autotune.units import format_bytes
+from autotune.errors import ProfileError
+from autotune.machine import MachineProfile, read_gpus, read_machine
+from autotune.matching import Fit, compare_hardware, rank_fit
+from autotune.schema import DataLoaderSettings, Hardware, LoaderConfig, TunedConfig, TunedFile
+from autotune.tuned_file import read_file
 from autotune.worker_setup import WorkerSetup
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
-LOCK_SECONDS: Final = 30.0
 SHM_SHARE: Final = 0.8  # of /dev/shm that a clamped configuration may fill
+MEMORY_SHARE: Final = 0.8  # of the memory, likewise
+BASE_FILES: Final = 128  # open files of the process itself and of the batches in flight
+WORKER_FILES: Final = 8  # open files that each worker costs the training process
 WORKERS_ONLY: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context")
 OnMismatch = Literal["warn", "error", "default"]
 
@@ -108,14 +110,12 @@ def load(
     if on_mismatch not in get_args(OnMismatch):
         raise ProfileError(f"on_mismatch={on_mismatch!r} is none of {', '.join(get_args(OnMismatch))}.")
     tuned = _choose_named(read_file(Path(path)), profile, path)
-    machine, gpus = read_machine(), read_gpus()
-    for fits, name in ((_is_exact, "exact"), (_is_compatible, "compatible")):
-        fitting = [candidate for candidate in tuned if fits(candidate, machine, gpus)]
-        if fitting:
-            best = max(fitting, key=lambda candidate: candidate.created_at)
-            return TunedLoader(best, best.config, name)
-    nearest = max(tuned, key=lambda candidate: (_has_gpu(candidate, gpus), candidate.created_at))
-    differences = _describe_differences(nearest, machine, gpus)
+    machine = read_machine()
+    nearest, rank = pick_fitting(tuned, machine)
+    if rank <= Fit.COMPATIBLE:
+        return TunedLoader(nearest, nearest.config, "exact" if rank == Fit.EXACT else "compatible")
+    found = compare_hardware(nearest.hardware, describe_here(machine, nearest))
+    differences = ", ".join(difference.describe() for difference in found if difference.is_less)
     if on_mismatch == "error":
         raise ProfileError(f"{path}: profile {nearest.name} was tuned on another machine: {differences}. Retune here.")
     if on_mismatch == "default":
@@ -130,6 +130,75 @@ def load(
     return TunedLoader(nearest, clamped, "clamped")
 
 
+def list_profiles(path: Path, name: str | None = None) -> list[TunedConfig]:
+    """List the profiles of a tuned file.
+
+    Args:
+        path: The tuned file.
+        name: Only those of this name; None for all.
+
+    Returns:
+        At least one.
+
+    Raises:
+        ProfileError: The file cannot be read or is not valid, or has none such.
+    """
+    return _choose_named(read_file(path), name, path)
+
+
+def choose_profile(path: Path, name: str | None = None) -> TunedConfig:
+    """Choose one profile of a tuned file, as it was tuned.
+
+    Args:
+        path: The tuned file.
+        name: Name of the profile; None takes the only one, or else the one that fits this machine.
+
+    Returns:
+        The profile, whether or not it fits this machine.
+
+    Raises:
+        ProfileError: The file cannot be read or is not valid, has no such profile, or several and none that fits.
+    """
+    tuned = _choose_named(read_file(path), name, path)
+    if len(tuned) == 1:
+        return tuned[0]
+    found, rank = pick_fitting(tuned, read_machine())
+    if rank > Fit.COMPATIBLE:
+        known = ", ".join(profile.name for profile in tuned)
+        raise ProfileError(f"{path} holds {known}; none was tuned for a machine like this. Name one with --profile.")
+    return found
+
+
+def pick_fitting(profiles: Sequence[TunedConfig], machine: MachineProfile) -> tuple[TunedConfig, Fit]:
+    """Pick the profile that fits a machine best, the newest of equals.
+
+    Args:
+        profiles: At least one.
+        machine: The machine.
+
+    Returns:
+        The profile, and how well it fits.
+    """
+    ranked = [(rank_fit(one, describe_here(machine, one)), one) for one in profiles]
+    rank, best = min(ranked, key=lambda pair: (pair[0], -pair[1].created_at.timestamp()))
+    return best, rank
+
+
+def describe_here(machine: MachineProfile, profile: TunedConfig) -> Hardware:
+    """Describe this machine by what a profile is bound to.
+
+    Args:
+        machine: This machine.
+        profile: On a machine with accelerators of several models, those of the profile's model count.
+
+    Returns:
+        The fingerprint.
+    """
+    gpus = read_gpus()
+    gpu = profile.hardware.gpu if profile.hardware.gpu in gpus else next(iter(gpus), None)
+    return machine.hardware(gpu, gpus.count(gpu) if gpu is not None else 0)
+
+
 def _choose_named(file: TunedFile, name: str | None, path: str | os.PathLike[str]) -> list[TunedConfig]:
     named = [profile for profile in file.profiles if name is None or profile.name == name]
     if named:
@@ -140,77 +209,25 @@ def _choose_named(file: TunedFile, name: str | None, path: str | os.PathLike[str
     raise ProfileError(f"{path} holds no profile named {name!r}; it holds {known}.")
 
 
-def _has_gpu(profile: TunedConfig, gpus: tuple[str, ...]) -> bool:
-    wanted = profile.hardware.gpu
-    return not gpus if wanted is None else wanted in gpus
-
-
-def _is_exact(profile: TunedConfig, machine: MachineProfile, gpus: tuple[str, ...]) -> bool:
-    there = profile.hardware
-    return (
-        _has_gpu(profile, gpus)
-        and there.gpu_count == len(gpus)
-        and there.cpu == machine.cpu
-        and there.usable_cpus == machine.usable_cpus
-        and there.memory_limit_bytes == machine.memory_limit_bytes
-        and there.shm_limit_bytes == machine.shm_limit_bytes
-        and there.nofile_limit == machine.nofile_limit
-    )
-
-
-def _is_compatible(profile: TunedConfig, machine: MachineProfile, gpus: tuple[str, ...]) -> bool:
-    there = profile.hardware
-    return (
-        _has_gpu(profile, gpus)
-        and machine.usable_cpus >= there.usable_cpus
-        and machine.memory_limit_bytes >= there.memory_limit_bytes
-        and machine.shm_limit_bytes >= there.shm_limit_bytes
-        and machine.nofile_limit >= there.nofile_limit
-    )
-
-
-def _describe_differences(profile: TunedConfig, machine: MachineProfile, gpus: tuple[str, ...]) -> str:
-    there = profile.hardware
-    here_gpu = gpus[0] if gpus else "no GPU"
-    pairs = (
-        ("GPU", there.gpu or "no GPU", here_gpu, not _has_gpu(profile, gpus)),
-        ("CPUs", f"{there.usable_cpus:g}", f"{machine.usable_cpus:g}", machine.usable_cpus < there.usable_cpus),
-        (
-            "memory",
-            format_bytes(there.memory_limit_bytes),
-            format_bytes(machine.memory_limit_bytes),
-            machine.memory_limit_bytes < there.memory_limit_bytes,
-        ),
-        (
-            "/dev/shm",
-            format_bytes(there.shm_limit_bytes),
-            format_bytes(machine.shm_limit_bytes),
-            machine.shm_limit_bytes < there.shm_limit_bytes,
-        ),
-        ("open files", there.nofile_limit, machine.nofile_limit, machine.nofile_limit < there.nofile_limit),
-    )
-    return ", ".join(f"{name} {here} instead of {was}" for name, was, here, differs in pairs if differs)
-
-
-def clamp_config(profile: TunedConfig, machine: MachineProfile) -> LoaderConfig:
+def clamp_config(profile: TunedConfig, here: MachineProfile) -> LoaderConfig:
     """Reduce a configuration to what a smaller machine can bear.
 
     Args:
         profile: A profile tuned elsewhere.
-        machine: This machine.
+        here: This machine.
 
     Returns:
-        The configuration with at most as many workers as usable CPUs, and with fewer batches ahead, then fewer
-        workers, until they fit into /dev/shm.
+        The configuration with as many workers for each CPU as it had there, and fewer where memory, open files or
+        /dev/shm ask for it; batches ahead are given up before workers. Never more of anything than was tuned.
     """
     settings = profile.dataloader
-    workers = min(settings.num_workers, count_whole_cpus(machine.usable_cpus))
-    prefetch = settings.prefetch_factor or 1
     batch_bytes = profile.workload.sample_bytes * (settings.batch_size or 1)
-    room = machine.shm_limit_bytes * SHM_SHARE
-
-    while workers and (workers * prefetch + 2) * batch_bytes > room:
-        workers, prefetch = (workers, prefetch - 1) if prefetch > 1 else (workers - 1, 1)
+    queue = _count_fitting_batches(batch_bytes, here.shm_limit_bytes)
+    bounds = [settings.num_workers, _share_workers(profile, here), (here.nofile_limit - BASE_FILES) // WORKER_FILES]
+    workers = max(0, min([*bounds, *([queue] if queue is not None else [])]))
+    prefetch = settings.prefetch_factor or 1
+    if workers and queue is not None:
+        prefetch = min(prefetch, queue // workers)
     keeps = {"prefetch_factor": prefetch, "persistent_workers": settings.persistent_workers}
     clamped = DataLoaderSettings(
         batch_size=settings.batch_size,
@@ -221,140 +238,14 @@ def clamp_config(profile: TunedConfig, machine: MachineProfile) -> LoaderConfig:
     return LoaderConfig(dataloader=clamped, process=profile.process)
 
 
-def read_file(path: Path) -> TunedFile:
-    """Read and validate a tuned file.
-
-    Args:
-        path: Where it is.
-
-    Returns:
-        The file; fields that this version does not know are ignored with a warning.
-
-    Raises:
-        ProfileError: It cannot be read, is not JSON, is of another schema version, or is not valid.
-    """
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ProfileError(f"{path} cannot be read: {error.strerror}.") from None
-    try:
-        return TunedFile.model_validate_json(text)
-    except ValidationError as error:
-        return _read_despite(error, text, path)
+def _share_workers(profile: TunedConfig, here: MachineProfile) -> int:
+    """Take workers in proportion to the CPUs, rounded up, and to the memory that the tuned ones filled."""
+    there, peak = profile.hardware, profile.result.peak_host_bytes
+    by_cpus = math.ceil(profile.dataloader.num_workers * min(1.0, here.usable_cpus / there.usable_cpus))
+    by_memory = MEMORY_SHARE * here.memory_limit_bytes / peak if peak else 1.0
+    return min(by_cpus, int(profile.dataloader.num_workers * min(1.0, by_memory)))
 
 
-def _read_despite(error: ValidationError, text: bytes, path: Path) -> TunedFile:
-    """Read a file again without the fields that are unknown, when nothing else is wrong with it."""
-    problems = error.errors(include_url=False)
-    unknown = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
-    if not unknown or len(unknown) < len(problems):
-        raise ProfileError(f"{path} is not a tuned file of schema {SCHEMA_VERSION}: {_summarize(problems)}") from None
-    import json
-
-    document = json.loads(text)
-    for place in unknown:
-        _drop(document, place)
-    warnings.warn(f"{path}: ignored unknown fields {', '.join(_join(place) for place in unknown)}", stacklevel=4)
-    try:
-        return TunedFile.model_validate(document)
-    except ValidationError as other:
-        raise ProfileError(f"{path} is not a tuned file: {_summarize(other.errors(include_url=False))}") from None
-
-
-def _drop(document: Any, place: tuple[int | str, ...]) -> None:
-    for step in place[:-1]:
-        document = document[step]
-    del document[place[-1]]
-
-
-def _join(place: tuple[int | str, ...]) -> str:
-    return ".".join(str(step) for step in place) or "the whole"
-
-
-def _summarize(problems: list[Any]) -> str:
-    first = problems[0]
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{_join(first['loc'])}: {first['msg']}{more}."
-
-
-def save_profile(path: Path, profile: TunedConfig) -> None:
-    """Write a profile into a tuned file, keeping the other profiles in it.
-
-    The file is written beside and renamed, under a lock, so that nobody ever reads half of it.
-
-    Args:
-        path: The tuned file; made when it is not there.
-        profile: Replaces the profile of the same name.
-
-    Raises:
-        ProfileError: What lies at the path is not a tuned file; it is left as it is.
-        OutputError: The file cannot be written.
-    """
-    from filelock import FileLock, Timeout  # brings asyncio along, which loading a profile does not need
-
-    _check_folder(path)
-    try:
-        with FileLock(path.absolute().with_name(f".{path.name}.lock"), timeout=LOCK_SECONDS):
-            others = read_file(path).profiles if path.exists() else ()
-            kept = tuple(other for other in others if other.name != profile.name)
-            write_atomically(path, format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=(*kept, profile))))
-    except Timeout:
-        raise OutputError(f"{path} is locked by another process for more than {LOCK_SECONDS:.0f} s.") from None
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
-
-
-def check_writable(path: Path) -> None:
-    """Refuse an output path that cannot be written, before minutes are spent on it.
-
-    Args:
-        path: The tuned file to be.
-
-    Raises:
-        OutputError: Its folder is missing or cannot be written, or the path is a folder.
-        ProfileError: Something else than a tuned file lies there.
-    """
-    if path.is_dir():
-        raise OutputError(f"{path} is a folder; give a file with --output.")
-    _check_folder(path)
-    if path.exists():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            read_file(path)
-
-
-def _check_folder(path: Path) -> None:
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise OutputError(f"{path} cannot be written: there is no folder {folder}.")
-    if not os.access(folder, os.W_OK):
-        raise OutputError(f"{path} cannot be written: the folder {folder} is read-only.")
-
-
-def format_file(file: TunedFile) -> str:
-    """Write a tuned file as indented JSON."""
-    return file.model_dump_json(indent=2, by_alias=True) + "\n"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old or the new text, never a part.
-
-    Args:
-        path: The file.
-        text: Its new content.
-
-    Raises:
-        OSError: It cannot be written; the old file is still there.
-    """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
-    beside = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.chmod(0o644)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+def _count_fitting_batches(batch_bytes: int, shm_bytes: int) -> int | None:
+    """Count the batches that may lie ahead in /dev/shm beside the two in use; None where their size is not known."""
+    return int(shm_bytes * SHM_SHARE) // batch_bytes - 2 if batch_bytes else None

@@ -1,13 +1,24 @@
-"""The record of a run: one line for every configuration that was proposed."""
+"""The record of a run: one line for every configuration that was proposed.
+
+Lines are read back by later runs, so what changes their meaning changes `RECORD_FORMAT`; its history:
+    1: first format.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
 
 from autotune.messages import TrialResult
-from autotune.schema import LoaderConfig, Value
+from autotune.schema import LoaderConfig, ToldCount, Value
+
+RECORD_FORMAT: Final = 1
+LEAST_SCORE: Final = 1e-9  # samples per second, one in thirty years; below it a trial delivered nothing
+MOST_SCORE: Final = 1e30  # no machine measures that; with it, what is predicted from measurements stays a number
 
 Fate = Literal["measured", "skipped", "repeated"]
+Expected = Annotated[float, Field(ge=0, le=1e200)]
 
 
 class TrialRecord(Value):
@@ -23,15 +34,25 @@ class TrialRecord(Value):
         result: The outcome; None when skipped or repeated.
     """
 
-    number: int
+    number: ToldCount
     config: LoaderConfig
     fate: Fate
-    score: float
-    predicted: float = 0.0
-    constraints: dict[str, float]
+    score: Expected
+    predicted: Expected = 0.0
+    constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]]
     result: TrialResult | None = None
+
+    @model_validator(mode="after")
+    def _refuse_what_was_never_measured(self) -> Self:
+        if self.result is not None and self.result.config != self.config:
+            raise ValueError("the result is that of another configuration")
+        if self.result is not None and self.score > MOST_SCORE:
+            raise ValueError("nothing is that fast")
+        return self
 
     @property
     def is_feasible(self) -> bool:
-        """Whether it was measured and completed."""
-        return self.result is not None and self.result.kind == "completed"
+        """Whether it was measured, completed, and delivered something."""
+        result = self.result
+        was_measured = result is not None and result.kind == "completed" and result.measurement is not None
+        return was_measured and self.score >= LEAST_SCORE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from autotune.limits import Limits, Violation
 from autotune.machine import MachineProfile
@@ -10,7 +11,7 @@ from autotune.messages import TrialResult, WorkloadProfile
 from autotune.schema import DataLoaderSettings, LoaderConfig, ProfileResult, TunedConfig
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
-_BOTTLENECKS = {
+BOTTLENECKS: Final = {
     "step": "the training step",
     "cpu": "the CPUs, busy loading",
     "waiting": "waiting for the data's source",
@@ -26,10 +27,11 @@ def describe_config(config: LoaderConfig) -> str:
     words = [f"w={loader.num_workers}"]
     words += [f"pf={loader.prefetch_factor}"] if loader.num_workers else []
     words += [f"bs={loader.batch_size}"] if loader.batch_size is not None else []
-    return " ".join([*words, *_list_flags(config)])
+    return " ".join([*words, *describe_flags(config)])
 
 
-def _list_flags(config: LoaderConfig) -> list[str]:
+def describe_flags(config: LoaderConfig) -> list[str]:
+    """List the switches that are not at their defaults, in a word each."""
     loader = config.dataloader
     flags = {
         "pin": loader.pin_memory,
@@ -113,12 +115,21 @@ def describe_outcome(
         lines.append(f"  cut short: this is the best so far, {state}; run the same command again to continue")
     lines += describe_caveats(profile)
     lines.append(f"Wrote {output} (profile {profile.name}).   Training code:")
-    lines.append(f"  {_describe_use_in_code(profile, kind, output)}")
+    lines.append(f"  {describe_use_in_code(profile, kind, output)}")
     return "\n".join(lines)
 
 
-def _describe_use_in_code(profile: TunedConfig, kind: str, output: str) -> str:
-    """Write the line of training code that puts all of the answer in force."""
+def describe_use_in_code(profile: TunedConfig, kind: str, output: str) -> str:
+    """Write the line of training code that puts all of the answer in force.
+
+    Args:
+        profile: The profile.
+        kind: `map` or `iterable`: only the former can be shuffled by a loader.
+        output: Path of the tuned file.
+
+    Returns:
+        One line of Python.
+    """
     if profile.dataloader.batch_size is None:
         own = "**your_own_batching, "
     else:
@@ -170,7 +181,7 @@ def _describe_use(profile: TunedConfig) -> str:
     words = (
         f"peak host {format_bytes(result.peak_host_bytes)} of {format_bytes(limits.memory_bytes)}",
         f"shm {format_bytes(result.peak_shm_bytes)} of {format_bytes(limits.shm_bytes)}",
-        f"bound by {_BOTTLENECKS[result.bottleneck]}",
+        f"bound by {BOTTLENECKS[result.bottleneck]}",
         f"confirmed in {result.confirmed_rounds} interleaved rounds" if result.confirmed_rounds else "not confirmed",
     )
     return "   ".join(words)
@@ -181,14 +192,19 @@ def describe_caveats(profile: TunedConfig) -> list[str]:
     result = profile.result
     lines = [f"  What each setting gave:  {_describe_contributions(result)}"] if result.contributions else []
     lines += [f"  advice: {sentence}" for sentence in result.advice]
-    lines += [f"  note: {warning}" for warning in result.warnings]
+    return lines + [f"  note: {note}" for note in list_notes(profile)]
+
+
+def list_notes(profile: TunedConfig) -> list[str]:
+    """List the warnings of a run, and the knobs that change training beside its speed, each as a sentence."""
+    result = profile.result
+    notes = list(result.warnings)
     if len(result.by_batch_size) > 1:
-        best = "  ".join(f"{row.batch_size}: {format_rate(row.samples_per_second)}" for row in result.by_batch_size)
-        lines.append("  note: batch_size changes training, not only speed; pin it with --batch-size N")
-        lines.append(f"        best seen per batch size  {best}")
+        best = ", ".join(f"{format_rate(row.samples_per_second)} at {row.batch_size}" for row in result.by_batch_size)
+        notes.append(f"batch_size changes training, not only speed; pin it with --batch-size N; best seen: {best}")
     if not profile.dataloader.in_order:
-        lines.append("  note: in_order=False changes the order of batches; pin it with --fix in_order=true")
-    return lines
+        notes.append("in_order=False changes the order of batches; pin it with --fix in_order=true")
+    return notes
 
 
 def _describe_contributions(result: ProfileResult) -> str:

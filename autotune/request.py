@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from autotune.schema import SharingStrategy, Value
+from autotune.schema import BatchSize, SharingStrategy, Value, Workers
 from autotune.units import format_seconds
 
+IsolationMode = Literal["auto", "none"]
 SamplerName = Literal["model", "tpe", "gp", "random", "grid"]
 Knob = Literal[
     "batch_size",
@@ -20,9 +23,34 @@ Knob = Literal[
     "sharing_strategy",
 ]
 KNOBS: Final[tuple[Knob, ...]] = get_args(Knob)  # in the order in which a careful hand would set them
+SEEDS: Final = 2**32  # numpy's generators know no others
 RANGED_KNOBS: Final = ("batch_size", "num_workers", "prefetch_factor")
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+MOST_SECONDS: Final = 1e9  # thirty years; no clock here is asked for more
+
+Positive = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
+
+
+def _refuse_what_json_cannot_say(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what would not reach the child as it was given: not a number, bytes that are no text, other types."""
+    try:
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the values must be what JSON can say ({error})") from None
+    return arguments
+
+
+def _refuse_bytes(text: str) -> str:
+    """Refuse what the shell gave us although it is no text: names of that kind can be given to files only."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text!r} is not UTF-8") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_refuse_bytes)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(_refuse_what_json_cannot_say)]
 
 
 class WorkloadRequest(Value):
@@ -38,13 +66,13 @@ class WorkloadRequest(Value):
         working_dir: Folder from which the import strings are resolved.
     """
 
-    dataset: Annotated[str, Field(min_length=1)]
-    dataset_args: dict[str, Any] = Field(default_factory=dict)
-    collate: str | None = None
-    step: str | None = None
+    dataset: Annotated[Text, Field(min_length=1)]
+    dataset_args: JsonObject = Field(default_factory=dict)
+    collate: Text | None = None
+    step: Text | None = None
     step_seconds: Positive | None = None
-    device: str = "auto"
-    working_dir: str = "."
+    device: Text = "auto"
+    working_dir: Text = "."
 
     @model_validator(mode="after")
     def _refuse_two_steps(self) -> Self:
@@ -81,6 +109,7 @@ class TuningRequest(Value):
         max_gpu_memory: Budget for device memory, as bytes or a share of the whole.
         max_workers: Upper bound for num_workers; None lets the probe decide.
         world_size: Training processes that share this host's budgets.
+        isolation: `auto` puts up the walls around trials that the machine allows, `none` runs them plainly.
         output: Path of the tuned file.
         profile: Name for the profile; None makes one from hardware and workload.
         storage: Optuna storage URL; None keeps SQLite under `.dltune/`.
@@ -89,23 +118,31 @@ class TuningRequest(Value):
     """
 
     workload: WorkloadRequest
-    batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    batch_sizes: tuple[BatchSize, ...] | None = None
     fixed: dict[Knob, int | bool | SharingStrategy] = Field(default_factory=dict)
     ranges: dict[Knob, tuple[int, int]] = Field(default_factory=dict)
     trials: Annotated[int, Field(ge=1)] = 40
     timeout_seconds: Positive | None = None
     trial_seconds: Positive = 3.0
     stall_seconds: Positive = 60.0
-    epochs: Annotated[int, Field(ge=1)] = 10
-    seed: int = 0
+    epochs: Annotated[int, Field(ge=1, le=10**9)] = 10
+    seed: Annotated[int, Field(ge=0, lt=SEEDS)] = 0
     sampler: SamplerName = "model"
     max_memory: str = "80%"
     max_shm: str = "80%"
     max_gpu_memory: str = "90%"
-    max_workers: Annotated[int, Field(ge=0)] | None = None
+    max_workers: Workers | None = None
     world_size: Annotated[int, Field(ge=1)] = 1
+    isolation: IsolationMode = "auto"
     output: str = "dltune.json"
-    profile: str | None = None
-    storage: str | None = None
-    study_name: str | None = None
+    profile: Text | None = None
+    storage: Text | None = None
+    study_name: Text | None = None
     resume: bool | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Give what is written down of it, to ask for the same again: all but the password in a storage URL."""
+        values = self.model_dump(mode="json")
+        if self.storage is not None:
+            values["storage"] = re.sub(r"://([^:/@]*):[^@]*@", r"://\1@", self.storage)
+        return values

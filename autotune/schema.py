@@ -26,6 +26,16 @@ Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
+# What a file or another process tells is not trusted: these bounds are beyond every machine, and keep sums and products
+# of such numbers within what a float holds, and loops over them short.
+ToldCount = Annotated[int, Field(ge=0, le=2**63 - 1)]
+ToldBytes = ToldCount
+ToldRate = Annotated[float, Field(ge=0, le=1e30)]
+ToldSeconds = Annotated[float, Field(ge=0, le=1e9)]
+BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Prefetch = Annotated[int, Field(ge=1, le=2**16)]
+Workers = Annotated[int, Field(ge=0, le=4096)]
+
 
 def _refuse_reversed_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
     low, high = bounds
@@ -58,9 +68,9 @@ class DataLoaderSettings(Value):
         in_order: Whether batches arrive in the sampler's order.
     """
 
-    batch_size: Annotated[int, Field(ge=1)] | None
-    num_workers: Count = 0
-    prefetch_factor: Annotated[int, Field(ge=1)] | None = None
+    batch_size: BatchSize | None
+    num_workers: Workers = 0
+    prefetch_factor: Prefetch | None = None
     pin_memory: bool = False
     persistent_workers: bool = False
     in_order: bool = True
@@ -133,12 +143,12 @@ class Hardware(Value):
     """
 
     gpu: str | None
-    gpu_count: Count
+    gpu_count: ToldCount
     cpu: str | None
     usable_cpus: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    memory_limit_bytes: Bytes
-    shm_limit_bytes: Bytes
-    nofile_limit: Count
+    memory_limit_bytes: ToldBytes
+    shm_limit_bytes: ToldBytes
+    nofile_limit: ToldCount
 
 
 class Software(Value):
@@ -164,8 +174,8 @@ class WorkloadIdentity(Value):
 
     dataset: str
     dataset_args: dict[str, Any] = Field(default_factory=dict)
-    samples: Count | None
-    sample_bytes: Bytes
+    samples: ToldCount | None
+    sample_bytes: ToldBytes
     step: str
 
 
@@ -182,7 +192,7 @@ class Baseline(Value):
 class BatchSizeResult(Value):
     """The best configuration measured for one batch size."""
 
-    batch_size: Annotated[int, Field(ge=1)] | None
+    batch_size: BatchSize | None
     dataloader: DataLoaderSettings
     samples_per_second: Rate
 
@@ -228,8 +238,8 @@ class ProfileResult(Value):
 
     samples_per_second: Rate
     samples_per_second_ci95: Interval | None
-    confirmed_rounds: Count
-    epochs: Annotated[int, Field(ge=1)]
+    confirmed_rounds: ToldCount
+    epochs: Annotated[int, Field(ge=1, le=2**63 - 1)]
     baseline: Baseline | None
     speedup: Rate | None
     speedup_ci95: Interval | None
@@ -237,9 +247,9 @@ class ProfileResult(Value):
     ceiling_samples_per_second: Rate | None
     data_wait_fraction: Fraction
     bottleneck: Bottleneck
-    peak_host_bytes: Bytes
-    peak_shm_bytes: Bytes
-    peak_gpu_bytes: Bytes
+    peak_host_bytes: ToldBytes
+    peak_shm_bytes: ToldBytes
+    peak_gpu_bytes: ToldBytes
     by_batch_size: tuple[BatchSizeResult, ...] = ()
     contributions: tuple[Contribution, ...] = ()
     advice: tuple[str, ...] = ()
@@ -249,11 +259,11 @@ class ProfileResult(Value):
 class LimitsRecord(Value):
     """The budgets under which the profile was tuned."""
 
-    memory_bytes: Bytes
-    shm_bytes: Bytes
-    nofile: Count
-    gpu_bytes: Bytes | None = None
-    max_workers: Count
+    memory_bytes: ToldBytes
+    shm_bytes: ToldBytes
+    nofile: ToldCount
+    gpu_bytes: ToldBytes | None = None
+    max_workers: ToldCount
 
 
 class SearchRecord(Value):
@@ -273,20 +283,113 @@ class SearchRecord(Value):
         stopped: Why the search ended.
     """
 
-    trials: Count
-    feasible: Count
-    infeasible: Count
-    skipped: Count
+    trials: ToldCount
+    feasible: ToldCount
+    infeasible: ToldCount
+    skipped: ToldCount
     sampler: str
     seed: int
     study: str
-    seconds: Seconds
+    seconds: ToldSeconds
     prediction_error: Rate | None = None
     stopped: str
 
 
+class TrialLine(Value):
+    """One line of the search, for people who ask why a configuration was not chosen.
+
+    Attributes:
+        number: In the order in which it was tried, from 1.
+        dataloader: What was tried.
+        process: How its process shared batches.
+        fate: `completed`, `stopped_early` when hopeless, `skipped` without a trial, or `failed`.
+        samples_per_second: What it reached, in the warm process of the search; None when it did not complete.
+        relative_error: Half-width of the 95 % interval, as a share; None where unknown.
+        expected: Samples per second expected of it before.
+        peak_host_bytes: Largest host memory seen; 0 when not sampled.
+        peak_shm_bytes: Largest /dev/shm use seen; 0 when not sampled.
+        reason: Why it was skipped or failed; empty otherwise.
+    """
+
+    number: Count
+    dataloader: DataLoaderSettings
+    process: ProcessSettings = ProcessSettings()
+    fate: Literal["completed", "stopped_early", "skipped", "failed"]
+    samples_per_second: Rate | None = None
+    relative_error: Rate | None = None
+    expected: Rate = 0.0
+    peak_host_bytes: Bytes = 0
+    peak_shm_bytes: Bytes = 0
+    reason: str = ""
+
+
+class CurvePoint(Value):
+    """What the model, as corrected by the trials, expects at a number of workers, all else as in the answer.
+
+    Attributes:
+        num_workers: The number.
+        samples_per_second: The expectation.
+        relative_error: One standard deviation, as a share of it.
+    """
+
+    num_workers: Count
+    samples_per_second: Rate
+    relative_error: Rate
+
+
+class BatchTime(Value):
+    """Where the time of one batch goes, in seconds, at the tuned batch size, measured by the probe.
+
+    Attributes:
+        samples: Samples in that batch; a mean where the workload makes its own batches.
+        load: Fetching its samples, in one process.
+        collate: Putting them together.
+        transfer: From a worker to the training process.
+        step: The training step.
+    """
+
+    samples: Annotated[int, Field(ge=1)]
+    load: Seconds
+    collate: Seconds
+    transfer: Seconds
+    step: Seconds
+
+
+class Evidence(Value):
+    """What the answer rests on.
+
+    Attributes:
+        trials: Every configuration that was proposed.
+        curve: Expected throughput against the number of workers.
+        batch_time: Where a batch's time goes; None where the probe could not tell.
+        importance: For each knob, by how much the expected throughput varies along it, all else as in the answer, as
+            a share of the sum over all knobs.
+    """
+
+    trials: tuple[TrialLine, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
+    batch_time: BatchTime | None = None
+    importance: dict[str, Fraction] = Field(default_factory=dict)
+
+
+class PastResult(Value):
+    """What an earlier tuning of the same profile had found."""
+
+    created_at: AwareDatetime
+    dataloader: DataLoaderSettings
+    process: ProcessSettings
+    samples_per_second: Rate
+    torch: str
+
+
 class TunedConfig(Value):
-    """One profile of dltune.json: the best configuration for one workload on one machine."""
+    """One profile of dltune.json: the best configuration for one workload on one machine.
+
+    Attributes:
+        evidence: What the answer rests on; None in files of earlier versions.
+        request: What was asked for, to ask for it again; None likewise.
+        history: Earlier results of this profile, oldest first.
+    """
 
     name: Annotated[str, Field(min_length=1)]
     hardware: Hardware
@@ -297,6 +400,9 @@ class TunedConfig(Value):
     result: ProfileResult
     limits: LimitsRecord
     search: SearchRecord
+    evidence: Evidence | None = None
+    request: dict[str, Any] | None = None
+    history: tuple[PastResult, ...] = ()
     created_at: AwareDatetime
 
     @property

@@ -1,37 +1,33 @@
-"""Asks Optuna what to try next and tells it what came of it. The only room that knows Optuna.
+"""Asks Optuna what to try next and tells it what came of it.
 
-A configuration that breaks a limit is told with its value and its constraints, never as a failure: a failed
+The study that is asked lives in memory, so that no file or server stands between two trials; `studies` keeps what was
+told. A configuration that breaks a limit is told with its value and its constraints, never as a failure: a failed
 trial is forgotten by the sampler and proposed again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import socket
 import warnings
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, Final, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import optuna
-import psutil
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.trial import FrozenTrial, TrialState
-from pydantic import ValidationError
 
-from autotune.errors import StudyError, UsageError
+from autotune.errors import UsageError
 from autotune.records import TrialRecord
-from autotune.request import RANGED_KNOBS, TuningRequest
+from autotune.request import RANGED_KNOBS, SEEDS, TuningRequest
 from autotune.schema import Hardware, LoaderConfig, Value
 from autotune.space import SearchSpace
+from autotune.studies import RECORD, KeptStudy, KeptTrial, Warn, open_study
 
-FOLDER: Final = ".dltune"
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
+    from optuna.trial import FrozenTrial, TrialState
+
 STARTUP_TRIALS: Final = 8  # random ones after the seeds, before TPE has something to learn from
 CONSTRAINTS: Final = ("memory", "shm", "files", "works")
-_RECORD: Final = "dltune_record"
-_OWNER: Final = "dltune_owner"
-_FINISHED: Final = "dltune_finished"
 
 
 class Asked(Value):
@@ -71,33 +67,76 @@ class ModelSampler(optuna.samplers.BaseSampler):
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
+class Grid(optuna.samplers.GridSampler):
+    """Optuna's grid, for a study that is asked and told: it has no loop to be stopped when the grid is exhausted."""
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Choose a point; one that was measured before, without a warning, when there is no other."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            super().before_trial(study, trial)
+
+    def after_trial(
+        self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        """Stop nothing."""
+
+
 class Search:
-    """One study: proposals out, results in, everything stored at once.
+    """One search: proposals out, results in, everything kept at once.
 
     Args:
-        study: The Optuna study.
+        study: An Optuna study in memory.
         space: The space it searches.
+        kept: Where results are kept; None for nowhere.
     """
 
-    def __init__(self, study: optuna.Study, space: SearchSpace) -> None:
+    def __init__(self, study: optuna.Study, space: SearchSpace, kept: KeptStudy | None = None) -> None:
         self._study = study
         self._space = space
+        self._kept = kept
         self._distributions = _make_distributions(space)
         self._open_trials: dict[int, optuna.Trial] = {}
+        self._recalled: list[TrialRecord] = []
 
     @property
     def name(self) -> str:
         """Name of the study."""
         return self._study.study_name
 
-    def enqueue(self, configs: Iterable[LoaderConfig]) -> None:
+    def recall(self, trials: Iterable[KeptTrial]) -> None:
+        """Take over what earlier runs have measured.
+
+        Args:
+            trials: Their trials, in order; each configuration is one of the space.
+        """
+        for record, grid_id in trials:
+            self._recalled.append(record)
+            self._study.add_trial(
+                optuna.create_trial(
+                    value=record.score,
+                    params=self._space.params(record.config),
+                    distributions=self._distributions,
+                    constraints=_list_constraints(record),
+                    system_attrs={}
+                    if grid_id is None
+                    else {"grid_id": grid_id, "search_space": _make_grid(self._space)},
+                )
+            )
+
+    def records(self) -> list[TrialRecord]:
+        """List what was taken over from earlier runs, in order."""
+        return list(self._recalled)
+
+    def enqueue(self, configs: Iterable[LoaderConfig], *, again: bool = False) -> None:
         """Propose these configurations first.
 
         Args:
-            configs: Configurations; known ones are passed over.
+            configs: Configurations.
+            again: Whether to propose known ones as well.
         """
         for config in configs:
-            self._study.enqueue_trial(self._space.params(config), skip_if_exists=True)
+            self._study.enqueue_trial(self._space.params(config), skip_if_exists=not again)
 
     def guide(self, propose: Callable[[], LoaderConfig | None]) -> None:
         """Let proposals come from outside, where the study's sampler is the `model`.
@@ -111,147 +150,71 @@ class Search:
     def ask(self) -> Asked:
         """Propose a configuration."""
         trial = self._study.ask(self._distributions)
-        trial.set_user_attr(_OWNER, _describe_owner())
         self._open_trials[trial.number] = trial
-        config = self._space.build(trial.params)
-        return Asked(number=trial.number, config=config)
+        return Asked(number=trial.number, config=self._space.build(trial.params))
 
     def tell(self, record: TrialRecord) -> None:
-        """Store what became of a proposal.
+        """Keep what became of a proposal.
 
         Args:
             record: Its line of the record.
         """
         trial = self._open_trials.pop(record.number)
-        for key in CONSTRAINTS:
-            trial.set_constraint(key, record.constraints.get(key, 0.0))
-        trial.set_user_attr(_RECORD, record.model_dump_json())
-        self._study.tell(trial, record.score)
-
-    def records(self) -> list[TrialRecord]:
-        """Read the record, in order.
-
-        Raises:
-            StudyError: The study holds trials that this version cannot read.
-        """
-        try:
-            return [
-                TrialRecord.model_validate_json(trial.user_attrs[_RECORD])
-                for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-                if _RECORD in trial.user_attrs
-            ]
-        except ValidationError as error:
-            raise StudyError(
-                f"Study {self.name} holds trials of another version of dltune ({error.error_count()} problems). "
-                "Start afresh with --no-resume."
-            ) from None
+        for key, value in _list_constraints(record).items():
+            trial.set_constraint(key, value)
+        trial.set_user_attr(RECORD, record.model_dump_json())
+        told = self._study.tell(trial, record.score)
+        if self._kept is not None:
+            self._kept.append(told)
 
     def finish(self) -> None:
         """Mark the study as done, so that the next run starts a new one."""
-        self._study.set_user_attr(_FINISHED, True)
-
-    def reap(self) -> int:
-        """Close trials whose process is dead, and propose their configurations again.
-
-        Returns:
-            How many there were.
-        """
-        stale = [trial for trial in self._running() if _is_dead(trial.user_attrs.get(_OWNER))]
-        for trial in stale:
-            self._study.tell(trial.number, state=TrialState.FAIL)
-            self._study.enqueue_trial(trial.params)
-        return len(stale)
-
-    def _running(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        if self._kept is not None:
+            self._kept.finish()
 
 
-def open_search(request: TuningRequest, space: SearchSpace, hardware: Hardware) -> Search:
-    """Open the study of a request on this hardware, or continue one that was cut short.
+def _list_constraints(record: TrialRecord) -> dict[str, float]:
+    """Give every trial the same constraints: a sampler compares them one by one."""
+    return {key: record.constraints.get(key, 0.0) for key in CONSTRAINTS}
+
+
+@contextmanager
+def open_search(
+    storage: RDBStorage, request: TuningRequest, space: SearchSpace, hardware: Hardware, warn: Warn
+) -> Iterator[Search]:
+    """Open the search of a request on this hardware, with what an earlier run that was cut short has learned.
 
     Args:
+        storage: Where trials are kept.
         request: What the user asked for.
         space: What is searched.
-        hardware: The machine; throughputs of different machines never mix in one study.
+        hardware: The machine; throughputs of different machines never mix.
+        warn: Is told, once, when trials can no longer be kept.
 
-    Returns:
-        The search.
+    Yields:
+        The search; nobody else works on its study meanwhile.
 
     Raises:
-        StudyError: The storage cannot be opened, or the named study searches another space.
+        StudyError: The study cannot be read, belongs to another request, or another run works on it.
         UsageError: The sampler needs a package that is not installed.
     """
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = _open_storage(request)
-    name = _choose_name(request, space, hardware, storage)
-    try:
+    with open_study(storage, request, space, hardware, warn) as kept:
+        trials = kept.read(space)
         study = optuna.create_study(
-            storage=storage,
-            study_name=name,
-            sampler=make_sampler(request, space),
-            direction="maximize",
-            load_if_exists=True,
+            study_name=kept.name, sampler=make_sampler(request, space, len(trials)), direction="maximize"
         )
-    except Exception as error:
-        raise StudyError(f"The study {name} cannot be opened: {_first_line(error)}") from error
-    _check_space(study, space)
-    return Search(study, space)
+        search = Search(study, space, kept)
+        search.recall(trials)
+        yield search
 
 
-def _open_storage(request: TuningRequest) -> optuna.storages.BaseStorage:
-    url = request.storage
-    try:
-        if url is None:
-            folder = Path(FOLDER)
-            folder.mkdir(exist_ok=True)
-            (folder / ".gitignore").write_text("*\n")
-            url = f"sqlite:///{folder / 'studies.db'}"
-        return optuna.storages.get_storage(url)
-    except Exception as error:
-        raise StudyError(
-            f"The record of trials at {url or FOLDER} cannot be opened: {_first_line(error)} "
-            "Give another place with --storage sqlite:///FILE."
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
-
-def _choose_name(
-    request: TuningRequest, space: SearchSpace, hardware: Hardware, storage: optuna.storages.BaseStorage
-) -> str:
-    """Name the study: the last one of this request if it is to be continued, else a new one."""
-    base = request.study_name or _make_name(request, space, hardware)
-    runs = {study.study_name: study for study in optuna.get_all_study_summaries(storage, include_best_trial=False)}
-    count = 1
-    while f"{base}-run{count + 1}" in runs:
-        count += 1
-    last = base if count == 1 else f"{base}-run{count}"
-    if last not in runs or request.resume:
-        return last
-    finished = runs[last].user_attrs.get(_FINISHED, False)
-    return f"{base}-run{count + 1}" if finished or request.resume is False else last
-
-
-def _make_name(request: TuningRequest, space: SearchSpace, hardware: Hardware) -> str:
-    parts = [
-        request.workload.model_dump_json(),
-        space.model_dump_json(exclude={"notes"}),
-        hardware.model_dump_json(),
-        f"{request.epochs} {request.trial_seconds} {request.seed} {request.sampler}",
-    ]
-    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
-    return f"{request.workload.dataset}-{digest}"
-
-
-def make_sampler(request: TuningRequest, space: SearchSpace) -> optuna.samplers.BaseSampler:
+def make_sampler(request: TuningRequest, space: SearchSpace, known: int = 0) -> optuna.samplers.BaseSampler:
     """Make the sampler that a request asks for.
 
     Args:
         request: Names it, and gives the seed.
         space: What it samples.
+        known: Trials taken over from earlier runs: one that draws at random must not draw the same again.
 
     Returns:
         The sampler; a `model` one still waits for `Search.guide`.
@@ -259,22 +222,26 @@ def make_sampler(request: TuningRequest, space: SearchSpace) -> optuna.samplers.
     Raises:
         UsageError: It needs a package that is not installed.
     """
+    seed = (request.seed + known) % SEEDS
     if request.sampler == "model":
-        return ModelSampler(_make_distributions(space), request.seed)
+        return ModelSampler(_make_distributions(space), seed)
     if request.sampler == "random":
-        return optuna.samplers.RandomSampler(seed=request.seed)
+        return optuna.samplers.RandomSampler(seed=seed)
     if request.sampler == "grid":
-        grid = {knob: list(choices) for knob, choices in space.searched().items()}
-        return optuna.samplers.GridSampler(cast("Any", grid), seed=request.seed)
+        return Grid(_make_grid(space), seed=request.seed)  # the seed orders the grid
     if request.sampler == "gp":
         try:
             import scipy  # type: ignore[import-untyped]  # noqa: F401
         except ImportError:
             raise UsageError("--sampler gp needs scipy: pip install 'dltune[gp]'.") from None
-        return optuna.samplers.GPSampler(seed=request.seed, n_startup_trials=STARTUP_TRIALS)
+        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(seed=request.seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
+
+
+def _make_grid(space: SearchSpace) -> dict[str, Sequence[Any]]:
+    return {knob: list(choices) for knob, choices in space.searched().items()}
 
 
 def _make_distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
@@ -286,27 +253,3 @@ def _make_distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
         else:
             distributions[knob] = CategoricalDistribution(choices)
     return distributions
-
-
-def _check_space(study: optuna.Study, space: SearchSpace) -> None:
-    wanted = _make_distributions(space)
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        if trial.distributions and trial.distributions != wanted:
-            raise StudyError(
-                f"Study {study.study_name} searched another space ({', '.join(trial.distributions)}). "
-                "Give another --study-name, or start afresh with --no-resume."
-            )
-
-
-def _describe_owner() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time()}
-
-
-def _is_dead(owner: Any) -> bool:
-    """Whether the process that asked for a trial is gone; one on another machine is taken for alive."""
-    if not isinstance(owner, dict) or owner.get("host") != socket.gethostname():
-        return owner is None
-    try:
-        return bool(psutil.Process(owner["pid"]).create_time() != owner["started"])
-    except (psutil.Error, KeyError, ValueError, TypeError):
-        return True

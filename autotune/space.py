@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, get_args
+from typing import Any, Final, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from autotune.costs import predict_samples_per_second, suggest_most_workers
 from autotune.errors import NoFeasibleConfigError, UsageError
@@ -15,13 +15,15 @@ from autotune.machine import MachineProfile, count_whole_cpus
 from autotune.messages import WorkloadProfile
 from autotune.request import KNOBS, RANGED_KNOBS, Knob, TuningRequest
 from autotune.schema import (
-    Count,
+    BatchSize,
     DataLoaderSettings,
     LoaderConfig,
+    Prefetch,
     ProcessSettings,
     SharingStrategy,
     StartMethod,
     Value,
+    Workers,
 )
 from autotune.units import format_bytes
 
@@ -45,7 +47,6 @@ CONVENTION: Final[dict[str, int | bool | str | None]] = {
     "sharing_strategy": "file_descriptor",
 }  # what a careful hand would set; the knobs whose effect the cost model cannot see start here
 
-Positive = Annotated[int, Field(ge=1)]
 Choice = int | bool | str | None
 
 
@@ -64,9 +65,9 @@ class SearchSpace(Value):
         notes: Why a knob is not searched.
     """
 
-    batch_size: tuple[Positive | None, ...]
-    num_workers: tuple[Count, ...]
-    prefetch_factor: tuple[Positive, ...] = PREFETCH_GRID
+    batch_size: tuple[BatchSize | None, ...]
+    num_workers: tuple[Workers, ...]
+    prefetch_factor: tuple[Prefetch, ...] = PREFETCH_GRID
     pin_memory: tuple[bool, ...] = (False, True)
     persistent_workers: tuple[bool, ...] = (False, True)
     in_order: tuple[bool, ...] = (False, True)

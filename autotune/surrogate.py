@@ -29,6 +29,8 @@ WORKERS_SCALE: Final = 0.7  # doublings of the number of workers over which the 
 OTHER_SCALE: Final = 1.5  # doublings of the batch size or of the batches ahead
 LEAST_NOISE: Final = 0.04  # of one trial, relative: what the machine's drift alone does
 SCALES: Final = (0.5, 1.0, 2.0)  # of all those deviations; the data choose
+DOUBTFUL: Final = -1.5  # standard deviations below what the other measurements say
+FEWEST_WITNESSES: Final = 4
 FAILURE_SCALE: Final = 0.5  # doublings of workers, queue or batch size within which a failure is expected again
 SWITCHES: Final = 4
 
@@ -78,7 +80,7 @@ class Surrogate:
         self._failed: list[LoaderConfig] = []
 
     def learn(self, config: LoaderConfig, samples_per_second: float, relative_error: float) -> None:
-        """Take in what a trial measured.
+        """Take in what a trial measured; it stands in for what an earlier trial of the same configuration did.
 
         Args:
             config: The configuration, a candidate or not.
@@ -86,9 +88,15 @@ class Surrogate:
             relative_error: Half-width of the 95 % interval, as a share; infinite where unknown.
         """
         self.close([config])
+        self._forget(config)
         self._seen.append(config)
         self._ratios.append(math.log(samples_per_second / self._predict(config)))
         self._noises.append(math.hypot(LEAST_NOISE, min(relative_error, 0.5) / 2))
+
+    def _forget(self, config: LoaderConfig) -> None:
+        if config in self._seen:
+            place = self._seen.index(config)
+            del self._seen[place], self._ratios[place], self._noises[place]
 
     def fail(self, config: LoaderConfig) -> None:
         """Take in that a trial failed: configurations like it are proposed only when the rest promises much less."""
@@ -100,6 +108,10 @@ class Surrogate:
         for config in configs:
             if config in self._index:
                 self._is_open[self._index[config]] = False
+
+    def reopen(self) -> None:
+        """Allow every candidate to be proposed: what was learnt of them so far is not a result of this run."""
+        self._is_open[:] = True
 
     def predict(self, configs: Sequence[LoaderConfig]) -> list[Prediction]:
         """Predict throughputs.
@@ -132,6 +144,26 @@ class Surrogate:
         top = int(np.argmax(gains))
         return Proposal(config=self._candidates[open_ones[top]], gain=float(gains[top]))
 
+    def doubt(self) -> Proposal | None:
+        """Name the measurement that the others believe least, if it would be the best were they right.
+
+        Each is compared with what all others predict in its place (Rasmussen and Williams, section 5.4.2).
+
+        Returns:
+            The configuration and its expected gain; None when all measurements are credible.
+        """
+        if len(self._seen) < FEWEST_WITNESSES:
+            return None
+        ratios = np.array(self._ratios)
+        _, factor = self._choose_scale(_list_points(self._seen), ratios)
+        inverse = _solve(factor, np.eye(len(ratios)))
+        deviation = 1 / np.sqrt(np.diag(inverse))
+        shortfall = (inverse @ ratios) * deviation  # in standard deviations, negative below what the others say
+        heights = np.log([self._predict(config) for config in self._seen]) + ratios - shortfall * deviation
+        gains = _expect_improvement(heights, deviation, self._find_best()) * (shortfall < DOUBTFUL)
+        top = int(np.argmax(gains))
+        return Proposal(config=self._seen[top], gain=float(gains[top])) if gains[top] > 0 else None
+
     def _find_best(self) -> float:
         """Logarithm of the best throughput, smoothed over what was measured; minus infinity before any."""
         if not self._seen:
@@ -153,14 +185,16 @@ class Surrogate:
             return np.zeros(len(points)), np.sqrt(_correlate(points, points[:1] * 0, is_same=True))
         seen = _list_points(self._seen)
         ratios = np.array(self._ratios)
-        scale, factor = max(
-            (self._factorize(seen, scale) for scale in SCALES), key=lambda pair: _weigh(ratios, pair[1])
-        )
+        scale, factor = self._choose_scale(seen, ratios)
         across = scale**2 * _correlate(points, seen)
         mean = across @ _solve(factor, ratios)
         explained = np.linalg.solve(factor, across.T)
         prior = scale**2 * _correlate(points, points[:1], is_same=True)
         return mean, np.sqrt(np.maximum(1e-8, prior - (explained**2).sum(axis=0)))
+
+    def _choose_scale(self, seen: Numbers, ratios: Numbers) -> tuple[float, Numbers]:
+        """Choose the deviations under which the measurements are likeliest, and factorize their covariance."""
+        return max((self._factorize(seen, scale) for scale in SCALES), key=lambda pair: _weigh(ratios, pair[1]))
 
     def _factorize(self, seen: Numbers, scale: float) -> tuple[float, Numbers]:
         covariance = scale**2 * _correlate(seen, seen) + np.diag(np.array(self._noises) ** 2)

@@ -1,12 +1,14 @@
 """The child process in which the user's code runs: one dataset, one step, many trials.
 
-Started as `python -P -m autotune.trial_host FD PARENT_PID` by `autotune.trial_runner`, never imported by it.
+Started as `python -P -m autotune.trial_host FD PARENT_PID WALLS` by `autotune.trial_runner`, never imported by it.
 
-Arguments: FD, an inherited stream socket; PARENT_PID, the process whose end ends this one.
+Arguments: FD, an inherited stream socket; PARENT_PID, the process whose end ends this one; WALLS, what
+`autotune.isolation` puts up around it, as JSON.
 Messages in (`autotune.messages.Command`): `hello` once, then `probe`, `run` and `release` in any number.
 Messages out (`Report`): `ready` after `hello` and after `release`; `probed`; `measured`; `failed` instead of
 any of them when the user's code or torch raised; `progress` at any time, about five a second while measuring.
-Exit codes: 0 when the line is closed by the parent; 3 when the parent was gone at the start.
+Exit codes: 0 when the line is closed by the parent; 3 when the parent was gone at the start; 4 when the walls could
+not be put up, for the reason on stderr.
 stdout and stderr belong to the user's code and are never read as messages.
 
 The top of this file imports the standard library only: a spawned DataLoader worker imports it again.
@@ -14,7 +16,6 @@ The top of this file imports the standard library only: a spawned DataLoader wor
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import resource
@@ -26,12 +27,13 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.isolation import Walls, die_with_parent, put_up
+
 if TYPE_CHECKING:
     from autotune.channel import Channel
     from autotune.messages import Command
     from autotune.schema import Value
 
-PR_SET_PDEATHSIG: Final = 1
 PROGRESS_SECONDS: Final = 0.2
 HOUSE: Final = str(Path(__file__).parent)
 
@@ -54,7 +56,6 @@ def guard_process(parent_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
 _forker = 0
 
 
@@ -70,9 +71,13 @@ def _die_with_forker() -> None:
 def _die_with(parent_pid: int) -> None:
     if sys.platform != "linux":
         return
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     if os.getppid() != parent_pid:
         os._exit(3)
+
+
+class SpentProcessError(Exception):
+    """This process can measure no further trial; the parent starts another one."""
 
 
 class Host:
@@ -93,6 +98,8 @@ class Host:
         self._is_warm = False
         self._is_step_warm = False
         self._in_step = False
+        self._is_spent = False
+        self._on_lost_worker: Any = signal.SIG_DFL
         os.register_at_fork(after_in_child=channel.close)  # a copy of this process must not answer in its place
 
     def serve(self) -> None:
@@ -102,19 +109,33 @@ class Host:
 
         try:
             while (line := self._channel.receive()) is not None:
-                self._answer(COMMAND.validate_json(line))
+                report = self._answer(COMMAND.validate_json(line))
+                self._channel.send(report.model_dump_json())
         except ChannelClosedError:
             return
 
-    def _answer(self, command: Command) -> None:
+    def _answer(self, command: Command) -> Value:
+        """Carry a command out, and listen to torch's handler of SIGCHLD only meanwhile.
+
+        It raises wherever this process happens to be, once for each worker that died: in the middle of a message, or
+        while the death of another is being reported.
+        """
+        try:
+            try:
+                signal.signal(signal.SIGCHLD, self._on_lost_worker)
+                report = self._carry_out(command)
+            finally:
+                self._on_lost_worker = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        except BaseException as error:  # sys.exit() and KeyboardInterrupt of the user's code are results, too
+            return self._explain(error)
+        return report
+
+    def _explain(self, error: BaseException) -> Value:
         from autotune.messages import Failed
 
-        try:
-            report = self._carry_out(command)
-        except BaseException as error:  # sys.exit() and KeyboardInterrupt of the user's code are results, too
-            where = "running step" if self._in_step else self._where
-            report = Failed(where=where, error=_name_error(error), details=_format_error(error))
-        self._channel.send(report.model_dump_json())
+        where = "running step" if self._in_step else self._where
+        words = _name_error(error) if self._where == "trial" else _add_advice(_name_error(error))
+        return Failed(where=where, error=words, details=_format_error(error))
 
     def _carry_out(self, command: Command) -> Value:
         from autotune.messages import Hello, Measured, Probe, Probed, Ready, Run
@@ -127,7 +148,7 @@ class Host:
             case Run(trial=request):
                 return Measured(measurement=self._measure(request))
             case _:
-                self._trial = None
+                self._release()
         return Ready()
 
     def _load(self, hello: Any) -> None:
@@ -168,7 +189,24 @@ class Host:
             warm_up_step(self._workload, self._step, self._device, request.config)
             self._is_step_warm = True
         self._trial = TrialMeasurement(self._workload, self._step, self._device, request, self._count)
-        return self._trial.run()
+        threads = _count_threads()
+        measured = self._trial.run()
+        workers, sets_workers_up = (
+            request.config.dataloader.num_workers,
+            self._workload.parts.worker_init_fn is not None,
+        )
+        self._is_spent = not workers and sets_workers_up and _count_threads() > threads
+        return measured
+
+    def _release(self) -> None:
+        """Take the trial's workers down, and refuse to go on where the workers of other trials would hang.
+
+        A dataset that computes on several threads in this process leaves OpenMP in a state that does not survive a
+        fork. It matters only to workers that are set up to use several threads, too.
+        """
+        self._trial = None
+        if self._is_spent:
+            raise SpentProcessError("has computed on several threads; workers that it forks may hang")
 
     def _watch_step(self, step: Any) -> Any:
         """Remember whether the step is running, so that its failure is not blamed on the data."""
@@ -182,12 +220,15 @@ class Host:
 
     def _warm_up(self) -> None:
         """Pay what a process pays once outside the trial, where scores account for it; a probe has done so already."""
-        from autotune.worker_costs import fetch_samples, measure_manager_start
+        from autotune.worker_costs import fetch_samples, measure_manager_start, single_thread, take_census
 
         if self._is_warm:
             return
         if self._workload.batching == "batch_size":
-            fetch_samples(self._workload, 1)
+            with single_thread():
+                fetch_samples(self._workload, 1)
+        if self._workload.kind == "iterable":
+            take_census(self._workload)
         measure_manager_start()
         self._is_warm = True
 
@@ -203,9 +244,24 @@ class Host:
         self._channel.send(Progress(phase=phase, batches=batches).model_dump_json())
 
 
+def _count_threads() -> int:
+    """Count the threads of this process, also those that Python knows nothing of; 0 where the system does not tell."""
+    try:
+        return len(list(Path("/proc/self/task").iterdir()))
+    except OSError:
+        return 0
+
+
 def _name_error(error: BaseException) -> str:
     """Name an error as its traceback's last line does; the text of a broken `__str__` is left out."""
     return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def _add_advice(words: str) -> str:
+    """Put the way out behind an error that ends the run; one of a trial gets it from the verdict."""
+    from autotune.verdicts import suggest
+
+    return "\n".join(part for part in (words, suggest(words)) if part)
 
 
 def _format_error(error: BaseException) -> str:
@@ -217,10 +273,20 @@ def _format_error(error: BaseException) -> str:
     return "".join(lines.format())
 
 
+def _put_up(walls: Walls, descriptor: int) -> None:
+    try:
+        put_up(walls, descriptor)
+    except OSError as error:
+        sys.stderr.write(f"isolation: {error}\n")
+        sys.exit(4)
+
+
 def main() -> None:
     """Serve the parent named on the command line."""
-    descriptor, parent_pid = int(sys.argv[1]), int(sys.argv[2])
-    guard_process(parent_pid)
+    descriptor, parent_pid, walls = int(sys.argv[1]), int(sys.argv[2]), Walls.from_json(sys.argv[3])
+    _die_with(parent_pid)
+    _put_up(walls, descriptor)
+    guard_process(os.getppid() if walls.own_pids else parent_pid)
     sys.argv[:] = sys.argv[:1]
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from autotune.child import Child, OnProgress, Usage
+from autotune.containment import Containment, find_containment
 from autotune.errors import UsageError, WorkloadError
 from autotune.limits import Limits
 from autotune.messages import (
@@ -27,6 +28,7 @@ from autotune.messages import (
     WorkloadProfile,
 )
 from autotune.request import WorkloadRequest
+from autotune.ruling import CODE_FAILURES
 from autotune.units import format_bytes
 from autotune.verdicts import Death, judge_failure
 from autotune.watchdog import Watch
@@ -36,6 +38,7 @@ EXIT_HINT: Final = (
     "\nSomething called sys.exit(): code at the top of a module that reads sys.argv, perhaps. "
     'Guard it with if __name__ == "__main__".'
 )
+NO_WALLS: Final = "isolation: "  # how trial_host says that its walls could not be put up
 TRIAL_OVERHEAD: Final = 4.0  # of the trial's seconds: starting workers, draining, a last batch
 
 
@@ -48,16 +51,23 @@ class TrialRunner:
         workload: What the child loads.
         stall_seconds: Most seconds without progress.
         on_progress: Called with what the child reports while it works.
+        containment: Walls to put up around each child; None for all that this machine allows.
     """
 
     def __init__(
-        self, workload: WorkloadRequest, stall_seconds: float, on_progress: OnProgress = lambda progress: None
+        self,
+        workload: WorkloadRequest,
+        stall_seconds: float,
+        on_progress: OnProgress = lambda progress: None,
+        containment: Containment | None = None,
     ) -> None:
         self._workload = workload
+        self._containment = find_containment() if containment is None else containment
         self._stall_seconds = stall_seconds
         self._on_progress = on_progress
         self._phase = ""
         self._child: Child | None = None
+        self._is_releasing = False
         self._limits: Limits | None = None
 
     def __enter__(self) -> Self:
@@ -73,6 +83,7 @@ class TrialRunner:
         if self._child is not None:
             self._child.end()
             self._child = None
+        self._is_releasing = False
 
     def probe(self, sizes: Sequence[int], limits: Limits) -> WorkloadProfile:
         """Load the workload and profile it.
@@ -91,10 +102,12 @@ class TrialRunner:
         self._limits = limits
         order = Probe(batch_size=sizes[0], largest=max(sizes))
         outcome = self._give_probe(order)
+        failure = None
         if isinstance(outcome, Death) and self._phase == WORKER_PHASE:  # it may still work without workers
+            failure = outcome.message if outcome.kind in CODE_FAILURES else None
             outcome = self._give_probe(order.model_copy(update={"with_workers": False}))
         if isinstance(outcome, Probed):
-            return outcome.profile
+            return outcome.profile.model_copy(update={"worker_failure": failure})
         self.close()
         raise _explain_start(outcome, self._workload)
 
@@ -103,6 +116,7 @@ class TrialRunner:
         if isinstance(outcome, Child):
             outcome = outcome.command(order, self._watch(self._stall_seconds * 4))
         if isinstance(outcome, Death):
+            outcome = blame_kernel(outcome, self._usage, self._budgets)
             self.close()
         return outcome
 
@@ -123,28 +137,42 @@ class TrialRunner:
         if request.fresh:
             self.close()
         outcome = self._obtain_child()
-        usage = Usage()
         if isinstance(outcome, Child):
             deadline = request.seconds * TRIAL_OVERHEAD + self._stall_seconds
             outcome = outcome.command(Run(trial=request), self._watch(deadline))
-            usage = self._child.usage if self._child is not None else usage
-        result = check_gpu_memory(_make_result(request, outcome, usage), self._limits)
+        result = check_gpu_memory(_make_result(request, outcome, self._usage, self._budgets), self._budgets)
         self._wind_down(result)
         return result.model_copy(update={"seconds": time.monotonic() - started})
 
+    @property
+    def _budgets(self) -> Limits:
+        assert self._limits is not None, "probe() or limit() comes first: walls are built for the limits"
+        return self._limits
+
+    @property
+    def _usage(self) -> Usage:
+        return Usage() if self._child is None else self._child.usage
+
     def _wind_down(self, result: TrialResult) -> None:
-        """Have the workers taken down; a child that failed or does not let go of them is ended."""
+        """Have the workers taken down while others go on; a child that failed is ended."""
         if self._child is None:
             return
         if result.kind == "completed":
+            self._child.send(Release())
+            self._is_releasing = True
+        else:
+            self.close()
+
+    def _await_release(self) -> None:
+        """Wait until the workers of the trial before are down; a child that does not let go of them is ended."""
+        if self._child is not None and self._is_releasing:
             watch = self._watch(RELEASE_SECONDS).model_copy(update={"stall_seconds": RELEASE_SECONDS})
-            if isinstance(self._child.command(Release(), watch), Ready):
-                return
-        self.close()
+            if not isinstance(self._child.receive(watch), Ready):
+                self.close()
+        self._is_releasing = False
 
     def _watch(self, deadline_seconds: float) -> Watch:
-        assert self._limits is not None, "probe() comes first: it sets the limits"
-        return Watch(limits=self._limits, stall_seconds=self._stall_seconds, deadline_seconds=deadline_seconds)
+        return Watch(limits=self._budgets, stall_seconds=self._stall_seconds, deadline_seconds=deadline_seconds)
 
     def limit(self, limits: Limits) -> None:
         """Put other budgets in force for the trials to come."""
@@ -152,35 +180,60 @@ class TrialRunner:
 
     def _obtain_child(self) -> Child | Report | Death:
         """Give the living child, or start one and have it load the workload."""
+        self._await_release()
         if self._child is not None:
             return self._child
-        child = Child(self._workload.working_dir, self._note_progress)
+        child = Child(self._workload.working_dir, self._budgets, self._containment, self._note_progress)
         self._child = child
         answer = child.command(Hello(workload=self._workload), self._watch(self._stall_seconds * 20))
+        if isinstance(answer, Death) and answer.details.startswith(NO_WALLS) and self._containment != Containment():
+            self._containment = Containment()  # what could be put up a moment ago cannot any more
+            self._child = None
+            return self._obtain_child()
         return child if isinstance(answer, Ready) else answer
 
 
-def _make_result(request: TrialRequest, outcome: Child | Report | Death, usage: Usage) -> TrialResult:
+def _make_result(request: TrialRequest, outcome: Child | Report | Death, usage: Usage, limits: Limits) -> TrialResult:
     seen = {"peak_host_bytes": usage.host_bytes, "peak_shm_bytes": usage.shm_bytes}
     if isinstance(outcome, Measured):
         return TrialResult(kind="completed", config=request.config, measurement=outcome.measurement, **seen)
     death = judge_failure(outcome, usage.describe_shm()) if isinstance(outcome, Failed) else outcome
     if not isinstance(death, Death):
         death = Death(kind="crashed", message=f"was answered out of turn ({type(outcome).__name__})")
+    death = blame_kernel(death, usage, limits)
     return TrialResult(kind=death.kind, config=request.config, message=death.message, details=death.details, **seen)
 
 
-def check_gpu_memory(result: TrialResult, limits: Limits | None) -> TrialResult:
+def blame_kernel(death: Death, usage: Usage, limits: Limits) -> Death:
+    """Let a kernel that killed for memory explain what looks like a lost process or a hang.
+
+    Args:
+        death: What the trial's end looked like.
+        usage: What was counted meanwhile.
+        limits: Budgets.
+
+    Returns:
+        The same, or an `out_of_memory` one.
+    """
+    if not usage.oom_kills or death.kind not in ("crashed", "stalled", "workload_failed"):
+        return death
+    seen = f" at {format_bytes(usage.host_bytes)} of host memory" if usage.host_bytes else ""
+    budget = format_bytes(limits.memory_bytes)
+    message = f"was struck by the kernel's out-of-memory killer{seen}, against a budget of {budget}"
+    return death.model_copy(update={"kind": "out_of_memory", "message": message})
+
+
+def check_gpu_memory(result: TrialResult, limits: Limits) -> TrialResult:
     """Turn a trial whose allocator went over the device's budget into a failure.
 
     Args:
         result: What became of the trial.
-        limits: Budgets; None where none were set.
+        limits: Budgets.
 
     Returns:
         The result, or an `out_of_memory` one with the number against the limit.
     """
-    budget = limits.gpu_bytes if limits is not None else None
+    budget = limits.gpu_bytes
     used = result.measurement.peak_gpu_bytes if result.measurement is not None else 0
     if budget is None or used <= budget:
         return result

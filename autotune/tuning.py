@@ -6,28 +6,34 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from autotune.ablating import Ablation
 from autotune.confirming import ROUNDS, Confirmation
+from autotune.containment import Containment, find_containment
 from autotune.deciding import FINALISTS, Decision, decide, pick_finalists
-from autotune.errors import NoFeasibleConfigError
+from autotune.errors import NoFeasibleConfigError, OutputError, ProfileError, TrialError, UnsavedError
+from autotune.evidence import gather_evidence
 from autotune.exploring import Exploration, find_best
 from autotune.importing import check_import_string
+from autotune.interrupts import finish_first
 from autotune.limits import plan_limits
 from autotune.machine import MachineProfile, read_machine
 from autotune.messages import RunTrial, WorkloadProfile
 from autotune.noise import NoiseWatch
 from autotune.outcome import Outcome, make_profile, summarize_search
 from autotune.planning import Plan, make_plan
-from autotune.profiles import check_writable, save_profile
 from autotune.records import TrialRecord
 from autotune.request import TuningRequest
+from autotune.schema import SCHEMA_VERSION, TunedConfig, TunedFile
 from autotune.scoring import estimate
-from autotune.search import open_search
+from autotune.search import Search, open_search
 from autotune.space import BATCH_GRID, DEFAULT_BATCH_SIZE
+from autotune.studies import open_storage
 from autotune.trial_runner import TrialRunner
+from autotune.tuned_file import check_writable, format_file, save_profile
 from autotune.view import View
+from autotune.warm_start import plan_warm_start
 
 FRESH_START_SECONDS: Final = 3.0  # a fresh process, its imports and a dataset factory
 
@@ -39,6 +45,7 @@ def tune(
     machine: MachineProfile | None = None,
     workload: WorkloadProfile | None = None,
     view: View | None = None,
+    earlier: TunedConfig | None = None,
 ) -> Outcome:
     """Find the best loader configuration for a workload on this machine, and write it down.
 
@@ -48,6 +55,7 @@ def tune(
         machine: What the machine allows; None reads it.
         workload: Profile of the workload; None probes it in a child process.
         view: Is told what happens.
+        earlier: A result to start from, of this machine or of another one; None starts cold.
 
     Returns:
         The outcome; its profile has been written to `request.output`.
@@ -56,49 +64,99 @@ def tune(
         UsageError: The request asks for what cannot be.
         WorkloadError: The user's code fails where no configuration could help.
         NoFeasibleConfigError: No configuration works within the limits.
-        StudyError: The record of trials cannot be used.
-        OutputError: The tuned file cannot be written.
+        StudyError: The record of trials cannot be used, or another run works on it.
+        TrialError: The machine refuses to run trials; the best so far has been written, where there is one.
+        OutputError: The tuned file cannot be written; an `UnsavedError`, at the end of a run, holds the profile.
         KeyboardInterrupt: Cut short before any configuration was measured.
     """
     started = time.monotonic()
     view = view or View()
     check_request(request)
-    with _open_runner(request, view) as runner:
-        plan = _prepare(request, machine or read_machine(), workload, runner, view)
-        search = open_search(request, plan.space, plan.hardware)
-        search.reap()
-        noise = NoiseWatch(plan.machine.usable_cpus) if run_trial is None else None
-        run_trial = run_trial or runner.run
-        deadline = started + request.timeout_seconds if request.timeout_seconds is not None else None
-        exploration = Exploration(plan, search, run_trial, view, _plan_search_end(request, deadline))
-        confirmation = Confirmation(plan, run_trial, view, noise)
-        ablation = Ablation(plan, run_trial, view)
-        view.show_resumed(search.name, len(exploration.records))
-        stopped, interrupted = "interrupted", False
-        try:
-            stopped = exploration.run()
-            view.show_stop(stopped)
-            confirmation.run(pick_finalists(exploration.records, exploration.expect()))
-            search.finish()
-            _explain(ablation, confirmation, deadline)
-        except KeyboardInterrupt:
-            interrupted = True
-    decision = _decide(plan, exploration.records, confirmation, interrupted)
+    with open_storage(request.storage) as storage, open_runner(request, view) as runner:
+        plan = prepare(request, machine or read_machine(), workload, runner, view)
+        with open_search(storage, request, plan.space, plan.hardware, view.show_warning) as search:
+            noise = NoiseWatch(plan.machine.usable_cpus) if run_trial is None else None
+            run_trial = run_trial or runner.run
+            deadline = started + request.timeout_seconds if request.timeout_seconds is not None else None
+            warm = None if earlier is None else plan_warm_start(earlier, plan.hardware)
+            run = Run(
+                Exploration(plan, search, run_trial, view, _plan_search_end(request, deadline), warm),
+                Confirmation(plan, run_trial, view, noise),
+                Ablation(plan, run_trial, view),
+            )
+            view.show_resumed(search.name, len(run.exploration.records))
+            end = _go_through(run, search, view, deadline)
+            with finish_first():
+                runner.close()
+                view.close()
+                outcome = _conclude(plan, run, end, search.name, time.monotonic() - started)
+    if isinstance(end.cut_by, TrialError):
+        raise TrialError(f"{end.cut_by} The best so far was written to {request.output}.")
+    return outcome
+
+
+class Run(NamedTuple):
+    """The parts of a run; what each has measured stays readable when it is cut short."""
+
+    exploration: Exploration
+    confirmation: Confirmation
+    ablation: Ablation
+
+
+class End(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        stopped: Why the search did, in words.
+        cut_by: What cut the run short; None when it went to its end.
+    """
+
+    stopped: str
+    cut_by: BaseException | None = None
+
+
+def _go_through(run: Run, search: Search, view: View, deadline: float | None) -> End:
+    """Search, confirm and explain, as far as it goes."""
+    stopped = None
+    try:
+        stopped = run.exploration.run()
+        view.show_stop(stopped)
+        run.confirmation.run(pick_finalists(run.exploration.records, run.exploration.expect()))
+        search.finish()
+        _explain(run.ablation, run.confirmation, deadline)
+    except KeyboardInterrupt as interrupt:
+        return End(stopped or "interrupted", interrupt)
+    except OSError as error:  # no room for a folder, no process left: what was measured is still worth having
+        return End(stopped or "trials could no longer be run", _describe_refusal(error))
+    return End(stopped)
+
+
+def _describe_refusal(error: OSError) -> TrialError:
+    where = f" ({error.filename})" if error.filename is not None else ""
+    return TrialError(f"Trials can no longer be run: {error.strerror or error}{where}.")
+
+
+def _conclude(plan: Plan, run: Run, end: End, study: str, seconds: float) -> Outcome:
+    """Decide, and write down what was found."""
+    records = run.exploration.records
+    decision = _decide(plan, records, run.confirmation, end.cut_by)
+    summary = summarize_search(plan, records, study, seconds, end.stopped)
+    evidence = gather_evidence(plan, records, decision.config, run.exploration.predict)
     profile = make_profile(
-        plan,
-        exploration.records,
-        confirmation,
-        decision,
-        ablation.rows,
-        summarize_search(plan, exploration.records, search.name, time.monotonic() - started, stopped),
+        plan, records, run.confirmation, decision, run.ablation.rows, summary, evidence, run.exploration.findings
     )
-    save_profile(Path(request.output), profile)
+    try:
+        save_profile(Path(plan.request.output), profile)
+    except (OutputError, ProfileError) as error:
+        raise UnsavedError(
+            str(error), format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=(profile,)))
+        ) from None
     return Outcome(
         profile=profile,
         plan=plan,
-        records=tuple(exploration.records),
+        records=tuple(records),
         runner_up=decision.runner_up,
-        interrupted=interrupted,
+        interrupted=end.cut_by is not None,
     )
 
 
@@ -119,8 +177,8 @@ def plan_only(request: TuningRequest, *, view: View | None = None) -> Plan:
     """
     view = view or View()
     check_request(request)
-    with _open_runner(request, view) as runner:
-        return _prepare(request, read_machine(), None, runner, view)
+    with open_runner(request, view) as runner:
+        return prepare(request, read_machine(), None, runner, view)
 
 
 def check_request(request: TuningRequest) -> None:
@@ -143,22 +201,52 @@ def check_request(request: TuningRequest) -> None:
 
 
 @contextmanager
-def _open_runner(request: TuningRequest, view: View) -> Iterator[TrialRunner]:
+def open_runner(request: TuningRequest, view: View) -> Iterator[TrialRunner]:
+    """Open what runs the trials of a request, behind the walls that it asks for; the view is closed at the end.
+
+    Args:
+        request: What to tune, and how.
+        view: Is told what happens.
+
+    Yields:
+        The runner; leaving ends every process it started.
+    """
     try:
-        with TrialRunner(request.workload, request.stall_seconds, view.show_progress) as runner:
+        walls = find_containment() if request.isolation == "auto" else Containment()
+        with TrialRunner(request.workload, request.stall_seconds, view.show_progress, walls) as runner:
             yield runner
     finally:
         view.close()
 
 
-def _prepare(
+def prepare(
     request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile | None, runner: TrialRunner, view: View
 ) -> Plan:
-    """Probe machine and workload, plan limits and space."""
+    """Probe machine and workload, plan limits and space.
+
+    Args:
+        request: What to tune, and how.
+        machine: What the machine allows.
+        workload: Profile of the workload; None probes it.
+        runner: Runs the probe, and gets the limits.
+        view: Is told what is found.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UsageError: The request asks for what cannot be.
+        WorkloadError: The user's code fails where no configuration could help.
+        NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
+        TrialError: The machine refuses to run trials.
+    """
     limits = plan_limits(machine, request)
     view.show_machine(machine, limits)
     if workload is None:
-        workload = runner.probe(_choose_probe_sizes(request), limits)
+        try:
+            workload = runner.probe(_choose_probe_sizes(request), limits)
+        except OSError as error:
+            raise _describe_refusal(error) from None
     limits = plan_limits(machine, request, workload.gpu_memory_bytes)
     runner.limit(limits)
     plan = make_plan(request, machine, workload, limits)
@@ -189,16 +277,16 @@ def _explain(ablation: Ablation, confirmation: Confirmation, deadline: float | N
         ablation.run(confirmation.baseline.rate, decision.config, decision.samples_per_second)
 
 
-def _decide(plan: Plan, records: Sequence[TrialRecord], confirmation: Confirmation, interrupted: bool) -> Decision:
+def _decide(
+    plan: Plan, records: Sequence[TrialRecord], confirmation: Confirmation, cut_by: BaseException | None
+) -> Decision:
     decision = decide(confirmation.baseline, confirmation.finalists) if confirmation.rounds else None
     if decision is not None:
         return decision
     best = find_best(records)
-    if best is not None and interrupted:
+    if best is not None and cut_by is not None:
         return _decide_unconfirmed(plan, records, best)
-    if interrupted:
-        raise KeyboardInterrupt
-    raise NoFeasibleConfigError(_explain_failures(records, confirmation))
+    raise cut_by or NoFeasibleConfigError(_explain_failures(records, confirmation))
 
 
 def _decide_unconfirmed(plan: Plan, records: Sequence[TrialRecord], best: TrialRecord) -> Decision:

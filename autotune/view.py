@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.limits import Limits, Violation
+from autotune.limits import Limits
 from autotune.machine import MachineProfile
 from autotune.messages import Progress
 from autotune.planning import Plan
@@ -31,7 +31,13 @@ class View:
     def show_result(self, number: int, record: TrialRecord, error: float, is_best: bool) -> None:
         """Called after trial `number`; its score is 0 for a failed trial, `error` relative."""
 
-    def show_skip(self, number: int, config: LoaderConfig, violations: tuple[Violation, ...]) -> None:
+    def show_finding(self, sentence: str) -> None:
+        """Called when trials show something of the workload that the user should know."""
+
+    def show_warning(self, sentence: str) -> None:
+        """Called when something went wrong that does not end the run."""
+
+    def show_skip(self, number: int, config: LoaderConfig, reasons: tuple[str, ...]) -> None:
         """Called when a configuration is rejected without a trial."""
 
     def show_stop(self, reason: str) -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from autotune.batches import find_tensors
+from autotune.batches import count_samples, find_tensors
+from autotune.errors import WorkloadError
 from autotune.loaders import LoadedWorkload, build_loader
 from autotune.messages import LinearCost
 from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
@@ -26,6 +28,7 @@ MOST_WORKERS: Final = 16  # of a round; more tell nothing new
 ROUND_SIZE: Final = 2  # samples in a batch of a round
 SHARD_CHECK_BATCHES: Final = 4
 CACHE_SECONDS: Final = 0.3  # spent on fetching samples that are then handed over again and again
+CENSUS_SECONDS: Final = 1.0  # spent on counting an epoch; longer ones are not counted
 TRANSFER_BATCHES: Final = 24
 TRANSFER_SECONDS: Final = 0.4
 
@@ -58,9 +61,9 @@ def time_round(workload: LoadedWorkload, workers: int, process: ProcessSettings 
         loader = build_loader(workload, LoaderConfig(dataloader=settings, process=process))
         loader.gate.open(most_batches=workers)
         started = time.perf_counter()
-        for _ in itertools.islice(loader, workers):
-            pass
-        return time.perf_counter() - started
+        arrived = sum(1 for _ in itertools.islice(loader, workers))
+        seconds = time.perf_counter() - started
+        return seconds if workload.kind == "iterable" or arrived == loader.gate.batches else None
     except Exception:  # whatever the user's code raises in a worker
         return None
 
@@ -144,7 +147,7 @@ def fetch_samples(workload: LoadedWorkload, most: int) -> list[Any]:
     if workload.kind == "iterable":
         source: Iterable[Any] = iter(dataset)
     elif hasattr(dataset, "__getitems__"):
-        source = dataset.__getitems__(_list_indices(workload, most))
+        source = _fetch_at_once(dataset, _list_indices(workload, most))
     else:
         source = (dataset[index] for index in _list_indices(workload, most))
     samples: list[Any] = []
@@ -153,6 +156,16 @@ def fetch_samples(workload: LoadedWorkload, most: int) -> list[Any]:
         samples.append(sample)
         if time.perf_counter() > deadline:
             break
+    return samples
+
+
+def _fetch_at_once(dataset: Any, indices: list[Any]) -> list[Any]:
+    samples: list[Any] = dataset.__getitems__(indices)
+    if len(samples) != len(indices):
+        raise WorkloadError(
+            f"The dataset's __getitems__ returned {len(samples)} samples for {len(indices)} indices: it must return "
+            "one for each, or throughputs are wrong and training skips data."
+        )
     return samples
 
 
@@ -194,6 +207,21 @@ def time_handover(workload: LoadedWorkload, samples: Sequence[Any], size: int) -
     return collate_seconds, max(0.0, per_batch - collate_seconds)
 
 
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Compute on one thread, as every worker does.
+
+    More of them would count their spinning as work, and OpenMP does not survive a fork: in the workers of a process
+    that has computed on two threads, computing on two threads hangs.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _time_calls(call: Callable[[], Any]) -> float:
     started = time.perf_counter()
     calls = 0
@@ -203,17 +231,62 @@ def _time_calls(call: Callable[[], Any]) -> float:
     return (time.perf_counter() - started) / calls
 
 
+def take_census(workload: LoadedWorkload) -> None:
+    """Count the samples that an iterable dataset delivers in one process, where its epoch is short enough.
+
+    Args:
+        workload: The pipeline; its census is filled in.
+    """
+    try:
+        with single_thread():
+            samples = _count_epoch(workload, workers=0)
+    except Exception:  # whatever it is, the trial without workers will meet it and name it
+        return
+    if samples is not None:
+        workload.census.note(samples)
+
+
+def _count_epoch(workload: LoadedWorkload, workers: int) -> int | None:
+    """Count an epoch's samples, or until there are too many; None when it takes too long."""
+    size = None if workload.batching == "own" else ROUND_SIZE
+    extra = {"num_workers": workers, "prefetch_factor": 2} if workers else {}
+    settings = DataLoaderSettings(batch_size=size, **extra)
+    process = ProcessSettings(multiprocessing_context=_read_context(workload))
+    samples = 0
+    deadline = time.perf_counter() + CENSUS_SECONDS
+    for batch in build_loader(workload, LoaderConfig(dataloader=settings, process=process)):
+        samples += count_samples(batch, size or 1)
+        if workload.census.is_exceeded(samples):
+            break
+        if time.perf_counter() > deadline:
+            return None
+    return samples
+
+
 def is_duplicated(workload: LoadedWorkload) -> bool:
     """Tell whether two workers of an iterable dataset deliver the same data.
 
-    Batches come alternately from worker 0 and 1. They are the same data when each pair is equal although
-    consecutive batches of one worker differ; constant data proves nothing.
+    They do when they deliver twice the samples of one process, or when their batches are equal one by one. What is
+    drawn at random, and takes long, cannot be told.
 
     Args:
         workload: The pipeline.
 
     Returns:
         Whether it was seen to be duplicated; False where it cannot be told.
+    """
+    try:
+        counted = _count_epoch(workload, workers=2) if workload.census.samples else None
+    except Exception:  # whatever it is, the trials with workers will meet it and name it
+        return False
+    return (counted is not None and workload.census.is_exceeded(counted)) or _deliver_the_same(workload)
+
+
+def _deliver_the_same(workload: LoadedWorkload) -> bool:
+    """Tell whether two workers deliver equal batches.
+
+    Batches come alternately from worker 0 and 1. They are the same data when each pair is equal although
+    consecutive batches of one worker differ; constant data proves nothing.
     """
     size = None if workload.batching == "own" else ROUND_SIZE
     config = LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, num_workers=2, prefetch_factor=2))

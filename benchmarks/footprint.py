@@ -24,6 +24,8 @@ import psutil
 from pydantic import ValidationError
 
 from autotune.child import Child, Pulse
+from autotune.containment import Containment, find_containment
+from autotune.gauge import TREE_SECONDS
 from autotune.limits import plan_limits
 from autotune.machine import count_whole_cpus, read_machine
 from autotune.messages import Hello, Measured, Run, TrialRequest
@@ -50,7 +52,7 @@ PARENT_TRIALS: Final = 14
 SAMPLE_SECONDS: Final = 0.1
 WORKERS: Final = 64
 TICK_SECONDS: Final = 0.010
-TICKS: Final = 200
+TICKS: Final = 40
 FIRST_TRIAL: Final = "trial "
 SEARCH_END: Final = "search ended"
 
@@ -69,6 +71,7 @@ class Footprint(Value):
         tick_seconds: Durations of ticks that walk over that tree.
         short_tick_seconds: Durations of those in between, which do not.
         exact_seconds: Durations of those that measure memory exactly, as happens once in a trial.
+        walled_seconds: Durations of ticks over a trial in a cgroup of its own, which are exact and walk nowhere.
     """
 
     date: str
@@ -81,6 +84,7 @@ class Footprint(Value):
     tick_seconds: tuple[float, ...]
     short_tick_seconds: tuple[float, ...]
     exact_seconds: tuple[float, ...]
+    walled_seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -175,11 +179,12 @@ def _read_ready(stream: IO[str]) -> Iterator[str]:
         return
 
 
-def time_ticks(workload: BenchWorkload) -> tuple[int, dict[str, tuple[float, ...]]]:
+def time_ticks(workload: BenchWorkload, containment: Containment) -> tuple[int, dict[str, tuple[float, ...]]]:
     """Time the watchdog's ticks over a trial with 64 living workers that have nothing left to do.
 
     Args:
         workload: What the workers load.
+        containment: Walls around the trial; without a cgroup the tree is walked for its memory.
 
     Returns:
         Processes in the tree, and durations in seconds: of `walking`, `short` and `exact` ticks.
@@ -187,7 +192,7 @@ def time_ticks(workload: BenchWorkload) -> tuple[int, dict[str, tuple[float, ...
     request = make_request(workload)
     watch = Watch(limits=plan_limits(read_machine(), request), stall_seconds=60, deadline_seconds=120)
     config = as_config({"batch_size": workload.batch_size, "num_workers": WORKERS, "persistent_workers": True})
-    child = Child(request.workload.working_dir, lambda progress: None)
+    child = Child(request.workload.working_dir, watch.limits, containment, lambda progress: None)
     try:
         child.command(Hello(workload=request.workload), watch)
         answer = child.command(Run(trial=_make_short_trial(config)), watch)
@@ -204,24 +209,25 @@ def _make_short_trial(config: LoaderConfig) -> TrialRequest:
 def _time_kinds(child: Child, watch: Watch) -> dict[str, tuple[float, ...]]:
     found: dict[str, list[float]] = {"walking": [], "short": [], "exact": []}
     for number in range(TICKS):
-        pulse = Pulse()  # a new one walks at once, and not again for a quarter of a second
-        found["walking"].append(_time_tick(child, pulse, watch))
-        found["short"].append(_time_tick(child, pulse, watch))
+        time.sleep(TREE_SECONDS)  # a walk is due again
+        found["walking"].append(_time_tick(child, watch))
+        found["short"].append(_time_tick(child, watch))
         if number % (TICKS // 10) == 0:
-            found["exact"].append(_time_tick(child, pulse, watch, exact=True))
+            found["exact"].append(_time_tick(child, watch, exact=True))
     return {kind: tuple(seconds) for kind, seconds in found.items()}
 
 
-def _time_tick(child: Child, pulse: Pulse, watch: Watch, *, exact: bool = False) -> float:
+def _time_tick(child: Child, watch: Watch, *, exact: bool = False) -> float:
     started = time.perf_counter()
-    watch.judge(child._read(pulse, watch, exact=exact))
+    watch.judge(child._read(Pulse(), exact=exact))
     return time.perf_counter() - started
 
 
 def measure_footprint() -> Footprint:
     """Measure everything; about a minute."""
     beside = watch_parent(find_workload(PARENT_WORKLOAD))
-    processes, ticks = time_ticks(find_workload("memory"))
+    processes, ticks = time_ticks(find_workload("memory"), Containment())
+    _, walled = time_ticks(find_workload("memory"), find_containment())
     return Footprint(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         cpus=count_whole_cpus(read_machine().usable_cpus),
@@ -233,6 +239,7 @@ def measure_footprint() -> Footprint:
         tick_seconds=ticks["walking"],
         short_tick_seconds=ticks["short"],
         exact_seconds=ticks["exact"],
+        walled_seconds=walled["walking"],
     )
 
 
@@ -269,7 +276,8 @@ def judge_footprint(found: Footprint) -> list[Verdict]:
             value=statistics.median(found.tick_seconds) * 1000,
             unit="ms",
             target=TICK_SECONDS * 1000,
-            detail=f"{longer}, {statistics.median(found.exact_seconds) * 1000:.0f} ms with exact memory",
+            detail=f"{longer}, {statistics.median(found.exact_seconds) * 1000:.0f} ms with exact memory; "
+            f"{statistics.median(found.walled_seconds) * 1000:.1f} ms, always exact, in a cgroup",
         ),
         Verdict(
             what="own cost of a trial after the first, mean",

@@ -15,7 +15,11 @@ from autotune.messages import EpochTrace, LinearCost, Measurement, TrialKind, Tr
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.schema import (
     Baseline,
+    BatchTime,
+    Contribution,
+    CurvePoint,
     DataLoaderSettings,
+    Evidence,
     Hardware,
     LimitsRecord,
     LoaderConfig,
@@ -23,9 +27,12 @@ from autotune.schema import (
     ProfileResult,
     SearchRecord,
     Software,
+    TrialLine,
     TunedConfig,
+    TunedFile,
     WorkloadIdentity,
 )
+from autotune.tuned_file import format_file
 
 KIB = 1024
 MIB = 1024**2
@@ -205,6 +212,67 @@ def make_profile_result(**changes: Any) -> ProfileResult:
     return ProfileResult(**usual | changes)
 
 
+def make_trial_line(number: int = 1, config: LoaderConfig | None = None, **changes: Any) -> TrialLine:
+    """Build a line of the evidence: a trial that completed."""
+    config = config or make_config(4)
+    usual: dict[str, Any] = {
+        "fate": "completed",
+        "samples_per_second": 1500.0,
+        "relative_error": 0.05,
+        "expected": 1400.0,
+        "peak_host_bytes": GIB,
+        "peak_shm_bytes": 32 * MIB,
+    }
+    return TrialLine(number=number, dataloader=config.dataloader, process=config.process, **usual | changes)
+
+
+def make_failed_line(number: int, config: LoaderConfig, reason: str) -> TrialLine:
+    unknown = {"samples_per_second": None, "relative_error": None, "peak_host_bytes": 0, "peak_shm_bytes": 0}
+    return make_trial_line(number, config, fate="failed", reason=reason, **unknown)
+
+
+def make_evidence(**changes: Any) -> Evidence:
+    """Build evidence for `make_profile`: five trials, one of which is the answer and one failed, and a curve."""
+    usual: dict[str, Any] = {
+        "trials": (
+            make_trial_line(1, make_config(), samples_per_second=990.0, peak_shm_bytes=0),
+            make_trial_line(2, make_config(4, 2, 64, persistent_workers=True), samples_per_second=1790.0),
+            make_trial_line(3, make_config(8, 2, 64, persistent_workers=True), samples_per_second=1750.0),
+            make_trial_line(4, make_config(2, 4, 32), samples_per_second=1200.0, fate="stopped_early"),
+            make_failed_line(5, make_config(16, 8, 64), "It filled /dev/shm: 64 MiB used of 64 MiB."),
+        ),
+        "curve": tuple(
+            CurvePoint(num_workers=workers, samples_per_second=rate, relative_error=0.04)
+            for workers, rate in ((0, 980.0), (2, 1400.0), (4, 1780.0), (8, 1760.0))
+        ),
+        "batch_time": BatchTime(samples=64, load=0.060, collate=0.004, transfer=0.001, step=0.032),
+        "importance": {"num_workers": 0.8, "persistent_workers": 0.15, "in_order": 0.05},
+    }
+    return Evidence(**usual | changes)
+
+
+def make_contributions() -> tuple[Contribution, ...]:
+    """Build the steps from the baseline of `make_profile_result` to its answer: a gain, a loss, a gain."""
+    rates = (("num_workers=4", 1500.0), ("batch_size=64", 1350.0), ("persistent_workers=True", 1800.0))
+    before = (1000.0, 1500.0, 1350.0)
+    return tuple(
+        Contribution(setting=setting, samples_per_second=rate, speedup=rate / was)
+        for (setting, rate), was in zip(rates, before, strict=True)
+    )
+
+
+def make_full_profile(**changes: Any) -> TunedConfig:
+    """Build a profile with everything that a report can show."""
+    usual: dict[str, Any] = {
+        "evidence": make_evidence(),
+        "request": make_request(batch_sizes=(32, 64)).record(),
+        "result": make_profile_result(
+            contributions=make_contributions(), advice=("Use __getitems__.",), warnings=("The samples differ in size.",)
+        ),
+    }
+    return make_profile(**usual | changes)
+
+
 def write_files(root: Path, files: dict[str, str]) -> Path:
     """Write a folder of small files, given by their paths below it."""
     root.mkdir(parents=True, exist_ok=True)
@@ -213,3 +281,10 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return root
+
+
+def write_profiles(folder: Path, *profiles: TunedConfig) -> Path:
+    """Write a tuned file that holds these profiles."""
+    path = folder / "dltune.json"
+    path.write_text(format_file(TunedFile(schema_version=1, profiles=profiles)))
+    return path

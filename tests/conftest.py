@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 LEAVE_SECONDS = 5.0
-SESSION = uuid.uuid4().hex  # inherited by every process that a test starts: others on this machine are not our business
-os.environ["DLTUNE_TEST_SESSION"] = SESSION
+# Inherited by every process that a test starts: others on this machine are not our business.
+SESSION = os.environ.setdefault("DLTUNE_TEST_SESSION", uuid.uuid4().hex)
 
 
 @pytest.fixture
@@ -24,8 +25,12 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def list_leftovers() -> list[str]:
-    """List processes of this session that carry a trial's mark, and torch's shared-memory names."""
-    left = [path.name for path in Path("/dev/shm").glob("torch_*")]
+    """List what this session's trials have not taken with them: processes, names in /dev/shm, scratch folders."""
+    return [*_list_processes(), *_list_names(), *list_scratch()]
+
+
+def _list_processes() -> list[str]:
+    left = []
     for process in psutil.process_iter():
         try:
             inherited = process.environ()
@@ -37,16 +42,33 @@ def list_leftovers() -> list[str]:
     return left
 
 
-def await_nothing_left() -> list[str]:
-    """Give processes and segments five seconds to vanish, and list what is still there."""
+def _list_names() -> list[str]:
+    """List the names of shared tensors and semaphores."""
+    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem.", "psm_"))]
+
+
+def list_scratch() -> list[str]:
+    """List the folders of trials whose tuner is this process, or is gone."""
+    left = []
+    for folder in {Path(tempfile.gettempdir()), Path("/tmp")}:
+        for path in folder.glob("dltune-*-*"):
+            owner = path.name.split("-")[1]
+            if owner.isdigit() and (int(owner) == os.getpid() or not psutil.pid_exists(int(owner))):
+                left.append(str(path))
+    return left
+
+
+def await_nothing_left(known: Container[str] = ()) -> list[str]:
+    """Give what is not `known` five seconds to vanish, and list what is still there."""
     deadline = time.monotonic() + LEAVE_SECONDS
-    while (left := list_leftovers()) and time.monotonic() < deadline:
+    while (left := [name for name in list_leftovers() if name not in known]) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left
 
 
 @pytest.fixture
 def leaves_nothing() -> Iterator[None]:
-    """Fail the test when processes or shared-memory names outlive it by more than five seconds."""
+    """Fail the test when anything that it brought into the world outlives it by more than five seconds."""
+    before = set(list_leftovers())
     yield
-    assert await_nothing_left() == []
+    assert await_nothing_left(before) == []

@@ -7,24 +7,28 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import autotune
+from autotune.cli import cli
+from autotune.file_commands import COMMANDS, TARGETS
 from tests.test_cli import list_options
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "autotune"
 
 FLOORS = (
-    {"errors", "units", "channel", "worker_setup", "workload"},
+    {"errors", "units", "channel", "worker_setup", "workload", "isolation", "locks", "interrupts"},
     {"schema", "request", "messages", "records"},
-    {"machine", "importing"},
-    {"limits", "costs", "scoring", "process_tree", "verdicts", "noise"},
+    {"machine", "importing", "matching", "ruling"},
+    {"limits", "costs", "scoring", "process_tree", "verdicts", "noise", "cgroups"},
     {
         "space",
         "watchdog",
         "pacing",
         "profiles",
+        "tuned_file",
         "report",
         "planning",
         "view",
@@ -32,16 +36,51 @@ FLOORS = (
         "devices",
         "surrogate",
         "advice",
+        "containment",
+        "gauge",
+        "warm_start",
+        "comparing",
+        "command_line",
+        "answer",
+        "svg",
+        "charts",
+        "bars",
+        "exhibits",
+        "trial_table",
+        "summary",
+        "exporting",
     },
-    {"search", "child", "trial_runner", "loaders", "worker_costs", "steps", "measure", "probe", "confirming"},
-    {"deciding", "exploring", "ablating", "outcome"},
-    {"tuning"},
-    {"display", "options"},
+    {
+        "search",
+        "studies",
+        "child",
+        "trial_runner",
+        "loaders",
+        "worker_costs",
+        "page_copies",
+        "steps",
+        "measure",
+        "probe",
+        "confirming",
+        "doctor",
+        "page",
+    },
+    {"deciding", "exploring", "ablating", "evidence", "outcome", "checking"},
+    {"tuning", "rechecking"},
+    {"display", "options", "exits"},
+    {"file_commands"},
     {"cli"},
 )
 OUTSIDE = {"trial_host", "__init__"}  # the child's entry, and the public names, import from any floor
-HEAVY = ("torch", "optuna", "click", "pydantic", "rich", "numpy")
-OWNERS = {"optuna": {"search"}, "click": {"cli", "options"}, "rich": {"display"}, "numpy": {"surrogate"}}
+HEAVY = ("torch", "optuna", "click", "pydantic", "rich", "numpy", "jinja2")
+OWNERS = {
+    "optuna": {"search", "studies"},
+    "click": {"cli", "file_commands", "options", "exits"},
+    "rich": {"display"},
+    "numpy": {"surrogate"},
+    "jinja2": {"page"},
+}
+COMMAND_LINE = {"cli", "file_commands", "exits"}
 TORCH_ROOMS = {"batches", "devices", "loaders", "probe", "steps", "worker_costs"}
 
 
@@ -129,7 +168,7 @@ def test_all_public_names_are_there() -> None:
 def test_only_the_command_line_prints_or_exits() -> None:
     for room, path in list_rooms().items():
         calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
-        if room not in ("cli", "trial_host"):
+        if room not in COMMAND_LINE | {"trial_host", "isolation"}:  # programs: each says what it does at its top
             assert not calls & {"print", "sys.exit", "exit", "click.echo"}, room
 
 
@@ -138,9 +177,24 @@ def test_every_option_stands_in_the_readme(option: str) -> None:
     assert f"`{option}" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("command", ["tune", "show", "schema"])
+@pytest.mark.parametrize("command", sorted(cli.commands))
 def test_every_command_stands_in_the_readme(command: str) -> None:
     assert f"dltune {command}" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_option_of_a_file_command_stands_in_its_row_of_the_readme(command: click.Command) -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith(f"| `dltune {command.name}")]
+    assert len(rows) == 1
+    options = [max(option.opts, key=len) for option in command.params if isinstance(option, click.Option)]
+    assert [option for option in options if f"`{option}" not in rows[0]] == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_of_an_export_stands_in_its_page(target: str) -> None:
+    page = (ROOT / "docs" / "exports.md").read_text()
+    assert any(line.startswith(f"| `{target}` |") for line in page.splitlines())
 
 
 def test_no_function_is_longer_than_fifty_lines() -> None:

@@ -297,6 +297,7 @@ def make_footprint() -> Footprint:
         tick_seconds=(0.005,),
         short_tick_seconds=(0.001,),
         exact_seconds=(0.1,),
+        walled_seconds=(0.1,),
     )
 
 

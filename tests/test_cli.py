@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +14,14 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from autotune.cli import build_request, cli, tune
+from autotune.cli import cli, tune
 from autotune.errors import UsageError
-from autotune.options import name_parameters, read_project_options
-from autotune.profiles import save_profile
-from tests.builders import make_profile
+from autotune.options import build_request, name_parameters, read_project_options
+from autotune.schema import ProcessSettings
+from autotune.tuned_file import save_profile
+from tests.builders import make_config, make_profile
 
+ROOT = str(Path(__file__).parent.parent)
 pytestmark = pytest.mark.usefixtures("workdir")
 
 
@@ -29,8 +33,8 @@ def parse(*arguments: str) -> dict[str, Any]:
     return tune.make_context("dltune", ["--dataset", "pkg:make", *arguments]).params
 
 
-def list_options() -> list[str]:
-    return [max(parameter.opts, key=len) for parameter in tune.params if isinstance(parameter, click.Option)]
+def list_options(command: click.Command = tune) -> list[str]:
+    return [max(parameter.opts, key=len) for parameter in command.params if isinstance(parameter, click.Option)]
 
 
 def test_tune_is_implied_when_the_first_argument_is_an_option() -> None:
@@ -45,7 +49,7 @@ def test_every_option_has_help() -> None:
 
 def test_the_help_of_the_group_shows_commands_and_examples() -> None:
     text = invoke("--help").stdout
-    assert all(word in text for word in ("tune", "show", "schema", "Examples", "--dataset"))
+    assert all(word in text for word in ("tune", "show", "export", "schema", "Examples", "--dataset"))
 
 
 @pytest.mark.parametrize(("typo", "meant"), [("shwo", "show"), ("--trails", "--trials"), ("--datset", "--dataset")])
@@ -77,6 +81,15 @@ def test_a_missing_dataset_is_a_usage_error() -> None:
         (("--step", "pkg:step", "--step-time", "5ms"), "exclude each other"),
         (("--dataset-arg", "root"), "KEY=VALUE"),
         (("--sampler", "magic"), "tpe"),
+        (("--seed", "-1"), "greater than or equal to 0"),
+        (("--seed", "4294967296"), "less than 4294967296"),
+        (("--epochs", "1" + "0" * 400), "less than or equal to"),
+        (("--max-workers", "1000000"), "less than or equal to 4096"),
+        (("--batch-size", "99999999999"), "less than or equal to"),
+        (("--trial-time", "1000000000000s"), "less than or equal to"),
+        (("--dataset-arg", "x=NaN"), "what JSON can say"),
+        (("--dataset-arg", "root=\udcff"), "what JSON can say"),
+        (("--study-name", "\udcff"), "is not UTF-8"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_a_hint(arguments: tuple[str, ...], words: str) -> None:
@@ -128,6 +141,22 @@ def test_a_flag_wins_over_the_environment_and_the_environment_over_the_file(work
     assert shown["--range"] == ['[["num_workers",', "[0,", "4]]]", "pyproject.toml"]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"tool = 5", "must be a table of options"),
+        (b"[tool]\ndltune = 5", "must be a table of options"),
+        (b"[tool", "is not valid TOML"),
+        (b"\xff\xfe", "is not valid TOML"),
+        (b"a = " + b"[" * 5000, "is not valid TOML"),
+    ],
+)
+def test_a_project_file_that_is_something_else_is_refused(workdir: Path, text: bytes, words: str) -> None:
+    (workdir / "pyproject.toml").write_bytes(text)
+    with pytest.raises(click.UsageError, match=words):
+        read_project_options(workdir)
+
+
 def test_an_unknown_option_in_the_project_file_is_answered_with_what_was_meant() -> None:
     with pytest.raises(click.UsageError, match=r"no such option 'trial_tim'. Did you mean 'trial_time'"):
         name_parameters({"trial_tim": "1s"}, tune)
@@ -175,11 +204,104 @@ def test_show_says_what_is_wrong_with_a_file(workdir: Path, text: str | None, wo
     assert words in result.stderr
 
 
+def test_what_a_file_says_does_not_command_the_terminal(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile("\x1b]0;owned\x07"))
+    shown = invoke("show")
+    assert "\\u001b]0;owned\\u0007" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    assert "\x1b" not in invoke("show", "--profile", "\x1b[2J").stderr
+
+
+def test_json_stays_json_whatever_the_names_in_it_hold(workdir: Path) -> None:
+    name = "\x1b\x7f\x85é\U000e0001"
+    save_profile(workdir / "dltune.json", make_profile(name))
+    assert json.loads(invoke("show", "--json").stdout)["profiles"][0]["name"] == name
+
+
+def test_a_terminal_of_few_characters_is_shown_the_rest_by_number(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile("é"))
+    command = [sys.executable, "-m", "autotune.cli", "show"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": ROOT}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "\\u00e9   pkg.data:make_dataset" in shown.stdout
+
+
 def test_show_of_an_unknown_profile_lists_the_known_ones(workdir: Path) -> None:
     save_profile(workdir / "dltune.json", make_profile())
     result = invoke("show", "--profile", "other")
     assert result.exit_code == 2
     assert make_profile().name in result.stderr
+
+
+def test_an_export_goes_to_stdout_and_what_is_not_held_to_stderr(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile(process=ProcessSettings(sharing_strategy="file_system")))
+    result = invoke("export", "--to", "kwargs")
+    assert result.exit_code == 0
+    assert ast.literal_eval(result.stdout) == make_profile().config.loader_kwargs()
+    assert "sharing_strategy='file_system' is not held: call torch.multiprocessing.set_sharing" in result.stderr
+    assert "batch_size is per process" in result.stderr
+
+
+def test_flags_come_alone_so_that_a_shell_can_put_them_into_a_command(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    assert invoke("export", "dltune.json", "--to", "timm").stdout == "--batch-size 64 --workers 4\n"
+
+
+def test_an_export_is_written_to_a_file_that_is_replaced_only_by_force(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    first = invoke("export", "--to", "env", "-o", "loader.env")
+    assert (first.stdout, first.exit_code) == ("", 0)
+    written = (workdir / "loader.env").read_text()
+    assert "DATALOADER_NUM_WORKERS=4" in written
+    refused = invoke("export", "--to", "yaml", "-o", "loader.env")
+    assert refused.exit_code == 1
+    assert "loader.env is there already. Give --force to replace it." in refused.stderr
+    assert (workdir / "loader.env").read_text() == written
+    assert invoke("export", "--to", "yaml", "-o", "loader.env", "--force").exit_code == 0
+    assert "num_workers: 4" in (workdir / "loader.env").read_text()
+
+
+@pytest.mark.parametrize("path", ["dltune.json", "./dltune.json"])
+def test_an_export_never_replaces_the_tuned_file_itself(workdir: Path, path: str) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    before = (workdir / "dltune.json").read_text()
+    result = invoke("export", "--to", "json", "-o", path, "--force")
+    assert result.exit_code == 1
+    assert "is the tuned file itself" in result.stderr
+    assert (workdir / "dltune.json").read_text() == before
+
+
+def test_an_export_into_a_folder_that_is_not_there_says_so(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    result = invoke("export", "--to", "yaml", "-o", "nowhere/loader.yaml")
+    assert result.exit_code == 1
+    assert "nowhere/loader.yaml cannot be written: No such file or directory." in result.stderr
+
+
+def test_a_promise_of_the_target_is_given_up_only_by_force(workdir: Path) -> None:
+    loader = make_config(2, 2, 8, in_order=False).dataloader
+    save_profile(workdir / "dltune.json", make_profile(dataloader=loader))
+    refused = invoke("export", "--to", "statefuldataloader")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "--force" in refused.stderr
+    assert '"in_order": False' in invoke("export", "--to", "statefuldataloader", "--force").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "Missing option '--to'"),
+        (("--to", "pickle"), 2, "'kwargs', 'statefuldataloader'"),
+        (("--to", "yaml", "--profile", "other"), 2, "it holds cpu-4c-test"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_with_what_can(
+    workdir: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    result = invoke("export", "dltune.json", *arguments)
+    assert result.exit_code == code
+    assert words in result.stderr
 
 
 def test_the_schema_is_a_json_schema_that_accepts_a_saved_file(workdir: Path) -> None:

@@ -60,9 +60,7 @@ def test_a_run_writes_a_file_whose_arguments_a_real_loader_takes(workdir: Path) 
     assert "samples/s" in finished.stdout
     loader = DataLoader(make_honest(), shuffle=True, **load("dltune.json").loader_kwargs())
     assert sum(len(batch) for batch in loader) == 64
-    assert not [
-        path.name for path in workdir.iterdir() if path.name not in ("dltune.json", ".dltune.json.lock", ".dltune")
-    ]
+    assert {path.name for path in workdir.iterdir()} == {"dltune.json", ".dltune"}
 
 
 def test_json_puts_one_document_on_stdout_and_nothing_else() -> None:

@@ -147,7 +147,7 @@ def test_knobs_that_change_training_come_with_the_option_that_pins_them() -> Non
     text = "\n".join(describe_caveats(profile))
     assert "the samples differ in size" in text
     assert "--batch-size" in text
-    assert "32: 900/s  64: 1,800/s" in text
+    assert "900/s at 32, 1,800/s at 64" in text
     assert "--fix in_order=true" in text
 
 

@@ -1,43 +1,46 @@
-"""What Optuna keeps for us, and what we keep from it."""
+"""What is asked of Optuna, and what it is told."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
 import optuna
 import pytest
-from optuna.trial import TrialState
 
-from autotune.errors import StudyError
 from autotune.records import TrialRecord
-from autotune.request import TuningRequest, WorkloadRequest
-from autotune.search import Search, open_search
+from autotune.schema import LoaderConfig
+from autotune.search import Search, make_sampler
 from autotune.space import SearchSpace
-from tests.builders import make_machine
+from autotune.studies import KeptTrial
+from tests.builders import make_request
 
 SPACE = SearchSpace(batch_size=(32,), num_workers=(0, 1, 2, 4, 8), pin_memory=(False,))
-HARDWARE = make_machine().hardware(None, 0)
-URL = "sqlite:///.dltune/studies.db"
-pytestmark = pytest.mark.usefixtures("workdir")
+SMALL = SearchSpace(
+    batch_size=(32,),
+    num_workers=(1, 2, 4, 8),
+    prefetch_factor=(2,),
+    pin_memory=(False,),
+    persistent_workers=(False, True),
+    in_order=(True,),
+    sharing_strategy=("file_descriptor",),
+)
 
 
-def open_one(**options: object) -> Search:
-    request = TuningRequest.model_validate({"workload": WorkloadRequest(dataset="pkg:make"), **options})
-    return open_search(request, SPACE, HARDWARE)
+def open_one(sampler: str = "model", space: SearchSpace = SPACE, recalled: Sequence[KeptTrial] = ()) -> Search:
+    request = make_request(sampler=sampler)
+    study = optuna.create_study(sampler=make_sampler(request, space, len(recalled)), direction="maximize")
+    search = Search(study, space)
+    search.recall(recalled)
+    return search
 
 
-def tell_one(search: Search, score: float) -> TrialRecord:
+def tell_one(search: Search, score: float = 1.0) -> TrialRecord:
     asked = search.ask()
     record = TrialRecord(
         number=asked.number, config=asked.config, fate="measured", score=score, constraints={"memory": -0.5}
     )
     search.tell(record)
     return record
-
-
-def test_what_was_told_is_read_back_by_the_next_process() -> None:
-    record = tell_one(open_one(), 10.0)
-    assert open_one().records() == [record]
 
 
 def test_seeds_are_proposed_first_and_in_their_order() -> None:
@@ -47,55 +50,54 @@ def test_seeds_are_proposed_first_and_in_their_order() -> None:
     assert [search.ask().config for _ in wanted] == wanted
 
 
-def test_every_trial_carries_the_same_constraints() -> None:
-    search = open_one()
-    tell_one(search, 1.0)
-    tell_one(search, 2.0)
-    trials = optuna.load_study(study_name=search.name, storage=URL).trials
-    assert {frozenset(trial.constraints) for trial in trials} == {frozenset({"memory", "shm", "files", "works"})}
+def test_a_seed_that_an_earlier_run_measured_is_passed_over() -> None:
+    known, other = (SPACE.build({"num_workers": workers}) for workers in (8, 4))
+    record = TrialRecord(number=0, config=known, fate="measured", score=1.0, constraints={})
+    search = open_one(recalled=[KeptTrial(record, None)])
+    search.enqueue([known, other])
+    assert search.ask().config == other
 
 
-def test_a_trial_of_a_dead_process_is_reaped_and_proposed_again() -> None:
-    first = open_one()
-    asked = first.ask()
-    study = optuna.load_study(study_name=first.name, storage=URL)
-    (trial,) = study.trials
-    owner = {**trial.user_attrs["dltune_owner"], "started": 1.0}
-    study._storage.set_trial_user_attr(trial._trial_id, "dltune_owner", owner)
-    second = open_one()
-    assert second.reap() == 1
-    assert second.ask().config == asked.config
+def test_every_trial_carries_the_same_constraints_whether_it_is_new_or_recalled() -> None:
+    record = TrialRecord(number=0, config=SPACE.build({}), fate="measured", score=1.0, constraints={"shm": 0.5})
+    search = open_one(recalled=[KeptTrial(record, None)])
+    tell_one(search)
+    study = search._study
+    assert {frozenset(trial.constraints) for trial in study.trials} == {frozenset({"memory", "shm", "files", "works"})}
+    assert study.trials[0].constraints["shm"] == 0.5
 
 
-def test_a_trial_of_a_living_process_is_left_alone() -> None:
-    first = open_one()
-    first.ask()
-    assert open_one().reap() == 0
-    states = [trial.state for trial in optuna.load_study(study_name=first.name, storage=URL).trials]
-    assert states == [TrialState.RUNNING]
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_a_sampler_that_draws_at_random_does_not_draw_the_same_again_after_a_run_was_cut_short(sampler: str) -> None:
+    first = [tell_one(open_one(sampler)).config]
+    search = open_one(sampler)
+    first = [tell_one(search).config for _ in range(6)]
+    kept = [
+        KeptTrial(TrialRecord(number=n, config=c, fate="measured", score=1.0, constraints={}), None)
+        for n, c in enumerate(first)
+    ]
+    search = open_one(sampler, recalled=kept)
+    assert [tell_one(search).config for _ in range(6)] != first
 
 
-def test_another_space_under_the_same_name_is_refused() -> None:
-    tell_one(open_one(study_name="mine"), 1.0)
-    request = TuningRequest(workload=WorkloadRequest(dataset="pkg:make"), study_name="mine")
-    other = SPACE.model_copy(update={"num_workers": (0, 1)})
-    with pytest.raises(StudyError, match="another space"):
-        open_search(request, other, HARDWARE)
+def test_a_grid_goes_on_where_it_was_cut_short() -> None:
+    search = open_one("grid", SMALL)
+    told = [tell_one(search) for _ in range(3)]
+    grid_ids = [trial.system_attrs["grid_id"] for trial in search._study.trials]
+    continued = open_one("grid", SMALL, [KeptTrial(*pair) for pair in zip(told, grid_ids, strict=True)])
+    rest = [tell_one(continued).config for _ in range(5)]
+    assert len({*rest, *(record.config for record in told)}) == 8
 
 
-def test_a_storage_that_is_no_database_is_a_clear_error(workdir: Path) -> None:
-    (workdir / "noise.db").write_bytes(b"this is not a database" * 100)
-    with pytest.raises(StudyError, match="--storage"):
-        open_one(storage="sqlite:///noise.db")
+def test_a_grid_that_is_exhausted_proposes_what_it_knows_and_breaks_nothing() -> None:
+    search = open_one("grid", SMALL)
+    assert len({tell_one(search).config for _ in range(10)}) == 8
 
 
-def test_a_record_of_another_version_is_a_clear_error() -> None:
-    search = open_one()
-    trial = tell_one(search, 1.0)
-    study = optuna.load_study(study_name=search.name, storage=URL)
-    study.add_trial(
-        optuna.create_trial(value=1.0, user_attrs={"dltune_record": '{"number": 1}'}, state=TrialState.COMPLETE)
-    )
-    assert trial.number == 0
-    with pytest.raises(StudyError, match="--no-resume"):
-        search.records()
+def test_what_was_recalled_is_listed_in_its_order() -> None:
+    configs: list[LoaderConfig] = [SPACE.build({"num_workers": workers}) for workers in (8, 0, 4)]
+    records = [
+        TrialRecord(number=number, config=config, fate="measured", score=1.0, constraints={})
+        for number, config in enumerate(configs)
+    ]
+    assert open_one(recalled=[KeptTrial(record, None) for record in records]).records() == records

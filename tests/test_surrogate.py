@@ -126,3 +126,32 @@ def test_whatever_was_measured_predictions_are_positive_and_finite(
         assert 0 <= found.relative_error < math.inf
     proposal = surrogate.propose()
     assert proposal is None or proposal.gain >= 0
+
+
+def learn_all(surrogate: Surrogate, workers: tuple[int, ...], struck: int | None = None) -> None:
+    for count in workers:
+        rate = truth(make_config(count)) * (0.5 if count == struck else 1.0)
+        surrogate.learn(make_config(count), rate, 0.02)
+
+
+def test_a_measurement_far_below_what_its_neighbours_say_is_doubted() -> None:
+    surrogate = Surrogate(CANDIDATES, model)
+    learn_all(surrogate, (6, 8, 12, 16, 24), struck=16)
+    doubt = surrogate.doubt()
+    assert doubt is not None
+    assert doubt.config == make_config(16)
+    assert doubt.gain > 0.02
+
+
+def test_measurements_that_agree_are_not_doubted() -> None:
+    surrogate = Surrogate(CANDIDATES, model)
+    learn_all(surrogate, (6, 8, 10, 12, 16))
+    doubt = surrogate.doubt()
+    assert doubt is None or doubt.gain < 0.006
+
+
+def test_a_second_look_replaces_the_first() -> None:
+    surrogate = Surrogate(CANDIDATES, model)
+    learn_all(surrogate, (6, 8, 12, 16, 24), struck=16)
+    learn_all(surrogate, (16,))
+    assert surrogate.predict([make_config(16)])[0].samples_per_second == pytest.approx(truth(make_config(16)), rel=0.05)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.messages import Failed, TrialKind
-from autotune.verdicts import Death, judge_failure, name_death
+from autotune.verdicts import Death, judge_failure, name_death, name_stall, suggest
 
 # What torch 2.13 was seen to say on a CPU-only Linux machine.
 NO_SPACE = (
@@ -134,3 +134,117 @@ def test_a_silent_death_is_named_by_the_resource_its_output_complains_of(kind: T
 def test_a_lost_worker_in_the_output_does_not_hide_how_the_child_itself_died() -> None:
     death = name_death(-11, "ERROR: Unexpected segmentation fault encountered in worker.\x00\nConnectionResetError")
     assert "SIGSEGV" in death.message
+
+
+def test_a_source_line_that_a_traceback_quotes_is_no_evidence() -> None:
+    details = (
+        'Traceback:\n  File "data.py", line 3, in load\n    except MemoryError as bus_error:  # Too many open files\n'
+    )
+    assert judge("ValueError: no label", f"{details}ValueError: no label").kind == "workload_failed"
+
+
+def test_a_limit_or_an_amount_is_named_where_the_system_tells() -> None:
+    assert "(limit " in judge(NO_FILES).message
+    assert "it asked for 8.0 GiB more" in judge(NO_MEMORY).message
+    assert "it asked for 2.00 GiB more" in judge("torch.OutOfMemoryError: Tried to allocate 2.00 GiB.").message
+
+
+def test_names_that_ran_out_are_not_blamed_on_the_size() -> None:
+    assert "nr_inodes=" in judge(NO_INODE).message
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("shm_exhausted", "OSError: [Errno 30] Read-only file system"),
+        ("workload_failed", "OSError: [Errno 30] Read-only file system: '/data/cache'"),
+        ("too_many_files", "RuntimeError: received 0 items of ancdata"),
+        ("stalled", "RuntimeError: DataLoader timed out after 3.0 seconds"),
+        ("out_of_memory", "OSError: [Errno 12] Cannot allocate memory"),
+        (
+            "crashed",
+            "FileNotFoundError: [Errno 2] No such file\nDataLoader worker (pid 7) exited unexpectedly with exit code 0",
+        ),
+    ],
+)
+def test_an_error_is_told_from_one_that_looks_like_it(kind: TrialKind, error: str) -> None:
+    assert judge(error).kind == kind
+
+
+def test_a_missing_socket_of_a_worker_is_told_from_a_missing_file_of_the_dataset() -> None:
+    where = (
+        '  File "multiprocessing/resource_sharer.py", line 57, in detach\n    with _resource_sharer.get_connection()\n'
+    )
+    assert judge("FileNotFoundError: [Errno 2] No such file or directory", where).kind == "crashed"
+
+
+@pytest.mark.parametrize(
+    ("ending", "advice"),
+    [
+        ("is killed by signal: Killed", "--max-workers"),
+        ("is killed by signal: Segmentation fault", "Native code"),
+        ("is killed by signal: Terminated", "told it to end"),
+        ("exited unexpectedly with exit code 1", "could not be started"),
+    ],
+)
+def test_a_lost_worker_is_named_by_the_most_telling_line_of_the_chain(ending: str, advice: str) -> None:
+    error = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    message = judge(error, f"RuntimeError: DataLoader worker (pid 7) {ending}. \n{error}").message
+    assert message.startswith(f"lost a worker process: DataLoader worker (pid 7) {ending}. ")
+    assert advice in message
+
+
+def test_what_the_processes_printed_tells_why_a_worker_is_lost() -> None:
+    failed = Failed(where="trial", error="ConnectionResetError: [Errno 104] Connection reset by peer")
+    output = (
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."
+    )
+    death = judge_failure(failed, ": 8.0 MiB used of 8.0 MiB", output)
+    assert death.kind == "shm_exhausted"
+    assert "8.0 MiB used of 8.0 MiB" in death.message
+    assert output in death.details
+
+
+def test_an_error_of_our_own_continues_the_sentence() -> None:
+    error = "autotune.measure.WrongCountError: ended an epoch after 5 of 16 batches. Do this instead"
+    assert judge(error).message == "ended an epoch after 5 of 16 batches. Do this instead"
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        ("RuntimeError: stack expects each tensor to be equal size, but got [3] at entry 0", "--collate"),
+        ("TypeError: default_collate: batch must contain tensors; found <class 'NoneType'>", "--collate"),
+        ("AttributeError: Can't pickle local object 'make.<locals>.<lambda>'", "imported by their names"),
+        ("RuntimeError: Caught RuntimeError in pin memory thread for device 0.", "--fix pin_memory=false"),
+        ("RuntimeError: generator raised StopIteration", "ends an epoch without a word"),
+        ("ValueError: no label", ""),
+    ],
+)
+def test_a_common_error_comes_with_the_way_out(error: str, advice: str) -> None:
+    assert advice in suggest(error)
+    assert bool(advice) == bool(suggest(error))
+
+
+@pytest.mark.parametrize(
+    ("output", "evidence", "advice"),
+    [
+        ("TypeError: cannot pickle 'generator' object", "cannot pickle", "pytorch/pytorch#142884"),
+        (NO_SPACE, "unable to allocate shared memory", "--shm-size"),
+        ("OSError: AF_UNIX path too long", "AF_UNIX", "shorter one"),
+        ("x.py:1: UserWarning: too many workers\n  check()", "", "multiprocessing_context='spawn'"),
+        ("", "", "--stall-time"),
+    ],
+)
+def test_a_stall_is_explained_by_what_was_printed(output: str, evidence: str, advice: str) -> None:
+    death = name_stall("made no progress for 3.0 s (limit 3.0 s)", output)
+    assert death.kind == "stalled"
+    assert death.message.startswith("made no progress for 3.0 s (limit 3.0 s)")
+    assert evidence in death.message
+    assert ("last line of its output" in death.message) == bool(evidence)
+    assert advice in death.message
+
+
+def test_a_signal_that_nothing_else_sends_outweighs_what_was_printed() -> None:
+    assert "SIGKILL" in name_death(-9, NO_FILES).message
+    assert "8.0 MiB used" in name_death(-7, "", ": 8.0 MiB used of 8.0 MiB").message

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
+from autotune.errors import WorkloadError
 from autotune.loaders import LoadedWorkload
 from autotune.worker_costs import (
     fetch_samples,
@@ -13,6 +14,8 @@ from autotune.worker_costs import (
     is_duplicated,
     measure_manager_start,
     share_first_use,
+    single_thread,
+    take_census,
     time_handover,
     time_round,
 )
@@ -26,13 +29,15 @@ def load(dataset: Dataset[object], **parts: object) -> LoadedWorkload:
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    def __init__(self, *, sharded: bool) -> None:
+    def __init__(self, *, sharded: bool, random: bool = False) -> None:
         self._sharded = sharded
+        self._random = random
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         worker = get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker is not None and self._sharded else (0, 1)
-        yield from (torch.tensor([number]) for number in range(first, 40, step))
+        for number in range(first, 40, step):
+            yield torch.tensor([number]) + self._random * torch.rand(1)
 
 
 class FailsInWorkers(Dataset[torch.Tensor]):
@@ -96,6 +101,38 @@ def test_handing_over_a_large_batch_costs_more_than_a_small_one() -> None:
 def test_an_iterable_dataset_that_does_not_shard_itself_is_found_out() -> None:
     assert is_duplicated(load(Stream(sharded=False)))
     assert not is_duplicated(load(Stream(sharded=True)))
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_an_unsharded_dataset_that_is_random_is_found_out_by_its_number_of_samples(sharded: bool) -> None:
+    workload = load(Stream(sharded=sharded, random=True))
+    take_census(workload)
+    assert workload.census.samples == 40
+    assert is_duplicated(workload) is not sharded
+
+
+def test_an_epoch_too_long_to_be_counted_leaves_the_census_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.worker_costs.CENSUS_SECONDS", 0.0)
+    workload = load(Stream(sharded=True))
+    take_census(workload)
+    assert workload.census.samples is None
+    assert not workload.census.is_exceeded(10**9)
+
+
+def test_a_dataset_that_answers_a_query_with_too_few_samples_is_refused() -> None:
+    class Short(Batches):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return indices[1:]
+
+    with pytest.raises(WorkloadError, match="returned 2 samples for 3 indices"):
+        fetch_samples(load(Short()), 3)
+
+
+def test_a_single_thread_is_given_back_even_after_an_error() -> None:
+    threads = torch.get_num_threads()
+    with pytest.raises(ZeroDivisionError), single_thread():
+        divmod(1, torch.get_num_threads() - 1)
+    assert torch.get_num_threads() == threads
 
 
 def test_starting_the_shared_memory_manager_costs_something_or_nothing_but_never_less() -> None:

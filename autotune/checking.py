@@ -1,0 +1,165 @@
+"""Tells whether a profile still fits the machine and the workload at hand, and measures it again when asked."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from autotune.confirming import Confirmation
+from autotune.errors import UsageError
+from autotune.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
+from autotune.planning import Plan
+from autotune.schema import Hardware, Interval, Rate, Software, TunedConfig, Value, WorkloadIdentity
+from autotune.scoring import ratio_of_pairs
+from autotune.units import format_rate
+
+KEPT: Final = 0.9  # of what was promised, or of the baseline; a profile that reaches less is tuned anew
+
+
+class Remeasured(Value):
+    """What a profile reaches now.
+
+    Attributes:
+        samples_per_second: Its throughput in fresh processes, median of the rounds.
+        promised: What the profile says.
+        speedup: Over the baseline, in rounds of the same minutes; None when the baseline could not run.
+        speedup_ci95: Its 95 % interval.
+    """
+
+    samples_per_second: Rate
+    promised: Rate
+    speedup: Rate | None
+    speedup_ci95: Interval | None
+
+
+class Fitness(Value):
+    """What a check found.
+
+    Attributes:
+        profile: Name of the profile.
+        fits: Whether it may stay in use.
+        reasons: Why it should be tuned anew; empty when it fits.
+        advice: What differs without deciding.
+        remeasured: What it reaches now, if that was asked for.
+    """
+
+    profile: str
+    fits: bool
+    reasons: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    remeasured: Remeasured | None = None
+
+
+def check_profile(
+    profile: TunedConfig,
+    here: Hardware,
+    *,
+    software: Software | None = None,
+    workload: WorkloadIdentity | None = None,
+    most_age_seconds: float | None = None,
+    now: datetime | None = None,
+    remeasured: Remeasured | None = None,
+) -> Fitness:
+    """Compare a profile with what is at hand.
+
+    Args:
+        profile: The profile.
+        here: This machine.
+        software: Versions at hand; None leaves them out.
+        workload: The workload at hand; None leaves it out.
+        most_age_seconds: Age from which a profile is stale, in seconds; None for any.
+        now: The moment of asking; None reads the clock.
+        remeasured: What the profile reaches now; None leaves it out.
+
+    Returns:
+        Whether it fits, with every reason.
+    """
+    found = [
+        *compare_hardware(profile.hardware, here),
+        *(compare_software(profile.software, software) if software is not None else ()),
+        *(compare_workloads(profile.workload, workload) if workload is not None else ()),
+        *compare_age(profile.created_at, now or datetime.now(UTC), most_age_seconds),
+    ]
+    reasons = (*_describe(found, decides=True), *_judge(remeasured))
+    return Fitness(
+        profile=profile.name,
+        fits=not reasons,
+        reasons=reasons,
+        advice=_describe(found, decides=False),
+        remeasured=remeasured,
+    )
+
+
+def _describe(differences: Iterable[Difference], *, decides: bool) -> tuple[str, ...]:
+    return tuple(difference.describe() for difference in differences if difference.decides is decides)
+
+
+def _judge(found: Remeasured | None) -> tuple[str, ...]:
+    """Say why a profile that was measured again does not hold."""
+    if found is None:
+        return ()
+    if found.samples_per_second == 0:
+        return ("it does not run any more",)
+    if found.speedup is not None and found.speedup < KEPT:
+        return (f"it is slower than the baseline: {found.speedup:.2f} times as fast",)
+    if found.samples_per_second < KEPT * found.promised:
+        now, then = format_rate(found.samples_per_second), format_rate(found.promised)
+        return (f"it reaches {now}, {found.samples_per_second / found.promised:.0%} of the {then} it promises",)
+    return ()
+
+
+def remeasure(confirmation: Confirmation, profile: TunedConfig) -> Remeasured:
+    """Measure a profile and its baseline again, in turn and in fresh processes.
+
+    Args:
+        confirmation: Prepared for the plan of the profile's request.
+        profile: The profile.
+
+    Returns:
+        What it reaches now.
+    """
+    confirmation.run([profile.config])
+    baseline = confirmation.baseline
+    ours = next(entrant for entrant in confirmation.entrants if entrant.config == profile.config)
+    comparable = ours is not baseline and ours.rate > 0 and baseline.rate > 0
+    ratio, interval = ratio_of_pairs(ours.scores, baseline.scores) if comparable else (None, None)
+    return Remeasured(
+        samples_per_second=ours.rate,
+        promised=profile.result.samples_per_second,
+        speedup=ratio,
+        speedup_ci95=interval,
+    )
+
+
+def identify_workload(plan: Plan) -> WorkloadIdentity:
+    """Give the identity of the workload that a probe has just looked at."""
+    request, workload = plan.request.workload, plan.workload
+    return WorkloadIdentity(
+        dataset=request.dataset,
+        dataset_args=request.dataset_args,
+        samples=workload.samples,
+        sample_bytes=workload.sample_bytes,
+        step=request.describe_step(),
+    )
+
+
+def read_software(profile: TunedConfig) -> Software:
+    """Read the versions at hand without importing torch.
+
+    Args:
+        profile: Gives what cannot be read that way.
+
+    Returns:
+        Versions; the build tag of torch tells CUDA (as in 2.13.0+cu130).
+
+    Raises:
+        UsageError: torch is not installed.
+    """
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        raise UsageError("torch is not installed here, so no profile can fit: install it first.") from None
+    return profile.software.model_copy(update={"torch": torch, "python": platform.python_version()})

@@ -1,0 +1,107 @@
+"""Writes the command that asks for a recorded run again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from autotune.request import TuningRequest, WorkloadRequest
+from autotune.units import SECOND_UNITS, parse_seconds
+
+_FLAGS: Final = {
+    "dataset_args": "--dataset-arg",
+    "step_seconds": "--step-time",
+    "batch_sizes": "--batch-size",
+    "fixed": "--fix",
+    "ranges": "--range",
+    "timeout_seconds": "--timeout",
+    "trial_seconds": "--trial-time",
+    "stall_seconds": "--stall-time",
+}  # of the fields whose options have other names
+READABLE: Final = 1000  # of a unit; a larger number is better read in the next one
+
+
+def describe_command(recorded: Mapping[str, Any] | None) -> str | None:
+    """Write the shell commands that repeat a run.
+
+    Args:
+        recorded: The request as it stands in a profile; None where it was not recorded.
+
+    Returns:
+        One line for the folder to go to, and one for each option that is not at its default. None when there is no
+        record, or this version cannot read it.
+    """
+    if recorded is None:
+        return None
+    try:
+        request = TuningRequest.model_validate(recorded)
+    except ValidationError:
+        return None
+    options = [shlex.join(words) for words in list_options(request)]
+    return f"cd {shlex.quote(request.workload.working_dir)}\n" + " \\\n  ".join(["dltune", *options])
+
+
+def list_options(request: TuningRequest) -> list[list[str]]:
+    """List the options that make a request, each as the words to be typed."""
+    workload = request.workload
+    changed = _list_changes(workload, WorkloadRequest(dataset=workload.dataset, working_dir=workload.working_dir))
+    changed |= _list_changes(request, TuningRequest(workload=workload))
+    options = [words for name, value in changed.items() for words in _write_option(name, value)]
+    return [["--dataset", workload.dataset], *options]
+
+
+def _list_changes(value: WorkloadRequest | TuningRequest, usual: WorkloadRequest | TuningRequest) -> dict[str, Any]:
+    fields = {name: getattr(value, name) for name in type(value).model_fields}
+    return {name: own for name, own in fields.items() if own != getattr(usual, name)}
+
+
+def _write_option(name: str, value: Any) -> list[list[str]]:
+    """Write one option; a table becomes an option for each of its entries."""
+    if name == "resume":
+        return [["--resume" if value else "--no-resume"]]
+    flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+    return [[flag, text] for text in _list_texts(name, value)]
+
+
+def _list_texts(name: str, value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [f"{key}={_write_part(part)}" for key, part in value.items()]
+    if isinstance(value, tuple):
+        return [",".join(str(part) for part in value)]
+    return [write_duration(value) if name.endswith("_seconds") else str(value)]
+
+
+def _write_part(value: Any) -> str:
+    """Write a value as the command line reads it: a range, a bare word, or JSON."""
+    if isinstance(value, tuple):
+        return ":".join(str(part) for part in value)
+    return value if isinstance(value, str) and not _is_json(value) else json.dumps(value)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def write_duration(seconds: float) -> str:
+    """Write a duration so that reading it gives the same number, in the largest unit that makes it a whole one.
+
+    Args:
+        seconds: The duration, in seconds, greater than zero.
+
+    Returns:
+        Text such as `35ms`, `10m` or `0.0351s`.
+    """
+    for unit in ("h", "m", "s", "ms", "us"):
+        count = round(seconds / SECOND_UNITS[unit])
+        if 0 < count < READABLE and parse_seconds(f"{count}{unit}") == seconds:
+            return f"{count}{unit}"
+    return f"{Decimal(repr(seconds)):f}s"  # every digit, and no exponent

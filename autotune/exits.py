@@ -1,0 +1,85 @@
+"""How a command ends: its result on stdout, or an error of ours as a sentence on stderr and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import click
+
+from autotune.errors import DltuneError, OutputError, UnsavedError, WorkloadError
+
+INTERRUPTED: Final = 130
+
+
+@contextmanager
+def report_errors(exit_code: int | None = None) -> Iterator[None]:
+    """Print an error of ours as a sentence and exit with its code.
+
+    Args:
+        exit_code: What to exit with instead of the error's own code.
+    """
+    try:
+        yield
+    except UnsavedError as error:
+        _rescue(error)
+        sys.exit(error.exit_code)
+    except DltuneError as error:
+        if isinstance(error, WorkloadError) and error.details:
+            click.echo(_make_printable(error.details.rstrip()), err=True)
+        click.echo(_make_printable(f"Error: {error}"), err=True)
+        sys.exit(error.exit_code if exit_code is None else exit_code)
+    except KeyboardInterrupt:
+        click.echo("Interrupted before there was anything to write; no result was written.", err=True)
+        sys.exit(INTERRUPTED)
+
+
+def _rescue(error: UnsavedError) -> None:
+    """Print the profile that could not be written, on stderr where stdout fails as well."""
+    try:
+        print_result(error.document)
+        place = "stdout"
+    except OutputError:
+        click.echo(_make_printable(error.document), err=True)
+        place = "stderr"
+    advice = f"The profile was printed on {place} instead; put it there once it can be written."
+    click.echo(_make_printable(f"Error: {error} {advice}"), err=True)
+
+
+def print_result(text: str, elsewhere: str = "") -> None:
+    """Print a result on stdout.
+
+    Args:
+        text: The result.
+        elsewhere: Says where it can be found when stdout fails.
+
+    Raises:
+        OutputError: stdout cannot be written.
+    """
+    shown = _make_printable(text, sys.stdout.encoding)
+    try:
+        click.echo(shown.removesuffix("\n"))
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # whoever read it has seen enough, as `head` does; click ends quietly
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it would fail again at the end
+        raise OutputError(f"stdout cannot be written: {error.strerror}.{elsewhere}") from None
+
+
+def _make_printable(text: str, encoding: str | None = None) -> str:
+    """Write control characters out, as JSON does, so that no file or message that is shown commands the terminal."""
+    shown = "".join(mark if mark.isprintable() or mark in "\n\t" else _write_out(mark) for mark in text)
+    try:
+        shown.encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        return "".join(mark if mark.isascii() else _write_out(mark) for mark in shown)
+    return shown
+
+
+def _write_out(mark: str) -> str:
+    return f"\\u{ord(mark):04x}" if ord(mark) < 2**16 else json.dumps(mark).strip('"')

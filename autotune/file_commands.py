@@ -1,0 +1,228 @@
+"""The commands that take a tuned file. Part of the command line: it prints, and it may exit.
+
+Importing it costs click and nothing else; what a command needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from autotune.errors import OutputError, UsageError
+from autotune.exits import print_result, report_errors
+from autotune.interrupts import interrupt_on_signals
+from autotune.options import Duration
+
+if TYPE_CHECKING:
+    from autotune.exporting import Target
+    from autotune.schema import TunedConfig
+
+TARGETS: Final = ("kwargs", "statefuldataloader", "hf", "accelerate", "lightning", "timm", "yaml", "json", "env")
+_FILE: Final = click.argument("file", type=click.Path(path_type=Path), default=Path("dltune.json"))
+
+
+@click.command()
+@_FILE
+@click.option("--profile", metavar="NAME", help="Show only this profile.")
+@click.option("--json", "as_json", is_flag=True, help="Print the profiles as JSON.")
+def show(file: Path, profile: str | None, as_json: bool) -> None:
+    """Show the profiles of a tuned FILE (dltune.json if left out)."""
+    from autotune.report import describe_profile
+    from autotune.schema import SCHEMA_VERSION, TunedFile
+    from autotune.tuned_file import format_file, read_file
+
+    with report_errors():
+        found = read_file(file)
+        chosen = tuple(entry for entry in found.profiles if profile in (None, entry.name))
+        if not chosen:
+            names = ", ".join(entry.name for entry in found.profiles) or "none"
+            raise UsageError(f"{file} has no profile {profile or ''}; it holds: {names}.")
+        if as_json:
+            print_result(format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=chosen)))
+        else:
+            print_result("\n\n".join(describe_profile(entry) for entry in chosen))
+
+
+@click.command()
+@_FILE
+@click.option("--to", type=click.Choice(TARGETS), required=True, help="What will read the export.")
+@click.option(
+    "--profile", metavar="NAME", help="Export this profile; else the only one, or that of a machine like this."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write it there, not to stdout.")
+@click.option("--force", is_flag=True, help="Replace the output; export in_order=False to statefuldataloader.")
+def export(file: Path, to: Target, profile: str | None, output: Path | None, force: bool) -> None:
+    """Write a profile of a tuned FILE (dltune.json if left out) in the words of another library.
+
+    What the target cannot hold is said on stderr, and in the export where its format has comments.
+    """
+    from autotune.exporting import export as write_export
+    from autotune.profiles import choose_profile
+
+    with report_errors():
+        made = write_export(choose_profile(file, profile), to, force=force)
+        _refuse_tuned_file(output, file)
+        _put_out(made.text, output, force=force)
+    for note in made.notes:
+        click.echo(note, err=True)
+
+
+@click.command()
+@_FILE
+@click.option(
+    "--profile", metavar="NAME", help="Report on this profile; else the only one, or that of a machine like this."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["html", "md"]),
+    default="html",
+    show_default=True,
+    help="A page to look at and send on, or Markdown for a pull request.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where to write it; report.html if left out, stdout for Markdown.",
+)
+def report(file: Path, profile: str | None, form: str, output: Path | None) -> None:
+    """Write a report on a profile of a tuned FILE (dltune.json if left out).
+
+    The page needs nothing beside itself: no network, no other file. An earlier report is replaced.
+    """
+    from autotune.profiles import choose_profile
+
+    with report_errors():
+        chosen = choose_profile(file, profile)
+        if form == "html":
+            from autotune.page import make_page
+
+            output = output or Path("report.html")
+            text = make_page(chosen, str(file))
+        else:
+            from autotune.summary import make_summary
+
+            text = make_summary(chosen, str(file))
+        _refuse_tuned_file(output, file)
+        _put_out(text, output, force=True)
+
+
+def _refuse_tuned_file(output: Path | None, file: Path) -> None:
+    if output is not None and output.resolve() == file.resolve():
+        raise OutputError(f"{output} is the tuned file itself. Give another --output.")
+
+
+def _put_out(text: str, output: Path | None, *, force: bool) -> None:
+    """Print a text, or write it to a file that is not there yet."""
+    from autotune.tuned_file import write_atomically
+
+    if output is None:
+        print_result(text)
+        return
+    if output.exists() and not force:
+        raise OutputError(f"{output} is there already. Give --force to replace it.")
+    try:
+        write_atomically(output, text)
+    except OSError as error:
+        raise OutputError(f"{output} cannot be written: {error.strerror}.") from None
+    click.echo(f"Wrote {output}.", err=True)
+
+
+@click.command()
+@_FILE
+@click.option("--profile", metavar="NAME", help="Check this profile; else the one that fits this machine best.")
+@click.option("--max-age", type=Duration(), metavar="TIME", help="Tune anew what is older: 30d.")
+@click.option("--quick", is_flag=True, help="Measure the profile against its baseline again, in about 30 s.")
+@click.option(
+    "--workload/--no-workload",
+    default=True,
+    show_default=True,
+    help="Load the dataset and compare the number and size of its samples.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def check(file: Path, profile: str | None, max_age: float | None, quick: bool, workload: bool, as_json: bool) -> None:
+    """Tell whether a profile of a tuned FILE (dltune.json if left out) fits this machine and this workload.
+
+    Exit codes: 0 it fits; 1 it should be tuned anew, and why; 2 error. In a job: dltune check || dltune retune
+    """
+    with report_errors(exit_code=2), interrupt_on_signals():
+        from autotune.rechecking import check_file, describe_fitness
+
+        found = check_file(file, profile, max_age, quick=quick, with_workload=workload)
+        print_result(found.model_dump_json(indent=2) if as_json else describe_fitness(found, str(file)))
+    if not found.fits:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
+def compare(first: str, second: str, as_json: bool) -> None:
+    """Compare two results: A and B are tuned files, or FILE:PROFILE."""
+    from autotune.comparing import compare_results, describe_comparison
+
+    with report_errors():
+        found = compare_results(_find_result(first), _find_result(second))
+        print_result(found.model_dump_json(indent=2) if as_json else describe_comparison(found))
+
+
+def _find_result(text: str) -> TunedConfig:
+    """Find the result that FILE or FILE:PROFILE names."""
+    from autotune.profiles import choose_profile
+
+    path, colon, name = text.rpartition(":")
+    if colon and not Path(text).exists():
+        return choose_profile(Path(path), name)
+    return choose_profile(Path(text))
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a SHELL, as in: eval "$(dltune completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    maker = get_completion_class(shell)
+    assert maker is not None, "the choices are those that click knows"
+    root = click.get_current_context().find_root().command
+    print_result(maker(root, {}, "dltune", "_DLTUNE_COMPLETE").source())
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
+def doctor(as_json: bool) -> None:
+    """Say what this machine and container allow, with the fix for what stands in the way.
+
+    Exit code 1 when something makes tuning impossible.
+    """
+    from autotune.containment import find_containment
+    from autotune.doctor import describe_checks, examine, has_problem
+    from autotune.machine import read_gpus, read_machine
+
+    checks = examine(read_machine(), find_containment(), read_gpus())
+    if as_json:
+        click.echo(json.dumps([check.model_dump() for check in checks], indent=2))
+    else:
+        click.echo(describe_checks(checks))
+    if has_problem(checks):
+        sys.exit(1)
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of dltune.json."""
+    from autotune.schema import SCHEMA_ID, TunedFile
+
+    document = TunedFile.model_json_schema(by_alias=True)
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **document}
+    click.echo(json.dumps(document, indent=2))
+
+
+COMMANDS: Final[tuple[click.Command, ...]] = (show, check, compare, export, report, doctor, completion, schema)

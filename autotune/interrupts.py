@@ -1,0 +1,79 @@
+"""Ctrl-C and SIGTERM end a run early, and must not cost it what it has measured.
+
+Python raises KeyboardInterrupt wherever the program happens to be, and again for each further signal: in the middle of
+writing the answer down as well, when the only thing left to lose is the answer.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+ECHO_SECONDS: Final = 1.0  # two signals within it are one: `timeout` and batch systems signal a process and its group
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Bell:
+    """Tells a signal from the echo of the one before."""
+
+    def __init__(self) -> None:
+        self._last = -math.inf
+
+    def is_echo(self) -> bool:
+        """Note that a signal has come, and tell whether it belongs to the one before."""
+        before, self._last = self._last, time.monotonic()
+        return self._last - before < ECHO_SECONDS
+
+
+@contextmanager
+def interrupt_on_signals() -> Iterator[None]:
+    """Treat SIGTERM (a job's end, a container's stop) as Ctrl-C, and hear SIGINT where a shell has it ignored."""
+    bell = _Bell()
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        if not bell.is_echo():
+            raise KeyboardInterrupt
+
+    with _handle(dict.fromkeys(SIGNALS, interrupt)):
+        yield
+
+
+@contextmanager
+def finish_first() -> Iterator[None]:
+    """Overhear an interrupt while a run comes to its end by itself; a second one gets through.
+
+    Signals that would not raise KeyboardInterrupt are left alone, and so is everything in other threads than the main
+    one, which Python never interrupts.
+    """
+    bell = _Bell()
+    heard: list[int] = []
+
+    def overhear(number: int, _frame: FrameType | None) -> None:
+        if bell.is_echo():
+            return
+        if heard:
+            raise KeyboardInterrupt
+        heard.append(number)
+
+    raising = [number for number in SIGNALS if callable(signal.getsignal(number))]
+    with _handle(dict.fromkeys(raising, overhear)):
+        yield
+
+
+@contextmanager
+def _handle(handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python

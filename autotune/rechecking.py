@@ -1,0 +1,103 @@
+"""Checks a profile of a tuned file against this machine and, in a child process, against the workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from autotune.checking import (
+    Fitness,
+    Remeasured,
+    check_profile,
+    identify_workload,
+    read_software,
+    remeasure,
+)
+from autotune.confirming import Confirmation
+from autotune.machine import read_machine
+from autotune.noise import NoiseWatch
+from autotune.profiles import describe_here, list_profiles, pick_fitting
+from autotune.request import TuningRequest
+from autotune.schema import TunedConfig, WorkloadIdentity
+from autotune.tuning import open_runner, plan_only, prepare
+from autotune.units import format_rate
+from autotune.view import View
+from autotune.warm_start import ask_again
+
+QUICK_SECONDS: Final = 2.0  # of a trial, of which a quick check takes at least six
+
+
+def check_file(
+    file: Path,
+    name: str | None = None,
+    most_age_seconds: float | None = None,
+    *,
+    quick: bool = False,
+    with_workload: bool = True,
+) -> Fitness:
+    """Check a profile of a tuned file.
+
+    Args:
+        file: The tuned file.
+        name: Name of the profile; None takes the one that fits this machine best.
+        most_age_seconds: Age from which a profile is stale, in seconds; None for any.
+        quick: Whether to measure it against its baseline again.
+        with_workload: Whether to load the dataset and compare its samples.
+
+    Returns:
+        Whether it fits, with every reason.
+
+    Raises:
+        ProfileError: The file cannot be read, has no such profile, or one without its request.
+        UsageError: torch is not installed, or the workload is not what it was.
+        WorkloadError: The workload fails.
+    """
+    machine = read_machine()
+    profile, _ = pick_fitting(list_profiles(file, name), machine)
+    here = describe_here(machine, profile)
+    workload, found = None, None
+    if quick or with_workload:
+        request = ask_again(profile, here, str(file))
+        workload, found = _look_again(request, profile) if quick else (identify_workload(plan_only(request)), None)
+    return check_profile(
+        profile,
+        here,
+        software=read_software(profile),
+        workload=workload,
+        most_age_seconds=most_age_seconds,
+        remeasured=found,
+    )
+
+
+def _look_again(request: TuningRequest, profile: TunedConfig) -> tuple[WorkloadIdentity, Remeasured]:
+    request = request.model_copy(update={"trial_seconds": QUICK_SECONDS})
+    view = View()
+    with open_runner(request, view) as runner:
+        plan = prepare(request, read_machine(), None, runner, view)
+        confirmation = Confirmation(plan, runner.run, view, NoiseWatch(plan.machine.usable_cpus))
+        return identify_workload(plan), remeasure(confirmation, profile)
+
+
+def describe_fitness(found: Fitness, file: str) -> str:
+    """Write what a check found for people.
+
+    Args:
+        found: What it found.
+        file: The tuned file, for the command that is the next step.
+
+    Returns:
+        Lines: the verdict, each reason, what differs without deciding.
+    """
+    verdict = "fits this machine" if found.fits else f"should be tuned anew: dltune retune {file}"
+    lines = [f"Profile {found.profile} {verdict}"]
+    lines += [f"  {reason}" for reason in found.reasons]
+    lines += [f"  differs, without deciding: {advice}" for advice in found.advice]
+    if found.remeasured is not None:
+        lines.append(f"  {_describe_remeasured(found.remeasured)}")
+    return "\n".join(lines)
+
+
+def _describe_remeasured(found: Remeasured) -> str:
+    now, then = format_rate(found.samples_per_second), format_rate(found.promised)
+    speedup = f", {found.speedup:.2f} x the baseline" if found.speedup is not None else ""
+    return f"measured again: {now} of the {then} promised{speedup}"

@@ -1,0 +1,337 @@
+"""Keeps trials where the next run finds them: in a study of an Optuna storage, one run at a time.
+
+The search itself works on a copy in memory (`search`). What it is told is added here, a trial at a time and each in one
+transaction: a run that is killed loses the trial under way and nothing else, and a storage that fails in mid-run costs
+the record, not the run. What is read is not trusted: it may come from another version, another machine, another hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import optuna
+import psutil
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+from pydantic import ValidationError
+
+from autotune.errors import StudyError
+from autotune.locks import LockedError, hold
+from autotune.records import RECORD_FORMAT, TrialRecord
+from autotune.request import TuningRequest
+from autotune.schema import Hardware
+from autotune.space import SearchSpace
+from autotune.units import format_bytes
+
+FOLDER: Final = ".dltune"
+DATABASE: Final = "studies.db"
+MOST_STORAGE_BYTES: Final = 2**31  # of a SQLite file; a thousand runs leave less, and a study is read as a whole
+SILENT_SECONDS: Final = 900.0  # without a word from another machine, after which its run is taken for dead
+CLOCK_SECONDS: Final = 2.0  # by which two readings of one process's start may differ, where the clock is being set
+RECORD: Final = "dltune_record"
+_FORMAT: Final = "dltune_format"
+_IDENTITY: Final = "dltune_identity"
+_OWNER: Final = "dltune_owner"
+_FINISHED: Final = "dltune_finished"
+_ELSEWHERE: Final = "Give another place with --storage sqlite:///FILE."
+_AFRESH: Final = "Start afresh with --no-resume, or give another --study-name."
+
+Warn = Callable[[str], None]
+
+
+class KeptTrial(NamedTuple):
+    """A trial of an earlier run.
+
+    Attributes:
+        record: Its line of the record.
+        grid_id: Its place in the grid, where a grid was searched.
+    """
+
+    record: TrialRecord
+    grid_id: int | None
+
+
+class KeptStudy:
+    """A study of the storage, while this run works on it.
+
+    Args:
+        study: The Optuna study.
+        place: Where it lies, for messages.
+        warn: Is told, once, when nothing more can be stored.
+        is_signed: Whether the study itself says who works on it, for want of a lock.
+    """
+
+    def __init__(self, study: optuna.Study, place: str, warn: Warn, *, is_signed: bool = False) -> None:
+        self._study = study
+        self._place = place
+        self._warn = warn
+        self._is_signed = is_signed
+        self._is_lost = False
+
+    @property
+    def name(self) -> str:
+        """Name of the study."""
+        return self._study.study_name
+
+    def read(self, space: SearchSpace) -> list[KeptTrial]:
+        """Read the trials of earlier runs, in order.
+
+        Args:
+            space: What this run searches.
+
+        Raises:
+            StudyError: They cannot be read, come from another version, or from another space.
+        """
+        with _explain(f"The trials of study {self.name} cannot be read", _AFRESH):
+            trials = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            return [self._check(trial, space) for trial in trials if RECORD in trial.user_attrs]
+
+    def _check(self, trial: FrozenTrial, space: SearchSpace) -> KeptTrial:
+        try:
+            record = TrialRecord.model_validate_json(trial.user_attrs[RECORD])
+        except ValidationError as error:
+            raise StudyError(
+                f"Study {self.name} holds trials of another version of dltune, or damaged ones: "
+                f"{error.error_count()} problems in trial {trial.number}. {_AFRESH}"
+            ) from None
+        if space.build(space.params(record.config)) != record.config:
+            raise StudyError(f"Study {self.name} searched another space: trial {trial.number} is not in it. {_AFRESH}")
+        grid_id = trial.system_attrs.get("grid_id")
+        return KeptTrial(record, grid_id if isinstance(grid_id, int) else None)
+
+    def append(self, trial: FrozenTrial) -> None:
+        """Store a finished trial; what cannot be stored is said once and then let go."""
+        self._write(lambda: self._study.add_trial(trial))
+        if self._is_signed:
+            self._write(lambda: self._study.set_user_attr(_OWNER, _describe_owner()))
+
+    def finish(self) -> None:
+        """Mark the study as done, so that the next run starts a new one."""
+        self._write(lambda: self._study.set_user_attr(_FINISHED, True))
+
+    def close(self) -> None:
+        """Leave the study to others."""
+        if self._is_signed and not self._is_lost:
+            with suppress(Exception):  # whatever a database raises: the mark grows old by itself
+                self._study.set_user_attr(_OWNER, None)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        if self._is_lost:
+            return
+        try:
+            write()
+        except Exception as error:  # whatever a database raises: the run must not die of it
+            self._is_lost = True
+            self._warn(
+                f"Trials can no longer be stored in {self._place}: {_find_reason(error)}. The run goes on and writes "
+                "its result at the end; but if it is cut short, the next run cannot continue it from here."
+            )
+
+
+@contextmanager
+def open_storage(url: str | None) -> Iterator[RDBStorage]:
+    """Open the storage that holds the studies, and make it where it does not exist.
+
+    Args:
+        url: Optuna storage URL; None for SQLite under `.dltune/`.
+
+    Yields:
+        The storage.
+
+    Raises:
+        StudyError: It cannot be opened, or it is larger than what can be read.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with _explain(f"The record of trials at {_name_place(url)} cannot be opened", _ELSEWHERE):
+        storage = RDBStorage(url or _make_default())
+    try:
+        _refuse_a_giant(storage)
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def _make_default() -> str:
+    folder = Path(FOLDER)
+    folder.mkdir(exist_ok=True)
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n")
+    return f"sqlite:///{folder / DATABASE}"
+
+
+def _name_place(url: str | None) -> str:
+    """Name a storage as the user knows it, without the password in it."""
+    return f"{FOLDER}/{DATABASE}" if url is None else re.sub(r"://[^@/]*@", "://***@", url)
+
+
+def _find_file(storage: RDBStorage) -> Path | None:
+    """Find the file of a SQLite storage; None for a server, or a database in memory."""
+    url = storage.engine.url
+    in_memory = url.database in (None, "", ":memory:") or str(url.database).startswith("file:")
+    return None if url.get_backend_name() != "sqlite" or in_memory else Path(str(url.database))
+
+
+def _refuse_a_giant(storage: RDBStorage) -> None:
+    file = _find_file(storage)
+    size = file.stat().st_size if file is not None and file.exists() else 0
+    if size > MOST_STORAGE_BYTES:
+        raise StudyError(
+            f"The record of trials at {file} holds {format_bytes(size)}, which is more than the "
+            f"{format_bytes(MOST_STORAGE_BYTES)} that can be read. Move it away, or give another place with --storage "
+            "sqlite:///FILE."
+        )
+
+
+@contextmanager
+def open_study(
+    storage: RDBStorage, request: TuningRequest, space: SearchSpace, hardware: Hardware, warn: Warn
+) -> Iterator[KeptStudy]:
+    """Open the study of a request on this hardware, or continue one that was cut short, and keep others out of it.
+
+    Args:
+        storage: Where it lies.
+        request: What the user asked for.
+        space: What is searched.
+        hardware: The machine; throughputs of different machines never mix in one study.
+        warn: Is told, once, when nothing more can be stored.
+
+    Yields:
+        The study.
+
+    Raises:
+        StudyError: It cannot be opened, another run works on it, or it belongs to another request, machine or version.
+    """
+    identity = _identify(request, space, hardware)
+    base = request.study_name or _make_name(request, identity)
+    with _keep_others_out(storage, base):
+        kept = _open(storage, request, base, identity, warn)
+        try:
+            yield kept
+        finally:
+            kept.close()
+
+
+def _open(storage: RDBStorage, request: TuningRequest, base: str, identity: str, warn: Warn) -> KeptStudy:
+    is_signed = _find_file(storage) is None
+    with _explain(f"The study {base} cannot be opened", f"Move the record of trials away. {_ELSEWHERE}"):
+        name = _choose_name(request, base, storage)
+        study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
+        _refuse_strangers(study, identity)
+        if is_signed:
+            _refuse_while_owned(study)
+        for key, value in {_FORMAT: RECORD_FORMAT, _IDENTITY: identity}.items():
+            if key not in study.user_attrs:
+                study.set_user_attr(key, value)
+        if is_signed:
+            study.set_user_attr(_OWNER, _describe_owner())
+    return KeptStudy(study, _name_place(request.storage), warn, is_signed=is_signed)
+
+
+def _choose_name(request: TuningRequest, base: str, storage: RDBStorage) -> str:
+    """Name the study: the last one of this request if it is to be continued, else a new one."""
+    runs = {study.study_name: study for study in storage.get_all_studies()}
+    count = 1
+    while f"{base}-run{count + 1}" in runs:
+        count += 1
+    last = base if count == 1 else f"{base}-run{count}"
+    if last not in runs or request.resume:
+        return last
+    finished = runs[last].user_attrs.get(_FINISHED, False)
+    return f"{base}-run{count + 1}" if finished or request.resume is False else last
+
+
+def _identify(request: TuningRequest, space: SearchSpace, hardware: Hardware) -> str:
+    """Give what must be the same for trials to be comparable: workload, space, machine, length of the training run."""
+    parts = (request.workload, space.model_copy(update={"notes": ()}), hardware)
+    text = "\n".join([*(part.model_dump_json() for part in parts), str(request.epochs)])
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _make_name(request: TuningRequest, identity: str) -> str:
+    text = f"{identity} {request.trial_seconds} {request.seed} {request.sampler}"
+    return f"{request.workload.dataset}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _refuse_strangers(study: optuna.Study, identity: str) -> None:
+    known = study.user_attrs
+    version = known.get(_FORMAT, RECORD_FORMAT)
+    if version != RECORD_FORMAT:
+        raise StudyError(
+            f"Study {study.study_name} was written by a newer dltune (format {version}; this one reads "
+            f"{RECORD_FORMAT}). Update dltune, or leave the study to it: {_AFRESH}"
+        )
+    if known.get(_IDENTITY, identity) != identity:
+        raise StudyError(
+            f"Study {study.study_name} belongs to another workload, search space or machine, and throughputs of "
+            f"different ones cannot be compared. {_AFRESH}"
+        )
+
+
+@contextmanager
+def _keep_others_out(storage: RDBStorage, name: str) -> Iterator[None]:
+    """Hold the lock of a study beside its SQLite file; a server's studies say themselves who works on them."""
+    file = _find_file(storage)
+    with ExitStack() as stack:
+        if file is not None:
+            digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+            try:
+                stack.enter_context(hold(file.with_name(f".{file.name}-{digest}.lock")))
+            except LockedError as error:
+                raise StudyError(_describe_busy(name, f"process {error.holder or 'unknown'}")) from None
+            except OSError as error:
+                raise StudyError(f"The study {name} cannot be locked: {error.strerror}. {_ELSEWHERE}") from None
+        yield
+
+
+def _describe_busy(name: str, who: str) -> str:
+    return f"Study {name} is being worked on by another dltune ({who}). Wait for it, or give another --study-name."
+
+
+def _refuse_while_owned(study: optuna.Study) -> None:
+    owner = study.user_attrs.get(_OWNER)
+    if owner is not None and not _is_dead(owner):
+        where = "" if owner.get("host") == socket.gethostname() else f" on {owner.get('host')}"
+        raise StudyError(_describe_busy(study.study_name, f"process {owner.get('pid')}{where}"))
+
+
+def _describe_owner() -> dict[str, Any]:
+    process = psutil.Process()
+    return {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time(), "seen": time.time()}
+
+
+def _is_dead(owner: Any) -> bool:
+    """Tell whether the run that signed a study is gone; one on another machine is by its silence."""
+    try:
+        if owner["host"] != socket.gethostname():
+            return bool(abs(time.time() - owner["seen"]) > SILENT_SECONDS)
+        return bool(abs(psutil.Process(owner["pid"]).create_time() - owner["started"]) > CLOCK_SECONDS)
+    except (psutil.Error, LookupError, ValueError, TypeError, OverflowError):
+        return True
+
+
+@contextmanager
+def _explain(failure: str, advice: str) -> Iterator[None]:
+    """Turn whatever a storage raises into a sentence: it raises what its database, its driver and its parser do."""
+    try:
+        yield
+    except StudyError:
+        raise
+    except Exception as error:
+        raise StudyError(f"{failure}: {_find_reason(error)}. {advice}") from error
+
+
+def _find_reason(error: BaseException) -> str:
+    """Give the first line of the innermost error: the database's own words."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

@@ -1,0 +1,228 @@
+"""Fifty runs are killed at random moments, each continued by the next: nothing of what was told is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Final
+
+import psutil
+import pytest
+
+from autotune.records import TrialRecord
+from autotune.tuned_file import read_file
+
+ROOT: Final = Path(__file__).parents[2]
+SEED: Final = int(os.environ.get("DLTUNE_CHAOS_SEED", "20261121"))
+SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+KILLS: Final = 50
+PHASES: Final = {"": 3.5, "search ": 1.2, "trial ": 1.2, "confirm ": 1.5}  # a word, and the seconds after it to kill in
+WEIGHTS: Final = (5, 3, 3, 1)
+ARRIVING_SECONDS: Final = 40.0  # until a run says the word
+TRIALS: Final = 20
+ENDING_SECONDS: Final = 30.0  # for a run that was asked to end; usually it takes one
+VANISHING_SECONDS: Final = 8.0  # for what a killed run has started
+COMMAND: Final = (
+    *(sys.executable, "-m", "autotune.cli", "--dataset", "tests.misbehaving:make_honest", "--sampler", "random"),
+    *("--batch-size", "8", "--trial-time", "0.2s", "--epochs", "1", "--max-workers", "2", "--step-time", "1ms"),
+    *("--trials", str(TRIALS)),
+)
+
+
+class Lane:
+    """A folder in which one run after another is killed.
+
+    Args:
+        folder: The folder; short, for the sockets that torch makes below it.
+        isolation: Walls around the trials: `auto` or `none`.
+    """
+
+    def __init__(self, folder: Path, isolation: str) -> None:
+        self.folder = folder
+        self.ends: Counter[str] = Counter()
+        self._options = ("--isolation", isolation)
+        self._mark = uuid.uuid4().hex
+        self._scratch = folder / "tmp"
+        self._scratch.mkdir()
+        (folder / "work").mkdir()
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "work" / "dltune.json"
+
+    def start(self, stderr: IO[str]) -> subprocess.Popen[str]:
+        """Start a run as a shell starts a job: in a process group of its own."""
+        return subprocess.Popen(
+            [*COMMAND, *self._options],
+            cwd=self.folder / "work",
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "CHAOS_LANE": self._mark,
+                "TMPDIR": str(self._scratch),
+            },
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
+        )
+
+    def kill(self, word: str, moment: float, number: signal.Signals) -> None:
+        """Kill a run, so many seconds after it said a word, and look at what it leaves."""
+        before = self.count_told()
+        log = self.folder / "log"
+        with log.open("w") as stderr:
+            process = self.start(stderr)
+            _await_word(process, log, word)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=moment)
+            if number == signal.SIGINT and process.poll() is None:
+                os.killpg(process.pid, number)  # as Ctrl-C does
+            else:
+                process.send_signal(number)
+            process.communicate(timeout=ENDING_SECONDS)
+        said = log.read_text()
+        where = f"{number.name} {moment:.2f} s after {word!r}, exit code {process.returncode}:\n{said}"
+        self.ends[_name_phase(said)] += 1
+        self._check_what_is_left(where)
+        self._check_what_was_kept(before, said, where)
+        self._check_what_was_said(process.returncode, number, said, where)
+
+    def _check_what_is_left(self, where: str) -> None:
+        deadline = time.monotonic() + VANISHING_SECONDS
+        while (left := [*self._list_processes(), *_list_names()]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left, f"{left} left by {where}"
+
+    def _list_processes(self) -> list[str]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("CHAOS_LANE") == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(f"{process.pid} {' '.join(process.cmdline())}")
+        return found
+
+    def _check_what_was_kept(self, before: int, said: str, where: str) -> None:
+        """Whoever saw a result finds it again: only the trial under way may be lost."""
+        if self.output.exists():
+            assert read_file(self.output).profiles, where
+        shown = sum(line.startswith("trial ") for line in said.splitlines())
+        assert before + shown <= self.count_told() <= before + shown + 1, where
+
+    def _check_what_was_said(self, code: int, number: signal.Signals, said: str, where: str) -> None:
+        if number == signal.SIGKILL or not said.startswith("dltune "):
+            return  # else it has not got to its own code yet, or has no chance to say anything
+        assert code in (0, 130), where
+        assert "Traceback" not in said, where
+        if "\ntrial " in said or "\nresumed " in said:
+            assert self.output.exists(), where
+
+    def count_told(self) -> int:
+        """Count the results in the record, each of which must be whole."""
+        database = self.folder / "work" / ".dltune" / "studies.db"
+        copy = self.folder / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir()
+        for path in database.parent.glob("studies.db*"):  # with the journal of a transaction that was cut off
+            shutil.copy(path, copy)
+        records = [TrialRecord.model_validate_json(text) for text in _read_records(copy / "studies.db")]
+        return sum(record.fate != "repeated" for record in records)
+
+    def finish(self) -> None:
+        """Let the last run go to its end, and look at the folder then."""
+        log = self.folder / "log"
+        with log.open("w") as stderr:
+            process = self.start(stderr)
+            printed, _ = process.communicate(timeout=180)
+        said = log.read_text()
+        assert process.returncode == 0, said
+        assert "Wrote dltune.json" in printed
+        (profile,) = read_file(self.output).profiles
+        assert profile.search.trials == TRIALS
+        assert profile.result.confirmed_rounds >= 3
+        self._check_what_is_left("the last run")
+        assert sorted(path.name for path in (self.folder / "work").iterdir()) == [".dltune", "dltune.json"]
+        assert sorted(path.name for path in (self.folder / "work" / ".dltune").iterdir()) == [
+            ".gitignore",
+            "studies.db",
+        ]
+        assert list(self._scratch.iterdir()) == []
+
+
+def _await_word(process: subprocess.Popen[str], log: Path, word: str) -> None:
+    """Wait until a run begins a line with a word; one whose search is over shows no trial any more."""
+    deadline = time.monotonic() + ARRIVING_SECONDS
+    words = (word, "search ended") if word == "trial " else (word,)
+    while process.poll() is None and time.monotonic() < deadline:
+        said = f"\n{log.read_text()}"
+        if any(f"\n{candidate}" in said for candidate in words):
+            return
+        time.sleep(0.01)
+
+
+def _read_records(database: Path) -> list[str]:
+    if not database.exists():
+        return []
+    query = "SELECT value_json FROM trial_user_attributes WHERE key = 'dltune_record'"
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'trial_user_attributes'").fetchall():
+            return []
+        states = connection.execute("SELECT DISTINCT state FROM trials").fetchall()
+        assert states in ([], [("COMPLETE",)])
+        return [json.loads(text) for (text,) in connection.execute(query)]
+
+
+def _list_names() -> list[str]:
+    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem."))]
+
+
+def _name_phase(said: str) -> str:
+    """Name how far a run had got by what it had said."""
+    phases = {"confirm ": "confirming", "trial ": "searching", "search ": "searching", "dltune ": "probing"}
+    return next((phase for word, phase in phases.items() if f"\n{word}" in f"\n{said}"), "starting")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.fault("Chaos", needs="plain")
+def test_runs_that_are_killed_at_random_lose_nothing_but_the_trial_under_way(folder: Path) -> None:
+    lanes = []
+    for isolation in ("auto", "none"):
+        (folder / isolation).mkdir()
+        lanes.append(Lane(folder / isolation, isolation))
+
+    def go(lane: Lane, seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(KILLS // len(lanes)):
+            (word,) = chance.choices(tuple(PHASES), WEIGHTS)
+            moment, number = chance.uniform(0.0, PHASES[word]), chance.choice(SIGNALS)
+            sys.stdout.write(f"seed {seed}: {number.name} {moment:.2f} s after {word!r}\n")
+            lane.kill(word, moment, number)
+        lane.finish()
+
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        for done in [pool.submit(go, lane, SEED + place) for place, lane in enumerate(lanes)]:
+            done.result()
+    ends = sum((lane.ends for lane in lanes), Counter())
+    sys.stdout.write(f"seed {SEED}: {KILLS} kills: {dict(ends)}\n")
+    assert min(ends[phase] for phase in ("starting", "searching", "confirming")) > 0

@@ -1,0 +1,398 @@
+"""Files, studies and messages are not trusted: each is refused in a sentence or read as something valid."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import re
+import shutil
+import socket
+import sqlite3
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import optuna
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+from pydantic import ValidationError
+
+from autotune import load
+from autotune.channel import Channel
+from autotune.cli import cli
+from autotune.errors import DltuneError, StudyError
+from autotune.exploring import Exploration
+from autotune.messages import REPORT, Measured, Probed, TrialRequest, TrialResult
+from autotune.planning import Plan, make_plan
+from autotune.records import TrialRecord
+from autotune.report import describe_profile
+from autotune.scoring import estimate
+from autotune.search import Search, make_sampler, open_search
+from autotune.studies import KeptStudy, open_storage
+from autotune.tuned_file import format_file, read_file
+from autotune.view import View
+from tests.builders import (
+    make_config,
+    make_limits,
+    make_machine,
+    make_measurement,
+    make_measurement_of,
+    make_profile,
+    make_request,
+    make_result,
+    make_trace,
+    make_workload,
+    write_profiles,
+)
+from tests.faults.hostile import TRAP, draw_files, draw_texts
+
+CASES: Final = {"load": 3500, "show": 1500, "records": 2500, "reports": 2500, "bytes of a study": 150, "cells": 150}
+pytestmark = [pytest.mark.fault("Hostile files", needs="plain"), pytest.mark.usefixtures("nothing_runs")]
+
+
+def cases(kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return settings(max_examples=CASES[kind], deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def test_there_are_ten_thousand_cases() -> None:
+    assert sum(CASES.values()) >= 10_000
+
+
+RUNNING: Final = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "pickle.find_class", "subprocess.Popen")
+SEEN: list[str] = []
+
+
+def note_what_runs(event: str, arguments: tuple[Any, ...]) -> None:
+    """Note, for the rest of the session, whatever starts a process or unpickles a class."""
+    if event in RUNNING:
+        SEEN.append(event)
+
+
+sys.addaudithook(note_what_runs)
+
+
+@pytest.fixture
+def nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail the test when a file made something be imported, unpickled or started."""
+    (tmp_path / "trap").mkdir()
+    (tmp_path / "trap" / f"{TRAP}.py").write_text("def fire(): raise AssertionError('it was called')")
+    monkeypatch.syspath_prepend(tmp_path / "trap")
+    monkeypatch.chdir(tmp_path)
+    for name in ("load", "loads", "Unpickler", "_Unpickler"):
+        monkeypatch.setattr(pickle, name, _refuse_to_unpickle)
+    SEEN.clear()
+    yield
+    assert SEEN == []
+    assert TRAP not in sys.modules
+
+
+def _refuse_to_unpickle(*_: Any) -> None:
+    raise AssertionError("something was unpickled")
+
+
+# dltune.json
+
+
+def make_trapped_profile() -> str:
+    profile = make_profile()
+    workload = profile.workload.model_copy(update={"dataset": f"{TRAP}:fire", "dataset_args": {"root": "/data"}})
+    return profile.model_copy(update={"workload": workload}).model_dump_json()
+
+
+FILE: Final = f'{{"$schema": "urn:x", "schema_version": 1, "profiles": [{make_trapped_profile()}]}}'
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hostile") / "dltune.json"
+
+
+@cases("load")
+@given(data=draw_files(FILE), on_mismatch=st.sampled_from(["warn", "error", "default"]))
+def test_a_file_is_loaded_as_something_valid_or_refused(file: Path, data: bytes, on_mismatch: Any) -> None:
+    file.write_bytes(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = load(file, on_mismatch=on_mismatch)
+        except DltuneError:
+            event("refused")
+            return
+        kept = read_file(file)
+    event(found.fit)
+    assert json.loads(format_file(kept)) is not None
+    assert found.config.loader_kwargs()["num_workers"] <= 4096
+
+
+@cases("show")
+@given(data=draw_files(FILE))
+def test_showing_a_file_prints_it_or_one_sentence_and_never_commands_the_terminal(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = CliRunner().invoke(cli, ["show", str(file)])
+    event(str(result.exit_code))
+    assert result.exit_code in (0, 2), result.output
+    assert isinstance(result.exception, SystemExit | None)
+    assert all(mark.isprintable() or mark in "\n\t" for mark in result.output)
+    assert result.stderr.startswith("Error: ") == (result.exit_code == 2)
+
+
+def test_a_file_full_of_numbers_at_their_bounds_is_described(file: Path) -> None:
+    """The largest and the smallest of everything, together."""
+    for most in (0, 1, 2**31 - 1):
+        document = json.loads(FILE)
+        _put_everywhere(document["profiles"][0], most)
+        file.write_text(json.dumps(document))
+        try:
+            profiles = read_file(file).profiles
+        except DltuneError:
+            continue
+        assert all(describe_profile(profile) for profile in profiles)
+
+
+def _put_everywhere(document: Any, number: int) -> None:
+    for key, value in document.items() if isinstance(document, dict) else enumerate(document):
+        if isinstance(value, dict | list):
+            _put_everywhere(value, number)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            document[key] = number
+
+
+# Studies
+
+
+PLAN: Final[Plan] = make_plan(
+    make_request(batch_sizes=(32,), trials=9),
+    make_machine(affinity_cpus=2),
+    make_workload(),
+    make_limits(max_workers=2),
+)
+
+
+def make_record(workers: int) -> TrialRecord:
+    config = PLAN.space.build(PLAN.space.params(make_config(workers)))
+    result = make_result(config, 500.0 * (workers + 1), peak_host_bytes=2**28, peak_shm_bytes=2**20)
+    return TrialRecord(
+        number=workers,
+        config=config,
+        fate="measured",
+        score=500.0 * (workers + 1),
+        predicted=400.0,
+        constraints={"memory": -0.5, "shm": -0.5, "files": -0.5, "works": -1.0},
+        result=result,
+    )
+
+
+def keep(*texts: str) -> KeptStudy:
+    """Make a study that holds these records."""
+    study = optuna.create_study(direction="maximize")
+    for text in texts:
+        study.add_trial(optuna.create_trial(value=1.0, user_attrs={"dltune_record": text}, state=TrialState.COMPLETE))
+    return KeptStudy(study, "memory", warnings.warn)
+
+
+def answer(request: TrialRequest) -> TrialResult:
+    return make_result(request.config, 500.0 * (request.config.dataloader.num_workers + 1))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+@cases("records")
+@given(text=draw_texts(make_record(1).model_dump_json()))
+def test_a_run_is_continued_from_a_record_or_refuses_it(text: str) -> None:
+    try:
+        trials = keep(make_record(0).model_dump_json(), text).read(PLAN.space)
+    except StudyError:
+        event("refused")
+        return
+    event("continued")
+    study = optuna.create_study(sampler=make_sampler(PLAN.request, PLAN.space), direction="maximize")
+    search = Search(study, PLAN.space)
+    search.recall(trials)
+    exploration = Exploration(PLAN, search, answer, View())
+    assert exploration.run()
+    assert exploration.expect()
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of a run that was cut short after two trials."""
+    path = tmp_path_factory.mktemp("study") / "studies.db"
+    with (
+        open_storage(f"sqlite:///{path}") as storage,
+        open_search(storage, PLAN.request, PLAN.space, PLAN.hardware, warnings.warn) as search,
+    ):
+        exploration = Exploration(PLAN.model_copy(), search, answer, View())
+        for _ in range(2):
+            exploration._take(search.ask())
+    return path
+
+
+def resume(path: Path) -> None:
+    """Continue the study at a path as a run does, with a trial more."""
+    heard: list[str] = []
+    with (
+        open_storage(f"sqlite:///{path}") as storage,
+        open_search(storage, PLAN.request, PLAN.space, PLAN.hardware, heard.append) as search,
+    ):
+        exploration = Exploration(PLAN, search, answer, View())
+        exploration._take(search.ask())
+    assert all("can no longer be stored" in sentence for sentence in heard)
+
+
+def check_that_it_is_continued_or_refused(path: Path) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            resume(path)
+        event("continued")
+    except StudyError as error:
+        event(re.sub(r"(?<=cannot be).*|/.*|\\d+", "", str(error)))
+        _check_words(str(error))
+
+
+def _check_words(sentence: str) -> None:
+    assert "--storage" in sentence or "--no-resume" in sentence
+
+
+def test_a_whole_study_is_continued(database: Path, tmp_path: Path) -> None:
+    """Else the tests below would show nothing."""
+    resume(Path(shutil.copy(database, tmp_path / "copy.db")))
+
+
+@cases("bytes of a study")
+@given(seed=st.integers(0, 2**32))
+def test_a_database_that_rots_is_continued_or_refused(
+    database: Path, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    chance = random.Random(seed)
+    data = bytearray(database.read_bytes())
+    for _ in range(chance.randint(1, 30)):
+        start, length = chance.randrange(len(data)), chance.choice((1, 1, 4, 64))
+        data[start : start + length] = chance.randbytes(length)
+    path = tmp_path_factory.getbasetemp() / "rotten.db"
+    path.write_bytes(data[: chance.choice((*[len(data)] * 5, chance.randrange(len(data))))])
+    check_that_it_is_continued_or_refused(path)
+
+
+CELLS: Final = (
+    ("studies", "study_name"),
+    ("study_directions", "direction"),
+    ("study_user_attributes", "value_json"),
+    ("trials", "number"),
+    ("trials", "state"),
+    ("trials", "datetime_start"),
+    ("trials", "datetime_complete"),
+    ("trial_params", "param_name"),
+    ("trial_params", "param_value"),
+    ("trial_params", "distribution_json"),
+    ("trial_values", "value"),
+    ("trial_values", "value_type"),
+    ("trial_values", "objective"),
+    ("trial_user_attributes", "key"),
+    ("trial_user_attributes", "value_json"),
+    ("trial_system_attributes", "key"),
+    ("trial_system_attributes", "value_json"),
+    ("version_info", "schema_version"),
+    ("alembic_version", "version_num"),
+)
+CONTENTS = st.one_of(
+    st.none(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.binary(max_size=20),
+    st.sampled_from(
+        ["", "null", "[]", "{}", "1e999", '"' + "x" * 1000, "COMPLETE", "RUNNING", "[" * 5000, "\x00", TRAP]
+    ),
+    st.sampled_from(['{"name": "CategoricalDistribution", "attributes": {"choices": []}}', '{"name": "x"}', '"fire"']),
+)
+
+
+@cases("cells")
+@given(cell=st.sampled_from(CELLS), content=CONTENTS)
+def test_a_database_that_somebody_wrote_into_is_continued_or_refused(
+    database: Path, tmp_path_factory: pytest.TempPathFactory, cell: tuple[str, str], content: Any
+) -> None:
+    path = Path(shutil.copy(database, tmp_path_factory.getbasetemp() / "edited.db"))
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA ignore_check_constraints = 1")
+        connection.execute(f"UPDATE OR IGNORE {cell[0]} SET {cell[1]} = ?", (content,))
+    except sqlite3.IntegrityError:
+        pass  # what the table itself refuses
+    finally:
+        connection.close()
+    check_that_it_is_continued_or_refused(path)
+
+
+# Messages
+
+
+REPORTS: Final = (
+    Measured(
+        measurement=make_measurement(
+            make_trace([0.01] * 12, 0.02, closed_after=9), make_trace([0.01] * 8), epoch_batches=20
+        )
+    ).model_dump_json(),
+    Measured(measurement=make_measurement_of(100.0)).model_dump_json(),
+    Probed(profile=make_workload()).model_dump_json(),
+    '{"op": "failed", "where": "trial", "error": "ValueError: no", "details": "Traceback"}',
+    '{"op": "progress", "phase": "measuring", "batches": 3}',
+    '{"op": "ready"}',
+)
+
+
+@cases("reports")
+@given(text=st.sampled_from(REPORTS).flatmap(draw_texts))
+def test_a_message_of_a_child_is_refused_or_leads_to_a_plan_and_a_score(text: str) -> None:
+    try:
+        report = REPORT.validate_json(text.replace("\n", " "))
+    except ValidationError:
+        event("refused")
+        return
+    event(report.op)
+    if isinstance(report, Measured):
+        found = estimate(report.measurement, make_config(2), epochs=10)
+        assert TrialRecord(
+            number=0, config=make_config(2), fate="measured", score=found.samples_per_second, constraints={}
+        )
+    elif isinstance(report, Probed):
+        try:
+            plan = make_plan(PLAN.request, PLAN.machine, report.profile, PLAN.limits)
+        except DltuneError:
+            event("no plan")
+            return
+        assert plan.ceiling >= 0
+        assert all(plan.predict(config) >= 0 for config in plan.first_configs())
+
+
+@settings(max_examples=500, deadline=None)
+@given(chunks=st.lists(st.binary(max_size=50), max_size=5))
+def test_whatever_bytes_arrive_are_lines_or_the_end_of_the_line(chunks: list[bytes]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = Channel(ours)
+        for chunk in chunks:
+            theirs.sendall(chunk)
+        lines = []
+        while (line := channel.receive(0.0)) is not None:
+            lines.append(line)
+    assert lines == [line.decode(errors="replace") for line in b"".join(chunks).split(b"\n")[:-1]]
+
+
+def test_a_profile_that_names_a_module_is_loaded_without_importing_it(tmp_path: Path) -> None:
+    workload = make_profile().workload.model_copy(update={"dataset": f"{TRAP}:fire", "step": f"{TRAP}:fire"})
+    path = write_profiles(tmp_path, make_profile(workload=workload))
+    with pytest.warns(UserWarning, match="another machine"):
+        assert load(path).profile.workload.dataset == f"{TRAP}:fire"
+    assert TRAP not in sys.modules

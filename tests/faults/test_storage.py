@@ -1,0 +1,147 @@
+"""A disk that fills up, turns read-only or loses a file costs no result, and is said in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from autotune.tuned_file import read_file, save_profile
+from tests.builders import make_profile
+from tests.faults.capabilities import find_namespace
+from tests.faults.stage import QUICK, ROOT
+
+PINS = ("prefetch_factor=2", "persistent_workers=true", "in_order=true", "sharing_strategy=file_descriptor")
+BRIEF = (*QUICK, "--range", "num_workers=0:1", *(f"--fix={pin}" for pin in PINS), "--isolation", "none")  # two trials
+FULL_DISK = "Output disk full"
+pytestmark = pytest.mark.usefixtures("workdir")
+
+
+def make_command(*options: str) -> list[str]:
+    return [sys.executable, "-m", "autotune.cli", *options]
+
+
+def run(command: Sequence[str], at_first_trial: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, and do something when it has shown its first trial."""
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    said = ""
+    while at_first_trial is not None and (line := process.stderr.readline()):
+        said += line
+        if line.startswith("trial"):
+            at_first_trial()
+            break
+    stdout, stderr = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, said + stderr)
+
+
+def run_on_small_disk(workdir: Path, how: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run dltune beside a file system of 512 KiB at `small`, which is spoilt after the first trial."""
+    small, trigger = workdir / "small", workdir / "trigger"
+    small.mkdir()
+    arguments = {"folder": small, "trigger": trigger, "how": how}
+    factory = ["--dataset", "tests.faults.vandals:make_vandal"]
+    factory += [f"--dataset-arg={key}={json.dumps(str(value))}" for key, value in arguments.items()]
+    script = f'mount -t tmpfs -o size=512k tmpfs {small} && "$@"; code=$?; ls -A {small} >listing; exit $code'
+    command = [*find_namespace(), "sh", "-c", script, "sh", *make_command(*factory, *BRIEF, *options)]
+    return run(command, trigger.touch)
+
+
+def list_small(workdir: Path) -> list[str]:
+    return (workdir / "listing").read_text().split()
+
+
+@pytest.mark.fault(FULL_DISK, needs="mount")
+def test_a_study_that_can_no_longer_be_written_is_said_once_and_costs_no_result(workdir: Path) -> None:
+    finished = run_on_small_disk(workdir, "fill", "--storage", "sqlite:///small/studies.db")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr.count("Trials can no longer be stored in sqlite:///small/studies.db") == 1
+    assert "disk is full" in finished.stderr
+    assert read_file(workdir / "dltune.json").profiles[0].search.trials == 2
+
+
+@pytest.mark.fault(FULL_DISK, needs="mount")
+@pytest.mark.parametrize(
+    ("how", "words"), [("fill", "No space left on device"), ("read-only", "is read-only|Read-only file system")]
+)
+def test_a_result_that_cannot_be_written_is_printed_instead(workdir: Path, how: str, words: str) -> None:
+    finished = run_on_small_disk(workdir, how, "--output", "small/dltune.json", "--storage", "sqlite:///studies.db")
+    assert finished.returncode == 1, finished.stderr
+    assert re.search(rf"Error: small/dltune\.json cannot be written: .*({words})", finished.stderr)
+    assert "was printed on stdout" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    (workdir / "rescued.json").write_text(finished.stdout)
+    assert read_file(workdir / "rescued.json").profiles[0].search.trials == 2
+    assert set(list_small(workdir)) <= {"filler"}
+
+
+@pytest.mark.fault(FULL_DISK, needs="mount")
+def test_a_folder_that_is_read_only_from_the_start_is_refused_before_anything_is_measured(workdir: Path) -> None:
+    (workdir / "small").mkdir()
+    script = 'mount -t tmpfs -o ro tmpfs small && exec "$@"'
+    inside = [*find_namespace(), "sh", "-c", script, "sh"]
+    honest = ("--dataset", "tests.misbehaving:make_honest")
+    output = run([*inside, *make_command(*honest, "--output", "small/dltune.json")])
+    storage = run([*inside, *make_command(*honest, "--storage", "sqlite:///small/studies.db")])
+    assert (output.returncode, storage.returncode) == (1, 2)
+    assert re.fullmatch(r"Error: small/dltune\.json cannot be written: the folder .* is read-only\.\n", output.stderr)
+    assert re.fullmatch(
+        r"Error: The record of trials at sqlite:///small/studies\.db cannot be opened: .*\. Give another place with "
+        r"--storage sqlite:///FILE\.\n",
+        storage.stderr,
+    )
+
+
+@pytest.mark.fault("Study vanishes", needs="plain")
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_study_that_is_deleted_in_mid_run_is_said_once_and_costs_no_result(workdir: Path, what: str) -> None:
+    def delete() -> None:
+        for path in (workdir / ".dltune").iterdir():
+            if what == "folder" or path.name == "studies.db":
+                path.unlink()
+        if what == "folder":
+            (workdir / ".dltune").rmdir()
+
+    finished = run(make_command("--dataset", "tests.misbehaving:make_honest", *BRIEF), delete)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr.count("Trials can no longer be stored in .dltune/studies.db: ") == 1
+    assert read_file(workdir / "dltune.json").profiles[0].search.trials == 2
+    assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.fault("Newer dltune.json", needs="plain")
+def test_a_tuned_file_of_a_newer_version_is_left_as_it_is_before_anything_is_measured(workdir: Path) -> None:
+    text = '{"schema_version": 2, "profiles": [{"ranks": 8}]}'
+    (workdir / "dltune.json").write_text(text)
+    finished = run(make_command("--dataset", "tests.misbehaving:make_honest"))
+    assert finished.returncode == 2
+    assert "newer dltune (schema 2; this one reads 1)" in finished.stderr
+    assert (workdir / "dltune.json").read_text() == text
+
+
+@pytest.mark.fault("Full disk under stdout and stderr", needs="plain")
+def test_stdout_on_a_full_disk_is_an_error_in_a_sentence(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile())
+    finished = run(["sh", "-c", 'exec "$@" >/dev/full', "sh", *make_command("show")])
+    assert finished.returncode == 1
+    assert finished.stderr == "Error: stdout cannot be written: No space left on device.\n"
+
+
+@pytest.mark.fault("Full disk under stdout and stderr", needs="plain")
+def test_a_log_on_a_full_disk_does_not_end_the_run(workdir: Path) -> None:
+    command = make_command("--dataset", "tests.misbehaving:make_honest", *BRIEF)
+    finished = run(["sh", "-c", 'exec "$@" 2>/dev/full', "sh", *command])
+    assert "Wrote dltune.json" in finished.stdout
+    assert read_file(workdir / "dltune.json").profiles

@@ -1,0 +1,192 @@
+"""What becomes of trials whose tuner is killed, interrupted, or not allowed to have children."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import LEAVE_SECONDS, list_scratch
+from tests.faults.stage import (
+    PATIENCE_SECONDS,
+    Play,
+    Scene,
+    await_condition,
+    list_trial_processes,
+    make_cli_command,
+    make_command,
+    run,
+    run_elsewhere,
+    start,
+)
+
+OUTLIVES = pytest.mark.xfail(strict=True, reason="only forked workers ask the kernel to die with their parent")
+WALLS = pytest.mark.parametrize("walls", [True, False], ids=["walled", "plain"])
+
+
+@pytest.fixture
+def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Name the file in which each process that hangs leaves a byte."""
+    path = tmp_path / "hung"
+    path.touch()
+    monkeypatch.setenv("HUNG_FILE", str(path))
+    return path
+
+
+def kill_and_list_survivors(supervisor: subprocess.Popen[str]) -> list[str]:
+    """Kill a tuner like the kernel does, and list what is left of its trials five seconds later."""
+    assert list_trial_processes()
+    supervisor.kill()
+    supervisor.wait()
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while (left := list_trial_processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [" ".join(process.cmdline()) for process in left]
+
+
+@pytest.fixture
+def swept(tidy: None) -> Iterator[None]:
+    """Take away the folders that a killed tuner leaves to the next run."""
+    yield
+    for folder in list_scratch():
+        shutil.rmtree(folder)
+
+
+@pytest.mark.usefixtures("swept")
+@pytest.mark.fault("Supervisor SIGKILL", needs="plain")
+def test_the_next_run_takes_away_what_a_killed_tuner_could_not(hung: Path) -> None:
+    before = set(list_scratch())
+    with start(make_command(Scene(factory="faults.villains:make_hanging_workers", stall_seconds=60.0))) as supervisor:
+        await_condition(lambda: hung.stat().st_size, "a hung worker")
+        assert kill_and_list_survivors(supervisor) == []
+    assert set(list_scratch()) - before
+    assert run("misbehaving:make_honest", play=Play(workers=0)).kind == "completed"
+    assert not set(list_scratch()) - before
+
+
+@pytest.mark.parametrize(
+    ("method", "walls"),
+    [
+        ("fork", False),
+        ("spawn", True),
+        pytest.param("spawn", False, marks=OUTLIVES),
+        pytest.param("forkserver", False, marks=OUTLIVES),
+    ],
+)
+@pytest.mark.usefixtures("swept")
+@pytest.mark.fault("Supervisor SIGKILL", needs="plain")
+def test_hung_workers_die_with_a_killed_tuner(method: str, walls: bool, hung: Path) -> None:
+    scene = Scene(
+        factory="faults.villains:make_hanging_workers", plays=(Play(method=method),), walls=walls, stall_seconds=60.0
+    )
+    with start(make_command(scene)) as supervisor:
+        await_condition(lambda: hung.stat().st_size >= 2, "two hung workers")
+        assert kill_and_list_survivors(supervisor) == []
+
+
+def list_blocked_in_a_pipe() -> list[int]:
+    """List the trials' processes of which a thread waits for room in a pipe."""
+    blocked = []
+    for process in list_trial_processes():
+        for task in Path(f"/proc/{process.pid}/task").glob("*/wchan"):
+            try:
+                if "pipe_write" in task.read_text():
+                    blocked.append(process.pid)
+            except OSError:
+                continue
+    return blocked
+
+
+@WALLS
+@pytest.mark.usefixtures("swept")
+@pytest.mark.fault("Supervisor SIGKILL", needs="plain")
+def test_a_worker_blocked_in_a_pipe_dies_with_a_killed_tuner(walls: bool, hung: Path) -> None:
+    scene = Scene(
+        factory="faults.villains:make_bytes",
+        step="faults.villains:make_hanging_step",
+        walls=walls,
+        stall_seconds=60.0,
+    )
+    with start(make_command(scene)) as supervisor:
+        await_condition(lambda: hung.stat().st_size, "a hung step")
+        await_condition(list_blocked_in_a_pipe, "a worker that waits for room in its pipe")
+        assert kill_and_list_survivors(supervisor) == []
+
+
+@WALLS
+@pytest.mark.fault("SIGTERM trial main only", needs="plain")
+def test_a_trial_whose_main_process_alone_is_terminated_is_named_and_ended_as_a_whole(walls: bool) -> None:
+    result = run("faults.villains:make_sabotaged", arguments={"deed": "terminate main"}, walls=walls)
+    assert result.kind == "crashed"
+    assert "was killed by SIGTERM: something told it to end" in result.message
+
+
+def await_trials(process: subprocess.Popen[str], count: int) -> None:
+    """Read stderr until so many trials have been reported."""
+    assert process.stderr is not None
+    while count:
+        line = process.stderr.readline()
+        assert line, "the run ended before enough trials were seen"
+        count -= line.startswith("trial")
+
+
+def interrupt(command: list[str], interrupt_it: Any) -> subprocess.CompletedProcess[str]:
+    """Run a search until it has seen three trials, interrupt it, and give what it says."""
+    with start(command) as process:
+        await_trials(process, 3)
+        interrupt_it(process.pid)
+        stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+        return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def press_ctrl_c(pid: int) -> None:
+    os.killpg(pid, signal.SIGINT)
+
+
+def terminate(pid: int) -> None:
+    os.kill(pid, signal.SIGTERM)
+
+
+SEARCH = make_cli_command("misbehaving:make_honest", "--trials", "40", "--sampler", "random")
+IN_BACKGROUND = ["sh", "-c", 'trap "" INT && exec "$@"', "sh", *SEARCH]  # as a shell without job control starts it
+
+
+@pytest.mark.parametrize(
+    ("command", "interrupt_it"),
+    [(SEARCH, press_ctrl_c), (IN_BACKGROUND, press_ctrl_c), (SEARCH, terminate)],
+    ids=["in the foreground", "in the background", "by SIGTERM"],
+)
+@pytest.mark.fault("Ctrl-C", needs="plain")
+def test_an_interrupted_run_writes_the_best_so_far(command: list[str], interrupt_it: Any, workdir: Path) -> None:
+    finished = interrupt(command, interrupt_it)
+    assert finished.returncode == 130, finished.stderr
+    assert "this is the best so far" in finished.stdout
+    (profile,) = json.loads((workdir / "dltune.json").read_text())["profiles"]
+    assert profile["search"]["trials"] >= 3
+    assert {path.name for path in workdir.iterdir()} <= {"dltune.json", ".dltune.json.lock", ".dltune"}
+
+
+@pytest.mark.fault("Ctrl-C", needs="plain")
+def test_a_run_interrupted_before_its_first_trial_writes_nothing_and_says_so(workdir: Path, hung: Path) -> None:
+    with start(make_cli_command("faults.villains:make_hung_factory")) as process:
+        await_condition(lambda: hung.stat().st_size, "a hung factory")
+        press_ctrl_c(process.pid)
+        _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 130, stderr
+    assert "Interrupted before any configuration was measured" in stderr
+    assert not (workdir / "dltune.json").exists()
+
+
+@pytest.mark.fault("Loader inside daemonic process", needs="plain")
+def test_dltune_works_inside_a_daemonic_process() -> None:
+    review = run_elsewhere(Scene(factory="misbehaving:make_honest", daemonic=True))
+    assert [result.kind for result in review.results] == ["completed"]
+    assert review.left == ()

@@ -1,0 +1,519 @@
+"""Hostile datasets, collates and steps: what a fault test lets loose. The milder ones live in tests/misbehaving.py."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib.util
+import itertools
+import mmap
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from autotune import Workload
+from tests.misbehaving import SAMPLES, HangsInWorkers, Honest, Sharded, Unsharded
+
+MIB = 2**20
+Place = Literal["worker", "main", "both"]
+
+
+class TwoArgumentsError(Exception):
+    """Cannot be made from one message."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+
+
+class MuteError(Exception):
+    """Fails even to say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
+def _raise_local() -> NoReturn:
+    class LocalError(Exception):
+        pass
+
+    raise LocalError("its class cannot be imported")
+
+
+def _write_beyond_shm() -> None:
+    segment = SharedMemory(create=True, size=32 * MIB)
+    assert segment.buf is not None
+    segment.buf[:] = bytes(32 * MIB)
+
+
+def _read_behind_the_end() -> None:
+    with Path(os.environ["MAPPED_FILE"]).open("r+b") as file:
+        file.truncate(MIB)
+        mapped = mmap.mmap(file.fileno(), MIB)
+        file.truncate(0)
+        mapped[MIB // 2]
+
+
+def _eat_memory() -> None:
+    kept = []
+    while True:
+        kept.append(bytearray(b"x" * 16 * MIB))
+
+
+def _hang() -> None:
+    if path := os.environ.get("HUNG_FILE"):
+        with Path(path).open("ab") as file:
+            file.write(b".")
+    time.sleep(3600)
+
+
+DEEDS: dict[str, Callable[[], Any]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: ctypes.string_at(0),
+    "abort": os.abort,
+    "os._exit(3)": lambda: os._exit(3),
+    "sys.exit(7)": lambda: sys.exit(7),
+    "os._exit(0)": lambda: os._exit(0),
+    "sys.exit()": sys.exit,
+    "interrupt": lambda: _raise(KeyboardInterrupt()),
+    "key error": lambda: _raise(KeyError("label")),
+    "two arguments": lambda: _raise(TwoArgumentsError(7, "the index file is damaged")),
+    "mute": lambda: _raise(MuteError()),
+    "local error": _raise_local,
+    "hang": _hang,
+    "terminate main": lambda: os.kill(os.getppid(), signal.SIGTERM),
+    "overwrite shm": _write_beyond_shm,
+    "truncate": _read_behind_the_end,
+    "eat memory": _eat_memory,
+    "start a process": lambda: multiprocessing.Process(target=time.sleep, args=(0,)).start(),
+    "stop": lambda: _raise(StopIteration()),
+}
+
+
+class Sabotaged(Honest):
+    """Does one deed at one index.
+
+    Args:
+        deed: Which one.
+        place: Where: in workers, in the training process, or in both.
+        index: When.
+        samples: Length of the dataset.
+    """
+
+    def __init__(self, deed: str, place: Place, index: int, samples: int) -> None:
+        super().__init__(samples)
+        self._deed = deed
+        self._place = place
+        self._index = index
+
+    def __getitem__(self, index: int) -> Any:
+        here = "main" if get_worker_info() is None else "worker"
+        if index == self._index and self._place in (here, "both"):
+            DEEDS[self._deed]()
+        return super().__getitem__(index)
+
+
+def make_sabotaged(
+    deed: str,
+    place: Place = "worker",
+    index: int = 20,
+    samples: int = SAMPLES,
+    timeout: float = 0.0,
+) -> Workload:
+    """Make a dataset that does a deed; its order is fixed, so that the deed comes neither first nor last."""
+    dataset = Sabotaged(deed, place, index, samples)
+    return Workload(dataset=dataset, shuffle=False, timeout=timeout)
+
+
+class Hanging(HangsInWorkers):
+    """Hangs in workers, and leaves a byte in the file named by HUNG_FILE."""
+
+    def __getitem__(self, index: int) -> Any:
+        if get_worker_info() is not None:
+            _hang()
+        return super().__getitem__(index)
+
+
+def make_hanging_workers() -> Dataset[Any]:
+    return Hanging()
+
+
+class Given(Honest):
+    """Delivers what a function makes of an index."""
+
+    def __init__(self, make_sample: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._make_sample = make_sample
+
+    def __getitem__(self, index: int) -> Any:
+        return self._make_sample(index)
+
+
+SAMPLES_OF: dict[str, Callable[[int], Any]] = {
+    "ragged": lambda index: torch.zeros(3 + index % 2),
+    "none": lambda index: None,
+    "object": lambda index: object(),
+    "grad": lambda index: torch.zeros(4, requires_grad=True) * 2,
+    "many tensors": lambda index: tuple(torch.zeros(4) for _ in range(32)),
+}
+
+
+def make_given(samples: str) -> Dataset[Any]:
+    return Given(SAMPLES_OF[samples])
+
+
+class ShortQueries(Honest):
+    """Answers a query for a batch with half of it."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices[: max(1, len(indices) // 2)]]
+
+
+def make_short_queries() -> Dataset[Any]:
+    return ShortQueries()
+
+
+def collate_by_hand(samples: list[torch.Tensor]) -> torch.Tensor:
+    """Make a batch in ordinary memory, which is moved to shared memory when the worker sends it."""
+    return torch.stack(list(samples)).clone()
+
+
+def make_short_queries_collated() -> Workload:
+    return Workload(dataset=ShortQueries(), collate_fn=collate_by_hand)
+
+
+class ShuffledUnsharded(Unsharded):
+    """Delivers everything once per worker, in another order each time, so that no two batches are equal."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for index in torch.randperm(SAMPLES).tolist():
+            yield torch.full((16,), float(index)) + torch.rand(16)
+
+
+def make_shuffled_unsharded() -> IterableDataset[torch.Tensor]:
+    return ShuffledUnsharded()
+
+
+class ShardedTwice(Sharded):
+    """Leaves out every second share."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        keep = 1 if worker is None else worker.num_workers
+        return (sample for number, sample in enumerate(super().__iter__()) if number % keep == 0)
+
+
+def make_sharded_twice() -> IterableDataset[torch.Tensor]:
+    return ShardedTwice()
+
+
+class OnlyOnce(IterableDataset[torch.Tensor]):
+    """Holds the one iterator it will ever have."""
+
+    def __init__(self) -> None:
+        self._samples = iter([torch.full((16,), float(index)) for index in range(SAMPLES)])
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return self._samples
+
+
+def make_only_once() -> IterableDataset[torch.Tensor]:
+    return OnlyOnce()
+
+
+class Endless(IterableDataset[torch.Tensor]):
+    """Never says that it is over."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield torch.zeros(16)
+
+
+def make_endless() -> IterableDataset[torch.Tensor]:
+    return Endless()
+
+
+class Nothing(IterableDataset[torch.Tensor]):
+    """Has nothing to give."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(())
+
+
+def make_nothing() -> IterableDataset[torch.Tensor]:
+    return Nothing()
+
+
+def make_dropped() -> Workload:
+    """Make a dataset whose only batch is dropped for being incomplete."""
+    return Workload(dataset=Honest(samples=5), drop_last=True)
+
+
+class WithLambda(Honest):
+    """Holds what cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._transform = lambda sample: sample
+
+
+def make_with_lambda() -> Dataset[Any]:
+    return WithLambda()
+
+
+def make_from_path(path: str, registered: bool) -> Dataset[Any]:
+    """Load the dataset's module from a file, as scripts do that know no packages."""
+    spec = importlib.util.spec_from_file_location("loaded_from_a_path", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if registered:
+        sys.modules["loaded_from_a_path"] = module
+    spec.loader.exec_module(module)
+    made: Dataset[Any] = module.Data()
+    return made
+
+
+class Large(Honest):
+    """Samples of 1 MiB; one of them may never come.
+
+    Args:
+        hang_at: Its index; None for none.
+    """
+
+    def __init__(self, hang_at: int | None) -> None:
+        super().__init__(floats=MIB // 4)
+        self._hang_at = hang_at
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self._hang_at:
+            _hang()
+        return super().__getitem__(index)
+
+
+def make_large(hang_at: int | None = None) -> Workload:
+    return Workload(dataset=Large(hang_at), shuffle=False)
+
+
+def make_large_collated() -> Workload:
+    return Workload(dataset=Large(None), collate_fn=collate_by_hand)
+
+
+def make_many_samples() -> Dataset[Any]:
+    return Honest(samples=4000)
+
+
+def make_hoarding_step() -> Callable[[Any], None]:
+    """Keep every batch, and with it a descriptor."""
+    kept: list[Any] = []
+    return kept.append
+
+
+def make_hanging_step() -> Callable[[Any], None]:
+    """Hang at the sixth batch: after the step was warmed up, and with workers that have more to send."""
+    calls = itertools.count(1)
+
+    def step(batch: Any) -> None:
+        if next(calls) == 6:
+            _hang()
+
+    return step
+
+
+def collate_to_bytes(samples: list[Any]) -> bytes:
+    """Make a batch that goes through the pipe itself, and fills it."""
+    return bytes(MIB)
+
+
+def make_bytes() -> Workload:
+    return Workload(dataset=Honest(), collate_fn=collate_to_bytes)
+
+
+class Greedy(Honest):
+    """Asks for more memory than there can be."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 20:
+            torch.empty(512 * MIB, dtype=torch.uint8)
+        return super().__getitem__(index)
+
+
+def make_short_of_addresses() -> Workload:
+    """Limit what the process may map, as `ulimit -v` does, and ask for more."""
+    import resource
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + 256 * MIB, resource.RLIM_INFINITY))
+    return Workload(dataset=Greedy(), shuffle=False)
+
+
+class ManyNames(Honest):
+    """Holds many names: in a list of small objects, or in one tensor."""
+
+    def __init__(self, names: int, in_a_list: bool) -> None:
+        super().__init__(samples=names)
+        self._names: Any = torch.ones(names, 64, dtype=torch.uint8)
+        if in_a_list:
+            self._names = [f"bucket/folder/{number:012d}.jpg" for number in range(names)]
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([float(len(self._names[index]))])
+
+
+def make_many_names(in_a_list: bool) -> Dataset[Any]:
+    return ManyNames(2_500_000, in_a_list)
+
+
+_LOCK = threading.Lock()
+
+
+class Locked(Honest):
+    """Needs a lock that a thread of the training process holds."""
+
+    def __getitem__(self, index: int) -> Any:
+        if get_worker_info() is not None:
+            with _LOCK:
+                pass
+        return super().__getitem__(index)
+
+
+def _hold_lock(is_held: threading.Event) -> None:
+    with _LOCK:
+        is_held.set()
+        time.sleep(3600)
+
+
+def make_locked() -> Dataset[Any]:
+    is_held = threading.Event()
+    threading.Thread(target=_hold_lock, args=(is_held,), daemon=True).start()
+    is_held.wait()
+    return Locked()
+
+
+def _compute_on_two_threads() -> None:
+    torch.set_num_threads(2)
+    torch.ones(4 * MIB).sum()
+
+
+def take_two_threads(worker: int) -> None:
+    torch.set_num_threads(2)
+
+
+class Parallel(Honest):
+    """Computes on as many threads as it may."""
+
+    def __getitem__(self, index: int) -> Any:
+        torch.ones(4 * MIB).sum()
+        return super().__getitem__(index)
+
+
+def make_parallel(parallel_before: bool = False) -> Workload:
+    """Make a dataset whose workers use two threads; perhaps the training process does, too, before they exist."""
+    if parallel_before:
+        _compute_on_two_threads()
+    return Workload(dataset=Parallel(), worker_init_fn=take_two_threads)
+
+
+def make_hung_factory() -> NoReturn:
+    _hang()
+    raise AssertionError
+
+
+def make_closed() -> Dataset[Any]:
+    os.closerange(0, 4096)
+    return Honest()
+
+
+def make_recursion() -> Dataset[Any]:
+    return make_recursion()
+
+
+def make_flood() -> Dataset[Any]:
+    """Print 100 MB, some of it like a message."""
+    for _ in range(100):
+        os.write(1, b'{"op":"probed","profile":{}}\n' * 36_000)
+        os.write(2, b"\0\xff noise\n")
+    return Honest()
+
+
+def make_unwilling_to_end() -> Dataset[Any]:
+    """Leave a thread, an exit handler and deaf ears behind, each of which keeps a process from ending."""
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    atexit.register(time.sleep, 3600)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return Honest()
+
+
+def make_fork_that_stays() -> Dataset[Any]:
+    """Fork behind Python's back, so that the copy keeps every descriptor, and let only the copy live."""
+    if ctypes.CDLL(None).fork() == 0:
+        time.sleep(3600)
+    os._exit(0)
+
+
+def make_group_killer() -> NoReturn:
+    os.killpg(0, signal.SIGKILL)
+    time.sleep(3600)
+    raise AssertionError
+
+
+def make_parent_killer() -> NoReturn:
+    """Terminate the parent, which ends this process within the second unless the parent was out of reach."""
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(1.0)
+    raise RuntimeError("the parent lives")
+
+
+TEXTS: dict[str, Callable[[], Exception]] = {
+    "allocator": lambda: torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.20 GiB is "
+        "free."
+    ),
+    "driver": lambda: RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"),
+    "pinning": lambda: RuntimeError(
+        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "torch/utils/data/_utils/pin_memory.py", line 41, in do_one_step\n    data = pin_memory(data, device)\n'
+        "RuntimeError: CUDA error: invalid argument\n"
+    ),
+    "pinning without memory": lambda: RuntimeError(
+        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
+        "RuntimeError: CUDA error: out of memory\n"
+    ),
+}
+
+
+class SaysLikeCuda(Honest):
+    """Raises what torch says on a machine with a GPU."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 20:
+            raise TEXTS[self._text]()
+        return super().__getitem__(index)
+
+
+def make_cuda_failure(text: str) -> Workload:
+    return Workload(dataset=SaysLikeCuda(text), shuffle=False)
+
+
+def make_step_without_memory() -> Callable[[Any], None]:
+    def step(batch: Any) -> None:
+        raise TEXTS["allocator"]()
+
+    return step

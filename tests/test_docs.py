@@ -1,0 +1,125 @@
+"""What the pages and the examples of jobs name exists, and their scripts can be read."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+import autotune
+from autotune.cli import cli
+from tests.test_cli import list_options
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+JOBS = ROOT / "examples" / "jobs"
+SCRIPT_KEYS = ("run", "args")  # where a workflow and a container keep shell scripts
+
+
+def list_tokens(page: Path) -> Iterator[Token]:
+    for token in MarkdownIt("commonmark").enable("table").parse(page.read_text()):
+        yield token
+        yield from token.children or ()
+
+
+def list_blocks(page: Path, *languages: str) -> list[str]:
+    fences = [token for token in list_tokens(page) if token.type == "fence"]
+    return [fence.content for fence in fences if not languages or fence.info in languages]
+
+
+def list_links(page: Path) -> list[str]:
+    targets = [str(token.attrs["href"]) for token in list_tokens(page) if token.type == "link_open"]
+    return [target for target in targets if "://" not in target]
+
+
+def list_anchors(page: Path) -> set[str]:
+    """List the names that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def list_schedules() -> list[str]:
+    lines = (JOBS / "crontab").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#") and not re.match(r"\w+=", line)]
+
+
+def find_scripts(document: Any) -> Iterator[str]:
+    """Find the shell scripts in a YAML document."""
+    if isinstance(document, list):
+        for part in document:
+            yield from find_scripts(part)
+    for key, value in document.items() if isinstance(document, dict) else ():
+        if key in SCRIPT_KEYS:
+            yield from value if isinstance(value, list) else [value]
+        else:
+            yield from find_scripts(value)
+
+
+def read_yaml() -> dict[str, list[Any]]:
+    texts = {path.name: path.read_text() for path in JOBS.glob("*.yaml")}
+    texts |= {f"{page.name}-{number}": text for page in PAGES for number, text in enumerate(list_blocks(page, "yaml"))}
+    return {name: list(yaml.safe_load_all(text)) for name, text in texts.items()}
+
+
+def list_scripts() -> Iterator[str]:
+    yield from (path.read_text() for path in JOBS.glob("*.sh"))
+    yield from (block for page in PAGES for block in list_blocks(page, "sh"))
+    yield from (line.split(maxsplit=5)[5] for line in list_schedules())
+    yield from find_scripts(list(read_yaml().values()))
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_command_stands_on_a_page_with_all_its_options(name: str) -> None:
+    lines = [line for page in PAGES for line in page.read_text().splitlines()]
+    about = lines if name == "tune" else [line for line in lines if f"`dltune {name}" in line]
+    assert any(f"dltune {name}" in line for line in about)
+    options = list_options(cli.commands[name])
+    assert [option for option in options if not any(f"`{option}" in line for line in about)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for link in list_links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in list_anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_name_of_ours_in_a_code_block_exists(page: Path) -> None:
+    names = {name for block in list_blocks(page) for name in re.findall(r"\bautotune\.([a-zA-Z]\w*)", block)}
+    assert {name for name in names if not hasattr(autotune, name) and find_spec(f"autotune.{name}") is None} == set()
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_the_readme_leads_to_every_page(page: Path) -> None:
+    assert f"docs/{page.name}" in list_links(PAGES[0])
+
+
+def test_every_yaml_example_holds_documents() -> None:
+    assert {name for name, documents in read_yaml().items() if not all(documents)} == set()
+
+
+def test_bash_can_read_every_script() -> None:
+    scripts = list(list_scripts())
+    assert len(scripts) >= 6
+    for script in scripts:
+        read = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+        assert read.returncode == 0, f"{read.stderr}\n{script}"
+
+
+def test_a_schedule_has_five_fields_and_no_percent_sign_that_cuts_its_command() -> None:
+    for line in list_schedules():
+        assert re.match(r"([\d*,/-]+\s+){5}\S", line), line
+        assert not re.search(r"(?<!\\)%", line), line
