@@ -35,11 +35,13 @@ DATABASE: Final = "studies.db"
 MOST_STORAGE_BYTES: Final = 2**31  # of a SQLite file; a thousand runs leave less, and a study is read as a whole
 SILENT_SECONDS: Final = 900.0  # without a word from another machine, after which its run is taken for dead
 CLOCK_SECONDS: Final = 2.0  # by which two readings of one process's start may differ, where the clock is being set
+PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; another run makes its tables in a few tenths
 RECORD: Final = "dltune_record"
 _FORMAT: Final = "dltune_format"
 _IDENTITY: Final = "dltune_identity"
 _OWNER: Final = "dltune_owner"
 _FINISHED: Final = "dltune_finished"
+_RACE: Final = re.compile(r"already exists|unique constraint|duplicate|is locked", re.IGNORECASE)
 _ELSEWHERE: Final = "Give another place with --storage sqlite:///FILE."
 _AFRESH: Final = "Start afresh with --no-resume, or give another --study-name."
 
@@ -150,13 +152,25 @@ def open_storage(url: str | None) -> Iterator[RDBStorage]:
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with _explain(f"The record of trials at {_name_place(url)} cannot be opened", _ELSEWHERE):
-        storage = RDBStorage(url or _make_default())
+        storage = _connect(url or _make_default())
     try:
         _refuse_a_giant(storage)
         yield storage
     finally:
         storage.remove_session()
         storage.engine.dispose()
+
+
+def _connect(url: str) -> RDBStorage:
+    """Connect to a storage and make its tables; try again where another run was making them at the same moment."""
+    for pause in PAUSES:
+        try:
+            return RDBStorage(url)
+        except Exception as error:  # each database says it in its own words
+            if not _RACE.search(_find_reason(error)):
+                raise
+        time.sleep(pause)
+    return RDBStorage(url)
 
 
 def _make_default() -> str:

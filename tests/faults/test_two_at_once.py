@@ -23,6 +23,22 @@ from tests.builders import make_profile
 for number in range(10):
     save_profile(Path("dltune.json"), make_profile(f"{sys.argv[1]}-{number}"))
 """
+OPEN = """
+import sys, time
+from autotune.search import open_search
+from autotune.studies import open_storage
+from tests.builders import make_machine, make_request
+from autotune.space import SearchSpace
+space = SearchSpace(batch_size=(32,), num_workers=(0, 1))
+request = make_request(study_name=sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+with (
+    open_storage(None) as storage,
+    open_search(storage, request, space, make_machine().hardware(None, 0), print) as search,
+):
+    search.ask()
+"""
 pytestmark = [pytest.mark.usefixtures("workdir"), pytest.mark.fault("Two runs at once", needs="plain")]
 
 
@@ -30,6 +46,7 @@ def start(*command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *command],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -72,6 +89,18 @@ def test_a_run_that_was_killed_keeps_nobody_from_its_study() -> None:
     second = start_run()
     await_word(second, "resumed")
     assert finish(second)[0] == 0
+
+
+def test_runs_that_make_the_record_of_trials_at_the_same_moment_all_get_it() -> None:
+    openers = [start("-c", OPEN, f"study{number}") for number in range(6)]
+    for opener in openers:
+        assert opener.stdout is not None
+        assert opener.stdout.readline() == "ready\n"
+    for opener in openers:
+        assert opener.stdin is not None
+        opener.stdin.write("\n")
+        opener.stdin.flush()
+    assert [finish(opener) for opener in openers] == [(0, "")] * 6
 
 
 def test_two_runs_beside_each_other_write_their_profiles_into_one_file(workdir: Path) -> None:
