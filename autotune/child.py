@@ -8,6 +8,7 @@ forked and take twenty times longer to start.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -21,10 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import psutil
 from pydantic import ValidationError
 
-from autotune.channel import Channel, ChannelClosedError
+from autotune.channel import Channel, ChannelClosedError, MessageTooLongError
 from autotune.containment import Containment
 from autotune.gauge import NEAR_SECONDS, TrialGauge, Use
 from autotune.isolation import Walls
@@ -41,6 +41,8 @@ TICK_SECONDS: Final = 0.05
 LOG_BYTES: Final = 4 * 2**20
 LOG_TAIL_BYTES: Final = 4000
 SCRATCH_PREFIX: Final = "dltune-"
+CLAIM: Final = "claim"  # a file in the scratch folder that its owner keeps locked
+UNCLAIMED_SECONDS: Final = 60.0  # old enough to have been claimed
 LONGEST_TMPDIR: Final = 60  # characters; AF_UNIX paths end at 108
 
 OnProgress = Callable[[Progress], None]
@@ -100,7 +102,8 @@ class Child:
     def __init__(self, working_dir: str, limits: Limits, containment: Containment, on_progress: OnProgress) -> None:
         self._on_progress = on_progress
         self._mark = uuid.uuid4().hex
-        self._folder = _make_scratch()
+        self._folder, claim = _make_scratch()
+        self._claim: int | None = claim
         self._log_path = self._folder / "log"
         self._group = containment.make_group(limits)
         walls = containment.plan_walls(limits, self._group)
@@ -150,10 +153,14 @@ class Child:
         """
         try:
             return self._await_answer(watch)
+        except MessageTooLongError as error:
+            return self._end_for("crashed", f"sent {error}")
         except ChannelClosedError:
             return self._name_death()
         except ValidationError as error:
-            return self._end_for("crashed", f"sent a message that dltune cannot read: {error}")
+            problem = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in problem["loc"]) or "the message"
+            return self._end_for("crashed", f"sent a message that dltune cannot read ({place}: {problem['msg']})")
 
     def _await_answer(self, watch: Watch) -> Report | Death:
         pulse = Pulse()
@@ -255,6 +262,9 @@ class Child:
         if not self._own_shm:
             remove_segments(self._gauge.seen, SHM)
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
 
 
 def _make_command(descriptor: int, walls: Walls) -> list[str]:
@@ -262,17 +272,38 @@ def _make_command(descriptor: int, walls: Walls) -> list[str]:
     return [*program, str(descriptor), str(os.getpid()), walls.to_json()]
 
 
-def _make_scratch() -> Path:
-    """Make a private folder whose path leaves room for the socket names that torch puts there."""
+def _make_scratch() -> tuple[Path, int]:
+    """Make a private folder whose path leaves room for the socket names that torch puts there, and lay claim to it."""
     usual = tempfile.gettempdir()
     parent = Path(usual if len(usual) <= LONGEST_TMPDIR else "/tmp")
     _sweep_scratch(parent)
-    return Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=parent))
+    folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=parent))
+    claim = os.open(folder / CLAIM, os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(claim, fcntl.LOCK_EX)
+    return folder, claim
 
 
 def _sweep_scratch(parent: Path) -> None:
     """Remove the folders of runs that were killed before they could."""
     for folder in parent.glob(f"{SCRATCH_PREFIX}*-*"):
-        owner = folder.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+        if _is_abandoned(folder):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Tell whether nobody holds a folder: process numbers say nothing where containers share a /tmp."""
+    try:
+        claim = os.open(folder / CLAIM, os.O_RDWR)
+    except FileNotFoundError:  # made a moment ago, perhaps
+        with contextlib.suppress(OSError):
+            return time.time() - folder.stat().st_mtime > UNCLAIMED_SECONDS
+        return False
+    except OSError:
+        return False
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(claim)
+    return True
