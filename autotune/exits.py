@@ -35,7 +35,7 @@ def report_errors(exit_code: int | None = None) -> Iterator[None]:
         click.echo(_make_printable(f"Error: {error}"), err=True)
         sys.exit(error.exit_code if exit_code is None else exit_code)
     except KeyboardInterrupt:
-        click.echo("Interrupted before there was anything to write; no result was written.", err=True)
+        click.echo("Interrupted before any configuration was measured; no result was written.", err=True)
         sys.exit(INTERRUPTED)
 
 

@@ -74,9 +74,7 @@ class Surrogate:
         self._logs = np.log([predict(config) for config in self._candidates])
         self._index = {config: number for number, config in enumerate(self._candidates)}
         self._is_open = np.ones(len(self._candidates), dtype=bool)
-        self._seen: list[LoaderConfig] = []
-        self._ratios: list[float] = []
-        self._noises: list[float] = []
+        self._measured: dict[LoaderConfig, tuple[float, float]] = {}  # logarithm of measured over predicted, its noise
         self._failed: list[LoaderConfig] = []
 
     def learn(self, config: LoaderConfig, samples_per_second: float, relative_error: float) -> None:
@@ -88,15 +86,8 @@ class Surrogate:
             relative_error: Half-width of the 95 % interval, as a share; infinite where unknown.
         """
         self.close([config])
-        self._forget(config)
-        self._seen.append(config)
-        self._ratios.append(math.log(samples_per_second / self._predict(config)))
-        self._noises.append(math.hypot(LEAST_NOISE, min(relative_error, 0.5) / 2))
-
-    def _forget(self, config: LoaderConfig) -> None:
-        if config in self._seen:
-            place = self._seen.index(config)
-            del self._seen[place], self._ratios[place], self._noises[place]
+        ratio = math.log(samples_per_second / self._predict(config))
+        self._measured[config] = ratio, math.hypot(LEAST_NOISE, min(relative_error, 0.5) / 2)
 
     def fail(self, config: LoaderConfig) -> None:
         """Take in that a trial failed: configurations like it are proposed only when the rest promises much less."""
@@ -152,23 +143,24 @@ class Surrogate:
         Returns:
             The configuration and its expected gain; None when all measurements are credible.
         """
-        if len(self._seen) < FEWEST_WITNESSES:
+        seen = list(self._measured)
+        if len(seen) < FEWEST_WITNESSES:
             return None
-        ratios = np.array(self._ratios)
-        _, factor = self._choose_scale(_list_points(self._seen), ratios)
+        ratios, noises = self._list_ratios()
+        _, factor = _choose_scale(_list_points(seen), ratios, noises)
         inverse = _solve(factor, np.eye(len(ratios)))
         deviation = 1 / np.sqrt(np.diag(inverse))
         shortfall = (inverse @ ratios) * deviation  # in standard deviations, negative below what the others say
-        heights = np.log([self._predict(config) for config in self._seen]) + ratios - shortfall * deviation
+        heights = np.log([self._predict(config) for config in seen]) + ratios - shortfall * deviation
         gains = _expect_improvement(heights, deviation, self._find_best()) * (shortfall < DOUBTFUL)
         top = int(np.argmax(gains))
-        return Proposal(config=self._seen[top], gain=float(gains[top])) if gains[top] > 0 else None
+        return Proposal(config=seen[top], gain=float(gains[top])) if gains[top] > 0 else None
 
     def _find_best(self) -> float:
         """Logarithm of the best throughput, smoothed over what was measured; minus infinity before any."""
-        if not self._seen:
+        if not self._measured:
             return -math.inf
-        return max(math.log(found.samples_per_second) for found in self.predict(self._seen))
+        return max(math.log(found.samples_per_second) for found in self.predict(list(self._measured)))
 
     def _hope(self, points: Numbers) -> Numbers:
         """Chance that a configuration works: small near a failed one, and beyond it where it asks for more."""
@@ -181,25 +173,31 @@ class Surrogate:
 
     def _infer(self, points: Numbers) -> tuple[Numbers, Numbers]:
         """Mean and standard deviation of the logarithm of measured over predicted at some points."""
-        if not self._seen:
+        if not self._measured:
             return np.zeros(len(points)), np.sqrt(_correlate(points, points[:1] * 0, is_same=True))
-        seen = _list_points(self._seen)
-        ratios = np.array(self._ratios)
-        scale, factor = self._choose_scale(seen, ratios)
+        seen = _list_points(list(self._measured))
+        ratios, noises = self._list_ratios()
+        scale, factor = _choose_scale(seen, ratios, noises)
         across = scale**2 * _correlate(points, seen)
         mean = across @ _solve(factor, ratios)
         explained = np.linalg.solve(factor, across.T)
         prior = scale**2 * _correlate(points, points[:1], is_same=True)
         return mean, np.sqrt(np.maximum(1e-8, prior - (explained**2).sum(axis=0)))
 
-    def _choose_scale(self, seen: Numbers, ratios: Numbers) -> tuple[float, Numbers]:
-        """Choose the deviations under which the measurements are likeliest, and factorize their covariance."""
-        return max((self._factorize(seen, scale) for scale in SCALES), key=lambda pair: _weigh(ratios, pair[1]))
+    def _list_ratios(self) -> tuple[Numbers, Numbers]:
+        pairs = list(self._measured.values())
+        return np.array([ratio for ratio, _ in pairs]), np.array([noise for _, noise in pairs])
 
-    def _factorize(self, seen: Numbers, scale: float) -> tuple[float, Numbers]:
-        covariance = scale**2 * _correlate(seen, seen) + np.diag(np.array(self._noises) ** 2)
-        factor: Numbers = np.linalg.cholesky(covariance)
-        return scale, factor
+
+def _choose_scale(seen: Numbers, ratios: Numbers, noises: Numbers) -> tuple[float, Numbers]:
+    """Choose the deviations under which the measurements are likeliest, and factorize their covariance."""
+    return max((_factorize(seen, scale, noises) for scale in SCALES), key=lambda pair: _weigh(ratios, pair[1]))
+
+
+def _factorize(seen: Numbers, scale: float, noises: Numbers) -> tuple[float, Numbers]:
+    covariance = scale**2 * _correlate(seen, seen) + np.diag(noises**2)
+    factor: Numbers = np.linalg.cholesky(covariance)
+    return scale, factor
 
 
 def _list_points(configs: Sequence[LoaderConfig]) -> Numbers:
