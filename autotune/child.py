@@ -34,7 +34,7 @@ from autotune.messages import REPORT, Command, Failed, Measured, Progress, Repor
 from autotune.process_tree import MARK, end_trial, remove_segments
 from autotune.schema import Value
 from autotune.units import format_bytes
-from autotune.verdicts import Death, name_death
+from autotune.verdicts import Death, name_death, name_stall
 from autotune.watchdog import Breach, Reading, Watch
 
 TICK_SECONDS: Final = 0.05
@@ -226,22 +226,23 @@ class Child:
     def _end_for(self, kind: TrialKind, message: str) -> Death:
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGSTOP)  # at once; finding all that must end takes a moment
-        details = self._read_log_tail()
+        details = self.read_output()
         self.end()
-        last = details.splitlines()[-1].strip() if details else ""
-        evidence = f"; the last line of its output: {last}" if kind == "stalled" and last else ""
-        return Death(kind=kind, message=message + evidence, details=details)
+        if kind == "stalled":
+            return name_stall(message, details, self.usage.describe_shm())
+        return Death(kind=kind, message=message, details=details)
 
     def _name_death(self) -> Death:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
         status = self._process.poll()
         self._note_use(self._gauge.read())
-        details = self._read_log_tail()
+        details = self.read_output()
         self.end()
         return name_death(status, details, self.usage.describe_shm())
 
-    def _read_log_tail(self) -> str:
+    def read_output(self) -> str:
+        """Read the end of what the child's processes printed, without the NUL bytes that torch puts there."""
         with contextlib.suppress(OSError), self._log_path.open("rb") as log:
             log.seek(max(0, self._log_path.stat().st_size - LOG_TAIL_BYTES))
             return log.read().replace(b"\0", b"").decode(errors="replace").strip()

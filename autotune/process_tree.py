@@ -91,16 +91,16 @@ def end_trial(mark: str, proc: Path = PROC) -> bool:
     while marked := list_marked(mark, proc):
         overdue = time.monotonic() > deadline
         victims = [pid for pid in marked if overdue or not _is_cleaner(pid, proc)]
-        for pid in victims:
-            _kill(pid, mark, proc)
+        for pid in marked:
+            _signal(pid, mark, proc, signal.SIGKILL if pid in victims else signal.SIGCONT)  # cleaners must be able to
         if overdue and time.monotonic() > deadline + CLEANER_GRACE_SECONDS:
             return False
         time.sleep(0.01 if victims else 0.05)
     return True
 
 
-def _kill(pid: int, mark: str, proc: Path) -> None:
-    """Kill one process through a descriptor, so that a reused number is never hit."""
+def _signal(pid: int, mark: str, proc: Path, number: signal.Signals) -> None:
+    """Signal one process through a descriptor, so that a reused number is never hit."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
@@ -108,7 +108,7 @@ def _kill(pid: int, mark: str, proc: Path) -> None:
     try:
         still_ours = f"{MARK}={mark}".encode() in (proc / str(pid) / "environ").read_bytes()
         if still_ours:
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            signal.pidfd_send_signal(descriptor, number)
     except OSError:
         pass  # it ended between the two calls
     finally:

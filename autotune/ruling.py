@@ -74,8 +74,9 @@ class WorkerRuling:
 
     def _rule_out(self, kind: TrialKind, message: str) -> None:
         self._is_judged = True
+        happened = message.partition(". ")[0].rstrip(".")  # what follows is advice on one trial
         self.reason = (
-            f"Workers are ruled out: without them the dataset works, but already with the fewest it {message}. "
+            f"Workers are ruled out: without them the dataset works, but already with the fewest it {happened}. "
             f"{ADVICE[kind]}"
         )
 

@@ -45,7 +45,7 @@ def guard_process(parent_pid: int) -> None:
         parent_pid: The tuner.
     """
     _die_with(parent_pid)
-    os.register_at_fork(before=_remember_parent, after_in_child=_die_with_forker)
+    _guard_forks()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel must never pick the user's other work
@@ -57,6 +57,10 @@ def guard_process(parent_pid: int) -> None:
 
 
 _forker = 0
+
+
+def _guard_forks() -> None:
+    os.register_at_fork(before=_remember_parent, after_in_child=_die_with_forker)
 
 
 def _remember_parent() -> None:
@@ -297,6 +301,10 @@ def main() -> None:
     Host(Channel(connection)).serve()
     os._exit(0)  # threads and exit handlers of the user's code must not keep a finished child alive
 
+
+if __name__ == "__mp_main__":  # a spawned worker, or the server that forks them: it has not inherited the guard
+    die_with_parent()
+    _guard_forks()
 
 if __name__ == "__main__":
     main()

@@ -140,7 +140,9 @@ class TrialRunner:
         if isinstance(outcome, Child):
             deadline = request.seconds * TRIAL_OVERHEAD + self._stall_seconds
             outcome = outcome.command(Run(trial=request), self._watch(deadline))
-        result = check_gpu_memory(_make_result(request, outcome, self._usage, self._budgets), self._budgets)
+        output = self._child.read_output() if self._child is not None and isinstance(outcome, Failed) else ""
+        result = _make_result(request, outcome, self._usage, self._budgets, output)
+        result = check_gpu_memory(result, self._budgets)
         self._wind_down(result)
         return result.model_copy(update={"seconds": time.monotonic() - started})
 
@@ -193,11 +195,13 @@ class TrialRunner:
         return child if isinstance(answer, Ready) else answer
 
 
-def _make_result(request: TrialRequest, outcome: Child | Report | Death, usage: Usage, limits: Limits) -> TrialResult:
+def _make_result(
+    request: TrialRequest, outcome: Child | Report | Death, usage: Usage, limits: Limits, output: str
+) -> TrialResult:
     seen = {"peak_host_bytes": usage.host_bytes, "peak_shm_bytes": usage.shm_bytes}
     if isinstance(outcome, Measured):
         return TrialResult(kind="completed", config=request.config, measurement=outcome.measurement, **seen)
-    death = judge_failure(outcome, usage.describe_shm()) if isinstance(outcome, Failed) else outcome
+    death = judge_failure(outcome, usage.describe_shm(), output) if isinstance(outcome, Failed) else outcome
     if not isinstance(death, Death):
         death = Death(kind="crashed", message=f"was answered out of turn ({type(outcome).__name__})")
     death = blame_kernel(death, usage, limits)

@@ -164,12 +164,7 @@ def test_no_name_is_left_in_shm_when_a_trial_with_file_system_has_failed(deed: s
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize(
     "walls",
-    [
-        True,
-        pytest.param(
-            False, marks=pytest.mark.xfail(strict=True, reason="the resource tracker is stopped with the trial's group")
-        ),
-    ],
+    [True, False],
     ids=["walled", "plain"],
 )
 @pytest.mark.fault("Leaks, spawn/forkserver", needs="plain")

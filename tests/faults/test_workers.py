@@ -117,7 +117,6 @@ def test_a_batch_that_cannot_be_sent_ends_in_a_stall_that_quotes_the_reason() ->
     assert "cannot pickle 'generator' object" in result.message
 
 
-@pytest.mark.xfail(strict=True, reason="a stall is not explained by what was printed: no next step")
 @pytest.mark.fault("Batch unpicklable", needs="plain")
 def test_a_stall_over_a_pickle_says_what_to_deliver() -> None:
     result = run("misbehaving:make_unpicklable", stall_seconds=STALL_SECONDS)
@@ -234,7 +233,6 @@ def test_a_module_that_spawned_workers_cannot_import_is_named(registered: bool, 
     assert expected in result.message
 
 
-@pytest.mark.xfail(strict=True, reason="the trial's log is not put beside an error that the child could report")
 @pytest.mark.fault("Worker SEGV / ABRT", needs="plain")
 def test_what_a_crashing_worker_printed_is_kept() -> None:
     result = sabotage("segfault")
