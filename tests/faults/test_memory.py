@@ -13,8 +13,7 @@ from tests.faults.capabilities import open_cgroup
 from tests.faults.stage import MIB, Play, Scene, list_trial_processes, probe, run, run_elsewhere
 
 
-@pytest.mark.parametrize("walls", [True, False], ids=["walled", "plain"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "walls"), [(0, True), (2, True), (2, False)])
 @pytest.mark.fault("cgroup OOM", needs="cgroup")
 def test_the_kernels_oom_killer_is_recognised_by_its_own_count(workers: int, walls: bool) -> None:
     scene = Scene(
@@ -31,10 +30,9 @@ def test_the_kernels_oom_killer_is_recognised_by_its_own_count(workers: int, wal
     assert review.left == ()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.fault("RLIMIT_AS", needs="plain")
-def test_memory_that_may_not_be_mapped_is_named_with_the_amount(workers: int) -> None:
-    result = run("faults.villains:make_short_of_addresses", play=Play(workers=workers))
+def test_memory_that_may_not_be_mapped_is_named_with_the_amount() -> None:
+    result = run("faults.villains:make_short_of_addresses")
     assert result.kind == "out_of_memory", result.message
     assert "it asked for 512 MiB more" in result.message
     assert "--batch-size" in result.message
