@@ -22,6 +22,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -302,9 +303,20 @@ def main() -> None:
     os._exit(0)  # threads and exit handlers of the user's code must not keep a finished child alive
 
 
-if __name__ == "__mp_main__":  # a spawned worker, or the server that forks them: it has not inherited the guard
+def _die_with_creator() -> None:
+    """Wait for the end of the process that asked for this one: a fork server lies between them, and lives on."""
+    import multiprocessing
+
+    while (creator := multiprocessing.parent_process()) is None:  # not known before the worker's own code starts
+        time.sleep(0.05)
+    creator.join()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__mp_main__":  # a worker that was spawned, or forked by a server: it has not inherited the guard
     die_with_parent()
     _guard_forks()
+    threading.Thread(target=_die_with_creator, daemon=True).start()
 
 if __name__ == "__main__":
     main()

@@ -28,7 +28,6 @@ from tests.faults.stage import (
     start,
 )
 
-OUTLIVES = pytest.mark.xfail(strict=True, reason="without walls the fork server and its workers outlive the tuner")
 WALLS = pytest.mark.parametrize("walls", [True, False], ids=["walled", "plain"])
 
 
@@ -78,7 +77,7 @@ def test_the_next_run_takes_away_what_a_killed_tuner_could_not(hung: Path) -> No
         ("fork", False),
         ("spawn", True),
         ("spawn", False),
-        pytest.param("forkserver", False, marks=OUTLIVES),
+        ("forkserver", False),
     ],
 )
 @pytest.mark.usefixtures("swept")
