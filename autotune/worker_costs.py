@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -64,8 +65,21 @@ def time_round(workload: LoadedWorkload, workers: int, process: ProcessSettings 
         arrived = sum(1 for _ in itertools.islice(loader, workers))
         seconds = time.perf_counter() - started
         return seconds if workload.kind == "iterable" or arrived == loader.gate.batches else None
-    except Exception:  # whatever the user's code raises in a worker
+    except Exception as error:  # whatever the user's code raises in a worker
+        take_down(error)
         return None
+
+
+def take_down(error: BaseException) -> None:
+    """Let go of the loader that an error came through, so that its workers end now.
+
+    The traceback is part of a cycle that holds the loader's iterator. Left to the garbage collector, the workers
+    would be taken down at any moment, in the middle of an import, where they are waited for in vain, 5 s each.
+
+    Args:
+        error: What was raised; its traceback keeps no local variables.
+    """
+    traceback.clear_frames(error.__traceback__)
 
 
 def _read_context(workload: LoadedWorkload) -> Any:
@@ -277,7 +291,8 @@ def is_duplicated(workload: LoadedWorkload) -> bool:
     """
     try:
         counted = _count_epoch(workload, workers=2) if workload.census.samples else None
-    except Exception:  # whatever it is, the trials with workers will meet it and name it
+    except Exception as error:  # whatever it is, the trials with workers will meet it and name it
+        take_down(error)
         return False
     return (counted is not None and workload.census.is_exceeded(counted)) or _deliver_the_same(workload)
 
@@ -294,7 +309,8 @@ def _deliver_the_same(workload: LoadedWorkload) -> bool:
     try:
         for batch in itertools.islice(build_loader(workload, config), SHARD_CHECK_BATCHES):
             prints.append([tensor.cpu() for tensor in find_tensors(batch)])  # noqa: PERF401  # kept if a later one fails
-    except Exception:  # whatever it is, the trials with workers will meet it and name it
+    except Exception as error:  # whatever it is, the trials with workers will meet it and name it
+        take_down(error)
         return False
     if len(prints) < SHARD_CHECK_BATCHES or not prints[0]:
         return False
