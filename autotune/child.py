@@ -122,7 +122,7 @@ class Child:
                 env={**os.environ, MARK: self._mark, "TMPDIR": str(self._folder)},
                 start_new_session=True,
             )
-        self._gauge = TrialGauge(self._process.pid, limits.memory_bytes, self._group, own_shm=self._own_shm)
+        self._gauge = TrialGauge(self._process.pid, limits, self._group, own_shm=self._own_shm)
 
     def command(self, command: Command, watch: Watch) -> Report | Death:
         """Give a command and wait for its answer, watching the tree.

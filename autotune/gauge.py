@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from autotune.cgroups import TrialGroup, count_oom_kills
+from autotune.limits import Limits
 from autotune.machine import CGROUP, PROC, SHM, MemoryGauge, read_shm, walk_ancestors
 from autotune.process_tree import bound_memory, list_tree, measure_memory
 from autotune.schema import Bytes, Value
@@ -39,17 +40,17 @@ class TrialGauge:
 
     Args:
         pid: The root of its process tree.
-        budget_bytes: Host memory that it may use; near it, looks are frequent.
+        limits: What it may use; near a budget of memory or /dev/shm, looks are frequent.
         group: Its memory cgroup, if it has one.
         own_shm: Whether it has a /dev/shm of its own.
     """
 
-    def __init__(self, pid: int, budget_bytes: int, group: TrialGroup | None, *, own_shm: bool) -> None:
+    def __init__(self, pid: int, limits: Limits, group: TrialGroup | None, *, own_shm: bool) -> None:
         self.seen: set[int] = set()
-        self.is_near = False
+        self._is_memory_near = self._is_shm_near = False
         self.shm_size_bytes = 0
         self._pid = pid
-        self._near_bytes = NEAR * budget_bytes
+        self._limits = limits
         self._group = group
         self._shm = Path(f"{PROC}/{pid}/root{SHM}") if own_shm else SHM
         self._own_shm = own_shm
@@ -71,9 +72,15 @@ class TrialGauge:
             use = Use(host_bytes=self._group.read_bytes(), exact=True, shm_bytes=shm_bytes)
         else:
             use = self._read_tree(shm_bytes, exact=exact)
+        self._is_shm_near = shm_bytes > NEAR * self._limits.shm_bytes
         if use.host_bytes > shm_bytes:  # else the tree was not walked
-            self.is_near = use.host_bytes > self._near_bytes
+            self._is_memory_near = use.host_bytes > NEAR * self._limits.memory_bytes
         return use
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the last reading was near a budget, so that the next one should come soon."""
+        return self._is_memory_near or self._is_shm_near
 
     def _read_tree(self, shm_bytes: int, *, exact: bool) -> Use:
         tree = self.walk() if exact or self._is_walk_due() else []
@@ -98,7 +105,7 @@ class TrialGauge:
         now = time.monotonic()
         if now < self._next_walk:
             return False
-        self._next_walk = now + (NEAR_SECONDS if self.is_near else TREE_SECONDS)
+        self._next_walk = now + (NEAR_SECONDS if self._is_memory_near else TREE_SECONDS)
         return True
 
     def _read_shm(self) -> int:
