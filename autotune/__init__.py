@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from autotune.errors import DltuneError
     from autotune.exporting import Export, export
     from autotune.outcome import Outcome
+    from autotune.prefetching import device_prefetch
     from autotune.profiles import TunedLoader, load
     from autotune.request import TuningRequest, WorkloadRequest
     from autotune.schema import TunedConfig, TunedFile
@@ -29,6 +30,7 @@ __all__ = [
     "TuningRequest",
     "Workload",
     "WorkloadRequest",
+    "device_prefetch",
     "export",
     "load",
     "tune",
@@ -44,6 +46,7 @@ _HOMES: Final = {
     "TuningRequest": "autotune.request",
     "Workload": "autotune.workload",
     "WorkloadRequest": "autotune.request",
+    "device_prefetch": "autotune.prefetching",
     "export": "autotune.exporting",
     "load": "autotune.profiles",
     "tune": "autotune.tuning",

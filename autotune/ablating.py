@@ -12,7 +12,12 @@ from autotune.schema import Contribution, LoaderConfig
 from autotune.space import list_values, make_config
 from autotune.view import View
 
-WITHOUT_WORKERS: Final[tuple[Knob, ...]] = ("batch_size", "pin_memory", "num_workers")  # the rest loses its meaning
+WITHOUT_WORKERS: Final[tuple[Knob, ...]] = (
+    "batch_size",
+    "num_workers",
+    "pin_memory",
+    "device_prefetch",
+)  # the rest loses its meaning
 RUNG_SHARE: Final = 0.6  # of a trial's time
 RUNG_PRECISION: Final = 0.03
 

@@ -9,7 +9,7 @@ from autotune.planning import Plan
 from autotune.report import describe_config
 from autotune.schema import Bottleneck, LoaderConfig
 from autotune.space import WORKER_GRID
-from autotune.units import format_percent, format_seconds
+from autotune.units import format_bytes, format_percent, format_seconds
 
 WAITS: Final = 0.5  # CPU share below which a sample mostly waits
 COLLATE_SHARE: Final = 0.25  # of loading; a collate_fn that takes less is not worth a look
@@ -36,6 +36,7 @@ def advise(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> tuple[st
         _advise_loading_threads(plan),
         _advise_step_threads(plan, bottleneck),
         _advise_epochs(plan, config, bottleneck),
+        _advise_copies(plan, config, bottleneck),
     )
     return tuple(sentence for sentence in found if sentence is not None)
 
@@ -106,4 +107,15 @@ def _advise_epochs(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> 
     return (
         f"Epochs are short, and filling the queue anew takes much of each: {keep}a sampler that goes through the data "
         "several times in one epoch, would spread that cost."
+    )
+
+
+def _advise_copies(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
+    copies = plan.workload.copies
+    if bottleneck != "copy" or copies is None:
+        return None
+    rate = format_bytes(copies.of(pinned=config.dataloader.pin_memory))
+    return (
+        f"Copying to the device bounds the run, at {rate}/s: send smaller samples (uint8 or float16 instead of "
+        "float32, converted on the device), or fewer of their features."
     )

@@ -23,6 +23,7 @@ DEFAULTS: Final = {
     "in_order": "True",
     "sharing_strategy": "file_descriptor",
     "multiprocessing_context": "None",
+    "device_prefetch": "False",
 }  # of DataLoader, for what a configuration without workers does not say
 
 
@@ -85,6 +86,8 @@ def list_figures(profile: TunedConfig) -> list[Figure]:
         _show_waiting(result, result.baseline),
         _show_ceiling(result),
         _show_memory(profile),
+        _show_device_memory(profile),
+        _show_copies(result),
     )
     return [figure for figure in figures if figure is not None]
 
@@ -139,6 +142,23 @@ def _show_memory(profile: TunedConfig) -> Figure | None:
     return Figure(label="Peak host memory", number=format_bytes(result.peak_host_bytes), remark=remark)
 
 
+def _show_device_memory(profile: TunedConfig) -> Figure | None:
+    used, allowed = profile.result.peak_gpu_bytes, profile.limits.gpu_bytes
+    if not used:
+        return None
+    remark = f"of {format_bytes(allowed)} allowed" if allowed is not None else ""
+    return Figure(label="Peak device memory", number=format_bytes(used), remark=remark)
+
+
+def _show_copies(result: ProfileResult) -> Figure | None:
+    if result.copy_bytes_per_second is None or result.copy_ceiling is None:
+        return None
+    remark = f"of {result.copy_ceiling / 1e9:.1f} GB/s, which copying alone reaches"
+    return Figure(
+        label="Copied to the device", number=f"{result.copy_bytes_per_second / 1e9:.1f}", unit="GB/s", remark=remark
+    )
+
+
 def list_settings(profile: TunedConfig) -> list[Setting]:
     """List the settings of the answer, and what they were in the baseline."""
     base, values = profile.result.baseline, _list_values(profile.config)
@@ -158,6 +178,8 @@ def _list_values(config: LoaderConfig) -> dict[str, str]:
     ranked = {name: values[name] for name in order if name in values} | values
     if config.dataloader.num_workers:
         ranked["sharing_strategy"] = config.process.sharing_strategy
+    if config.process.device_prefetch:
+        ranked["device_prefetch"] = True
     return {name: str(value) for name, value in ranked.items()}
 
 
@@ -173,7 +195,10 @@ def describe_plain_use(profile: TunedConfig) -> str:
         lines.append(f"torch.multiprocessing.set_sharing_strategy({profile.process.sharing_strategy!r})")
     own = "shuffle=True" if profile.dataloader.batch_size is not None else "**your_own_batching"
     kwargs = "".join(f",\n    {name}={value!r}" for name, value in profile.config.loader_kwargs().items())
-    return "\n".join([*lines, f"loader = DataLoader(\n    dataset,\n    {own}{kwargs},\n)"])
+    lines.append(f"loader = DataLoader(\n    dataset,\n    {own}{kwargs},\n)")
+    if profile.process.device_prefetch:
+        lines.append("loader = autotune.device_prefetch(loader, device)")
+    return "\n".join(lines)
 
 
 def list_facts(profile: TunedConfig) -> list[tuple[str, str]]:

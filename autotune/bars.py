@@ -33,9 +33,13 @@ def _list_work(evidence: Evidence | None) -> list[Row]:
     if evidence is None or evidence.batch_time is None:
         return []
     parts = evidence.batch_time.model_dump(exclude={"samples"})
-    names = {"load": "fetch", "collate": "collate", "transfer": "send", "step": "step"}
+    if not parts["copy_seconds"]:
+        del parts["copy_seconds"]
+    names = {"load": "fetch", "collate": "collate", "transfer": "send", "copy_seconds": "copy", "step": "step"}
     words = {part: f"{names[part]} {format_seconds(seconds)}" for part, seconds in parts.items()}
-    bars = tuple(Bar(length=seconds, kind=f"bar {part}", words=words[part]) for part, seconds in parts.items())
+    bars = tuple(
+        Bar(length=seconds, kind=f"bar {part.partition('_')[0]}", words=words[part]) for part, seconds in parts.items()
+    )
     value = format_seconds(sum(parts.values()))
     return [Row(label="The work, one after the other", value=value, bars=bars, note=" · ".join(words.values()))]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -63,26 +64,44 @@ def count_bytes(batch: Any) -> int:
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:
-    """Copy a batch to a device, asynchronously where its memory is pinned.
+    """Copy a batch to a device, asynchronously where its memory is pinned and the device is CUDA's.
 
     Args:
         batch: What the loader delivered. A custom type is moved by its own `to(device)` where it has one.
         device: Where to.
 
     Returns:
-        A batch of the same shape on the device.
+        A batch of the same shape and types on the device; what cannot be moved stays as it is.
     """
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, non_blocking=device.type == "cuda")
+    if hasattr(batch, "to"):
+        return _move_custom(batch, device)
     if isinstance(batch, Mapping):
-        return {key: move_batch(value, device) for key, value in batch.items()}
+        return _replace_values(batch, {key: move_batch(value, device) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(move_batch(value, device) for value in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(move_batch(value, device) for value in batch)
-    if hasattr(batch, "to"):
-        return batch.to(device)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         fields = {field.name: move_batch(getattr(batch, field.name), device) for field in dataclasses.fields(batch)}
         return dataclasses.replace(batch, **fields)
     return batch
+
+
+def _move_custom(batch: Any, device: torch.device) -> Any:
+    if device.type != "cuda":
+        return batch.to(device)
+    try:
+        return batch.to(device, non_blocking=True)
+    except TypeError:  # its own `to` takes the device alone
+        return batch.to(device)
+
+
+def _replace_values(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
+    """Give a mapping of the same type, and with the same attributes, as torch does when it pins one."""
+    if type(batch) is dict or not isinstance(batch, MutableMapping):
+        return values
+    moved = copy.copy(batch)
+    moved.update(values)
+    return moved

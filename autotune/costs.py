@@ -25,7 +25,7 @@ class Pace(Value):
     """Seconds per batch that each part would need if it alone bounded the run.
 
     Attributes:
-        training: The training process: the step and taking the batch over.
+        training: The training process and its device: taking the batch over, copying it there, the step.
         waiting: The workers, taking turns.
         computing: The CPUs, shared by workers and training process.
     """
@@ -55,14 +55,38 @@ def predict_pace(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: f
     workers = config.dataloader.num_workers
     load, step = workload.load.per_batch(size), workload.step.per_batch(size)
     if workers == 0:
-        return Pace(training=load + step, waiting=0.0, computing=0.0)
+        return Pace(training=_predict_training(config, workload, load), waiting=0.0, computing=0.0)
     transfer = workload.transfer.per_batch(size)
     busy = load * workload.cpu_share + transfer + step * workload.step_cpus
     return Pace(
-        training=step + RECEIVING * transfer,
+        training=_predict_training(config, workload, RECEIVING * transfer),
         waiting=(load + transfer) / workers,
         computing=busy / usable_cpus,
     )
+
+
+def _predict_training(config: LoaderConfig, workload: WorkloadProfile, host: float) -> float:
+    """Predict the seconds a batch takes from the loader through the step.
+
+    On the CPU one thing comes after the other. A device computes while the host gets the next batch, but a copy from
+    pageable memory keeps both, and one from pinned memory on the step's own stream keeps the device.
+    """
+    step = workload.step.per_batch(config.dataloader.batch_size or workload.probe_batch_size)
+    if workload.copies is None:
+        return host + step
+    copy = predict_copy(config, workload)
+    if not config.dataloader.pin_memory:
+        return copy + max(host, step)
+    hidden = workload.copies.overlap * min(copy, step) if config.process.device_prefetch else 0.0
+    return max(host, copy + step - hidden)
+
+
+def predict_copy(config: LoaderConfig, workload: WorkloadProfile) -> float:
+    """Predict the seconds that copying one batch to the device takes; 0 where nothing is copied."""
+    if workload.copies is None:
+        return 0.0
+    size = config.dataloader.batch_size or workload.probe_batch_size
+    return size * workload.sample_bytes / workload.copies.of(pinned=config.dataloader.pin_memory)
 
 
 def predict_samples_per_second(
@@ -168,9 +192,11 @@ def find_bottleneck(
         wait_fraction: Share of the run spent waiting for data.
 
     Returns:
-        `step`, `cpu` (workers computing), `waiting` (workers waiting on storage), `transfer` (handing batches
-        over), or `epoch` (starting and refilling at every epoch).
+        `step`, `copy` (from host to device), `cpu` (workers computing), `waiting` (workers waiting on storage),
+        `transfer` (handing batches over), or `epoch` (starting and refilling at every epoch).
     """
+    if _is_bound_by_copies(config, workload, usable_cpus):
+        return "copy"
     if wait_fraction < LITTLE_WAITING:
         return "step"
     size = config.dataloader.batch_size or workload.probe_batch_size
@@ -183,3 +209,11 @@ def find_bottleneck(
     if pace.computing < pace.waiting:
         return "waiting" if workload.cpu_share < 0.5 else "cpu"
     return "transfer" if workload.transfer.per_batch(size) > load * workload.cpu_share else "cpu"
+
+
+def _is_bound_by_copies(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> bool:
+    """Tell whether copying takes longer than the step, and the rest of the loader keeps up with it."""
+    copy = predict_copy(config, workload)
+    pace = predict_pace(config, workload, usable_cpus)
+    step = workload.step.per_batch(config.dataloader.batch_size or workload.probe_batch_size)
+    return copy > max(step, pace.waiting, pace.computing)

@@ -1,14 +1,21 @@
-"""The little that dltune needs of an accelerator. On the CPU every call here is free."""
+"""The little that dltune needs of an accelerator. On the CPU every call here is free.
+
+CUDA is known in full. Other accelerators (Apple's mps, Intel's xpu) are reached through `torch.accelerator`, without
+pinning, budgets or a clock of their own.
+"""
 
 from __future__ import annotations
 
 import time
+from typing import Final
 
 import torch
 
+from autotune.clocks import Clock, EventClock, HostClock
 from autotune.errors import UsageError
+from autotune.schema import Accelerator
 
-CALIBRATION_CYCLES = 10_000_000
+CALIBRATION_CYCLES: Final = 50_000_000  # 25 to 50 ms: an idle GPU takes as long to raise its clock
 
 
 def resolve_device(name: str) -> torch.device:
@@ -18,7 +25,7 @@ def resolve_device(name: str) -> torch.device:
         name: `auto` for the current accelerator or else the CPU, or a torch device string.
 
     Returns:
-        The device, made current.
+        The device, made current; no other one is touched.
 
     Raises:
         UsageError: The device is not known or not there.
@@ -48,26 +55,63 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def make_clock(device: torch.device) -> Clock:
+    """Start a clock that tells when the device ends each step, without waiting for it."""
+    if device.type == "cuda":
+        return EventClock(lambda: torch.cuda.Event(enable_timing=True))
+    return HostClock()
+
+
 def can_pin(device: torch.device) -> bool:
     """Tell whether pinned host memory speeds copies to the device up."""
     return device.type == "cuda"
 
 
-def read_name(device: torch.device) -> str | None:
-    """Name the accelerator; None on the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return None if device.type == "cpu" else device.type
+def read_accelerator(device: torch.device) -> Accelerator | None:
+    """Read what the accelerator is; None on the CPU."""
+    if device.type == "cpu":
+        return None
+    count = torch.accelerator.device_count()
+    if device.type != "cuda":
+        return Accelerator(name=device.type, count=count)
+    facts = torch.cuda.get_device_properties(device)
+    alike = [index for index in range(count) if torch.cuda.get_device_name(index) == facts.name]
+    return Accelerator(
+        name=facts.name,
+        count=len(alike),
+        memory_bytes=facts.total_memory,
+        compute_capability=f"{facts.major}.{facts.minor}",
+        uuid=str(getattr(facts, "uuid", "")) or None,
+    )
 
 
-def read_memory(device: torch.device) -> int:
-    """Read the memory of the accelerator in bytes; 0 where there is none or it does not tell."""
-    return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0
+def read_room(device: torch.device) -> int:
+    """Read the device memory that this process holds or could still get, in bytes; 0 where it does not tell.
+
+    What other processes hold, and what CUDA itself took for this one, is not in it.
+    """
+    if device.type != "cuda":
+        return 0
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + int(torch.cuda.memory_reserved(device))
+
+
+def cap_memory(device: torch.device, limit_bytes: int | None) -> None:
+    """Have the allocator refuse to hold more than this, as if the device had no more.
+
+    Args:
+        device: The device; only CUDA's allocator can be bound.
+        limit_bytes: Most bytes; None leaves it as it is.
+    """
+    if device.type == "cuda" and limit_bytes is not None:
+        share = min(1.0, limit_bytes / torch.cuda.get_device_properties(device).total_memory)
+        torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start to record the allocator's peak anew."""
+    """Give back what the allocator keeps for later, and start to record its peak anew."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
@@ -100,7 +144,7 @@ class BusyDevice:
 
 
 def _measure_clock(device: torch.device) -> float:
-    """Measure the cycles that torch's spinning kernel counts in a second."""
+    """Measure the cycles that torch's spinning kernel counts in a second, once the device is awake."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(CALIBRATION_CYCLES)
     start.record()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from autotune.costs import predict_copy
 from autotune.limits import Limits, Violation
 from autotune.planning import Plan
 from autotune.records import TrialRecord
@@ -70,6 +71,7 @@ def explain_skip(record: TrialRecord, limits: Limits) -> str:
         "memory": ("host memory", limits.memory_bytes),
         "shm": ("/dev/shm", limits.shm_bytes),
         "files": ("open files", limits.nofile),
+        "gpu": ("device memory", limits.gpu_bytes or 0),
     }
     broken = [
         Violation(resource=name, needed=limit * (1 + record.constraints[key]), limit=limit)
@@ -157,5 +159,6 @@ def split_batch_time(plan: Plan, answer: LoaderConfig) -> BatchTime:
         load=max(0.0, workload.load.per_batch(size) - collate),
         collate=collate,
         transfer=workload.transfer.per_batch(size),
+        copy_seconds=predict_copy(answer, workload),
         step=workload.step.per_batch(size),
     )

@@ -95,7 +95,9 @@ def _show_memory(profile: TunedConfig, evidence: Evidence) -> Exhibit | None:
 
 def _show_batch_time(profile: TunedConfig) -> Exhibit:
     knows_work = profile.evidence is not None and profile.evidence.batch_time is not None
-    parts = (("load", "fetch"), ("collate", "collate"), ("transfer", "send to the training process"))
+    parts = [("load", "fetch"), ("collate", "collate"), ("transfer", "send to the training process")]
+    if profile.evidence is not None and profile.evidence.batch_time and profile.evidence.batch_time.copy_seconds:
+        parts.append(("copy", "copy to the device"))
     bars = (*(parts if knows_work else ()), ("waiting", "wait for data"), ("step", "step, and the rest"))
     about = f"For {count_samples(profile):,} samples. What workers do ahead, the training process need not wait for."
     legend = tuple(_explain("bar", kind, words) for kind, words in bars)

@@ -309,5 +309,9 @@ def _rate_outcome(result: TrialResult | None, *, is_ruled_out: bool) -> float:
 
 
 def _refuse_hopeless_workload(result: TrialResult) -> None:
-    if result.kind == "workload_failed" and result.config.dataloader.num_workers == 0:
+    if result.config.dataloader.num_workers:
+        return
+    if result.kind == "workload_failed":
         raise WorkloadError(f"The dataset fails even without workers: it {result.message}", result.details)
+    if result.kind == "device_failed":
+        raise WorkloadError(f"Training fails even without workers: it {result.message}.", result.details)

@@ -23,7 +23,8 @@ OF_A_LOADER: Final = (
     *("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "in_order"),
     "multiprocessing_context",
 )  # what DataLoader takes
-ALL: Final = (*OF_A_LOADER, "sharing_strategy")
+OF_A_LOOP: Final = ("non_blocking", "device_prefetch")  # what the training loop does; left out where it need not
+ALL: Final = (*OF_A_LOADER, "sharing_strategy", *OF_A_LOOP)
 
 
 class Unheld(Value):
@@ -133,6 +134,8 @@ _REMARKS: Final = {
     "multiprocessing_context": 'call torch.multiprocessing.set_start_method("{value}") before anything else',
     "sharing_strategy": 'call torch.multiprocessing.set_sharing_strategy("{value}") before the first worker starts, '
     "and in worker_init_fn too where workers are not forked",
+    "non_blocking": "copy batches with batch.to(device, non_blocking=True)",
+    "device_prefetch": "go through autotune.device_prefetch(loader, device) instead of the loader",
 }
 _SAME: Final = {name: name for name in OF_A_LOADER}
 _READERS: Final[Mapping[Target, _Reader]] = {
@@ -147,11 +150,14 @@ _READERS: Final[Mapping[Target, _Reader]] = {
         "transformers.TrainingArguments",
         {name: f"dataloader_{name}" for name in OF_A_LOADER} | {"batch_size": "per_device_train_batch_size"},
         _write_yaml,
-        remarks={"batch_size": "the Trainer makes batches of per_device_train_batch_size, 8 if you leave that out"},
+        remarks={
+            "batch_size": "the Trainer makes batches of per_device_train_batch_size, 8 if you leave that out",
+            "non_blocking": "give accelerator_config={{'non_blocking': True}} beside it",
+        },
     ),
     "accelerate": _Reader(
         "accelerate.utils.DataLoaderConfiguration",
-        {},
+        {"non_blocking": "non_blocking"},
         _write_python,
         choose=_choose_for_accelerate,
         remarks=dict.fromkeys(OF_A_LOADER, "give it to the DataLoader (--to kwargs); Accelerator.prepare() keeps it"),
@@ -160,6 +166,7 @@ _READERS: Final[Mapping[Target, _Reader]] = {
         "lightning.pytorch.cli.LightningCLI",
         _SAME,
         _write_yaml_for_lightning,
+        own={"sharing_strategy": "file_descriptor", "non_blocking": True},
         hint="These are arguments of your DataModule's __init__; where it has a class_path, put them under init_args",
     ),
     "timm": _Reader(
@@ -171,6 +178,8 @@ _READERS: Final[Mapping[Target, _Reader]] = {
             "persistent_workers": True,
             "in_order": True,
             "sharing_strategy": "file_descriptor",
+            "non_blocking": True,
+            "device_prefetch": True,
         },
         remarks={
             "batch_size": "timm makes batches of --batch-size, 128 if you leave that out",
@@ -226,6 +235,7 @@ def _list_settings(config: LoaderConfig) -> Settings:
     settings = config.loader_kwargs()
     if config.dataloader.num_workers:
         settings["sharing_strategy"] = config.process.sharing_strategy
+    settings |= {name: True for name in OF_A_LOOP if getattr(config.process, name)}
     return {name: settings[name] for name in ALL if name in settings}
 
 

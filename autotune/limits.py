@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from autotune.errors import UsageError
 from autotune.machine import MachineProfile, count_whole_cpus
-from autotune.messages import TrialResult, WorkloadProfile
+from autotune.messages import LinearBytes, TrialResult, WorkloadProfile
 from autotune.request import TuningRequest
 from autotune.schema import Bytes, Count, LimitsRecord, LoaderConfig, Value
 from autotune.units import format_bytes, parse_budget
@@ -69,6 +69,7 @@ class Demand(Value):
     memory_bytes: Bytes
     shm_bytes: Bytes
     files: Count
+    gpu_bytes: Bytes = 0
 
     def find_violations(self, limits: Limits) -> tuple[Violation, ...]:
         """List the limits that this demand breaks."""
@@ -76,6 +77,7 @@ class Demand(Value):
             ("host memory", self.memory_bytes, limits.memory_bytes),
             ("/dev/shm", self.shm_bytes, limits.shm_bytes),
             ("open files", self.files, limits.nofile),
+            ("device memory", self.gpu_bytes, self.gpu_bytes if limits.gpu_bytes is None else limits.gpu_bytes),
         )
         return tuple(
             Violation(resource=name, needed=needed, limit=limit) for name, needed, limit in pairs if needed > limit
@@ -87,6 +89,7 @@ class Demand(Value):
             "memory": self.memory_bytes / max(1, limits.memory_bytes) - 1,
             "shm": self.shm_bytes / max(1, limits.shm_bytes) - 1,
             "files": self.files / max(1, limits.nofile) - 1,
+            "gpu": self.gpu_bytes / max(1, limits.gpu_bytes) - 1 if limits.gpu_bytes is not None else -1.0,
         }
 
 
@@ -99,6 +102,8 @@ class DemandModel(Value):
         sample_bytes: Bytes of tensors per sample.
         batch_tensors: Tensors in a batch.
         probe_batch_size: Batch size when the configuration leaves batching to the user's code.
+        pinning: Whether pin_memory has an effect on the device in use.
+        gpu_bytes: Device memory that the allocator holds for a step.
     """
 
     base_bytes: Bytes
@@ -106,6 +111,8 @@ class DemandModel(Value):
     sample_bytes: Bytes
     batch_tensors: Count
     probe_batch_size: Count
+    pinning: bool = False
+    gpu_bytes: LinearBytes = LinearBytes()
 
     @classmethod
     def from_workload(cls, workload: WorkloadProfile) -> Self:
@@ -115,6 +122,8 @@ class DemandModel(Value):
             sample_bytes=workload.sample_bytes,
             batch_tensors=workload.batch_tensors,
             probe_batch_size=workload.probe_batch_size,
+            pinning=workload.pinning,
+            gpu_bytes=workload.gpu_bytes,
         )
 
     def predict(self, config: LoaderConfig) -> Demand:
@@ -128,16 +137,33 @@ class DemandModel(Value):
         """
         loader = config.dataloader
         batch_bytes = self._batch_bytes(config)
+        gpu_bytes = self._predict_gpu(config, batch_bytes)
         if loader.num_workers == 0:
-            return Demand(memory_bytes=self.base_bytes + 2 * batch_bytes, shm_bytes=0, files=BASE_FILES)
+            memory_bytes = self.base_bytes + 2 * (batch_bytes + self._pinned_bytes(config))
+            return Demand(memory_bytes=memory_bytes, shm_bytes=0, files=BASE_FILES, gpu_bytes=gpu_bytes)
         live = count_live_batches(config)
         shm_bytes = live * batch_bytes
         held = live * self.batch_tensors if config.process.sharing_strategy == "file_descriptor" else 0
         return Demand(
-            memory_bytes=self.base_bytes + loader.num_workers * (self.worker_bytes + batch_bytes) + shm_bytes,
+            memory_bytes=self.base_bytes
+            + loader.num_workers * (self.worker_bytes + batch_bytes)
+            + max(shm_bytes, live * self._pinned_bytes(config)),
             shm_bytes=shm_bytes,
             files=BASE_FILES + WORKER_FILES * loader.num_workers + held,
+            gpu_bytes=gpu_bytes,
         )
+
+    def _pinned_bytes(self, config: LoaderConfig) -> int:
+        """Give the page-locked memory of a batch; torch rounds each block up to a power of two and keeps it."""
+        if not self.pinning or not config.dataloader.pin_memory or not self.sample_bytes:
+            return 0
+        samples, tensors = config.dataloader.batch_size or self.probe_batch_size, max(1, self.batch_tensors)
+        return tensors * _round_up_to_power(-(-samples * self.sample_bytes // tensors))
+
+    def _predict_gpu(self, config: LoaderConfig, batch_bytes: int) -> int:
+        samples = config.dataloader.batch_size or self.probe_batch_size
+        ahead = 2 * batch_bytes if config.process.device_prefetch else 0
+        return self.gpu_bytes.per_batch(samples) + ahead if self.gpu_bytes != LinearBytes() else 0
 
     def _batch_bytes(self, config: LoaderConfig) -> int:
         samples = config.dataloader.batch_size or self.probe_batch_size
@@ -153,12 +179,30 @@ class DemandModel(Value):
         Returns:
             A model that would have predicted at least this trial's memory.
         """
+        return self._learn_gpu(result)._learn_worker(result)
+
+    def _learn_gpu(self, result: TrialResult) -> DemandModel:
+        """Raise what a step needs in any case, by what a trial held beyond the prediction."""
+        used = result.measurement.peak_gpu_bytes if result.measurement is not None else 0
+        beyond = used - self.predict(result.config).gpu_bytes
+        if beyond <= 0:
+            return self
+        higher = self.gpu_bytes.model_copy(update={"fixed_bytes": self.gpu_bytes.fixed_bytes + beyond})
+        return self.model_copy(update={"gpu_bytes": higher})
+
+    def _learn_worker(self, result: TrialResult) -> DemandModel:
         workers = result.config.dataloader.num_workers
         if not workers or not result.peak_host_bytes:
             return self
-        rest = result.peak_host_bytes - self.base_bytes - result.peak_shm_bytes
+        pinned = count_live_batches(result.config) * self._pinned_bytes(result.config)
+        rest = result.peak_host_bytes - self.base_bytes - max(result.peak_shm_bytes, pinned)
         per_worker = rest // workers - self._batch_bytes(result.config)
         return self.model_copy(update={"worker_bytes": max(self.worker_bytes, per_worker)})
+
+
+def _round_up_to_power(size: int) -> int:
+    """Round up to a power of two."""
+    return 1 << (size - 1).bit_length() if size > 1 else size
 
 
 def count_live_batches(config: LoaderConfig) -> int:
@@ -167,13 +211,13 @@ def count_live_batches(config: LoaderConfig) -> int:
     return loader.num_workers * (loader.prefetch_factor or 0) + 2
 
 
-def plan_limits(machine: MachineProfile, request: TuningRequest, gpu_memory_bytes: int = 0) -> Limits:
+def plan_limits(machine: MachineProfile, request: TuningRequest, workload: WorkloadProfile | None = None) -> Limits:
     """Turn the user's budgets into bytes on this machine.
 
     Args:
         machine: What the machine allows.
         request: The user's budgets, for the whole host.
-        gpu_memory_bytes: Memory of the accelerator; 0 on the CPU.
+        workload: What the probe found of the accelerator; None before it.
 
     Returns:
         Budgets of one of the `world_size` training processes that share the host.
@@ -188,9 +232,18 @@ def plan_limits(machine: MachineProfile, request: TuningRequest, gpu_memory_byte
         reserve_bytes=int(machine.memory_limit_bytes * MEMORY_RESERVE),
         shm_bytes=_parse("--max-shm", request.max_shm, machine.shm_free_bytes) // share if machine.shm_writable else 0,
         nofile=machine.nofile_limit,
-        gpu_bytes=_parse("--max-gpu-memory", request.max_gpu_memory, gpu_memory_bytes) if gpu_memory_bytes else None,
+        gpu_bytes=_plan_gpu_bytes(request, workload) if workload is not None else None,
         max_workers=most_workers if request.max_workers is None else request.max_workers,
     )
+
+
+def _plan_gpu_bytes(request: TuningRequest, workload: WorkloadProfile) -> int | None:
+    """Take the user's share of the whole device, but never what other processes hold of it."""
+    whole = workload.accelerator.memory_bytes if workload.accelerator is not None else 0
+    if not whole:
+        return None
+    budget = _parse("--max-gpu-memory", request.max_gpu_memory, whole)
+    return min(budget, workload.gpu_room_bytes) if workload.gpu_room_bytes else budget
 
 
 def _parse(option: str, text: str, whole: int) -> int:

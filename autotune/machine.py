@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from autotune.schema import Bytes, Count, Hardware, Value
+from autotune.schema import Accelerator, Bytes, Count, Hardware, Value
 
 PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup")
@@ -59,19 +59,21 @@ class MachineProfile(Value):
         """What decides about `usable_cpus`: `cgroup` or `affinity`."""
         return "cgroup" if self.usable_cpus < self.affinity_cpus else "affinity"
 
-    def hardware(self, gpu: str | None, gpu_count: int) -> Hardware:
+    def hardware(self, accelerator: Accelerator | None) -> Hardware:
         """Give the part that a tuned profile is bound to.
 
         Args:
-            gpu: Name of the accelerator, as the child reports it.
-            gpu_count: How many of them.
+            accelerator: What the child reports of it; None on the CPU.
 
         Returns:
             The fingerprint written into the profile.
         """
         return Hardware(
-            gpu=gpu,
-            gpu_count=gpu_count,
+            gpu=accelerator and accelerator.name,
+            gpu_count=accelerator.count if accelerator else 0,
+            gpu_memory_bytes=accelerator.memory_bytes if accelerator else 0,
+            compute_capability=accelerator and accelerator.compute_capability,
+            pcie=accelerator and accelerator.pcie,
             cpu=self.cpu,
             usable_cpus=self.usable_cpus,
             memory_limit_bytes=self.memory_limit_bytes,
@@ -307,19 +309,45 @@ def count_whole_cpus(usable_cpus: float) -> int:
     return max(1, math.ceil(usable_cpus))
 
 
-def read_gpus(proc: Path = PROC) -> tuple[str, ...]:
-    """Name the NVIDIA GPUs that the driver lists, without starting torch or CUDA.
+def read_gpus(proc: Path = PROC, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Name the NVIDIA GPUs that a training process here would see, without starting torch or CUDA.
 
     Args:
         proc: Where procfs is mounted.
+        environ: Its `CUDA_VISIBLE_DEVICES` chooses among those that the driver lists.
 
     Returns:
-        A model name for each GPU, as `torch.cuda.get_device_name` spells it.
+        A model name for each GPU, as `torch.cuda.get_device_name` spells it; a slice of one (MIG) ends in `MIG`, for
+        the driver does not say here which slice it is.
     """
+    gpus = [_read_gpu(path) for path in sorted(proc.glob("driver/nvidia/gpus/*/information"))]
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(gpu.model for gpu in gpus)
     names = []
-    for path in sorted(proc.glob("driver/nvidia/gpus/*/information")):
-        for line in read_text(path).splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "Model":
-                names.append(value.strip())
+    for entry in visible.split(","):
+        name = _find_visible(entry.strip(), gpus)
+        if name is None:
+            break  # as CUDA does: what follows an invalid entry is not seen
+        names.append(name)
     return tuple(names)
+
+
+class _Gpu(NamedTuple):
+    model: str
+    uuid: str
+
+
+def _read_gpu(path: Path) -> _Gpu:
+    pairs = (line.partition(":") for line in read_text(path).splitlines())
+    facts = {key.strip(): value.strip() for key, _, value in pairs}
+    return _Gpu(facts.get("Model", "unknown GPU"), facts.get("GPU UUID", ""))
+
+
+def _find_visible(entry: str, gpus: Sequence[_Gpu]) -> str | None:
+    """Name the GPU that an entry of CUDA_VISIBLE_DEVICES means: a number, or the beginning of a UUID."""
+    if entry.isdecimal():
+        return gpus[int(entry)].model if int(entry) < len(gpus) else None
+    if entry.startswith("MIG-"):
+        return f"{gpus[0].model} MIG" if gpus else None
+    return next((gpu.model for gpu in gpus if entry and gpu.uuid.startswith(entry)), None)

@@ -15,10 +15,12 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.batches import count_samples
-from autotune.devices import read_peak, reset_peak, synchronize
+from autotune.clocks import Clock
+from autotune.devices import cap_memory, make_clock, read_peak, reset_peak, synchronize
 from autotune.loaders import GatedLoader, LoadedWorkload, build_loader, count_batches
 from autotune.messages import EpochTrace, Measurement, TrialRequest
 from autotune.pacing import OPEN_END, Pacer
+from autotune.prefetching import make_lane, send_ahead
 from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.steps import Step
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 WARM_UP_STEPS: Final = 3
+DEVICE_WARM_UP_STEPS: Final = 6  # libraries load, kernels are chosen, compiled code records its graphs
+PEAK_SECONDS: Final = 0.1  # between two looks at the device's memory
 SHRUNK: Final = 0.5  # of an earlier epoch; a shorter one has ended early
 LAST_BREATH_SECONDS: Final = 1.0  # between the end of a worker's connections and its own
 OnBatch = Callable[[int], None]
@@ -51,8 +55,9 @@ def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, con
     process = ProcessSettings(multiprocessing_context=config.process.multiprocessing_context)
     loader = build_loader(workload, LoaderConfig(dataloader=settings, process=process))
     loader.gate.open(most_batches=1)
+    steps = WARM_UP_STEPS if device.type == "cpu" else DEVICE_WARM_UP_STEPS
     for batch in itertools.islice(loader, 1):
-        for _ in range(WARM_UP_STEPS):
+        for _ in range(steps):
             step(batch)
     synchronize(device)
 
@@ -66,29 +71,24 @@ class Recorder:
 
     Args:
         loader: The loader under measurement.
+        clock: Tells when the steps end.
         is_map: Whether the sampler's promise counts the samples.
         is_counted: Whether to count what arrives.
     """
 
-    def __init__(self, loader: GatedLoader, *, is_map: bool, is_counted: bool) -> None:
+    def __init__(self, loader: GatedLoader, clock: Clock, *, is_map: bool, is_counted: bool) -> None:
         self._loader = loader
+        self._clock = clock
         self._is_map = is_map
         self._is_counted = is_counted
         self._started = time.perf_counter()
-        self._times: list[float] = []
-        self._waited = 0.0
+        self.batches = 0
         self.delivered = 0
         self._closed_after: int | None = None
 
-    @property
-    def batches(self) -> int:
-        """Batches consumed so far."""
-        return len(self._times)
-
-    def note_batch(self, batch: Any, waited: float) -> None:
-        """Record that a batch has been consumed, after `waited` seconds of waiting for it."""
-        self._times.append(time.perf_counter() - self._started)
-        self._waited += waited
+    def note_batch(self, batch: Any) -> None:
+        """Record that a batch has been given to the step."""
+        self.batches += 1
         if self._is_counted:
             self.delivered += count_samples(batch, self._loader.batch_size or 1)
 
@@ -99,26 +99,31 @@ class Recorder:
 
     def close(self, epoch_batches: int | None) -> None:
         """Have the epoch end soon, and record where it was told to."""
-        self._closed_after = len(self._times)
+        self._closed_after = self.batches
         self._loader.close(epoch_batches)
 
     def look(self) -> EpochTrace:
-        """Give the epoch so far, as if it were closed now."""
-        return self._trace(self._times[-1] if self._times else 0.0, len(self._times))
+        """Give the epoch as far as the device is through with it, as if it were closed now."""
+        moments, waited = self._clock.read()
+        return self._trace(moments, waited, moments[-1] if moments else 0.0, len(moments))
 
     def finish(self) -> EpochTrace:
-        """Give the epoch, now that the loader says it is over or that it was left."""
+        """Give the epoch, now that the loader says it is over or that it was left, and the device is through."""
+        ended = time.perf_counter() - self._started
+        moments, waited = self._clock.read()
         closed = self._closed_after
         if closed is None and self._loader.gate.closed:
-            closed = len(self._times)  # the gate closed by itself, at a mini-epoch's length
-        return self._trace(time.perf_counter() - self._started, closed)
+            closed = len(moments)  # the gate closed by itself, at a mini-epoch's length
+        return self._trace(moments, waited, max([ended, *moments[-1:]]), closed)
 
-    def _trace(self, end_seconds: float, closed_after: int | None) -> EpochTrace:
+    def _trace(
+        self, moments: Sequence[float], waited: float, end_seconds: float, closed_after: int | None
+    ) -> EpochTrace:
         return EpochTrace(
-            batch_seconds=tuple(round(moment, 6) for moment in self._times),
+            batch_seconds=tuple(round(moment, 6) for moment in moments),
             end_seconds=end_seconds,
-            wait_seconds=self._waited,
-            samples=self._loader.gate.count_samples(len(self._times)) if self._is_map else self.delivered,
+            wait_seconds=waited,
+            samples=self._loader.gate.count_samples(len(moments)) if self._is_map else self.delivered,
             promised_batches=self._loader.gate.batches if self._is_map else None,
             closed_after=closed_after,
         )
@@ -148,6 +153,9 @@ class TrialMeasurement:
         self._workers = request.config.dataloader.num_workers
         self._epoch_batches = count_batches(self._loader, workload)
         self._pacer = Pacer(request, self._epoch_batches)
+        self._gpu_bytes = request.gpu_bytes
+        self._lane = make_lane(device) if request.config.process.device_prefetch else None
+        self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
         self._batches = 0
         self._iterator: Iterator[Any] | None = None
@@ -163,6 +171,7 @@ class TrialMeasurement:
             WrongCountError: What an epoch delivered is not what the dataset holds.
             Exception: Whatever dataset, collate or step raise.
         """
+        cap_memory(self._device, self._gpu_bytes)
         reset_peak(self._device)
         started = time.perf_counter()
         plan: int | str = OPEN_END
@@ -180,22 +189,35 @@ class TrialMeasurement:
             epoch_batches=self._epoch_batches,
             stopped=plan,
             peak_gpu_bytes=read_peak(self._device),
+            gpu_growth_bytes=self._measure_growth(),
         )
+
+    def _look_at_memory(self, elapsed: float) -> None:
+        """Read the allocator's peak now and then: asking takes a tenth of a millisecond."""
+        if self._device.type == "cuda" and elapsed >= len(self._peaks) * PEAK_SECONDS:
+            self._peaks.append(read_peak(self._device))
+
+    def _measure_growth(self) -> int:
+        """Give by how much the device's memory grew in the second half of the batches."""
+        return self._peaks[-1] - self._peaks[len(self._peaks) // 2] if self._peaks else 0
 
     def _run_epoch(self, trial_started: float, most_batches: int) -> EpochTrace:
         self._loader.gate.open(None if most_batches == OPEN_END else most_batches)
-        recorder = Recorder(self._loader, is_map=self._is_map, is_counted=self._is_counted)
+        clock = make_clock(self._device)
+        recorder = Recorder(self._loader, clock, is_map=self._is_map, is_counted=self._is_counted)
         abandoned = False
-        self._iterator = iterator = iter(self._loader)  # kept: letting go of it would take the workers down
+        self._iterator = iter(self._loader)  # kept: letting go of it would take the workers down
+        batches = self._iterator if self._lane is None else send_ahead(self._iterator, self._lane)
         while not abandoned:
-            asked = time.perf_counter()
+            clock.ask()
             try:
-                self._batch = next(iterator)  # the one before lives until now, as in a training loop
+                self._batch = next(batches)  # the one before lives until now, as in a training loop
             except StopIteration:
                 break
-            waited = time.perf_counter() - asked
+            clock.begin()
             self._step(self._batch)
-            recorder.note_batch(self._batch, waited)
+            clock.end()
+            recorder.note_batch(self._batch)
             abandoned = self._attend(recorder, time.perf_counter() - trial_started)
         synchronize(self._device)
         trace = recorder.finish()
@@ -210,6 +232,7 @@ class TrialMeasurement:
         """Report progress and look at the clock; tell whether to leave the epoch where it is."""
         self._batches += 1
         self._on_batch(self._batches)
+        self._look_at_memory(elapsed)
         if recorder.is_closing:
             return self._pacer.should_abandon(elapsed)
         if self._pacer.should_close(recorder.batches, recorder.look, not self._traces, elapsed):

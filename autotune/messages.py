@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from autotune.request import WorkloadRequest
 from autotune.schema import (
+    Accelerator,
     Fraction,
     LoaderConfig,
     Software,
@@ -37,6 +38,8 @@ TrialKind = Literal[
     "timed_out",
     "stalled",
     "crashed",
+    "device_failed",
+    "device_lost",
     "workload_failed",
 ]
 StopReason = Literal["done", "precise", "hopeless", "time"]
@@ -101,12 +104,14 @@ class Measurement(Value):
         epoch_batches: Batches in a whole epoch of this configuration; None when not known.
         stopped: Why measuring ended.
         peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
+        gpu_growth_bytes: By how much that grew after half of the batches; 0 when it had settled.
     """
 
     epochs: Annotated[tuple[EpochTrace, ...], Field(min_length=1)]
     epoch_batches: ToldCount | None
     stopped: StopReason
     peak_gpu_bytes: ToldBytes = 0
+    gpu_growth_bytes: ToldBytes = 0
 
     @model_validator(mode="after")
     def _refuse_nothing(self) -> Self:
@@ -127,6 +132,7 @@ class TrialRequest(Value):
         precision: Relative half-width of the 95 % interval at which measuring may end early.
         hopeless_below: Samples per second under which the trial may end early; None never.
         fresh: Whether to measure in a new process, as a training run starts.
+        gpu_bytes: Most device memory that the allocator may hold; None for all there is.
     """
 
     config: LoaderConfig
@@ -135,6 +141,7 @@ class TrialRequest(Value):
     precision: Fraction = 0.02
     hopeless_below: ToldRate | None = None
     fresh: bool = False
+    gpu_bytes: ToldBytes | None = None
 
 
 class TrialResult(Value):
@@ -176,6 +183,35 @@ class LinearCost(Value):
         return self.fixed_seconds + size * self.sample_seconds
 
 
+class LinearBytes(Value):
+    """Bytes that something takes, as `fixed_bytes + size * sample_bytes`."""
+
+    fixed_bytes: ToldBytes = 0
+    sample_bytes: ToldBytes = 0
+
+    def per_batch(self, size: int) -> int:
+        """Give the bytes for `size` samples."""
+        return self.fixed_bytes + size * self.sample_bytes
+
+
+class CopyRates(Value):
+    """How fast batches get to the device.
+
+    Attributes:
+        pageable: Bytes per second from ordinary memory, greater than zero.
+        pinned: Bytes per second from page-locked memory, greater than zero.
+        overlap: Share of a copy on a stream of its own that is hidden behind a busy device.
+    """
+
+    pageable: Annotated[float, Field(gt=0, le=1e30)]
+    pinned: Annotated[float, Field(gt=0, le=1e30)]
+    overlap: Fraction = 0.0
+
+    def of(self, *, pinned: bool) -> float:
+        """Give the rate from pinned or from pageable memory, in bytes per second."""
+        return self.pinned if pinned else self.pageable
+
+
 class WorkloadProfile(Value):
     """What the probe learned about the workload.
 
@@ -192,7 +228,9 @@ class WorkloadProfile(Value):
         cpu_share: CPUs kept busy meanwhile: 0 waits, 1 computes, more where loading starts threads of its own.
         collate: The part of `load` that collating takes; zero when not measured.
         transfer: Seconds a batch takes from a worker to the training process beyond loading and collating.
-        step: Seconds the step takes on a batch that is ready.
+        step: Seconds the step takes on a batch that is ready, on the device where there is one.
+        copies: How fast batches get there; None on the CPU, and where samples are on the device already.
+        gpu_bytes: Device memory that the allocator holds for a step.
         step_cpus: CPUs that the step keeps busy: near 0 on an accelerator.
         sample_bytes: Bytes of tensors per sample, mean.
         batch_tensors: Tensors in a batch.
@@ -202,9 +240,8 @@ class WorkloadProfile(Value):
         baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
         multiprocessing_context: Start method the workload brings along; None is the interpreter's default.
         software: Versions the child runs with.
-        gpu: Name of the accelerator in use; None on the CPU.
-        gpu_count: Accelerators of that name.
-        gpu_memory_bytes: Memory of the accelerator; 0 on the CPU.
+        accelerator: The accelerator in use; None on the CPU.
+        gpu_room_bytes: Device memory that this process holds or could still get when the probe began; 0 on the CPU.
         pinning: Whether pin_memory has an effect on the device in use.
         start: Seconds from starting so many workers to their first samples, loading itself left out.
         first_use_seconds: CPU time that each worker of a fresh process's first epoch spends on what the training
@@ -229,6 +266,8 @@ class WorkloadProfile(Value):
     transfer: LinearCost = LinearCost(fixed_seconds=4e-4, sample_seconds=0.0)
     step: LinearCost
     step_cpus: ToldRate = 0.0
+    copies: CopyRates | None = None
+    gpu_bytes: LinearBytes = LinearBytes()
     sample_bytes: ToldBytes
     batch_tensors: ToldCount
     on_accelerator: bool = False
@@ -237,9 +276,8 @@ class WorkloadProfile(Value):
     baseline: LoaderConfig | None = None
     multiprocessing_context: StartMethod | None = None
     software: Software
-    gpu: str | None = None
-    gpu_count: ToldCount = 0
-    gpu_memory_bytes: ToldBytes = 0
+    accelerator: Accelerator | None = None
+    gpu_room_bytes: ToldBytes = 0
     pinning: bool = False
     start: LinearCost = LinearCost(fixed_seconds=0.0, sample_seconds=0.02)
     first_use_seconds: ToldSeconds = 0.0

@@ -28,6 +28,7 @@ from autotune.schema import (
     Value,
     WorkloadIdentity,
 )
+from autotune.units import format_bytes
 
 
 class Outcome(Value):
@@ -124,7 +125,8 @@ def _make_result(
     contributions: Sequence[Contribution],
     findings: Sequence[str],
 ) -> ProfileResult:
-    config = decision.config
+    config, workload = decision.config, plan.workload
+    copies = workload.copies
     winner = next(
         (
             contestant
@@ -134,7 +136,7 @@ def _make_result(
         None,
     )
     seen = winner or _as_contestant(records, config, plan.request.epochs)
-    bottleneck = find_bottleneck(config, plan.workload, plan.machine.usable_cpus, decision.wait_fraction)
+    bottleneck = find_bottleneck(config, workload, plan.machine.usable_cpus, decision.wait_fraction)
     ceiling = plan.ceiling_of(config.dataloader.batch_size)
     return ProfileResult(
         samples_per_second=decision.samples_per_second,
@@ -151,10 +153,23 @@ def _make_result(
         peak_host_bytes=seen.peak_host_bytes,
         peak_shm_bytes=seen.peak_shm_bytes,
         peak_gpu_bytes=seen.peak_gpu_bytes,
+        copy_bytes_per_second=decision.samples_per_second * workload.sample_bytes if copies else None,
+        copy_ceiling=copies.of(pinned=config.dataloader.pin_memory) if copies else None,
         by_batch_size=_rank_batch_sizes(records),
         contributions=tuple(contributions),
         advice=advise(plan, config, bottleneck),
-        warnings=(*plan.workload.notes, *findings, *confirmation.noise),
+        warnings=(*workload.notes, *findings, *confirmation.noise, *_warn_of_growth(seen)),
+    )
+
+
+def _warn_of_growth(seen: Contestant) -> tuple[str, ...]:
+    """Warn where the device's memory had not settled when the final ended."""
+    grown = max((result.measurement.gpu_growth_bytes for result in seen.results if result.measurement), default=0)
+    if not grown:
+        return ()
+    return (
+        f"device memory still grew by {format_bytes(grown)} in the second half of a confirming trial: leave room for "
+        "it, or confirm for longer with --trial-time",
     )
 
 

@@ -42,7 +42,7 @@ class Plan(Value):
     @property
     def hardware(self) -> Hardware:
         """The fingerprint of the machine."""
-        return self.machine.hardware(self.workload.gpu, self.workload.gpu_count)
+        return self.machine.hardware(self.workload.accelerator)
 
     @property
     def ceiling(self) -> float:

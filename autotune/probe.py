@@ -9,20 +9,23 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
 
-from autotune.batches import count_bytes, count_samples, find_tensors
-from autotune.devices import can_pin, read_memory, read_name, synchronize
+from autotune.batches import count_bytes, count_samples, find_tensors, move_batch
+from autotune.copy_costs import CudaBench, measure_copies, time_often
+from autotune.devices import can_pin, read_accelerator, read_peak, read_room, reset_peak, synchronize
 from autotune.errors import WorkloadError
 from autotune.loaders import LoadedWorkload, build_loader, count_batches, count_samples_promised
-from autotune.messages import WORKER_PHASE, LinearCost, Probe, WorkloadProfile
+from autotune.messages import WORKER_PHASE, CopyRates, LinearBytes, LinearCost, Probe, WorkloadProfile
+from autotune.nvml import GpuState, read_gpu_state
 from autotune.page_copies import foresee_copies
-from autotune.schema import DataLoaderSettings, LoaderConfig, Software, StartMethod, Value
+from autotune.schema import Accelerator, DataLoaderSettings, LoaderConfig, Software, StartMethod, Value
 from autotune.steps import Step
+from autotune.units import format_percent
 from autotune.worker_costs import (
     ROUND_SIZE,
     count_round_workers,
@@ -41,6 +44,7 @@ LOAD_SECONDS: Final = 0.8  # spent on timing batches of one size
 STEP_SECONDS: Final = 0.25  # spent on timing the step at one size
 QUICK_SECONDS: Final = 0.2  # for one batch of the largest size and its step; a slower one is not worth the wait
 MOST_BATCHES: Final = 12
+BUSY: Final = 0.1  # share of the time; less is the driver's own
 SMALL_SHARE: Final = 4  # the second batch size is this many times smaller
 
 OnPhase = Callable[[str], None]
@@ -58,6 +62,8 @@ class SizeProfile(Value):
         sample_bytes: Bytes of tensors per sample.
         tensors: Tensors in a batch.
         on_accelerator: Whether it is on the accelerator already.
+        copies: How fast it gets there; None on the CPU.
+        peak_gpu_bytes: Device memory that the allocator held for a step on it; 0 on the CPU.
     """
 
     samples: float
@@ -68,6 +74,8 @@ class SizeProfile(Value):
     sample_bytes: int
     tensors: int
     on_accelerator: bool
+    copies: CopyRates | None = None
+    peak_gpu_bytes: int = 0
 
 
 def profile_workload(
@@ -89,6 +97,7 @@ def profile_workload(
         WorkloadError: The dataset delivers no batch at all.
         Exception: Whatever dataset, collate or step raise.
     """
+    accelerator, room = _describe_accelerator(device), read_room(device)
     cold = _time_cold_round(workload, order, on_phase)
     sizes = _choose_sizes(workload, order.batch_size)
     profiles = [_profile_size(workload, step, device, size, on_phase) for size in sizes]
@@ -112,19 +121,20 @@ def profile_workload(
         cpu_share=_share([profile.cpu_seconds for profile in profiles], [profile.load_seconds for profile in profiles]),
         step=_fit([(profile.samples, profile.step_seconds) for profile in profiles]),
         step_cpus=_share([large.step_cpu_seconds], [large.step_seconds]),
+        copies=profiles[0].copies,
+        gpu_bytes=_fit_bytes([(profile.samples, profile.peak_gpu_bytes) for profile in profiles]),
         sample_bytes=large.sample_bytes,
         batch_tensors=large.tensors,
         on_accelerator=large.on_accelerator,
         has_getitems=hasattr(workload.parts.dataset, "__getitems__"),
         baseline=workload.baseline,
         multiprocessing_context=cast("StartMethod | None", workload.parts.multiprocessing_context),
-        software=_read_software(),
-        gpu=read_name(device),
-        gpu_count=torch.accelerator.device_count() if device.type != "cpu" else 0,
-        gpu_memory_bytes=read_memory(device),
+        software=_read_software(accelerator),
+        accelerator=accelerator,
+        gpu_room_bytes=room,
         pinning=can_pin(device),
         rss_bytes=_read_resident_bytes(),
-        notes=_foresee(workload, order, on_phase),
+        notes=(*_foresee(workload, order, on_phase), *_warn_of_device(device, accelerator)),
         **(_probe_workers(workload, seen, on_phase) if order.with_workers else {}),
     )
 
@@ -234,7 +244,10 @@ def _profile_size(
     _check_arrivals(loader.gate.batches if is_map else None, len(loads))
     on_phase("running the step")
     warm = slice(1, None) if len(loads) > 1 else slice(None)
+    reset_peak(device)
     step_seconds, step_cpu_seconds = _time_step(step, batch, device)
+    peak = read_peak(device)
+    on_phase("copying to the device")
     return SizeProfile(
         samples=statistics.fmean(samples),
         load_seconds=statistics.fmean(loads[warm]),
@@ -244,6 +257,8 @@ def _profile_size(
         sample_bytes=count_bytes(batch) // max(1, samples[-1]),
         tensors=sum(1 for _ in find_tensors(batch)),
         on_accelerator=any(tensor.device.type != "cpu" for tensor in find_tensors(batch)),
+        copies=measure_copies(batch, CudaBench(device)) if device.type == "cuda" else None,
+        peak_gpu_bytes=peak,
     )
 
 
@@ -262,14 +277,15 @@ def _check_arrivals(promised: int | None, arrived: int) -> None:
 
 
 def _time_step(step: Step, batch: Any, device: torch.device) -> tuple[float, float]:
-    """Time the step on a batch that is always ready, after two runs that warm it up: wall and CPU seconds."""
+    """Time the step on a batch that is always ready, after runs that warm it up: wall and CPU seconds."""
+    if device.type != "cpu":
+        return _time_step_on_device(step, batch, device)
     times: list[float] = []
     busy: list[float] = []
     deadline = time.perf_counter() + STEP_SECONDS
     while len(times) < 5 or (time.perf_counter() < deadline and len(times) < 100):
         started, busy_before = time.perf_counter(), time.process_time()
         step(batch)
-        synchronize(device)
         times.append(time.perf_counter() - started)
         busy.append(time.process_time() - busy_before)
         if len(times) > 2 and time.perf_counter() > deadline:
@@ -277,14 +293,73 @@ def _time_step(step: Step, batch: Any, device: torch.device) -> tuple[float, flo
     return statistics.median(times[2:]), statistics.median(busy[2:])
 
 
+def _time_step_on_device(step: Step, batch: Any, device: torch.device) -> tuple[float, float]:
+    """Time many steps on a batch that is on the device, with one synchronisation for all of them."""
+    step(batch)  # as it comes; an error in it is the user's
+    try:
+        resident = move_batch(batch, device)
+        step(resident)
+        synchronize(device)
+    except (TypeError, AttributeError):  # it takes a batch only as the loader delivers it
+        resident = batch
+    busy, started = time.process_time(), time.perf_counter()
+    seconds = time_often(lambda: step(resident), lambda: synchronize(device))
+    cpus = (time.process_time() - busy) / max(1e-9, time.perf_counter() - started)
+    return seconds, seconds * cpus
+
+
 def _fit(points: list[tuple[float, float]]) -> LinearCost:
-    """Fit `fixed + size * slope` through the first and the last (size, seconds), neither part negative."""
-    (size, seconds), (other_size, other_seconds) = points[0], points[-1]
+    """Fit the seconds that batches of some sizes take."""
+    fixed, slope = _fit_line(points)
+    return LinearCost(fixed_seconds=fixed, sample_seconds=slope)
+
+
+def _fit_line(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """Fit `fixed + size * slope` through the first and the last (size, value), neither part negative."""
+    (size, value), (other_size, other_value) = points[0], points[-1]
     if other_size == size:
-        return LinearCost(fixed_seconds=0.0, sample_seconds=seconds / max(size, 1e-9))
-    slope = max(0.0, (seconds - other_seconds) / (size - other_size))
-    slope = min(slope, seconds / size)
-    return LinearCost(fixed_seconds=max(0.0, seconds - slope * size), sample_seconds=slope)
+        return 0.0, value / max(size, 1e-9)
+    slope = max(0.0, (value - other_value) / (size - other_size))
+    slope = min(slope, value / size)
+    return max(0.0, value - slope * size), slope
+
+
+def _fit_bytes(points: list[tuple[float, int]]) -> LinearBytes:
+    """Fit the device memory that batches of some sizes take."""
+    fixed, slope = _fit_line([(size, float(found)) for size, found in points])
+    return LinearBytes(fixed_bytes=int(fixed), sample_bytes=int(slope))
+
+
+def _describe_accelerator(device: torch.device) -> Accelerator | None:
+    """Describe the accelerator, with what NVML adds to it; our own process is one of those that use it by now."""
+    found = read_accelerator(device)
+    if found is None or device.type != "cuda":
+        return found
+    state = read_gpu_state(found.uuid or "") or GpuState()
+    return found.model_copy(
+        update={
+            "driver": state.driver,
+            "pcie": state.pcie,
+            "other_processes": max(0, (state.processes or 0) - 1),
+            "others_busy": state.utilization or 0.0,
+        }
+    )
+
+
+def _warn_of_device(device: torch.device, accelerator: Accelerator | None) -> tuple[str, ...]:
+    """List what makes numbers of this device less sure."""
+    if accelerator is None:
+        return ()
+    if device.type != "cuda":
+        return (
+            f"{device.type} is used through torch.accelerator and is untested: no pinning, no budget of its memory",
+        )
+    if accelerator.other_processes and accelerator.others_busy > BUSY:
+        return (
+            f"{accelerator.other_processes} other processes kept the GPU busy "
+            f"{format_percent(accelerator.others_busy)} of the time before the probe: its numbers are lower than alone",
+        )
+    return ()
 
 
 def _count_own_batches(workload: LoadedWorkload) -> int | None:
@@ -294,14 +369,23 @@ def _count_own_batches(workload: LoadedWorkload) -> int | None:
     return count_batches(loader, workload)
 
 
-def _read_software() -> Software:
+def _read_software(accelerator: Accelerator | None) -> Software:
     return Software(
-        dltune=version("dltune"),
+        dltune=_read_own_version(),
         torch=torch.__version__,
         cuda=torch.version.cuda,
+        driver=accelerator and accelerator.driver,
         python=platform.python_version(),
         start_method=cast("StartMethod", multiprocessing.get_start_method()),
     )
+
+
+def _read_own_version() -> str:
+    """Read dltune's version; one that runs from its sources alone has none."""
+    try:
+        return version("dltune")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _read_resident_bytes() -> int:

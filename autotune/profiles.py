@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from autotune.errors import ProfileError
 from autotune.machine import MachineProfile, read_gpus, read_machine
 from autotune.matching import Fit, compare_hardware, rank_fit
-from autotune.schema import DataLoaderSettings, Hardware, LoaderConfig, TunedConfig, TunedFile
+from autotune.schema import Accelerator, DataLoaderSettings, Hardware, LoaderConfig, TunedConfig, TunedFile
 from autotune.tuned_file import read_file
 from autotune.worker_setup import WorkerSetup
 
@@ -194,9 +194,15 @@ def describe_here(machine: MachineProfile, profile: TunedConfig) -> Hardware:
     Returns:
         The fingerprint.
     """
-    gpus = read_gpus()
-    gpu = profile.hardware.gpu if profile.hardware.gpu in gpus else next(iter(gpus), None)
-    return machine.hardware(gpu, gpus.count(gpu) if gpu is not None else 0)
+    there = profile.hardware.gpu
+    gpus = [there if there and _may_be(gpu, there) else gpu for gpu in read_gpus()]
+    gpu = there if there in gpus else next(iter(gpus), None)
+    return machine.hardware(None if gpu is None else Accelerator(name=gpu, count=gpus.count(gpu)))
+
+
+def _may_be(gpu: str, there: str) -> bool:
+    """Tell whether the slice of a GPU that is visible may be the one that was tuned on."""
+    return gpu.endswith(" MIG") and there.startswith(f"{gpu} ")
 
 
 def _choose_named(file: TunedFile, name: str | None, path: str | os.PathLike[str]) -> list[TunedConfig]:

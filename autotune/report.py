@@ -16,6 +16,7 @@ BOTTLENECKS: Final = {
     "cpu": "the CPUs, busy loading",
     "waiting": "waiting for the data's source",
     "transfer": "handing batches over between processes",
+    "copy": "copying to the device",
     "epoch": "starting over at every epoch",
     "unknown": "unknown",
 }
@@ -38,6 +39,7 @@ def describe_flags(config: LoaderConfig) -> list[str]:
         "persistent": loader.persistent_workers,
         "out-of-order": not loader.in_order,
         "file_system": config.process.sharing_strategy == "file_system",
+        "device-prefetch": config.process.device_prefetch,
     }
     return [name for name, is_set in flags.items() if is_set]
 
@@ -76,7 +78,18 @@ def describe_workload(workload: WorkloadProfile, ceiling: float) -> str:
         f"step ceiling {format_rate(ceiling)}",
         "loader-bound" if load > step else "step-bound",
     )
-    return "   ".join(words)
+    return "   ".join([*words, *_describe_device(workload)])
+
+
+def _describe_device(workload: WorkloadProfile) -> list[str]:
+    """Name the accelerator and the way to it, where there is one."""
+    if workload.accelerator is None:
+        return []
+    copies = workload.copies
+    if copies is None:
+        return [workload.accelerator.name]
+    rates = f"copies {copies.pageable / 1e9:.1f} GB/s, {copies.pinned / 1e9:.1f} GB/s pinned"
+    return [workload.accelerator.name, f"{rates}, {format_percent(copies.overlap)} of one hidden by computing"]
 
 
 def describe_failure(number: int, result: TrialResult) -> str:
@@ -134,9 +147,10 @@ def describe_use_in_code(profile: TunedConfig, kind: str, output: str) -> str:
         own = "**your_own_batching, "
     else:
         own = "shuffle=True, " if kind == "map" else ""
-    if profile.process.sharing_strategy == "file_descriptor":
-        return f'DataLoader(dataset, {own}**autotune.load("{output}").loader_kwargs())'
-    return f'autotune.load("{output}").make_loader(dataset, {own}'.removesuffix(", ") + ")"
+    plain = f'DataLoader(dataset, {own}**autotune.load("{output}").loader_kwargs())'
+    if profile.process.sharing_strategy != "file_descriptor":
+        plain = f'autotune.load("{output}").make_loader(dataset, {own}'.removesuffix(", ") + ")"
+    return f"autotune.device_prefetch({plain}, device)" if profile.process.device_prefetch else plain
 
 
 def _describe_best(profile: TunedConfig) -> str:
@@ -144,6 +158,7 @@ def _describe_best(profile: TunedConfig) -> str:
     batch = "your own batches" if size is None else f"batch_size={size}"
     strategy = profile.process.sharing_strategy
     extra = "" if strategy == "file_descriptor" else f" sharing_strategy={strategy}"
+    extra += " device_prefetch" if profile.process.device_prefetch else ""
     label = "Keep:" if profile.result.verdict == "keep" else "Best:"
     return f"{label}  {describe_settings(profile.dataloader)}{extra}   ({batch})"
 
@@ -181,10 +196,17 @@ def _describe_use(profile: TunedConfig) -> str:
     words = (
         f"peak host {format_bytes(result.peak_host_bytes)} of {format_bytes(limits.memory_bytes)}",
         f"shm {format_bytes(result.peak_shm_bytes)} of {format_bytes(limits.shm_bytes)}",
-        f"bound by {BOTTLENECKS[result.bottleneck]}",
+        f"bound by {BOTTLENECKS[result.bottleneck]}{_describe_copies(result)}",
         f"confirmed in {result.confirmed_rounds} interleaved rounds" if result.confirmed_rounds else "not confirmed",
     )
     return "   ".join(words)
+
+
+def _describe_copies(result: ProfileResult) -> str:
+    """Say how near the copies of a run that they bound come to what copying alone reaches."""
+    if result.bottleneck != "copy" or result.copy_bytes_per_second is None or result.copy_ceiling is None:
+        return ""
+    return f" ({result.copy_bytes_per_second / 1e9:.1f} of {result.copy_ceiling / 1e9:.1f} GB/s)"
 
 
 def describe_caveats(profile: TunedConfig) -> list[str]:
@@ -202,6 +224,8 @@ def list_notes(profile: TunedConfig) -> list[str]:
     if len(result.by_batch_size) > 1:
         best = ", ".join(f"{format_rate(row.samples_per_second)} at {row.batch_size}" for row in result.by_batch_size)
         notes.append(f"batch_size changes training, not only speed; pin it with --batch-size N; best seen: {best}")
+    if profile.hardware.gpu is not None and profile.process.non_blocking:
+        notes.append("measured with batch.to(device, non_blocking=True): copy so in training code, too")
     if not profile.dataloader.in_order:
         notes.append("in_order=False changes the order of batches; pin it with --fix in_order=true")
     return notes

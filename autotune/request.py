@@ -21,6 +21,7 @@ Knob = Literal[
     "persistent_workers",
     "in_order",
     "sharing_strategy",
+    "device_prefetch",
 ]
 KNOBS: Final[tuple[Knob, ...]] = get_args(Knob)  # in the order in which a careful hand would set them
 SEEDS: Final = 2**32  # numpy's generators know no others

@@ -13,7 +13,11 @@ from autotune.messages import TrialKind, TrialResult
 from autotune.schema import LoaderConfig
 
 CODE_FAILURES: Final[tuple[TrialKind, ...]] = ("workload_failed", "crashed", "stalled")
-FLAKY: Final[tuple[TrialKind, ...]] = ("workload_failed", "crashed")  # a hang costs too much to be looked at twice
+FLAKY: Final[tuple[TrialKind, ...]] = (
+    "workload_failed",
+    "crashed",
+    "device_failed",
+)  # a hang costs too much to be looked at twice
 ADVICE: Final[dict[TrialKind, str]] = {
     "workload_failed": "Whatever the dataset opens or draws once (files, connections, random state) must be made anew "
     "in each worker, in __getitem__ or worker_init_fn; with spawn, everything it holds must be picklable.",

@@ -18,7 +18,7 @@ SCHEMA_ID: Final = f"urn:dltune:schema:{SCHEMA_VERSION}"
 
 SharingStrategy = Literal["file_descriptor", "file_system"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
-Bottleneck = Literal["step", "cpu", "waiting", "transfer", "epoch", "unknown"]
+Bottleneck = Literal["step", "cpu", "waiting", "transfer", "copy", "epoch", "unknown"]
 
 Count = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
@@ -90,15 +90,21 @@ class DataLoaderSettings(Value):
 
 
 class ProcessSettings(Value):
-    """Settings of the training process that decide how workers start and hand batches over.
+    """Settings of the training process beside the loader's: how workers start, and how batches travel.
 
     Attributes:
         sharing_strategy: Argument of `torch.multiprocessing.set_sharing_strategy`.
         multiprocessing_context: Start method for the workers; None is the interpreter's default.
+        non_blocking: Whether training code must copy with `batch.to(device, non_blocking=True)`, which lets the host
+            go on during a copy from pinned memory.
+        device_prefetch: Whether training code must go through `autotune.device_prefetch(loader, device)`, which
+            copies the next batch while the step computes on this one.
     """
 
     sharing_strategy: SharingStrategy = "file_descriptor"
     multiprocessing_context: StartMethod | None = None
+    non_blocking: bool = False
+    device_prefetch: bool = False
 
 
 class LoaderConfig(Value):
@@ -129,12 +135,41 @@ class LoaderConfig(Value):
         return kwargs
 
 
+class Accelerator(Value):
+    """What a process sees of the accelerator in use.
+
+    Attributes:
+        name: Its model, with the slice of it where it is partitioned (MIG).
+        count: Accelerators of that name that are visible.
+        memory_bytes: Memory of one; 0 where it does not tell.
+        compute_capability: CUDA's, as in `9.0`; None elsewhere.
+        uuid: By which the driver knows it; None where it does not tell.
+        driver: Version of the driver; None where NVML is not at hand.
+        pcie: Its link, as in `gen5 x16`; None likewise.
+        other_processes: Processes of others that compute on it, as far as NVML tells.
+        others_busy: Share of the moment before the probe in which they kept it computing, likewise.
+    """
+
+    name: str
+    count: ToldCount = 1
+    memory_bytes: ToldBytes = 0
+    compute_capability: str | None = None
+    uuid: str | None = None
+    driver: str | None = None
+    pcie: str | None = None
+    other_processes: ToldCount = 0
+    others_busy: Fraction = 0.0
+
+
 class Hardware(Value):
     """The machine a profile was measured on, as far as it decides about the loader.
 
     Attributes:
         gpu: Name of the accelerator; None on a machine without one.
         gpu_count: Accelerators of that name.
+        gpu_memory_bytes: Memory of one; 0 where it does not tell.
+        compute_capability: CUDA's, as in `9.0`; None elsewhere.
+        pcie: Its link, as in `gen5 x16`; None where NVML is not at hand.
         cpu: Model name of the processor; None when the system does not tell.
         usable_cpus: CPUs this process may use: affinity and every cgroup quota, in CPUs.
         memory_limit_bytes: Smallest of physical memory and every cgroup limit.
@@ -144,6 +179,9 @@ class Hardware(Value):
 
     gpu: str | None
     gpu_count: ToldCount
+    gpu_memory_bytes: ToldBytes = 0
+    compute_capability: str | None = None
+    pcie: str | None = None
     cpu: str | None
     usable_cpus: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     memory_limit_bytes: ToldBytes
@@ -157,6 +195,7 @@ class Software(Value):
     dltune: str
     torch: str
     cuda: str | None
+    driver: str | None = None
     python: str
     start_method: StartMethod
 
@@ -230,6 +269,8 @@ class ProfileResult(Value):
         peak_host_bytes: Largest host memory seen: private and shared pages of the process tree.
         peak_shm_bytes: Largest use of /dev/shm seen.
         peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
+        copy_bytes_per_second: What the run copies to the device, bytes per second; None on the CPU.
+        copy_ceiling: What copying alone reaches with memory pinned or pageable as in the answer; None likewise.
         by_batch_size: Best configuration per batch size searched.
         contributions: What each setting gave, cumulatively, in the order in which a careful hand would set them.
         advice: What would help beyond the settings of a loader.
@@ -250,6 +291,8 @@ class ProfileResult(Value):
     peak_host_bytes: ToldBytes
     peak_shm_bytes: ToldBytes
     peak_gpu_bytes: ToldBytes
+    copy_bytes_per_second: Rate | None = None
+    copy_ceiling: Rate | None = None
     by_batch_size: tuple[BatchSizeResult, ...] = ()
     contributions: tuple[Contribution, ...] = ()
     advice: tuple[str, ...] = ()
@@ -345,13 +388,15 @@ class BatchTime(Value):
         load: Fetching its samples, in one process.
         collate: Putting them together.
         transfer: From a worker to the training process.
-        step: The training step.
+        copy_seconds: From there to the device; 0 on the CPU.
+        step: The training step on a batch that is on the device.
     """
 
     samples: Annotated[int, Field(ge=1)]
     load: Seconds
     collate: Seconds
     transfer: Seconds
+    copy_seconds: Seconds = 0.0
     step: Seconds
 
 

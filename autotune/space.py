@@ -61,6 +61,7 @@ class SearchSpace(Value):
         persistent_workers: Keeping workers.
         in_order: Order of delivery.
         sharing_strategy: How batches are handed over.
+        device_prefetch: Copying the next batch to the device beside the step; it goes with pinning alone.
         multiprocessing_context: Start method the workload brings along; never searched.
         notes: Why a knob is not searched.
     """
@@ -72,6 +73,7 @@ class SearchSpace(Value):
     persistent_workers: tuple[bool, ...] = (False, True)
     in_order: tuple[bool, ...] = (False, True)
     sharing_strategy: tuple[SharingStrategy, ...] = get_args(SharingStrategy)
+    device_prefetch: tuple[bool, ...] = (False,)
     multiprocessing_context: StartMethod | None = None
     notes: tuple[str, ...] = ()
 
@@ -105,7 +107,7 @@ class SearchSpace(Value):
         Returns:
             A value for each searched knob.
         """
-        values = {**config.dataloader.model_dump(), "sharing_strategy": config.process.sharing_strategy}
+        values = {**config.dataloader.model_dump(), **config.process.model_dump()}
         return {knob: _snap(values[knob], choices) for knob, choices in self.searched().items()}
 
     def configs(self) -> Iterator[LoaderConfig]:
@@ -132,19 +134,22 @@ def make_config(values: Mapping[Knob, Any], multiprocessing_context: StartMethod
     """Build a legal configuration from a value for every knob.
 
     Args:
-        values: All seven knobs.
+        values: All knobs.
         multiprocessing_context: Start method of the workers; None is the interpreter's default.
 
     Returns:
-        The configuration; what has no meaning without workers is left at its default.
+        The configuration; what has no meaning without workers, or without pinning, is left at its default.
     """
-    workers = values["num_workers"]
+    workers, pinned = values["num_workers"], values["pin_memory"]
     extra = {key: values[key] for key in ("prefetch_factor", "persistent_workers", "in_order")} if workers else {}
-    loader = DataLoaderSettings(
-        batch_size=values["batch_size"], num_workers=workers, pin_memory=values["pin_memory"], **extra
-    )
+    loader = DataLoaderSettings(batch_size=values["batch_size"], num_workers=workers, pin_memory=pinned, **extra)
     strategy = {"sharing_strategy": values["sharing_strategy"]} if workers else {}
-    process = ProcessSettings(multiprocessing_context=multiprocessing_context, **strategy)
+    process = ProcessSettings(
+        multiprocessing_context=multiprocessing_context,
+        non_blocking=pinned,
+        device_prefetch=pinned and values["device_prefetch"],
+        **strategy,
+    )
     return LoaderConfig(dataloader=loader, process=process)
 
 
@@ -176,6 +181,7 @@ def plan_space(
         "persistent_workers": _plan_persistence(request, workload, notes),
         "in_order": (False, True),
         "sharing_strategy": get_args(SharingStrategy),
+        "device_prefetch": (False, True) if workload.copies is not None and workload.pinning else (False,),
     }
     for knob, (low, high) in request.ranges.items():
         choices[knob] = _narrow(knob, choices[knob], low, high)
@@ -309,6 +315,8 @@ def _narrow(knob: Knob, choices: tuple[Choice, ...], low: int, high: int) -> tup
 def _check_fixed(knob: Knob, value: Any, choices: tuple[Choice, ...]) -> Choice:
     if knob == "pin_memory" and value is True and choices == (False,):
         raise UsageError("--fix pin_memory=true: pinning has no effect on this device or these samples; leave it out.")
+    if knob == "device_prefetch" and value is True and choices == (False,):
+        raise UsageError("--fix device_prefetch=true: there is nothing to copy ahead on this device; leave it out.")
     if knob == "batch_size" and choices == (None,):
         raise UsageError("--fix batch_size: the workload brings its own batches, so batch_size cannot be set.")
     return value  # type: ignore[no-any-return]  # validated against SearchSpace by plan_space
@@ -349,7 +357,7 @@ def list_values(config: LoaderConfig) -> dict[Knob, Any]:
     Returns:
         A value for each knob; what a configuration without workers does not say is torch's default.
     """
-    values = {**config.dataloader.model_dump(), "sharing_strategy": config.process.sharing_strategy}
+    values = {**config.dataloader.model_dump(), **config.process.model_dump()}
     return {knob: values[knob] if values[knob] is not None or knob == "batch_size" else 2 for knob in KNOBS}
 
 

@@ -32,7 +32,7 @@ SCALES: Final = (0.5, 1.0, 2.0)  # of all those deviations; the data choose
 DOUBTFUL: Final = -1.5  # standard deviations below what the other measurements say
 FEWEST_WITNESSES: Final = 4
 FAILURE_SCALE: Final = 0.5  # doublings of workers, queue or batch size within which a failure is expected again
-SWITCHES: Final = 4
+SWITCHES: Final = 5
 
 
 class Prediction(Value):
@@ -211,6 +211,7 @@ def _list_points(configs: Sequence[LoaderConfig]) -> Numbers:
             config.dataloader.persistent_workers,
             config.dataloader.in_order,
             config.process.sharing_strategy == "file_system",
+            config.process.device_prefetch,
         )
         for config in configs
     ]

@@ -95,13 +95,14 @@ class Host:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._where = "import"
+        self._needs_warm_step = True
         self._last_progress = 0.0
         self._workload: Any = None
         self._step: Any = None
         self._device: Any = None
         self._trial: Any = None
         self._is_warm = False
-        self._is_step_warm = False
+        self._warm_sizes: set[int | None] = set()
         self._in_step = False
         self._is_spent = False
         self._on_lost_worker: Any = signal.SIG_DFL
@@ -172,13 +173,15 @@ class Host:
         self._where = "step"
         self._show(f"making the step ({request.describe_step()})")
         self._step = self._watch_step(make_step(request, self._device))
-        self._is_step_warm = request.step_seconds is not None and self._device.type == "cpu"  # it only sleeps
+        self._needs_warm_step = request.step_seconds is None or self._device.type != "cpu"  # else it only sleeps
 
     def _probe(self, order: Any) -> Any:
         from autotune.probe import profile_workload
 
         self._where = "probe"
-        self._is_warm = self._is_step_warm = True
+        self._is_warm = True
+        if self._device.type == "cpu":
+            self._needs_warm_step = False
         return profile_workload(self._workload, self._step, self._device, order, self._show)
 
     def _measure(self, request: Any) -> Any:
@@ -189,10 +192,9 @@ class Host:
         self._trial = None
         if not request.fresh and request.config.dataloader.num_workers:
             self._warm_up()
-        if not self._is_step_warm:
+        if self._is_step_cold(request.config.dataloader.batch_size):
             self._show("warming the step up")
             warm_up_step(self._workload, self._step, self._device, request.config)
-            self._is_step_warm = True
         self._trial = TrialMeasurement(self._workload, self._step, self._device, request, self._count)
         threads = _count_threads()
         measured = self._trial.run()
@@ -202,6 +204,14 @@ class Host:
         )
         self._is_spent = not workers and sets_workers_up and _count_threads() > threads
         return measured
+
+    def _is_step_cold(self, batch_size: int | None) -> bool:
+        """Tell whether the step is still to be warmed up; on a device, kernels are chosen for each size of batch."""
+        if not self._needs_warm_step or batch_size in self._warm_sizes:
+            return False
+        self._warm_sizes.add(batch_size)
+        self._needs_warm_step = self._device.type != "cpu"
+        return True
 
     def _release(self) -> None:
         """Take the trial's workers down, and refuse to go on where the workers of other trials would hang.

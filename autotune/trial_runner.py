@@ -139,7 +139,8 @@ class TrialRunner:
         outcome = self._obtain_child()
         if isinstance(outcome, Child):
             deadline = request.seconds * TRIAL_OVERHEAD + self._stall_seconds
-            outcome = outcome.command(Run(trial=request), self._watch(deadline))
+            budgeted = request.model_copy(update={"gpu_bytes": self._budgets.gpu_bytes})
+            outcome = outcome.command(Run(trial=budgeted), self._watch(deadline))
         output = self._child.read_output() if self._child is not None and isinstance(outcome, Failed) else ""
         result = _make_result(request, outcome, self._usage, self._budgets, output)
         result = check_gpu_memory(result, self._budgets)

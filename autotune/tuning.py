@@ -19,7 +19,7 @@ from autotune.importing import check_import_string
 from autotune.interrupts import finish_first
 from autotune.limits import plan_limits
 from autotune.machine import MachineProfile, read_machine
-from autotune.messages import RunTrial, WorkloadProfile
+from autotune.messages import RunTrial, TrialRequest, TrialResult, WorkloadProfile
 from autotune.noise import NoiseWatch
 from autotune.outcome import Outcome, make_profile, summarize_search
 from autotune.planning import Plan, make_plan
@@ -76,7 +76,7 @@ def tune(
         plan = prepare(request, machine or read_machine(), workload, runner, view)
         with open_search(storage, request, plan.space, plan.hardware, view.show_warning) as search:
             noise = NoiseWatch(plan.machine.usable_cpus) if run_trial is None else None
-            run_trial = run_trial or runner.run
+            run_trial = insist_on_device(run_trial or runner.run)
             deadline = started + request.timeout_seconds if request.timeout_seconds is not None else None
             warm = None if earlier is None else plan_warm_start(earlier, plan.hardware)
             run = Run(
@@ -126,9 +126,30 @@ def _go_through(run: Run, search: Search, view: View, deadline: float | None) ->
         _explain(run.ablation, run.confirmation, deadline)
     except KeyboardInterrupt as interrupt:
         return End(stopped or "interrupted", interrupt)
+    except TrialError as error:
+        return End(stopped or "the device was lost", error)
     except OSError as error:  # no room for a folder, no process left: what was measured is still worth having
         return End(stopped or "trials could no longer be run", _describe_refusal(error))
     return End(stopped)
+
+
+def insist_on_device(run_trial: RunTrial) -> RunTrial:
+    """End the run, rather than each trial after the other, when the device is gone.
+
+    Args:
+        run_trial: Measures one configuration.
+
+    Returns:
+        The same, but a lost device raises TrialError.
+    """
+
+    def run(request: TrialRequest) -> TrialResult:
+        result = run_trial(request)
+        if result.kind == "device_lost":
+            raise TrialError(f"Trials can no longer be run: the last one {result.message}.", result.details)
+        return result
+
+    return run
 
 
 def _describe_refusal(error: OSError) -> TrialError:
@@ -247,7 +268,7 @@ def prepare(
             workload = runner.probe(_choose_probe_sizes(request), limits)
         except OSError as error:
             raise _describe_refusal(error) from None
-    limits = plan_limits(machine, request, workload.gpu_memory_bytes)
+    limits = plan_limits(machine, request, workload)
     runner.limit(limits)
     plan = make_plan(request, machine, workload, limits)
     view.show_plan(plan)

@@ -50,8 +50,27 @@ _SYMPTOMS: Final[tuple[tuple[TrialKind, str, str], ...]] = (
     ),
     (
         "out_of_memory",
+        r"(?s)pin.memory.*CUDA error: out of memory|CUDA error: out of memory.*pin.memory",
+        "could get no more page-locked memory. Tune with fewer --max-workers, a smaller --batch-size, or "
+        "--fix pin_memory=false",
+    ),
+    (
+        "out_of_memory",
         r"torch\.OutOfMemoryError|(CUDA|HIP|XPU)( error:)? out of memory",
         "ran out of device memory{asked}. Use a smaller --batch-size",
+    ),
+    (
+        "device_lost",
+        r"GPU is lost|fallen off the bus|uncorrectable|No CUDA GPUs are available|CUDA error: (hardware|"
+        r"no CUDA-capable device|CUDA-capable device\(s\) is/are busy|all CUDA-capable|unknown error|system not yet)",
+        "lost its device: {error}. Look at nvidia-smi and the kernel's log (Xid); a driver that lost a GPU needs a "
+        "reset or a reboot",
+    ),
+    (
+        "device_failed",
+        r"CUDA error: (?!invalid argument)|(CUBLAS|CUDNN)_STATUS_(EXECUTION|INTERNAL)|device-side assert",
+        "left the device in an error that only a new process clears: {error}. An index out of range in the step does "
+        "this; CUDA_LAUNCH_BLOCKING=1 shows where",
     ),
     (
         "out_of_memory",
@@ -186,9 +205,17 @@ def judge_failure(failed: Failed, shm: str = "", output: str = "") -> Death:
 def _find_symptom(spoken: str, shm: str) -> Death | None:
     for kind, pattern, message in _SYMPTOMS:
         if re.search(pattern, spoken, re.IGNORECASE | re.MULTILINE):
-            words = message.format(shm=shm, asked=_describe_amount(spoken), files=_read_files_limit())
+            error = _find_line(pattern, spoken)
+            words = message.format(shm=shm, asked=_describe_amount(spoken), files=_read_files_limit(), error=error)
             return Death(kind=kind, message=words)
     return None
+
+
+def _find_line(pattern: str, text: str) -> str:
+    """Give the line in which a pattern is found, shortened for a sentence."""
+    lines = (line.strip() for line in text.splitlines())
+    found = next((line for line in lines if re.search(pattern, line, re.IGNORECASE)), "")
+    return found[:MOST_QUOTED].rstrip(".")
 
 
 def _is_lost_worker(failed: Failed) -> bool:

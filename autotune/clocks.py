@@ -1,0 +1,129 @@
+"""Tells when each step of an epoch ended, on the device that ran it, and how long that device waited for data.
+
+A device works after the call has returned, so its moments are marked by events on its stream and read when it has
+passed them; waiting for it at every step would take away the overlap that is to be measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+MILLI = 1e-3
+
+
+class Clock(Protocol):
+    """What a recorder asks of a clock; it starts when it is made."""
+
+    def ask(self) -> None:
+        """Note that the loader is asked for the next batch."""
+
+    def begin(self) -> None:
+        """Note that the batch is there and the step begins."""
+
+    def end(self) -> None:
+        """Note that the step has been given to the device."""
+
+    def read(self) -> tuple[list[float], float]:
+        """Read when each step ended, as far as it has, and how long was waited before them.
+
+        Returns:
+            Seconds since the clock was made, ascending; and seconds.
+        """
+
+
+class HostClock:
+    """The clock of a device that has done its work when the call returns.
+
+    Args:
+        now: Gives the moment, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._started = now()
+        self._moments: list[float] = []
+        self._waited = 0.0
+        self._asked = self._started
+
+    def ask(self) -> None:
+        """Note that the loader is asked for the next batch."""
+        self._asked = self._now()
+
+    def begin(self) -> None:
+        """Note that the batch is there and the step begins."""
+        self._waited += self._now() - self._asked
+
+    def end(self) -> None:
+        """Note that the step is over."""
+        self._moments.append(self._now() - self._started)
+
+    def read(self) -> tuple[list[float], float]:
+        """Read when each step ended and how long was waited before them, in seconds."""
+        return self._moments, self._waited
+
+
+class Event(Protocol):
+    """A mark on a device's stream, as `torch.cuda.Event(enable_timing=True)` makes it."""
+
+    def record(self) -> None:
+        """Put the mark behind what the stream has been given so far."""
+
+    def query(self) -> bool:
+        """Tell whether the device has passed the mark."""
+
+    def elapsed_time(self, end: Any, /) -> float:
+        """Give the milliseconds between this mark and a later one."""
+
+
+class EventClock:
+    """The clock of a device that works on while the host goes on.
+
+    The device waits for data from the end of a step to the beginning of the next one: an idle stream passes a mark at
+    once, a busy one when it gets there.
+
+    Args:
+        make_event: Makes a mark on the stream that the steps run on.
+    """
+
+    def __init__(self, make_event: Callable[[], Event]) -> None:
+        self._make_event = make_event
+        self._spare: list[Event] = []
+        self._pending: deque[tuple[Event, Event]] = deque()
+        self._moments: list[float] = []
+        self._waited = 0.0
+        self._last = self._start = self._mark()
+        self._begun = self._start
+
+    def ask(self) -> None:
+        """Note nothing: what the host waits is not what the device waits."""
+
+    def begin(self) -> None:
+        """Mark the beginning of a step."""
+        self._begun = self._mark()
+
+    def end(self) -> None:
+        """Mark the end of the step."""
+        self._pending.append((self._begun, self._mark()))
+
+    def read(self) -> tuple[list[float], float]:
+        """Read when each step ended that the device is through with, and how long it idled, in seconds."""
+        while self._pending and self._pending[0][1].query():
+            self._resolve(*self._pending.popleft())
+        return self._moments, self._waited
+
+    def _resolve(self, begun: Event, ended: Event) -> None:
+        before = self._moments[-1] if self._moments else 0.0
+        self._moments.append(max(before, MILLI * self._start.elapsed_time(ended)))
+        self._waited += max(0.0, MILLI * self._last.elapsed_time(begun))
+        self._spare.append(begun)
+        if self._last is not self._start:
+            self._spare.append(self._last)
+        self._last = ended
+
+    def _mark(self) -> Event:
+        event = self._spare.pop() if self._spare else self._make_event()
+        event.record()
+        return event
