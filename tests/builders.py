@@ -11,9 +11,19 @@ from typing import Any
 from autotune.confirming import Contestant
 from autotune.limits import Limits
 from autotune.machine import MachineProfile
-from autotune.messages import EpochTrace, LinearCost, Measurement, TrialKind, TrialResult, WorkloadProfile
+from autotune.messages import (
+    CopyRates,
+    EpochTrace,
+    LinearBytes,
+    LinearCost,
+    Measurement,
+    TrialKind,
+    TrialResult,
+    WorkloadProfile,
+)
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.schema import (
+    Accelerator,
     Baseline,
     BatchTime,
     Contribution,
@@ -80,6 +90,21 @@ def make_workload(**changes: Any) -> WorkloadProfile:
         "rss_bytes": 256 * MIB,
     }
     return WorkloadProfile(**usual | changes)
+
+
+def make_gpu_workload(**changes: Any) -> WorkloadProfile:
+    """Build samples of 1 MB for a GPU of 80 GiB: copied at 4 GB/s, at 12 GB/s from pinned memory."""
+    usual: dict[str, Any] = {
+        "accelerator": Accelerator(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_capability="9.0"),
+        "gpu_room_bytes": 78 * GIB,
+        "gpu_bytes": LinearBytes(fixed_bytes=GIB, sample_bytes=8 * MIB),
+        "pinning": True,
+        "copies": CopyRates(pageable=4e9, pinned=12e9, overlap=1.0),
+        "sample_bytes": 1_000_000,
+        "load": make_cost(1e-4),
+        "step": make_cost(5e-5),
+    }
+    return make_workload(**usual | changes)
 
 
 def make_limits(**changes: Any) -> Limits:
@@ -156,7 +181,7 @@ def make_contestant(config: LoaderConfig, *rates: float, peak_host_bytes: int = 
 
 
 def make_hardware(**changes: Any) -> Hardware:
-    return make_machine().hardware(None, 0).model_copy(update=changes)
+    return make_machine().hardware(None).model_copy(update=changes)
 
 
 def make_profile(name: str = "cpu-4c-test", **changes: Any) -> TunedConfig:

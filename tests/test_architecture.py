@@ -19,9 +19,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "autotune"
 
 FLOORS = (
-    {"errors", "units", "channel", "worker_setup", "workload", "isolation", "locks", "interrupts"},
+    {"errors", "units", "channel", "worker_setup", "workload", "isolation", "locks", "interrupts", "clocks"},
     {"schema", "request", "messages", "records"},
-    {"machine", "importing", "matching", "ruling"},
+    {"machine", "importing", "matching", "ruling", "nvml"},
     {"limits", "costs", "scoring", "process_tree", "verdicts", "noise", "cgroups"},
     {
         "space",
@@ -34,6 +34,7 @@ FLOORS = (
         "view",
         "batches",
         "devices",
+        "prefetching",
         "surrogate",
         "advice",
         "containment",
@@ -57,6 +58,7 @@ FLOORS = (
         "trial_runner",
         "loaders",
         "worker_costs",
+        "copy_costs",
         "page_copies",
         "steps",
         "measure",
@@ -81,7 +83,7 @@ OWNERS = {
     "jinja2": {"page"},
 }
 COMMAND_LINE = {"cli", "file_commands", "exits"}
-TORCH_ROOMS = {"batches", "devices", "loaders", "probe", "steps", "worker_costs"}
+TORCH_ROOMS = {"batches", "devices", "loaders", "prefetching", "probe", "steps", "worker_costs"}
 
 
 def read_imports(path: Path, *, top_only: bool = False) -> set[str]:

@@ -4,10 +4,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from autotune.costs import count_epoch_batches, find_bottleneck, predict_samples_per_second, suggest_most_workers
-from autotune.messages import WorkloadProfile
-from autotune.schema import LoaderConfig
-from tests.builders import make_config, make_cost, make_workload
+from autotune.costs import (
+    count_epoch_batches,
+    find_bottleneck,
+    predict_copy,
+    predict_pace,
+    predict_samples_per_second,
+    suggest_most_workers,
+)
+from autotune.messages import CopyRates, WorkloadProfile
+from autotune.schema import LoaderConfig, ProcessSettings
+from tests.builders import make_config, make_cost, make_gpu_workload, make_workload
 
 WORKLOADS = st.builds(
     make_workload,
@@ -118,3 +125,46 @@ def test_the_bottleneck_is_named_by_what_the_loader_would_need_more_of(
     bottleneck: str, workload: WorkloadProfile, workers: int, wait_fraction: float
 ) -> None:
     assert find_bottleneck(make_config(workers), workload, 4.0, wait_fraction) == bottleneck
+
+
+def predict(workload: WorkloadProfile, **settings: bool) -> float:
+    """Predict the seconds per batch of 16 workers on 64 CPUs."""
+    flags = {name: settings.get(name, False) for name in ("pin_memory",)}
+    process = ProcessSettings(non_blocking=flags["pin_memory"], device_prefetch=settings.get("device_prefetch", False))
+    config = make_config(16, 2, 32, process=process, **flags)
+    return predict_pace(config, workload, 64.0).training
+
+
+def test_a_copy_and_the_step_take_turns_unless_the_copy_has_a_stream_of_its_own() -> None:
+    workload = make_gpu_workload(step=make_cost(0.0, 4e-3), transfer=make_cost(0.0))
+    pinned_copy, pageable_copy = 32e6 / 12e9, 32e6 / 4e9
+    assert predict(workload) == pytest.approx(pageable_copy + 4e-3)
+    assert predict(workload, pin_memory=True) == pytest.approx(pinned_copy + 4e-3)
+    assert predict(workload, pin_memory=True, device_prefetch=True) == pytest.approx(4e-3)
+
+
+def test_a_device_that_cannot_overlap_gains_nothing_from_copying_ahead() -> None:
+    copies = CopyRates(pageable=4e9, pinned=12e9, overlap=0.0)
+    workload = make_gpu_workload(copies=copies, transfer=make_cost(0.0))
+    ahead = predict(workload, pin_memory=True, device_prefetch=True)
+    assert ahead == pytest.approx(predict(workload, pin_memory=True))
+
+
+def test_taking_batches_over_hides_behind_the_device_but_not_behind_a_pageable_copy() -> None:
+    workload = make_gpu_workload(step=make_cost(0.0, 4e-3), transfer=make_cost(0.0, 6e-3))
+    assert predict(workload, pin_memory=True) == pytest.approx(32e6 / 12e9 + 4e-3)
+    slow = make_gpu_workload(step=make_cost(0.0, 1e-3), transfer=make_cost(0.0, 20e-3))
+    assert predict(slow) == pytest.approx(32e6 / 4e9 + 10e-3)
+
+
+def test_a_run_whose_copies_take_longest_is_bound_by_them() -> None:
+    workload = make_gpu_workload(step=make_cost(0.0, 1e-3), transfer=make_cost(0.0))
+    assert find_bottleneck(make_config(16, pin_memory=True), workload, 64.0, 0.0) == "copy"
+    slow_step = make_gpu_workload(step=make_cost(0.0, 1e-1), transfer=make_cost(0.0))
+    assert find_bottleneck(make_config(16, pin_memory=True), slow_step, 64.0, 0.0) == "step"
+    slow_load = make_gpu_workload(load=make_cost(1e-2), cpu_share=0.0, transfer=make_cost(0.0))
+    assert find_bottleneck(make_config(2, pin_memory=True), slow_load, 64.0, 0.9) == "waiting"
+
+
+def test_on_the_cpu_nothing_is_copied() -> None:
+    assert predict_copy(make_config(2), make_workload()) == 0.0

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 import autotune
 from autotune import file_commands
 from autotune.errors import UsageError
-from autotune.exporting import ALL, TARGETS, Export, Target, export
+from autotune.exporting import OF_A_LOADER, TARGETS, Export, Target, export
 from autotune.schema import LoaderConfig, ProcessSettings, TunedConfig
 from tests.builders import make_config, make_profile
 
@@ -31,7 +31,10 @@ UNUSUAL = make_config(
     in_order=False,
 )
 OWN_BATCHES = make_config(2, 2, None)
-CONFIGS = {"plain": PLAIN, "workers": WORKERS, "unusual": UNUSUAL, "own_batches": OWN_BATCHES}
+ON_GPU = make_config(
+    2, 2, 64, ProcessSettings(non_blocking=True, device_prefetch=True), pin_memory=True, persistent_workers=True
+)
+CONFIGS = {"plain": PLAIN, "workers": WORKERS, "unusual": UNUSUAL, "own_batches": OWN_BATCHES, "on_gpu": ON_GPU}
 
 
 def make_profile_of(config: LoaderConfig, **changes: Any) -> TunedConfig:
@@ -57,6 +60,7 @@ def test_every_setting_is_in_the_export_or_named_as_not_held(to: Target, name: s
     made = export_config(config, to)
     words = {"num_workers": "workers", "pin_memory": "pin-mem", "sharing_strategy": "sharing_strategy"}
     settings = config.loader_kwargs() | {"sharing_strategy": config.process.sharing_strategy}
+    settings |= {name: True for name in ("non_blocking", "device_prefetch") if getattr(config.process, name)}
     named = {setting.field for setting in made.unheld}
     body = strip_comments(made.text).lower().replace("batch-size", "batch_size")
     for field, value in settings.items():
@@ -97,7 +101,7 @@ def test_the_batch_size_is_always_said_to_be_per_process(to: Target) -> None:
         ("statefuldataloader", ["sharing_strategy"]),
         ("hf", ["sharing_strategy"]),
         ("lightning", ["sharing_strategy"]),
-        ("accelerate", list(ALL)),
+        ("accelerate", [*OF_A_LOADER, "sharing_strategy"]),
         (
             "timm",
             ["prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context", "sharing_strategy"],
@@ -109,6 +113,21 @@ def test_the_batch_size_is_always_said_to_be_per_process(to: Target) -> None:
 )
 def test_what_each_target_loses_of_an_unusual_configuration(to: Target, lost: list[str]) -> None:
     assert list_lost(export_config(UNUSUAL, to)) == lost
+
+
+@pytest.mark.parametrize(
+    ("to", "lost"),
+    [
+        ("kwargs", ["non_blocking", "device_prefetch"]),
+        ("hf", ["non_blocking", "device_prefetch"]),
+        ("accelerate", [*OF_A_LOADER[:-1], "device_prefetch"]),
+        ("lightning", ["device_prefetch"]),
+        ("timm", []),
+        ("json", []),
+    ],
+)
+def test_what_each_target_loses_of_the_way_to_a_gpu(to: Target, lost: list[str]) -> None:
+    assert list_lost(export_config(ON_GPU, to)) == lost
 
 
 @pytest.mark.parametrize("to", ["hf", "timm"])
@@ -151,7 +170,8 @@ def test_a_dict_literal_is_what_a_real_loader_takes(name: str) -> None:
 def test_json_holds_the_whole_configuration(name: str) -> None:
     config = CONFIGS[name]
     sharing = {"sharing_strategy": config.process.sharing_strategy} if config.dataloader.num_workers else {}
-    assert json.loads(export_config(config, "json").text) == config.loader_kwargs() | sharing
+    copies = {name: True for name in ("non_blocking", "device_prefetch") if getattr(config.process, name)}
+    assert json.loads(export_config(config, "json").text) == config.loader_kwargs() | sharing | copies
 
 
 def test_a_shell_reads_the_variables(tmp_path: Path) -> None:

@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 from autotune.errors import UsageError
 from autotune.limits import PAGE_BYTES, Demand, DemandModel, count_live_batches, plan_limits
 from autotune.schema import LoaderConfig, ProcessSettings
-from tests.builders import GIB, MIB, make_config, make_limits, make_machine, make_request, make_result
+from tests.builders import (
+    GIB,
+    MIB,
+    make_config,
+    make_gpu_workload,
+    make_limits,
+    make_machine,
+    make_request,
+    make_result,
+    make_workload,
+)
 
 FILE_SYSTEM = ProcessSettings(sharing_strategy="file_system")
 
@@ -180,7 +190,59 @@ def test_a_read_only_shm_has_no_budget_however_large_it_is() -> None:
 def test_the_gpu_has_a_budget_only_where_there_is_one() -> None:
     request = make_request(max_gpu_memory="50%")
     assert plan_limits(make_machine(), request).gpu_bytes is None
-    assert plan_limits(make_machine(), request, gpu_memory_bytes=80 * GIB).gpu_bytes == 40 * GIB
+    assert plan_limits(make_machine(), request, make_workload()).gpu_bytes is None
+    assert plan_limits(make_machine(), request, make_gpu_workload()).gpu_bytes == 40 * GIB
+
+
+def test_what_other_processes_hold_of_the_gpu_is_not_in_the_budget() -> None:
+    crowded = make_gpu_workload(gpu_room_bytes=10 * GIB)
+    assert plan_limits(make_machine(), make_request(), crowded).gpu_bytes == 10 * GIB
+
+
+def test_device_memory_grows_with_the_batch_and_is_held_against_its_budget() -> None:
+    model = DemandModel.from_workload(make_gpu_workload())
+    demand = model.predict(make_config(0, batch_size=128))
+    assert demand.gpu_bytes == GIB + 128 * 8 * MIB
+    assert not demand.find_violations(make_limits(memory_bytes=64 * GIB, gpu_bytes=2 * GIB))
+    (broken,) = demand.find_violations(make_limits(memory_bytes=64 * GIB, gpu_bytes=2 * GIB - 1))
+    assert broken.describe() == "device memory: 2.0 GiB needed of 2.0 GiB"
+    assert demand.constraints(make_limits(gpu_bytes=GIB))["gpu"] > 0
+
+
+def test_on_the_cpu_device_memory_breaks_nothing() -> None:
+    model = DemandModel.from_workload(make_gpu_workload())
+    assert not model.predict(make_config(0, batch_size=8)).find_violations(make_limits(memory_bytes=64 * GIB))
+
+
+def test_a_batch_copied_ahead_takes_device_memory_as_well() -> None:
+    model = DemandModel.from_workload(make_gpu_workload())
+    ahead = ProcessSettings(non_blocking=True, device_prefetch=True)
+    plain, prefetched = (model.predict(make_config(process=one)).gpu_bytes for one in (ProcessSettings(), ahead))
+    assert prefetched >= plain + 2 * 32 * 1_000_000
+
+
+def test_pinned_batches_are_rounded_up_to_powers_of_two() -> None:
+    model = DemandModel.from_workload(make_gpu_workload(batch_tensors=1))
+    config = make_config(2, 2, 34, pin_memory=True)  # 34 MB take a block of 64 MiB each, six of them may live
+    pageable = make_config(2, 2, 34)
+    more = model.predict(config).memory_bytes - model.predict(pageable).memory_bytes
+    assert more == 6 * 64 * MIB - model.predict(pageable).shm_bytes
+
+
+def test_pinning_costs_nothing_where_it_has_no_effect() -> None:
+    model = make_model(sample_bytes=MIB)
+    assert model.predict(make_config(2, pin_memory=True)) == model.predict(make_config(2))
+
+
+def test_a_trial_that_held_more_device_memory_than_expected_raises_the_prediction() -> None:
+    model = DemandModel.from_workload(make_gpu_workload())
+    config = make_config(0, batch_size=64)
+    result = make_result(config, 100.0)
+    assert result.measurement is not None
+    measured = result.measurement.model_copy(update={"peak_gpu_bytes": 9 * GIB})
+    learned = model.learn(result.model_copy(update={"measurement": measured}))
+    assert learned.predict(config).gpu_bytes == 9 * GIB
+    assert learned.learn(result) is learned
 
 
 def test_max_workers_is_the_users_where_given() -> None:

@@ -248,3 +248,26 @@ def test_the_smaller_of_affinity_and_quota_is_usable_and_named_as_the_source() -
 @pytest.mark.parametrize(("usable", "whole"), [(0.25, 1), (1.0, 1), (1.5, 2), (4.0, 4)])
 def test_a_part_of_a_cpu_counts_as_one(usable: float, whole: int) -> None:
     assert count_whole_cpus(usable) == whole
+
+
+TWO_GPUS = {
+    "driver/nvidia/gpus/0000:05:00.0/information": "Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-aaaa-1\n",
+    "driver/nvidia/gpus/0000:3b:00.0/information": "Model: \t\t NVIDIA A100\nGPU UUID: \t GPU-bbbb-2\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("0,1", ("NVIDIA H100", "NVIDIA A100")),
+        ("1", ("NVIDIA A100",)),
+        ("GPU-bbbb", ("NVIDIA A100",)),
+        ("1,7,0", ("NVIDIA A100",)),
+        ("", ()),
+        ("-1", ()),
+        ("MIG-cccc", ("NVIDIA H100 MIG",)),
+    ],
+)
+def test_only_visible_gpus_count(visible: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    proc = write_files(tmp_path, TWO_GPUS)
+    assert read_gpus(proc, {"CUDA_VISIBLE_DEVICES": visible}) == names

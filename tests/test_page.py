@@ -278,7 +278,9 @@ TRIALS = st.builds(
     peak_shm_bytes=BYTES,
 )
 POINTS = st.builds(CurvePoint, num_workers=st.integers(0, 500), samples_per_second=RATES, relative_error=RATES)
-TIMES = st.builds(BatchTime, samples=st.integers(1, 10**6), load=RATES, collate=RATES, transfer=RATES, step=RATES)
+TIMES = st.builds(
+    BatchTime, samples=st.integers(1, 10**6), load=RATES, collate=RATES, transfer=RATES, copy_seconds=RATES, step=RATES
+)
 EVIDENCE = st.builds(
     make_evidence,
     trials=st.lists(TRIALS, max_size=5).map(tuple),
@@ -344,6 +346,6 @@ def test_texts_stand_out_from_what_is_behind_them(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_marks_and_bars_stand_out_from_the_card(scheme: str) -> None:
     colours = read_colours()[scheme]
-    marks = ("answer", "trial", "shm", "bad", "before", "waiting", "step", "load", "collate", "transfer", "strong-line")
-    for mark in marks:
+    marks = ("answer", "trial", "shm", "bad", "before", "waiting", "step", "load", "collate", "transfer", "copy")
+    for mark in (*marks, "strong-line"):
         assert measure_contrast(colours[mark], colours["card"]) >= 3, mark

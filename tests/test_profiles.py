@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from autotune.errors import ProfileError
 from autotune.machine import read_gpus, read_machine
 from autotune.profiles import TunedLoader, choose_profile, clamp_config, load
-from autotune.schema import Hardware, ProcessSettings, WorkloadIdentity
+from autotune.schema import Accelerator, Hardware, ProcessSettings, WorkloadIdentity
 from tests.builders import MIB, make_config, make_machine, make_profile, write_profiles
 
 DATA: Any = range(10)
@@ -24,7 +24,8 @@ NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 def make_hardware_here(**changes: Any) -> Hardware:
     gpus = read_gpus()
-    return read_machine().hardware(gpus[0] if gpus else None, len(gpus)).model_copy(update=changes)
+    gpu = Accelerator(name=gpus[0], count=len(gpus)) if gpus else None
+    return read_machine().hardware(gpu).model_copy(update=changes)
 
 
 def make_smaller_hardware() -> Hardware:

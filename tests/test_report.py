@@ -14,14 +14,18 @@ from autotune.report import (
     describe_profile,
     describe_settings,
     describe_skip,
+    describe_use_in_code,
     describe_workload,
+    list_notes,
 )
-from autotune.schema import BatchSizeResult, LoaderConfig, ProcessSettings, TunedConfig
+from autotune.schema import Accelerator, BatchSizeResult, LoaderConfig, ProcessSettings, TunedConfig
 from tests.builders import (
     GIB,
     MIB,
     make_config,
     make_cost,
+    make_gpu_workload,
+    make_hardware,
     make_limits,
     make_machine,
     make_profile,
@@ -156,7 +160,7 @@ def test_an_answer_that_changes_nothing_about_training_has_no_caveats() -> None:
 
 
 def test_a_saved_profile_is_shown_with_where_and_how_it_was_found() -> None:
-    hardware = make_machine().hardware("NVIDIA H100", 2)
+    hardware = make_machine().hardware(Accelerator(name="NVIDIA H100", count=2))
     text = describe_profile(make_profile("h100x2", hardware=hardware))
     assert "h100x2   pkg.data:make_dataset   2026-01-02 03:04 UTC" in text
     assert "2x NVIDIA H100   4 CPUs   RAM 16.0 GiB   /dev/shm 8.0 GiB   torch 2.13.0   Python 3.11.7" in text
@@ -192,3 +196,22 @@ def test_the_line_of_training_code_suits_the_workload() -> None:
     assert last_line(shared, "map") == 'autotune.load("x.json").make_loader(dataset, shuffle=True)'
     assert last_line(shared, "iterable") == 'autotune.load("x.json").make_loader(dataset)'
     assert "**your_own_batching" in last_line(own, "map")
+
+
+def test_the_probe_of_a_gpu_names_it_and_the_way_to_it() -> None:
+    line = describe_workload(make_gpu_workload(), ceiling=1000.0)
+    assert "NVIDIA H100 80GB HBM3   copies 4.0 GB/s, 12.0 GB/s pinned, 100 % of one hidden by computing" in line
+
+
+def test_an_answer_that_copies_bound_says_how_near_they_come_to_copying_alone() -> None:
+    result = make_profile_result(bottleneck="copy", copy_bytes_per_second=11.8e9, copy_ceiling=12.1e9)
+    outcome = describe_outcome(make_profile(result=result), "map", None, "dltune.json", interrupted=False)
+    assert "bound by copying to the device (11.8 of 12.1 GB/s)" in outcome
+
+
+def test_an_answer_that_copies_ahead_comes_with_the_call_that_does() -> None:
+    process = ProcessSettings(non_blocking=True, device_prefetch=True)
+    profile = make_profile(process=process, hardware=make_hardware(gpu="NVIDIA H100", gpu_count=1))
+    used = describe_use_in_code(profile, "map", "dltune.json")
+    assert used.startswith("autotune.device_prefetch(DataLoader(dataset, shuffle=True, ")
+    assert any("non_blocking=True" in note for note in list_notes(profile))

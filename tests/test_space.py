@@ -11,9 +11,21 @@ from autotune.limits import DemandModel, Limits, plan_limits
 from autotune.machine import MachineProfile
 from autotune.messages import WorkloadProfile
 from autotune.request import KNOBS, TuningRequest
-from autotune.schema import LoaderConfig
-from autotune.space import SearchSpace, guess_configs, plan_baseline, plan_space
-from tests.builders import GIB, KIB, MIB, make_config, make_cost, make_limits, make_machine, make_request, make_workload
+from autotune.schema import LoaderConfig, ProcessSettings
+from autotune.space import SearchSpace, guess_configs, list_values, plan_baseline, plan_space
+from autotune.space import make_config as make_config_of
+from tests.builders import (
+    GIB,
+    KIB,
+    MIB,
+    make_config,
+    make_cost,
+    make_gpu_workload,
+    make_limits,
+    make_machine,
+    make_request,
+    make_workload,
+)
 
 WAITING = make_workload(samples=100_000, cpu_share=0.01, load=make_cost(5e-3), pinning=True)
 
@@ -257,7 +269,8 @@ def guess(
 
 
 def test_the_guesses_contain_what_a_careful_hand_would_set() -> None:
-    hand = make_config(4, 2, 32, pin_memory=True, persistent_workers=True)
+    process = ProcessSettings(non_blocking=True)
+    hand = make_config(4, 2, 32, process, pin_memory=True, persistent_workers=True)
     assert hand in guess()
 
 
@@ -289,3 +302,25 @@ def test_no_guess_is_predicted_to_break_a_limit(shm: int, files: int) -> None:
 def test_where_no_worker_may_start_the_knobs_of_workers_are_not_searched() -> None:
     space = plan(make_request(fixed={"num_workers": 0}, batch_sizes=(16, 32)))
     assert set(space.searched()) == {"batch_size", "pin_memory"}
+
+
+def test_copying_ahead_is_searched_where_batches_are_copied_from_pinned_memory() -> None:
+    assert plan(workload=make_gpu_workload()).device_prefetch == (False, True)
+    assert plan(workload=make_gpu_workload(copies=None, on_accelerator=True)).device_prefetch == (False,)
+    assert plan(workload=make_workload()).device_prefetch == (False,)
+
+
+def test_batches_are_copied_ahead_only_from_pinned_memory() -> None:
+    space = plan(workload=make_gpu_workload())
+    values = list_values(space.build({"num_workers": 2}))
+    copied = {
+        pinned: make_config_of({**values, "pin_memory": pinned, "device_prefetch": True}).process
+        for pinned in (False, True)
+    }
+    assert (copied[True].non_blocking, copied[True].device_prefetch) == (True, True)
+    assert (copied[False].non_blocking, copied[False].device_prefetch) == (False, False)
+
+
+def test_asking_for_copies_ahead_where_nothing_is_copied_is_refused() -> None:
+    with pytest.raises(UsageError, match="device_prefetch=true: there is nothing to copy ahead"):
+        plan(make_request(fixed={"device_prefetch": True}), make_workload())

@@ -23,7 +23,7 @@ from autotune.studies import open_storage
 from tests.builders import make_machine, make_request
 
 SPACE = SearchSpace(batch_size=(32,), num_workers=(0, 1, 2, 4, 8), pin_memory=(False,))
-HARDWARE = make_machine().hardware(None, 0)
+HARDWARE = make_machine().hardware(None)
 URL = "sqlite:///.dltune/studies.db"
 SERVER = "sqlite:///file:server.db?uri=true"  # stands in for a server: a database that dltune knows no file of
 pytestmark = pytest.mark.usefixtures("workdir")
@@ -102,7 +102,7 @@ def test_a_request_of_another_length_of_training_gets_a_study_of_its_own() -> No
 def test_a_named_study_of_another_machine_is_refused() -> None:
     with open_one(study_name="mine"):
         pass
-    larger = make_machine(affinity_cpus=8).hardware(None, 0)
+    larger = make_machine(affinity_cpus=8).hardware(None)
     with (
         pytest.raises(StudyError, match="another workload, search space or machine"),
         open_one(hardware=larger, study_name="mine"),

@@ -14,7 +14,7 @@ from autotune.errors import DltuneError, UsageError, WorkloadError
 from autotune.limits import Limits
 from autotune.messages import TrialRequest, TrialResult
 from autotune.request import WorkloadRequest
-from autotune.schema import DataLoaderSettings, LoaderConfig
+from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.trial_runner import TrialRunner
 
 ROOT = str(Path(__file__).parent.parent)
@@ -60,6 +60,15 @@ def honest(leaves_nothing: None) -> Iterator[TrialRunner]:
     with open_runner("make_honest") as runner:
         runner.probe((8, 8), LIMITS)
         yield runner
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_whose_batches_are_sent_ahead_is_whole(honest: TrialRunner, workers: int) -> None:
+    request = make_request(workers)
+    ahead = request.config.model_copy(update={"process": ProcessSettings(non_blocking=True, device_prefetch=True)})
+    result = honest.run(request.model_copy(update={"config": ahead}))
+    assert result.measurement is not None, result.message
+    assert all(trace.batches == trace.promised_batches == 8 for trace in result.measurement.epochs)
 
 
 @pytest.mark.usefixtures("either_way")

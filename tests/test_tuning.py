@@ -26,7 +26,7 @@ from autotune.request import TuningRequest, WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig
 from autotune.tuning import tune
 from autotune.view import View
-from tests.builders import make_cost, make_machine, make_result, make_workload
+from tests.builders import make_cost, make_gpu_workload, make_machine, make_result, make_workload
 
 Rate = Callable[[LoaderConfig], float]
 
@@ -455,3 +455,49 @@ def test_a_second_run_of_the_same_request_at_the_same_time_is_refused() -> None:
             run(Bench(saturating))
 
     assert run(after(5, run_again)).profile.result.confirmed_rounds == 3
+
+
+def rate_on_gpu(config: LoaderConfig) -> float:
+    """Pinned copies gain a half, copies ahead a half again."""
+    gain = 1.5 if config.dataloader.pin_memory else 1.0
+    return saturating(config) * gain * (1.5 if config.process.device_prefetch else 1.0)
+
+
+def tune_on_gpu(bench: Bench, **options: Any) -> Outcome:
+    waits = {"load": make_cost(0.01), "cpu_share": 0.05, "step": make_cost(0.0, 0.01)}
+    return tune(
+        make_request(**options),
+        run_trial=bench,
+        machine=make_machine(affinity_cpus=2),
+        workload=make_gpu_workload(**waits),
+    )
+
+
+def test_on_a_gpu_pinning_and_copying_ahead_are_found_and_recorded() -> None:
+    profile = tune_on_gpu(Bench(rate_on_gpu)).profile
+    assert profile.dataloader.pin_memory
+    assert profile.process.non_blocking
+    assert profile.process.device_prefetch
+    assert profile.hardware.gpu == "NVIDIA H100 80GB HBM3"
+    assert profile.hardware.compute_capability == "9.0"
+    assert profile.result.copy_ceiling == 12e9
+    assert profile.result.copy_bytes_per_second == pytest.approx(profile.result.samples_per_second * 1e6)
+
+
+def test_every_device_side_setting_is_a_step_of_the_explanation() -> None:
+    settings = " ".join(row.setting for row in tune_on_gpu(Bench(rate_on_gpu)).profile.result.contributions)
+    assert "pin_memory=True" in settings
+    assert "device_prefetch=True" in settings
+
+
+def test_a_lost_device_ends_the_run_and_keeps_the_best_so_far(workdir: Path) -> None:
+    bench = Bench(rate_on_gpu, lambda config: "device_lost" if len(bench.asked) > 6 else None)
+    with pytest.raises(TrialError, match=r"can no longer be run.*The best so far was written to dltune.json"):
+        tune_on_gpu(bench)
+    assert len(bench.asked) == 7
+    assert load("dltune.json", on_mismatch="default").profile.search.stopped == "the device was lost"
+
+
+def test_a_step_that_breaks_the_device_without_workers_ends_the_run_with_its_words() -> None:
+    with pytest.raises(WorkloadError, match="Training fails even without workers: it did what it was told"):
+        tune_on_gpu(Bench(rate_on_gpu, lambda config: "device_failed"))

@@ -45,6 +45,13 @@ def judge(error: str, details: str = "") -> Death:
         ("out_of_memory", "MemoryError: "),
         ("out_of_memory", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
         ("out_of_memory", "torch.AcceleratorError: CUDA error: out of memory"),
+        ("device_failed", "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"),
+        ("device_failed", "torch.AcceleratorError: CUDA error: device-side assert triggered"),
+        ("device_failed", "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        ("device_lost", "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"),
+        ("device_lost", "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+        ("device_lost", "RuntimeError: No CUDA GPUs are available"),
+        ("workload_failed", "RuntimeError: CUDA error: invalid argument"),
         ("crashed", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "),
         ("crashed", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Aborted. "),
         ("crashed", "RuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly"),
@@ -147,6 +154,20 @@ def test_a_limit_or_an_amount_is_named_where_the_system_tells() -> None:
     assert "(limit " in judge(NO_FILES).message
     assert "it asked for 8.0 GiB more" in judge(NO_MEMORY).message
     assert "it asked for 2.00 GiB more" in judge("torch.OutOfMemoryError: Tried to allocate 2.00 GiB.").message
+
+
+def test_memory_that_cannot_be_pinned_is_told_from_memory_of_the_device() -> None:
+    error = "RuntimeError: Caught RuntimeError in pin memory thread for device 0.\nCUDA error: out of memory"
+    death = judge(error)
+    assert death.kind == "out_of_memory"
+    assert "page-locked" in death.message
+    assert "--fix pin_memory=false" in death.message
+
+
+def test_a_device_in_error_is_quoted_with_the_next_step() -> None:
+    error = "torch.AcceleratorError: CUDA error: device-side assert triggered\nCUDA kernel errors may be reported later"
+    message = judge(error).message
+    assert "CUDA error: device-side assert triggered. An index out of range in the step does this" in message
 
 
 def test_names_that_ran_out_are_not_blamed_on_the_size() -> None:

@@ -23,7 +23,7 @@ def tune_cold(bench: Bench) -> TunedConfig:
 
 def tune_warm(bench: Bench, earlier: TunedConfig, **machine: Any) -> TunedConfig:
     here = make_machine(**{"affinity_cpus": 2} | machine)
-    request = ask_again(earlier, here.hardware(None, 0), "dltune.json")
+    request = ask_again(earlier, here.hardware(None), "dltune.json")
     return tune(request, run_trial=bench, machine=here, workload=waiting_workload(), earlier=earlier).profile
 
 

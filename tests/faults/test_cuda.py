@@ -11,7 +11,7 @@ ROW = "CUDA OOM / pinned failure"
 
 @pytest.mark.parametrize(
     ("text", "words", "workers"),
-    [("allocator", ": it asked for 2.00 GiB more", 2), ("driver", "", 0), ("pinning without memory", "", 0)],
+    [("allocator", ": it asked for 2.00 GiB more", 2), ("driver", "", 0)],
 )
 @pytest.mark.fault(ROW, needs="plain")
 def test_a_gpu_without_memory_is_named_with_what_to_reduce(text: str, words: str, workers: int) -> None:
@@ -31,6 +31,22 @@ def test_a_step_without_memory_in_the_probe_is_told_to_use_smaller_batches() -> 
     error = refuse("misbehaving:make_honest", step="faults.villains:make_step_without_memory")
     assert "The training step (tests.faults.villains:make_step_without_memory) failed on a batch" in str(error)
     assert "Use a smaller --batch-size" in str(error)
+
+
+@pytest.mark.fault(ROW, needs="plain")
+def test_a_host_without_memory_to_pin_is_told_to_pin_less() -> None:
+    result = run(
+        "faults.villains:make_cuda_failure", arguments={"text": "pinning without memory"}, play=Play(workers=0)
+    )
+    assert result.kind == "out_of_memory", result.message
+    assert "could get no more page-locked memory" in result.message
+
+
+@pytest.mark.fault(ROW, needs="plain")
+@pytest.mark.parametrize(("text", "kind"), [("sticky", "device_failed"), ("lost", "device_lost")])
+def test_a_device_in_error_ends_the_child_and_the_next_trial_gets_a_new_one(text: str, kind: str) -> None:
+    result = run("faults.villains:make_cuda_failure", arguments={"text": text}, play=Play(workers=0))
+    assert result.kind == kind, result.message
 
 
 @pytest.mark.fault(ROW, needs="plain")

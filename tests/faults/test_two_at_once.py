@@ -35,7 +35,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 with (
     open_storage(None) as storage,
-    open_search(storage, request, space, make_machine().hardware(None, 0), print) as search,
+    open_search(storage, request, space, make_machine().hardware(None), print) as search,
 ):
     search.ask()
 """

@@ -488,6 +488,8 @@ TEXTS: dict[str, Callable[[], Exception]] = {
         '  File "torch/utils/data/_utils/pin_memory.py", line 41, in do_one_step\n    data = pin_memory(data, device)\n'
         "RuntimeError: CUDA error: invalid argument\n"
     ),
+    "sticky": lambda: RuntimeError("CUDA error: an illegal memory access was encountered"),
+    "lost": lambda: RuntimeError("CUDA error: uncorrectable ECC error encountered"),
     "pinning without memory": lambda: RuntimeError(
         "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
         "RuntimeError: CUDA error: out of memory\n"

@@ -1,0 +1,97 @@
+"""The thin room around torch's CUDA, on a real device."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from autotune.copy_costs import CudaBench, measure_copies
+from autotune.devices import (
+    BusyDevice,
+    cap_memory,
+    make_clock,
+    read_accelerator,
+    read_peak,
+    read_room,
+    reset_peak,
+    resolve_device,
+    synchronize,
+)
+
+MIB = 1024**2
+
+
+@pytest.fixture
+def device(needs_cuda: None) -> torch.device:
+    return resolve_device("auto")
+
+
+def test_auto_is_cuda(device: torch.device) -> None:
+    assert device.type == "cuda"
+
+
+def test_the_device_is_described(device: torch.device) -> None:
+    found = read_accelerator(device)
+    assert found is not None
+    assert found.name == torch.cuda.get_device_name(device)
+    assert found.count >= 1
+    assert found.memory_bytes > 0
+    assert found.compute_capability is not None
+
+
+def test_the_room_of_a_device_is_less_than_the_whole(device: torch.device) -> None:
+    found = read_accelerator(device)
+    assert found is not None
+    assert 0 < read_room(device) < found.memory_bytes
+
+
+def test_the_peak_of_a_trial_is_its_own(device: torch.device) -> None:
+    held = torch.empty(256 * MIB, dtype=torch.uint8, device=device)
+    assert read_peak(device) >= 256 * MIB
+    del held
+    reset_peak(device)
+    assert read_peak(device) < 256 * MIB
+
+
+def test_the_allocator_refuses_more_than_its_budget(device: torch.device) -> None:
+    reset_peak(device)
+    try:
+        cap_memory(device, 128 * MIB)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(256 * MIB, dtype=torch.uint8, device=device)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def test_events_tell_when_steps_end_while_the_host_goes_on(device: torch.device) -> None:
+    occupy = BusyDevice(device, 0.02)
+    synchronize(device)
+    clock = make_clock(device)
+    for _ in range(10):
+        clock.ask()
+        clock.begin()
+        occupy()
+        clock.end()
+    assert len(clock.read()[0]) < 10  # the host did not wait
+    synchronize(device)
+    moments, waited = clock.read()
+    gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
+    assert len(moments) == 10
+    assert max(gaps) < 1.5 * min(gaps)  # one spell of computing is as long as another
+    assert waited < 0.2 * moments[-1]
+
+
+def test_copies_have_rates_and_a_device_that_overlaps_says_so(device: torch.device) -> None:
+    found = measure_copies([torch.zeros(64 * MIB, dtype=torch.uint8)], CudaBench(device))
+    assert found is not None
+    assert found.pinned > 0.8 * found.pageable
+    assert 0 <= found.overlap <= 1
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_only_the_device_that_was_named_is_touched(needs_cuda: None) -> None:
+    resolve_device("cuda:1")
+    assert torch.cuda.current_device() == 1
+    assert torch.cuda.memory_reserved(0) == 0
