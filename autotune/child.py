@@ -38,6 +38,7 @@ from autotune.verdicts import Death, name_death, name_stall
 from autotune.watchdog import Breach, Reading, Watch
 
 TICK_SECONDS: Final = 0.05
+WALLED_TICK_SECONDS: Final = 0.1  # where the kernel holds the budgets, too
 LOG_BYTES: Final = 4 * 2**20
 LOG_TAIL_BYTES: Final = 4000
 SCRATCH_PREFIX: Final = "dltune-"
@@ -123,6 +124,8 @@ class Child:
                 start_new_session=True,
             )
         self._gauge = TrialGauge(self._process.pid, limits, self._group, own_shm=self._own_shm)
+        is_walled = self._group is not None and self._own_shm
+        self._tick_seconds = WALLED_TICK_SECONDS if is_walled else TICK_SECONDS
 
     def command(self, command: Command, watch: Watch) -> Report | Death:
         """Give a command and wait for its answer, watching the tree.
@@ -166,7 +169,7 @@ class Child:
         pulse = Pulse()
         self.usage = Usage()
         while True:
-            line = self._channel.receive(NEAR_SECONDS if self._gauge.is_near else TICK_SECONDS)
+            line = self._channel.receive(NEAR_SECONDS if self._gauge.is_near else self._tick_seconds)
             if line is not None:
                 report = REPORT.validate_json(line)
                 if not isinstance(report, Progress):

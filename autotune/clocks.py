@@ -1,7 +1,8 @@
 """Tells when each step of an epoch ended, on the device that ran it, and how long that device waited for data.
 
 A device works after the call has returned, so its moments are marked by events on its stream and read when it has
-passed them; waiting for it at every step would take away the overlap that is to be measured.
+passed them; waiting for it at every step would take away the overlap that is to be measured. But the host must not run
+away from it either: a trial's end is decided by the host, and every step that it is ahead holds a batch in pinned memory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 MILLI = 1e-3
+MOST_AHEAD = 8  # steps that the host may be ahead of the device; a queue of launches holds a few real ones
 
 
 class Clock(Protocol):
@@ -74,6 +76,9 @@ class Event(Protocol):
     def query(self) -> bool:
         """Tell whether the device has passed the mark."""
 
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
     def elapsed_time(self, end: Any, /) -> float:
         """Give the milliseconds between this mark and a later one."""
 
@@ -105,8 +110,11 @@ class EventClock:
         self._begun = self._mark()
 
     def end(self) -> None:
-        """Mark the end of the step."""
+        """Mark the end of the step; wait for the device if it is many steps behind."""
         self._pending.append((self._begun, self._mark()))
+        if len(self._pending) > MOST_AHEAD:
+            self._pending[-MOST_AHEAD - 1][1].synchronize()
+            self.read()
 
     def read(self) -> tuple[list[float], float]:
         """Read when each step ended that the device is through with, and how long it idled, in seconds."""

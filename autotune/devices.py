@@ -58,7 +58,7 @@ def synchronize(device: torch.device) -> None:
 def make_clock(device: torch.device) -> Clock:
     """Start a clock that tells when the device ends each step, without waiting for it."""
     if device.type == "cuda":
-        return EventClock(lambda: torch.cuda.Event(enable_timing=True))
+        return EventClock(lambda: torch.cuda.Event(enable_timing=True, blocking=True))
     return HostClock()
 
 

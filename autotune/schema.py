@@ -50,9 +50,12 @@ Interval = Annotated[tuple[Finite, Finite], AfterValidator(_refuse_reversed_boun
 
 
 class Value(BaseModel):
-    """Base of all values that cross a room: frozen, strict about unknown fields."""
+    """Base of all values that cross a room: frozen, strict about unknown fields.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    What pydantic needs to check one is built when the first is made: half of them are never made by code that loads.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class DataLoaderSettings(Value):
@@ -111,7 +114,7 @@ class LoaderConfig(Value):
     """One point of the search: what the loader is given and how its process is set up."""
 
     dataloader: DataLoaderSettings
-    process: ProcessSettings = ProcessSettings()
+    process: ProcessSettings = Field(default_factory=ProcessSettings)
 
     def loader_kwargs(self) -> dict[str, Any]:
         """Give the arguments for `DataLoader`, leaving out those it refuses in this combination.
@@ -223,7 +226,7 @@ class Baseline(Value):
 
     description: str
     dataloader: DataLoaderSettings
-    process: ProcessSettings = ProcessSettings()
+    process: ProcessSettings = Field(default_factory=ProcessSettings)
     samples_per_second: Rate
     data_wait_fraction: Fraction
 
@@ -356,7 +359,7 @@ class TrialLine(Value):
 
     number: Count
     dataloader: DataLoaderSettings
-    process: ProcessSettings = ProcessSettings()
+    process: ProcessSettings = Field(default_factory=ProcessSettings)
     fate: Literal["completed", "stopped_early", "skipped", "failed"]
     samples_per_second: Rate | None = None
     relative_error: Rate | None = None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.clocks import EventClock, HostClock
+from autotune.clocks import MOST_AHEAD, EventClock, HostClock
 
 
 class FakeStream:
@@ -36,6 +36,9 @@ class FakeEvent:
 
     def query(self) -> bool:
         return self.passed_at <= self._stream.host
+
+    def synchronize(self) -> None:
+        self._stream.host = max(self._stream.host, self.passed_at)
 
     def elapsed_time(self, end: FakeEvent) -> float:
         return (end.passed_at - self.passed_at) * 1000
@@ -78,6 +81,17 @@ def test_a_device_waits_from_the_end_of_a_step_to_the_arrival_of_the_next_batch(
     moments, waited = clock.read()
     assert moments == pytest.approx([1.25, 3.0, 5.0])
     assert waited == pytest.approx(0.25 + 0.75 + 1.0)
+
+
+def test_the_host_waits_for_a_device_that_is_many_steps_behind() -> None:
+    stream = FakeStream()
+    clock = EventClock(stream.make_event)
+    run_steps(stream, clock, [0.0] * 100, step_seconds=1.0)
+    assert stream.host == pytest.approx(100 - MOST_AHEAD)
+    stream.host = stream.busy_until
+    moments, waited = clock.read()
+    assert moments == pytest.approx([float(number) for number in range(1, 101)])
+    assert waited == pytest.approx(0.0)
 
 
 def test_marks_are_used_again() -> None:

@@ -64,13 +64,13 @@ def test_a_run_writes_a_file_whose_arguments_a_real_loader_takes(workdir: Path) 
 
 
 def test_json_puts_one_document_on_stdout_and_nothing_else() -> None:
-    finished = run("make_chatty", "--trials", "2", "--json")
+    finished = run("make_chatty", "--trials", "1", "--json")
     assert finished.returncode == 0, finished.stderr
     assert json.loads(finished.stdout)["workload"]["dataset"] == "tests.misbehaving:make_chatty"
 
 
 def test_quiet_shows_nothing_but_the_result() -> None:
-    finished = run("make_honest", "--trials", "2", "--quiet")
+    finished = run("make_honest", "--trials", "1", "--quiet")
     assert finished.stderr == ""
     assert "Wrote dltune.json" in finished.stdout
 

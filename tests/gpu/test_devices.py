@@ -69,16 +69,16 @@ def test_events_tell_when_steps_end_while_the_host_goes_on(device: torch.device)
     occupy = BusyDevice(device, 0.02)
     synchronize(device)
     clock = make_clock(device)
-    for _ in range(10):
+    for _ in range(8):
         clock.ask()
         clock.begin()
         occupy()
         clock.end()
-    assert len(clock.read()[0]) < 10  # the host did not wait
+    assert len(clock.read()[0]) < 8  # the host did not wait
     synchronize(device)
     moments, waited = clock.read()
     gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
-    assert len(moments) == 10
+    assert len(moments) == 8
     assert max(gaps) < 1.5 * min(gaps)  # one spell of computing is as long as another
     assert waited < 0.2 * moments[-1]
 
