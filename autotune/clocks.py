@@ -2,7 +2,7 @@
 
 A device works after the call has returned, so its moments are marked by events on its stream and read when it has
 passed them; waiting for it at every step would take away the overlap that is to be measured. But the host must not run
-away from it either: a trial's end is decided by the host, and every step that it is ahead holds a batch in pinned memory.
+away from it either: it decides when a trial ends, and every step that it is ahead holds a batch in pinned memory.
 """
 
 from __future__ import annotations
