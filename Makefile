@@ -27,7 +27,8 @@ $(TEST_READY): $(READY)
 	@touch $(TEST_READY)
 
 test: $(TEST_READY) ## Set up, then run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/faults
+	$(BIN)/python -m pytest --ignore tests/faults --numprocesses 2 --dist loadfile
 
 faults: $(READY) ## Run the fault tests alone, and print what became of each fault
 	$(BIN)/python -m pytest tests/faults --fault-matrix

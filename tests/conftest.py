@@ -13,8 +13,11 @@ import psutil
 import pytest
 
 LEAVE_SECONDS = 5.0
+BESIDE = {Path("/tmp")} if "PYTEST_XDIST_WORKER" in os.environ else set()  # where other sessions have their folders
 # Inherited by every process that a test starts: others on this machine are not our business.
-SESSION = os.environ.setdefault("DLTUNE_TEST_SESSION", uuid.uuid4().hex)
+SESSION = os.environ["DLTUNE_TEST_SESSION"] = uuid.uuid4().hex
+if "PYTEST_XDIST_WORKER" in os.environ:  # so is what the tests beside ours leave for a moment
+    tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="beside-", dir="/tmp")
 
 
 @pytest.fixture
@@ -43,14 +46,26 @@ def _list_processes() -> list[str]:
 
 
 def _list_names() -> list[str]:
-    """List the names of shared tensors and semaphores."""
-    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem.", "psm_"))]
+    """List the names of shared tensors and semaphores that no other session's living process has made or mapped."""
+    names = [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem.", "psm_"))]
+    return [name for name in names if not _is_of_others(name)] if names else []
+
+
+def _is_of_others(name: str) -> bool:
+    for process in psutil.process_iter():
+        try:
+            other = process.environ().get("DLTUNE_TEST_SESSION") != SESSION
+            if other and (f"_{process.pid}_" in name or name in Path(f"/proc/{process.pid}/maps").read_text()):
+                return True
+        except (psutil.Error, OSError):
+            continue
+    return False
 
 
 def list_scratch() -> list[str]:
     """List the folders of trials whose tuner is this process, or is gone."""
     left = []
-    for folder in {Path(tempfile.gettempdir()), Path("/tmp")}:
+    for folder in {Path(tempfile.gettempdir())} | ({Path("/tmp")} - BESIDE):
         for path in folder.glob("dltune-*-*"):
             owner = path.name.split("-")[1]
             if owner.isdigit() and (int(owner) == os.getpid() or not psutil.pid_exists(int(owner))):

@@ -56,7 +56,7 @@ def _allow(name: str) -> float:
 
 def make_request(workers: int) -> TrialRequest:
     loader = DataLoaderSettings(batch_size=4, num_workers=workers, prefetch_factor=4 if workers else None)
-    return TrialRequest(config=LoaderConfig(dataloader=loader), epochs=10, seconds=3.0, precision=0.001)
+    return TrialRequest(config=LoaderConfig(dataloader=loader), epochs=10, seconds=6.0, precision=0.001)
 
 
 @pytest.mark.parametrize("containment", CONTAINMENTS)

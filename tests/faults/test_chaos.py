@@ -30,6 +30,7 @@ ROOT: Final = Path(__file__).parents[2]
 SEED: Final = int(os.environ.get("DLTUNE_CHAOS_SEED", "20261121"))
 SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 KILLS: Final = 50
+LANES: Final = {"a": "auto", "b": "none", "c": "auto", "d": "none"}  # mostly they wait, for a moment or for an end
 PHASES: Final = {"": 3.5, "search ": 1.2, "trial ": 1.2, "confirm ": 1.5}  # a word, and the seconds after it to kill in
 WEIGHTS: Final = (5, 3, 3, 1)
 ARRIVING_SECONDS: Final = 40.0  # until a run says the word
@@ -207,13 +208,14 @@ def folder() -> Iterator[Path]:
 @pytest.mark.fault("Chaos", needs="plain")
 def test_runs_that_are_killed_at_random_lose_nothing_but_the_trial_under_way(folder: Path) -> None:
     lanes = []
-    for isolation in ("auto", "none"):
-        (folder / isolation).mkdir()
-        lanes.append(Lane(folder / isolation, isolation))
+    for name, isolation in LANES.items():
+        (folder / name).mkdir()
+        lanes.append(Lane(folder / name, isolation))
 
-    def go(lane: Lane, seed: int) -> None:
+    def go(lane: Lane, place: int) -> None:
+        seed = SEED + place
         chance = random.Random(seed)
-        for _ in range(KILLS // len(lanes)):
+        for _ in range((KILLS + place) // len(lanes)):
             (word,) = chance.choices(tuple(PHASES), WEIGHTS)
             moment, number = chance.uniform(0.0, PHASES[word]), chance.choice(SIGNALS)
             sys.stdout.write(f"seed {seed}: {number.name} {moment:.2f} s after {word!r}\n")
@@ -221,7 +223,7 @@ def test_runs_that_are_killed_at_random_lose_nothing_but_the_trial_under_way(fol
         lane.finish()
 
     with ThreadPoolExecutor(len(lanes)) as pool:
-        for done in [pool.submit(go, lane, SEED + place) for place, lane in enumerate(lanes)]:
+        for done in [pool.submit(go, lane, place) for place, lane in enumerate(lanes)]:
             done.result()
     ends = sum((lane.ends for lane in lanes), Counter())
     sys.stdout.write(f"seed {SEED}: {KILLS} kills: {dict(ends)}\n")
