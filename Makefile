@@ -5,7 +5,7 @@ READY := .venv/.ready
 TEST_READY := .venv/.test-ready
 BENCH_READY := .venv/.bench-ready
 
-.PHONY: demo test faults lint types check bench replay clean help
+.PHONY: demo test faults test-gpu lint types check bench bench-gpu replay clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,9 @@ test: $(TEST_READY) ## Set up, then run the tests
 faults: $(READY) ## Run the fault tests alone, and print what became of each fault
 	$(BIN)/python -m pytest tests/faults --fault-matrix
 
+test-gpu: $(READY) ## Run the tests that need a CUDA device; they say so where there is none
+	$(BIN)/python -m pytest tests/gpu
+
 lint: $(READY) ## Check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,6 +52,11 @@ $(BENCH_READY): $(READY)
 bench: $(BENCH_READY) ## Hold promises and choices against whole training runs and other tuners (about an hour)
 	$(BIN)/python -m benchmarks.footprint
 	$(BIN)/python -m benchmarks.suite
+
+GPU_OPTIONS ?=  # such as --minutes 15, --only jpeg floats; --device cpu --quick rehearses without a GPU
+
+bench-gpu: $(BENCH_READY) ## The same on a CUDA device, with real training steps (8 minutes)
+	$(BIN)/python -m benchmarks.gpu $(GPU_OPTIONS)
 
 replay: $(READY) ## Compare samplers on recorded grids (seconds)
 	$(BIN)/python -m benchmarks.replay

@@ -30,11 +30,11 @@ class Comparison(Value):
     seconds: dict[str, float]
 
 
-def compare_peers(result: WorkloadResult) -> Comparison:
+def compare_peers(result: WorkloadResult, peers: Sequence[TunerName] = PEERS) -> Comparison:
     """Tell what each tuner's choice gives; a choice that was too slow for a whole run is told by its screening."""
     finalists = list_finalists(result)
     shares = {}
-    for tuner in PEERS:
+    for tuner in peers:
         entrant = result.find_entrant(tuner)
         if entrant is not None and finalists:
             shares[tuner] = measure_share(entrant, finalists)
@@ -52,10 +52,10 @@ def _share_screened(tuning: Tuning, result: WorkloadResult, finalists: Sequence[
     return seen / max(statistics.median(entrant.rates) for entrant in finalists)
 
 
-def tabulate_comparisons(comparisons: Sequence[Comparison]) -> str:
+def tabulate_comparisons(comparisons: Sequence[Comparison], peers: Sequence[TunerName] = PEERS) -> str:
     """Lay the tuners out beside each other, one workload a row, their medians last."""
-    rows = [(comparison.workload, *(_compare(comparison, tuner) for tuner in PEERS)) for comparison in comparisons]
-    return format_table(("workload", *PEERS), [*rows, ("median", *(_summarize(comparisons, tuner) for tuner in PEERS))])
+    rows = [(comparison.workload, *(_compare(comparison, tuner) for tuner in peers)) for comparison in comparisons]
+    return format_table(("workload", *peers), [*rows, ("median", *(_summarize(comparisons, tuner) for tuner in peers))])
 
 
 def _compare(comparison: Comparison, tuner: TunerName) -> str:

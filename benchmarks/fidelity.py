@@ -114,11 +114,12 @@ def state_interval(entrant: Entrant) -> Interval | None:
     return decision.interval if decision is not None else None
 
 
-def judge_fidelity(pairs: Sequence[Pair]) -> list[Verdict]:
+def judge_fidelity(pairs: Sequence[Pair], fewest: int = FEWEST_PAIRS) -> list[Verdict]:
     """Hold the predictions against their targets.
 
     Args:
         pairs: At least one pair.
+        fewest: How many there should be.
 
     Returns:
         The verdicts, those on medians of rounds first.
@@ -131,7 +132,7 @@ def judge_fidelity(pairs: Sequence[Pair]) -> list[Verdict]:
     rounds = f"whole runs spread by {spread:.1%} in the median"
     single = f"{len(singles)} single trials"
     return [
-        Verdict(what="pairs", value=len(pairs), unit="", target=FEWEST_PAIRS, sense="at least"),
+        Verdict(what="pairs", value=len(pairs), unit="", target=fewest, sense="at least"),
         Verdict(what="median error", value=statistics.median(errors), unit="%", target=MEDIAN_ERROR, detail=rounds),
         Verdict(what="error, 90th percentile", value=find_quantile(errors, 0.9), unit="%", target=TAIL_ERROR),
         cover("stated interval holds the truth", covered, COVERAGE),

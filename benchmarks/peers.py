@@ -48,7 +48,8 @@ def get_workload():
 
 def make_environment() -> dict[str, str]:
     """Give the environment in which this project's modules can be imported from any folder."""
-    return {**os.environ, "PYTHONPATH": ROOT}
+    inherited = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, inherited] if inherited else [ROOT])}
 
 
 def make_command(workload: BenchWorkload, output: str, *options: str) -> list[str]:
@@ -59,7 +60,7 @@ def make_command(workload: BenchWorkload, output: str, *options: str) -> list[st
 
 
 def tune(workload: BenchWorkload, *options: str) -> Tuning:
-    """Run dltune in an empty folder.
+    """Run dltune on a workload.
 
     Args:
         workload: What to tune.
@@ -71,8 +72,22 @@ def tune(workload: BenchWorkload, *options: str) -> Tuning:
     Raises:
         subprocess.CalledProcessError: It failed.
     """
+    return run_dltune(make_command(workload, "dltune.json", "--json", *options))
+
+
+def run_dltune(command: Sequence[str]) -> Tuning:
+    """Run dltune in an empty folder.
+
+    Args:
+        command: What to run; it writes `dltune.json` there and prints the profile as JSON.
+
+    Returns:
+        Its choice, its promise and its trials.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        command = make_command(workload, "dltune.json", "--json", *options)
         began, started = datetime.now(), time.monotonic()
         finished = subprocess.run(
             command, check=True, capture_output=True, text=True, cwd=folder, env=make_environment()
@@ -196,7 +211,7 @@ def _try_in_turn(
 
 
 def run_loadtune(workload: BenchWorkload) -> Tuning:
-    """Run loadtune's command on a workload file, with its own defaults, and apply what it says.
+    """Run loadtune on a workload.
 
     Args:
         workload: What to tune.
@@ -204,11 +219,25 @@ def run_loadtune(workload: BenchWorkload) -> Tuning:
     Returns:
         Its choice: torch's defaults where it proposes nothing better or fails, and the note then says why.
     """
+    return run_loadtune_on(LOADTUNE_FILE.format(name=workload.name), workload.batch_size)
+
+
+def run_loadtune_on(source: str, batch_size: int, *options: str) -> Tuning:
+    """Run loadtune's command on a workload file, with its own defaults, and apply what it says.
+
+    Args:
+        source: Python that defines `get_workload()`.
+        batch_size: Samples per batch.
+        *options: Further options of the command.
+
+    Returns:
+        Its choice: torch's defaults where it proposes nothing better or fails, and the note then says why.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "workload.py").write_text(LOADTUNE_FILE.format(name=workload.name))
+        (Path(folder) / "workload.py").write_text(source)
         started = time.monotonic()
         finished = subprocess.run(
-            [sys.executable, "-m", "loadtune.cli", "tune", "workload.py", "--apply"],
+            [sys.executable, "-m", "loadtune.cli", "tune", "workload.py", "--apply", *options],
             check=False,
             capture_output=True,
             text=True,
@@ -219,7 +248,7 @@ def run_loadtune(workload: BenchWorkload) -> Tuning:
         kwargs = _read_applied(Path(folder) / "loadtune_apply.py")
     return Tuning(
         tuner="loadtune",
-        config=as_config({"batch_size": workload.batch_size} | kwargs),
+        config=as_config({"batch_size": batch_size} | kwargs),
         seconds=seconds,
         note=_summarize_output(finished),
     )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
 from autotune.schema import Interval, LoaderConfig, Value
 from benchmarks.whole_run import Trained
 
-TunerName = Literal["dltune", "random", "loadtune", "hand"]
+TunerName = Literal["dltune", "random", "loadtune", "hand", "defaults"]
 
 
 class Line(Value):
@@ -168,6 +168,17 @@ class WorkloadResult(Value):
         return next((entrant for entrant in self.entrants if label in entrant.labels and entrant.runs), None)
 
 
+Result = TypeVar("Result", bound=WorkloadResult)
+
+
+def merge_labels(wanted: Iterable[tuple[str, LoaderConfig]]) -> dict[LoaderConfig, tuple[str, ...]]:
+    """Name each configuration once, with every reason why it is wanted."""
+    labels: dict[LoaderConfig, tuple[str, ...]] = {}
+    for label, config in wanted:
+        labels[config] = (*labels.get(config, ()), label)
+    return labels
+
+
 def list_own_costs(lines: Sequence[Line]) -> list[tuple[float, float]]:
     """List what the tuner itself cost for each trial after the first.
 
@@ -201,12 +212,13 @@ def save_result(result: WorkloadResult, folder: Path) -> None:
     write_text(folder / f"{result.workload}.json", result.model_dump_json(indent=1) + "\n")
 
 
-def read_results(folder: Path, names: tuple[str, ...]) -> list[WorkloadResult]:
+def read_results(folder: Path, names: Iterable[str], kind: type[Result]) -> list[Result]:
     """Read what there is.
 
     Args:
         folder: Where results lie.
         names: Names of workloads, in the order wanted.
+        kind: What was written of each.
 
     Returns:
         The results that can be read; a file of another format is passed over.
@@ -214,7 +226,7 @@ def read_results(folder: Path, names: tuple[str, ...]) -> list[WorkloadResult]:
     found = []
     for name in names:
         try:
-            found.append(WorkloadResult.model_validate_json((folder / f"{name}.json").read_text()))
+            found.append(kind.model_validate_json((folder / f"{name}.json").read_text()))
         except (FileNotFoundError, ValidationError):
             continue
     return found

@@ -30,7 +30,7 @@ def publish(folder: Path) -> None:
     Args:
         folder: Where results lie.
     """
-    results = read_results(folder, tuple(workload.name for workload in WORKLOADS))
+    results = read_results(folder, (workload.name for workload in WORKLOADS), WorkloadResult)
     if not results:
         print(f"No results in {folder}.")
         return

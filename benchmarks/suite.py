@@ -28,7 +28,7 @@ from autotune.schema import LoaderConfig
 from benchmarks import report
 from benchmarks.pace import EARLY_SECONDS
 from benchmarks.peers import run_loadtune, search_at_random, set_by_hand, tune
-from benchmarks.records import Entrant, Screened, Tuning, WorkloadResult, read_results, save_result
+from benchmarks.records import Entrant, Screened, Tuning, WorkloadResult, merge_labels, read_results, save_result
 from benchmarks.trial import predict
 from benchmarks.whole_run import Trained, WholeRun, measure
 from benchmarks.workloads import WORKLOADS, BenchWorkload, as_config, list_grid, list_spread
@@ -88,7 +88,7 @@ def run_sitting(workload: BenchWorkload, options: Options) -> WorkloadResult:
         DltuneError: The workload could not be probed.
     """
     date, started = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    if options.again and (kept := read_results(options.results, (workload.name,))):
+    if options.again and (kept := read_results(options.results, (workload.name,), WorkloadResult)):
         cleared = [entrant.model_copy(update={"predictions": (), "runs": ()}) for entrant in kept[0].entrants]
         return kept[0].model_copy(update={"entrants": tuple(run_rounds(workload, cleared, options.rounds))})
     cpus = count_whole_cpus(read_machine().usable_cpus)
@@ -200,10 +200,7 @@ def gather_labels(
             early, last = tuning.best_after(EARLY_SECONDS), tuning.best_after(tuning.seconds)
             wanted += [(label, config) for label, config in (("early", early), ("search", last)) if config is not None]
     wanted += [("spread", as_config(kwargs)) for kwargs in list_spread(workload)]
-    labels: dict[LoaderConfig, tuple[str, ...]] = {}
-    for label, config in wanted:
-        labels[config] = (*labels.get(config, ()), label)
-    return labels
+    return merge_labels(wanted)
 
 
 def screen_entrants(

@@ -40,7 +40,20 @@ def predict(workload: BenchWorkload, config: LoaderConfig, epochs: int) -> Predi
     Returns:
         The prediction; one that failed says why.
     """
-    request = make_request(workload)
+    return predict_run(make_request(workload), config, epochs)
+
+
+def predict_run(request: TuningRequest, config: LoaderConfig, epochs: int) -> Prediction:
+    """Predict a whole run of what a request names by one trial in a fresh process.
+
+    Args:
+        request: What is trained on, and how long a trial is.
+        config: The configuration.
+        epochs: Length of the run in epochs.
+
+    Returns:
+        The prediction; one that failed says why.
+    """
     trial = TrialRequest(
         config=config,
         epochs=epochs,

@@ -266,7 +266,7 @@ def test_results_are_read_as_they_were_written_and_others_are_passed_over(tmp_pa
     result = make_result(make_entrant("dltune", rates=(100,), predicted=(99,)), name="reads")
     save_result(result, tmp_path)
     (tmp_path / "tutorial.json").write_text('{"of another": "format"}')
-    assert read_results(tmp_path, ("tutorial", "reads", "absent")) == [result]
+    assert read_results(tmp_path, ("tutorial", "reads", "absent"), WorkloadResult) == [result]
 
 
 def test_a_summary_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
