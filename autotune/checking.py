@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from autotune.confirming import Confirmation
@@ -14,6 +13,7 @@ from autotune.matching import Difference, compare_age, compare_hardware, compare
 from autotune.planning import Plan
 from autotune.schema import Hardware, Interval, Rate, Software, TunedConfig, Value, WorkloadIdentity
 from autotune.scoring import ratio_of_pairs
+from autotune.software import read_start_method, read_torch
 from autotune.units import format_rate
 
 KEPT: Final = 0.9  # of what was promised, or of the baseline; a profile that reaches less is tuned anew
@@ -27,12 +27,14 @@ class Remeasured(Value):
         promised: What the profile says.
         speedup: Over the baseline, in rounds of the same minutes; None when the baseline could not run.
         speedup_ci95: Its 95 % interval.
+        noise: Sentences on what disturbed the measurement; empty when the machine was quiet.
     """
 
     samples_per_second: Rate
     promised: Rate
     speedup: Rate | None
     speedup_ci95: Interval | None
+    noise: tuple[str, ...] = ()
 
 
 class Fitness(Value):
@@ -131,6 +133,7 @@ def remeasure(confirmation: Confirmation, profile: TunedConfig) -> Remeasured:
         promised=profile.result.samples_per_second,
         speedup=ratio,
         speedup_ci95=interval,
+        noise=confirmation.noise,
     )
 
 
@@ -150,16 +153,21 @@ def read_software(profile: TunedConfig) -> Software:
     """Read the versions at hand without importing torch.
 
     Args:
-        profile: Gives what cannot be read that way.
+        profile: Gives what is not compared.
 
     Returns:
-        Versions; the build tag of torch tells CUDA (as in 2.13.0+cu130).
+        Versions, and how this Python starts workers when nobody says otherwise.
 
     Raises:
         UsageError: torch is not installed.
     """
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        raise UsageError("torch is not installed here, so no profile can fit: install it first.") from None
-    return profile.software.model_copy(update={"torch": torch, "python": platform.python_version()})
+    torch = read_torch()
+    if torch is None:
+        raise UsageError("torch is not installed here, so no profile can fit: install it first.")
+    here = {
+        "torch": torch.version,
+        "cuda": torch.cuda,
+        "python": platform.python_version(),
+        "start_method": read_start_method(),
+    }
+    return profile.software.model_copy(update=here)

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,7 @@ from autotune.errors import UsageError
 from autotune.exits import INTERRUPTED, print_result, report_errors
 from autotune.file_commands import COMMANDS
 from autotune.interrupts import finish_first, interrupt_on_signals
+from autotune.manual import EPILOGS
 from autotune.options import (
     Assignment,
     BatchSizes,
@@ -33,14 +34,6 @@ if TYPE_CHECKING:
     from autotune.schema import TunedConfig
     from autotune.view import View
 
-EXAMPLES: Final = """\b
-Examples:
-  dltune --dataset data.images:make_dataset --trials 40
-  dltune --dataset data.images:make_dataset --step train:make_step --batch-size 64
-  dltune --dataset data.images:make_dataset --step-time 35ms --max-shm 64MB
-  dltune show dltune.json
-"""
-
 
 class TuneByDefault(click.Group):
     """A group whose `tune` command may be left out when the first argument is an option."""
@@ -54,27 +47,23 @@ class TuneByDefault(click.Group):
 
 @click.group(
     cls=TuneByDefault,
-    epilog=EXAMPLES,
+    epilog=EPILOGS["dltune"],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="dltune", prog_name="dltune")
 def cli() -> None:
     """Find the DataLoader settings that feed your training step fastest on this machine.
 
-    `tune` is implied when the first argument is an option; its options are listed by `dltune tune --help`.
+    Short trials of your dataset and your step run in child processes, under budgets for memory, /dev/shm and open
+    files. The best settings are written to dltune.json, for training code to load.
+
+    `tune` is implied when the first argument is an option. `dltune COMMAND --help` says more of each command.
     """
 
 
 @cli.command(
     context_settings={"auto_envvar_prefix": "DLTUNE", "show_default": True},
-    epilog=EXAMPLES
-    + """
-Options are also read from DLTUNE_* variables (DLTUNE_TRIALS=20) and from [tool.dltune] in pyproject.toml; a flag
-wins over the environment, the environment over the file.
-
-\b
-Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configuration works; 130 interrupted.
-""",
+    epilog=EPILOGS["tune"],
 )
 @click.option("--dataset", metavar="PKG.MOD:ATTR", help="Factory of a Dataset, DataLoader or data module.")
 @click.option(
@@ -107,7 +96,7 @@ Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configurati
     type=Duration(),
     default="3s",
     metavar="TIME",
-    help="Time to measure: 0.7 of it in the search, 1.2 in the final.",
+    help="Measuring time of a confirming trial; those of the search get 0.7 of it.",
 )
 @click.option("--stall-time", type=Duration(), default="60s", metavar="TIME", help="End a trial idle that long.")
 @click.option("--epochs", type=click.IntRange(1), default=10, help="Length of the training run to promise for.")
@@ -148,7 +137,12 @@ Exit codes: 0 done; 1 failed; 2 usage or an error in your code; 3 no configurati
 @click.option("--print-config", is_flag=True, help="Show each option's value and where it comes from, and stop.")
 @click.pass_context
 def tune(ctx: click.Context, /, **options: Any) -> None:
-    """Tune the loader of one dataset, one training step and this machine."""
+    """Tune the loader of a dataset for this machine.
+
+    A probe measures what samples, batches and workers cost, trials search the settings, and the best few are measured
+    again in fresh processes, in turn with your own. After Ctrl-C the best so far is written, and the same command goes
+    on from there.
+    """
     if options["print_config"]:
         _print_config(ctx)
         return
@@ -160,7 +154,7 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
         _run(request, options)
 
 
-@cli.command(context_settings={"show_default": True})
+@cli.command(context_settings={"show_default": True}, epilog=EPILOGS["retune"])
 @click.argument("file", type=click.Path(path_type=Path), default=Path("dltune.json"))
 @click.option("--profile", metavar="NAME", help="Tune this profile anew; else the one that fits this machine best.")
 @click.option(
@@ -172,9 +166,10 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
 @click.option("-q", "--quiet", is_flag=True, help="Show nothing but the result and errors.")
 @click.option("-v", "--verbose", is_flag=True, help="Show phases, skipped configurations and tracebacks of trials.")
 def retune(file: Path, profile: str | None, trials: int | None, **options: Any) -> None:
-    """Tune a profile of a tuned FILE (dltune.json if left out) anew, as it was asked for, from where it stands.
+    """Tune a profile anew, from where it stands.
 
-    On another machine than the profile's the result gets a name of its own, and the search starts from the nearest
+    FILE is the tuned file, dltune.json if left out. The stored request is asked again, with a third of its trials. On
+    another machine than the profile's the result gets a name of its own, and the search starts from the nearest
     profile. Other profiles stay; the earlier result becomes part of the history.
     """
     with report_errors():

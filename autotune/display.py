@@ -29,7 +29,27 @@ from autotune.units import format_bytes, format_percent, format_rate, format_sec
 from autotune.view import View
 
 
-class PlainDisplay(View):
+class RoundsDisplay(View):
+    """Writes one line for each measurement of a confirmation, and nothing else.
+
+    Args:
+        console: Where to; None is stderr.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # a full disk under the log, or a terminal that is gone, must not cost the run
+            self._console.print(Text(text))
+
+    def show_round(self, number: int, rounds: int, config: LoaderConfig, score: float | None) -> None:
+        """Write a measurement of the confirmation."""
+        if score is not None:
+            self._write(f"confirm {number}/{rounds}  {describe_config(config)}  {format_rate(score)}")
+
+
+class PlainDisplay(RoundsDisplay):
     """Writes one line for each thing that happens.
 
     Args:
@@ -39,15 +59,11 @@ class PlainDisplay(View):
     """
 
     def __init__(self, request: TuningRequest, *, verbose: bool = False, console: Console | None = None) -> None:
+        super().__init__(console)
         self._request = request
         self._verbose = verbose
-        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._phase = ""
         self._ceiling = 0.0
-
-    def _write(self, text: str) -> None:
-        with suppress(OSError):  # a full disk under the log, or a terminal that is gone, must not cost the run
-            self._console.print(Text(text))
 
     def show_machine(self, machine: MachineProfile, limits: Limits) -> None:
         """Write what is tuned and what the machine allows."""
@@ -113,11 +129,6 @@ class PlainDisplay(View):
     def show_stop(self, reason: str) -> None:
         """Write why the search ended."""
         self._write(f"search ended: {reason}")
-
-    def show_round(self, number: int, rounds: int, config: LoaderConfig, score: float | None) -> None:
-        """Write a measurement of the confirmation."""
-        if score is not None:
-            self._write(f"confirm {number}/{rounds}  {describe_config(config)}  {format_rate(score)}")
 
     def show_step(self, config: LoaderConfig, score: float | None) -> None:
         """Write a step from the baseline to the answer."""

@@ -15,22 +15,28 @@ import click
 from autotune.errors import OutputError, UsageError
 from autotune.exits import print_result, report_errors
 from autotune.interrupts import interrupt_on_signals
+from autotune.manual import EPILOGS
 from autotune.options import Duration
 
 if TYPE_CHECKING:
     from autotune.exporting import Target
     from autotune.schema import TunedConfig
+    from autotune.view import View
 
 TARGETS: Final = ("kwargs", "statefuldataloader", "hf", "accelerate", "lightning", "timm", "yaml", "json", "env")
 _FILE: Final = click.argument("file", type=click.Path(path_type=Path), default=Path("dltune.json"))
 
 
-@click.command()
+@click.command(epilog=EPILOGS["show"])
 @_FILE
 @click.option("--profile", metavar="NAME", help="Show only this profile.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profiles as JSON.")
 def show(file: Path, profile: str | None, as_json: bool) -> None:
-    """Show the profiles of a tuned FILE (dltune.json if left out)."""
+    """Show the profiles of a tuned file.
+
+    FILE is dltune.json if left out. Of each profile: machine and workload, the settings, what they reach and with what
+    certainty, and what was learned.
+    """
     from autotune.report import describe_profile
     from autotune.schema import SCHEMA_VERSION, TunedFile
     from autotune.tuned_file import format_file, read_file
@@ -47,7 +53,7 @@ def show(file: Path, profile: str | None, as_json: bool) -> None:
             print_result("\n\n".join(describe_profile(entry) for entry in chosen))
 
 
-@click.command()
+@click.command(epilog=EPILOGS["export"])
 @_FILE
 @click.option("--to", type=click.Choice(TARGETS), required=True, help="What will read the export.")
 @click.option(
@@ -56,9 +62,10 @@ def show(file: Path, profile: str | None, as_json: bool) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write it there, not to stdout.")
 @click.option("--force", is_flag=True, help="Replace the output; export in_order=False to statefuldataloader.")
 def export(file: Path, to: Target, profile: str | None, output: Path | None, force: bool) -> None:
-    """Write a profile of a tuned FILE (dltune.json if left out) in the words of another library.
+    """Write a profile in the words of another library.
 
-    What the target cannot hold is said on stderr, and in the export where its format has comments.
+    FILE is the tuned file, dltune.json if left out. The settings are exported as they were tuned, not fitted to the
+    machine at hand. What the target cannot hold is said on stderr, and in the export where its format has comments.
     """
     from autotune.exporting import export as write_export
     from autotune.profiles import choose_profile
@@ -71,7 +78,7 @@ def export(file: Path, to: Target, profile: str | None, output: Path | None, for
         click.echo(note, err=True)
 
 
-@click.command()
+@click.command(epilog=EPILOGS["report"])
 @_FILE
 @click.option(
     "--profile", metavar="NAME", help="Report on this profile; else the only one, or that of a machine like this."
@@ -92,9 +99,10 @@ def export(file: Path, to: Target, profile: str | None, output: Path | None, for
     help="Where to write it; report.html if left out, stdout for Markdown.",
 )
 def report(file: Path, profile: str | None, form: str, output: Path | None) -> None:
-    """Write a report on a profile of a tuned FILE (dltune.json if left out).
+    """Write a report on a profile, for people.
 
-    The page needs nothing beside itself: no network, no other file. An earlier report is replaced.
+    FILE is the tuned file, dltune.json if left out. The page needs nothing beside itself: no network, no other file.
+    An earlier report is replaced.
     """
     from autotune.profiles import choose_profile
 
@@ -134,7 +142,7 @@ def _put_out(text: str, output: Path | None, *, force: bool) -> None:
     click.echo(f"Wrote {output}.", err=True)
 
 
-@click.command()
+@click.command(epilog=EPILOGS["check"])
 @_FILE
 @click.option("--profile", metavar="NAME", help="Check this profile; else the one that fits this machine best.")
 @click.option("--max-age", type=Duration(), metavar="TIME", help="Tune anew what is older: 30d.")
@@ -147,25 +155,38 @@ def _put_out(text: str, output: Path | None, *, force: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def check(file: Path, profile: str | None, max_age: float | None, quick: bool, workload: bool, as_json: bool) -> None:
-    """Tell whether a profile of a tuned FILE (dltune.json if left out) fits this machine and this workload.
+    """Tell whether a profile still fits machine and data.
 
-    Exit codes: 0 it fits; 1 it should be tuned anew, and why; 2 error. In a job: dltune check || dltune retune
+    FILE is the tuned file, dltune.json if left out. What decides is named as a reason: accelerators, CPUs, memory,
+    /dev/shm, open files, the start method of workers, and the size of the samples. Other versions are named as well,
+    and do not decide.
     """
     with report_errors(exit_code=2), interrupt_on_signals():
         from autotune.rechecking import check_file, describe_fitness
 
-        found = check_file(file, profile, max_age, quick=quick, with_workload=workload)
+        view = _make_rounds_display() if quick else None
+        found = check_file(file, profile, max_age, quick=quick, with_workload=workload, view=view)
         print_result(found.model_dump_json(indent=2) if as_json else describe_fitness(found, str(file)))
     if not found.fits:
         sys.exit(1)
 
 
-@click.command()
+def _make_rounds_display() -> View:
+    from autotune.display import RoundsDisplay
+
+    return RoundsDisplay()
+
+
+@click.command(epilog=EPILOGS["compare"])
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 @click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
 def compare(first: str, second: str, as_json: bool) -> None:
-    """Compare two results: A and B are tuned files, or FILE:PROFILE."""
+    """Compare two results, with their certainty.
+
+    A and B are tuned files, or FILE:PROFILE. Says what differs in machine, workload, settings and throughput, and
+    whether that is beyond noise.
+    """
     from autotune.comparing import compare_results, describe_comparison
 
     with report_errors():
@@ -183,10 +204,13 @@ def _find_result(text: str) -> TunedConfig:
     return choose_profile(Path(text))
 
 
-@click.command()
+@click.command(epilog=EPILOGS["completion"])
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a SHELL, as in: eval "$(dltune completion bash)"."""
+    """Print the completion script of a shell.
+
+    Commands and options are then completed by the tab key.
+    """
     from click.shell_completion import get_completion_class
 
     maker = get_completion_class(shell)
@@ -195,29 +219,33 @@ def completion(shell: str) -> None:
     print_result(maker(root, {}, "dltune", "_DLTUNE_COMPLETE").source())
 
 
-@click.command()
+@click.command(epilog=EPILOGS["doctor"])
+@click.option(
+    "--data", type=click.Path(path_type=Path), metavar="PATH", help="Look at the storage under the dataset as well."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
-def doctor(as_json: bool) -> None:
-    """Say what this machine and container allow, with the fix for what stands in the way.
+def doctor(data: Path | None, as_json: bool) -> None:
+    """Say what this machine allows, and how to fix it.
 
-    Exit code 1 when something makes tuning impossible.
+    Looks at the machine, the container and Python, as training will meet them: run it where training runs. Each line
+    is ok, a warning (it costs speed or certainty) or a problem (tuning is impossible).
     """
-    from autotune.containment import find_containment
-    from autotune.doctor import describe_checks, examine, has_problem
-    from autotune.machine import read_gpus, read_machine
+    from autotune.doctor import describe_checks, examine, has_problem, look_around
 
-    checks = examine(read_machine(), find_containment(), read_gpus())
-    if as_json:
-        click.echo(json.dumps([check.model_dump() for check in checks], indent=2))
-    else:
-        click.echo(describe_checks(checks))
+    with report_errors():
+        checks = examine(look_around(data))
+        document = json.dumps([check.model_dump() for check in checks], indent=2)
+        print_result(document if as_json else describe_checks(checks))
     if has_problem(checks):
         sys.exit(1)
 
 
-@click.command()
+@click.command(epilog=EPILOGS["schema"])
 def schema() -> None:
-    """Print the JSON Schema of dltune.json."""
+    """Print the JSON Schema of dltune.json.
+
+    For editors and validators.
+    """
     from autotune.schema import SCHEMA_ID, TunedFile
 
     document = TunedFile.model_json_schema(by_alias=True)

@@ -38,6 +38,8 @@ MOST_LOG_CHANGE: Final = 700.0  # exp() of more is no float any longer
 _CPU_LINE: Final = re.compile(r"cpu((?: +\d{1,20}){4,})\s*", re.ASCII)  # the kernel's counters have 64 bits
 _PERIODS: Final = re.compile(r"^nr_periods (\d{1,20})$", re.ASCII | re.MULTILINE)
 _THROTTLED: Final = re.compile(r"^nr_throttled (\d{1,20})$", re.ASCII | re.MULTILINE)
+_STOPPED: Final = re.compile(r"^throttled_(usec|time) (\d{1,20})$", re.ASCII | re.MULTILINE)
+_STOPPED_UNITS: Final = {"usec": 1e-6, "time": 1e-9}  # seconds; version 2 counts microseconds, version 1 nanoseconds
 
 
 class QuotaUse(Value):
@@ -46,10 +48,17 @@ class QuotaUse(Value):
     Attributes:
         periods: Enforcement periods in which the cgroup ran; 0 for ever without a quota.
         throttled_periods: Those in which it had to stop before the period's end.
+        throttled_seconds: How long its CPUs were stopped, all together; 0 where the kernel does not tell.
     """
 
     periods: Count
     throttled_periods: Count
+    throttled_seconds: Seconds = 0.0
+
+    @property
+    def throttled_share(self) -> float:
+        """Share of the periods in which it had to stop, between 0 and 1; 0 where none has passed."""
+        return _divide(self.throttled_periods, self.periods)
 
 
 class CpuTimes(Value):
@@ -110,7 +119,7 @@ def read_cpu_times(root: Path = Path("/")) -> CpuTimes | None:
         busy_seconds=busy * tick_seconds,
         total_seconds=(busy + idle + waiting + stolen) * tick_seconds,
         stolen_seconds=stolen * tick_seconds,
-        quotas=tuple(_read_quota_uses(proc, cgroup)),
+        quotas=read_quota_uses(proc, cgroup),
     )
 
 
@@ -126,13 +135,28 @@ def _read_ticks(proc: Path) -> list[int] | None:
     return [*map(int, found[1].split()), *[0] * 4][:8]
 
 
-def _read_quota_uses(proc: Path, cgroup: Path) -> Iterator[QuotaUse]:
-    for controller in ("", "cpu"):  # version 2, version 1
-        for folder in walk_ancestors(proc, cgroup, controller):
-            text = read_text(folder / "cpu.stat")
-            periods, throttled = _PERIODS.search(text), _THROTTLED.search(text)
-            if periods and throttled:
-                yield QuotaUse(periods=int(periods[1]), throttled_periods=int(throttled[1]))
+def read_quota_uses(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[QuotaUse, ...]:
+    """Read how often the CPU quotas that hold for us were used up, since their cgroups were made.
+
+    Args:
+        proc: Where procfs is mounted.
+        cgroup: Where cgroups are mounted.
+
+    Returns:
+        The use of our own cgroup's quota and of each ancestor's, our own first; empty where none has one.
+    """
+    folders = (folder for controller in ("", "cpu") for folder in walk_ancestors(proc, cgroup, controller))
+    uses = (_read_quota_use(folder) for folder in folders)  # version 2, then version 1
+    return tuple(use for use in uses if use is not None)
+
+
+def _read_quota_use(folder: Path) -> QuotaUse | None:
+    text = read_text(folder / "cpu.stat")
+    periods, throttled, stopped = (pattern.search(text) for pattern in (_PERIODS, _THROTTLED, _STOPPED))
+    if periods is None or throttled is None:
+        return None
+    seconds = int(stopped[2]) * _STOPPED_UNITS[stopped[1]] if stopped is not None else 0.0
+    return QuotaUse(periods=int(periods[1]), throttled_periods=int(throttled[1]), throttled_seconds=seconds)
 
 
 def measure_others(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from autotune.advice import advise
@@ -12,15 +10,14 @@ from autotune.confirming import Confirmation, Contestant
 from autotune.costs import find_bottleneck
 from autotune.deciding import Decision
 from autotune.exploring import measure_prediction_error
+from autotune.naming import settle_name
 from autotune.planning import Plan
 from autotune.records import TrialRecord
-from autotune.request import WorkloadRequest
 from autotune.schema import (
     Baseline,
     BatchSizeResult,
     Contribution,
     Evidence,
-    Hardware,
     LoaderConfig,
     ProfileResult,
     SearchRecord,
@@ -58,6 +55,7 @@ def make_profile(
     summary: SearchRecord,
     evidence: Evidence,
     findings: Sequence[str] = (),
+    others: Iterable[TunedConfig] = (),
 ) -> TunedConfig:
     """Put together what is written into the tuned file.
 
@@ -70,9 +68,10 @@ def make_profile(
         summary: How the search went.
         evidence: What the answer rests on.
         findings: Sentences on the workload that the trials gave.
+        others: The profiles that lie in the file already.
 
     Returns:
-        The profile.
+        The profile, under the name that was asked for, or one that is made of machine and workload.
     """
     request, workload = plan.request, plan.workload
     identity = WorkloadIdentity(
@@ -82,8 +81,8 @@ def make_profile(
         sample_bytes=workload.sample_bytes,
         step=request.workload.describe_step(),
     )
-    return TunedConfig(
-        name=request.profile or make_profile_name(plan.hardware, request.workload),
+    profile = TunedConfig(
+        name=request.profile or "unnamed",
         hardware=plan.hardware,
         software=workload.software,
         workload=identity,
@@ -96,25 +95,7 @@ def make_profile(
         request=request.record(),
         created_at=datetime.now(UTC).replace(microsecond=0),
     )
-
-
-def make_profile_name(hardware: Hardware, workload: WorkloadRequest) -> str:
-    """Name a profile after its machine and workload, as in `h100x1-12c-a41f`.
-
-    Args:
-        hardware: The machine.
-        workload: The workload.
-
-    Returns:
-        The same name for the same workload on the same kind of machine.
-    """
-    digest = hashlib.sha256(workload.model_dump_json(exclude={"working_dir"}).encode()).hexdigest()[:4]
-    cpus = f"{hardware.usable_cpus:g}c"
-    if hardware.gpu is None:
-        return f"cpu-{cpus}-{digest}"
-    model = re.search(r"[A-Z]+\d\w*", hardware.gpu)
-    slug = (model[0] if model else hardware.gpu.split()[-1]).lower()
-    return f"{slug}x{hardware.gpu_count}-{cpus}-{digest}"
+    return profile if request.profile else settle_name(profile, others)
 
 
 def _make_result(

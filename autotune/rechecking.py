@@ -16,10 +16,10 @@ from autotune.checking import (
 from autotune.confirming import Confirmation
 from autotune.machine import read_machine
 from autotune.noise import NoiseWatch
+from autotune.planning import Plan
 from autotune.profiles import describe_here, list_profiles, pick_fitting
 from autotune.request import TuningRequest
-from autotune.schema import TunedConfig, WorkloadIdentity
-from autotune.tuning import open_runner, plan_only, prepare
+from autotune.schema import TunedConfig
 from autotune.units import format_rate
 from autotune.view import View
 from autotune.warm_start import ask_again
@@ -34,6 +34,7 @@ def check_file(
     *,
     quick: bool = False,
     with_workload: bool = True,
+    view: View | None = None,
 ) -> Fitness:
     """Check a profile of a tuned file.
 
@@ -43,6 +44,7 @@ def check_file(
         most_age_seconds: Age from which a profile is stale, in seconds; None for any.
         quick: Whether to measure it against its baseline again.
         with_workload: Whether to load the dataset and compare its samples.
+        view: Is told of each measurement.
 
     Returns:
         Whether it fits, with every reason.
@@ -55,27 +57,34 @@ def check_file(
     machine = read_machine()
     profile, _ = pick_fitting(list_profiles(file, name), machine)
     here = describe_here(machine, profile)
-    workload, found = None, None
+    plan, found = None, None
     if quick or with_workload:
         request = ask_again(profile, here, str(file))
-        workload, found = _look_again(request, profile) if quick else (identify_workload(plan_only(request)), None)
+        plan, found = _measure_again(request, profile, view or View()) if quick else (_plan_again(request), None)
     return check_profile(
         profile,
         here,
-        software=read_software(profile),
-        workload=workload,
+        software=read_software(profile) if plan is None else plan.workload.software,
+        workload=None if plan is None else identify_workload(plan),
         most_age_seconds=most_age_seconds,
         remeasured=found,
     )
 
 
-def _look_again(request: TuningRequest, profile: TunedConfig) -> tuple[WorkloadIdentity, Remeasured]:
+def _plan_again(request: TuningRequest) -> Plan:
+    from autotune.tuning import plan_only  # brings Optuna along, which a look at the machine alone does not need
+
+    return plan_only(request)
+
+
+def _measure_again(request: TuningRequest, profile: TunedConfig, view: View) -> tuple[Plan, Remeasured]:
+    from autotune.tuning import open_runner, prepare  # as above
+
     request = request.model_copy(update={"trial_seconds": QUICK_SECONDS})
-    view = View()
     with open_runner(request, view) as runner:
         plan = prepare(request, read_machine(), None, runner, view)
         confirmation = Confirmation(plan, runner.run, view, NoiseWatch(plan.machine.usable_cpus))
-        return identify_workload(plan), remeasure(confirmation, profile)
+        return plan, remeasure(confirmation, profile)
 
 
 def describe_fitness(found: Fitness, file: str) -> str:
@@ -94,6 +103,7 @@ def describe_fitness(found: Fitness, file: str) -> str:
     lines += [f"  differs, without deciding: {advice}" for advice in found.advice]
     if found.remeasured is not None:
         lines.append(f"  {_describe_remeasured(found.remeasured)}")
+        lines += [f"  note: {sentence}" for sentence in found.remeasured.noise]
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ Lines are read back by later runs, so what changes their meaning changes `RECORD
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -56,3 +56,21 @@ class TrialRecord(Value):
         result = self.result
         was_measured = result is not None and result.kind == "completed" and result.measurement is not None
         return was_measured and self.score >= LEAST_SCORE
+
+    def describe(self) -> dict[str, Any]:
+        """Give what a person reads of it in a dashboard, by names that carry their units; only what is known."""
+        result = self.result
+        found: dict[str, Any] = {
+            "outcome": self.fate if result is None else result.kind,
+            "expected_samples_per_second": round(self.predicted, 1),
+        }
+        if result is not None:
+            peaks = {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
+            found |= peaks | {"reason": result.message}
+        elif self.fate == "skipped":
+            found["reason"] = self._describe_skip()
+        return {name: value for name, value in found.items() if value}
+
+    def _describe_skip(self) -> str:
+        over = [name for name, distance in self.constraints.items() if distance > 0]
+        return "workers are ruled out" if "works" in over else f"predicted over a limit: {', '.join(over)}"

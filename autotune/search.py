@@ -20,7 +20,7 @@ from autotune.records import TrialRecord
 from autotune.request import RANGED_KNOBS, SEEDS, TuningRequest
 from autotune.schema import Hardware, LoaderConfig, Value
 from autotune.space import SearchSpace
-from autotune.studies import RECORD, KeptStudy, KeptTrial, Warn, open_study
+from autotune.studies import KeptStudy, KeptTrial, Warn, open_study
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
@@ -162,10 +162,11 @@ class Search:
         trial = self._open_trials.pop(record.number)
         for key, value in _list_constraints(record).items():
             trial.set_constraint(key, value)
-        trial.set_user_attr(RECORD, record.model_dump_json())
+        for key, value in record.describe().items():
+            trial.set_user_attr(key, value)
         told = self._study.tell(trial, record.score)
         if self._kept is not None:
-            self._kept.append(told)
+            self._kept.append(told, record)
 
     def finish(self) -> None:
         """Mark the study as done, so that the next run starts a new one."""

@@ -11,6 +11,7 @@ import hashlib
 import re
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -36,6 +37,7 @@ MOST_STORAGE_BYTES: Final = 2**31  # of a SQLite file; a thousand runs leave les
 SILENT_SECONDS: Final = 900.0  # without a word from another machine, after which its run is taken for dead
 CLOCK_SECONDS: Final = 2.0  # by which two readings of one process's start may differ, where the clock is being set
 PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; another run makes its tables in a few tenths
+METRIC: Final = "samples per second"
 RECORD: Final = "dltune_record"
 _FORMAT: Final = "dltune_format"
 _IDENTITY: Final = "dltune_identity"
@@ -93,11 +95,12 @@ class KeptStudy:
         """
         with _explain(f"The trials of study {self.name} cannot be read", _AFRESH):
             trials = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            return [self._check(trial, space) for trial in trials if RECORD in trial.user_attrs]
+            found = ((trial, get_record(trial)) for trial in trials)
+            return [self._check(trial, text, space) for trial, text in found if text is not None]
 
-    def _check(self, trial: FrozenTrial, space: SearchSpace) -> KeptTrial:
+    def _check(self, trial: FrozenTrial, text: str, space: SearchSpace) -> KeptTrial:
         try:
-            record = TrialRecord.model_validate_json(trial.user_attrs[RECORD])
+            record = TrialRecord.model_validate_json(text)
         except ValidationError as error:
             raise StudyError(
                 f"Study {self.name} holds trials of another version of dltune, or damaged ones: "
@@ -108,8 +111,9 @@ class KeptStudy:
         grid_id = trial.system_attrs.get("grid_id")
         return KeptTrial(record, grid_id if isinstance(grid_id, int) else None)
 
-    def append(self, trial: FrozenTrial) -> None:
-        """Store a finished trial; what cannot be stored is said once and then let go."""
+    def append(self, trial: FrozenTrial, record: TrialRecord) -> None:
+        """Store a finished trial with its record; what cannot be stored is said once and then let go."""
+        trial.system_attrs = trial.system_attrs | {RECORD: record.model_dump_json()}  # no dashboard shows these
         self._write(lambda: self._study.add_trial(trial))
         if self._is_signed:
             self._write(lambda: self._study.set_user_attr(_OWNER, _describe_owner()))
@@ -135,6 +139,12 @@ class KeptStudy:
                 f"Trials can no longer be stored in {self._place}: {_find_reason(error)}. The run goes on and writes "
                 "its result at the end; but if it is cut short, the next run cannot continue it from here."
             )
+
+
+def get_record(trial: FrozenTrial) -> str | None:
+    """Give the record that a trial was stored with, as JSON; None where it is not one of ours."""
+    text = trial.system_attrs.get(RECORD, trial.user_attrs.get(RECORD))  # the latter in studies of earlier versions
+    return text if text is None or isinstance(text, str) else "not a record"
 
 
 @contextmanager
@@ -227,14 +237,16 @@ def open_study(
     identity = _identify(request, space, hardware)
     base = request.study_name or _make_name(request, identity)
     with _keep_others_out(storage, base):
-        kept = _open(storage, request, base, identity, warn)
+        kept = _open(storage, request, hardware, base, identity, warn)
         try:
             yield kept
         finally:
             kept.close()
 
 
-def _open(storage: RDBStorage, request: TuningRequest, base: str, identity: str, warn: Warn) -> KeptStudy:
+def _open(
+    storage: RDBStorage, request: TuningRequest, hardware: Hardware, base: str, identity: str, warn: Warn
+) -> KeptStudy:
     is_signed = _find_file(storage) is None
     with _explain(f"The study {base} cannot be opened", f"Move the record of trials away. {_ELSEWHERE}"):
         name = _choose_name(request, base, storage)
@@ -242,12 +254,33 @@ def _open(storage: RDBStorage, request: TuningRequest, base: str, identity: str,
         _refuse_strangers(study, identity)
         if is_signed:
             _refuse_while_owned(study)
-        for key, value in {_FORMAT: RECORD_FORMAT, _IDENTITY: identity}.items():
-            if key not in study.user_attrs:
-                study.set_user_attr(key, value)
+        _label(study, {_FORMAT: RECORD_FORMAT, _IDENTITY: identity, **_describe(request, hardware)})
         if is_signed:
             study.set_user_attr(_OWNER, _describe_owner())
     return KeptStudy(study, _name_place(request.storage), warn, is_signed=is_signed)
+
+
+def _label(study: optuna.Study, words: dict[str, Any]) -> None:
+    """Write on a study what it is about, where that does not stand there yet."""
+    known = study.user_attrs
+    for key, value in words.items():
+        if key not in known:
+            study.set_user_attr(key, value)
+    if study.metric_names is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names([METRIC])
+
+
+def _describe(request: TuningRequest, hardware: Hardware) -> dict[str, str]:
+    """Say for people, in a dashboard, what was tuned and where."""
+    gpus = f"{hardware.gpu_count}x {hardware.gpu}" if hardware.gpu is not None else "no GPU"
+    sizes = f"{format_bytes(hardware.memory_limit_bytes)}, /dev/shm {format_bytes(hardware.shm_limit_bytes)}"
+    return {
+        "dataset": request.workload.dataset,
+        "step": request.workload.describe_step(),
+        "machine": f"{gpus}, {hardware.usable_cpus:g} CPUs, {sizes}",
+    }
 
 
 def _choose_name(request: TuningRequest, base: str, storage: RDBStorage) -> str:

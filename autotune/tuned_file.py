@@ -48,6 +48,16 @@ def read_file(path: Path) -> TunedFile:
         return _read_despite(error, text, path)
 
 
+def peek(path: Path) -> tuple[TunedConfig, ...]:
+    """Read the profiles of a file that may not be there, or not be ours; there are none in it then."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return read_file(path).profiles
+    except ProfileError:
+        return ()
+
+
 def _read_bytes(path: Path) -> bytes:
     """Read a regular file of a size that can be ours: a pipe may never end, and a device never does."""
     with open(path, "rb", opener=_open_without_waiting) as stream:  # Path.open takes no opener

@@ -31,7 +31,7 @@ from autotune.search import Search, open_search
 from autotune.space import BATCH_GRID, DEFAULT_BATCH_SIZE
 from autotune.studies import open_storage
 from autotune.trial_runner import TrialRunner
-from autotune.tuned_file import check_writable, format_file, save_profile
+from autotune.tuned_file import check_writable, format_file, peek, save_profile
 from autotune.view import View
 from autotune.warm_start import plan_warm_start
 
@@ -163,11 +163,20 @@ def _conclude(plan: Plan, run: Run, end: End, study: str, seconds: float) -> Out
     decision = _decide(plan, records, run.confirmation, end.cut_by)
     summary = summarize_search(plan, records, study, seconds, end.stopped)
     evidence = gather_evidence(plan, records, decision.config, run.exploration.predict)
+    output = Path(plan.request.output)
     profile = make_profile(
-        plan, records, run.confirmation, decision, run.ablation.rows, summary, evidence, run.exploration.findings
+        plan,
+        records,
+        run.confirmation,
+        decision,
+        run.ablation.rows,
+        summary,
+        evidence,
+        run.exploration.findings,
+        peek(output),
     )
     try:
-        save_profile(Path(plan.request.output), profile)
+        save_profile(output, profile)
     except (OutputError, ProfileError) as error:
         raise UnsavedError(
             str(error), format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=(profile,)))

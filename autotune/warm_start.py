@@ -112,9 +112,10 @@ def ask_again(profile: TunedConfig, here: Hardware, output: str, trials: int | N
             f"Profile {profile.name}: its request cannot be read ({'.'.join(map(str, problem['loc']))}: "
             f"{problem['msg']}). Tune once more with dltune --dataset."
         ) from None
+    is_elsewhere = any(difference.decides for difference in compare_hardware(profile.hardware, here))
     changes = {
         "output": output,
-        "profile": None if compare_hardware(profile.hardware, here) else profile.name,
+        "profile": None if is_elsewhere else profile.name,
         "trials": trials or max(SEEDS + 1, asked.trials // TRIALS_SHARE),
         "resume": False,
         "study_name": None,

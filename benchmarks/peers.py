@@ -30,13 +30,13 @@ from autotune.planning import Plan, make_plan
 from autotune.records import TrialRecord
 from autotune.schema import LoaderConfig
 from autotune.scoring import estimate
+from autotune.studies import get_record
 from autotune.trial_runner import TrialRunner
 from benchmarks.records import Line, Tuning
 from benchmarks.trial import make_request
 from benchmarks.workloads import BenchWorkload, as_config, choose_by_hand, find_workload
 
 ROOT: Final = str(Path(__file__).parent.parent)
-RECORD: Final = "dltune_record"  # attribute under which a trial of the study holds dltune's own line
 LOADTUNE_FILE: Final = """\
 from benchmarks.peers import make_loadtune_workload
 
@@ -121,8 +121,8 @@ def read_study(path: Path, began: datetime) -> list[Line]:
     study = optuna.load_study(study_name=name, storage=storage)
     lines = []
     for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)):
-        if RECORD in trial.user_attrs and trial.datetime_complete is not None:
-            record = TrialRecord.model_validate_json(trial.user_attrs[RECORD])
+        if (text := get_record(trial)) is not None and trial.datetime_complete is not None:
+            record = TrialRecord.model_validate_json(text)
             lines.append(_make_line(record, (trial.datetime_complete - began).total_seconds()))
     return lines
 

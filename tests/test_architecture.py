@@ -19,9 +19,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "autotune"
 
 FLOORS = (
-    {"errors", "units", "channel", "worker_setup", "workload", "isolation", "locks", "interrupts", "clocks"},
+    {"errors", "units", "channel", "worker_setup", "workload", "isolation", "locks", "interrupts", "clocks", "namesakes"},
     {"schema", "request", "messages", "records"},
-    {"machine", "importing", "matching", "ruling", "nvml"},
+    {"machine", "importing", "matching", "ruling", "nvml", "software", "storage"},
     {"limits", "costs", "scoring", "process_tree", "verdicts", "noise", "cgroups"},
     {
         "space",
@@ -40,6 +40,7 @@ FLOORS = (
         "containment",
         "gauge",
         "warm_start",
+        "naming",
         "comparing",
         "command_line",
         "answer",
@@ -69,7 +70,7 @@ FLOORS = (
     },
     {"deciding", "exploring", "ablating", "evidence", "outcome", "checking"},
     {"tuning", "rechecking"},
-    {"display", "options", "exits"},
+    {"display", "options", "exits", "manual"},
     {"file_commands"},
     {"cli"},
 )
@@ -160,6 +161,10 @@ def test_loading_needs_only_pydantic() -> None:
 
 def test_tuning_from_python_leaves_torch_out_of_the_parent() -> None:
     assert "torch" not in list_heavy_after("import autotune; autotune.tune")
+
+
+def test_checking_leaves_optuna_out_until_the_workload_is_looked_at() -> None:
+    assert "optuna" not in list_heavy_after("import autotune.rechecking")
 
 
 def test_all_public_names_are_there() -> None:

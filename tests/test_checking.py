@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import io
+import platform
 from datetime import timedelta
 
 import pytest
+from rich.console import Console
 
 from autotune.checking import Remeasured, check_profile, read_software, remeasure
 from autotune.confirming import Confirmation
+from autotune.display import RoundsDisplay
 from autotune.messages import TrialRequest, TrialResult
 from autotune.planning import make_plan
+from autotune.rechecking import describe_fitness
 from autotune.schema import LoaderConfig
+from autotune.software import read_start_method, read_torch
 from autotune.view import View
 from tests.builders import (
     make_config,
@@ -80,5 +86,37 @@ def test_a_profile_is_measured_again_in_turn_with_its_baseline() -> None:
     assert len(set(asked[:2])) == 2
 
 
-def test_versions_are_read_without_importing_torch() -> None:
-    assert read_software(PROFILE).torch.startswith("2.")
+def test_a_quick_check_writes_a_line_for_each_measurement_and_nothing_else() -> None:
+    stream = io.StringIO()
+    plan = make_plan(make_request(), make_machine(), make_workload(), make_limits())
+    view = RoundsDisplay(Console(file=stream, width=200))
+    view.show_machine(plan.machine, plan.limits)
+    view.show_plan(plan)
+    remeasure(Confirmation(plan, lambda request: make_result(request.config, 100.0), view), PROFILE)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) >= 6
+    assert [line for line in lines if not line.startswith("confirm ")] == []
+
+
+def test_what_disturbed_a_measurement_is_said_below_it() -> None:
+    noisy = make_remeasured(0.7).model_copy(update={"noise": ("Other processes kept 1.2 CPUs busy.",)})
+    found = check_profile(PROFILE, PROFILE.hardware, remeasured=noisy)
+    assert describe_fitness(found, "dltune.json").endswith("  note: Other processes kept 1.2 CPUs busy.")
+
+
+def test_versions_and_the_start_method_are_those_at_hand_whatever_the_profile_says() -> None:
+    elsewhere = make_software().model_copy(
+        update={"torch": "1.0", "cuda": "9.9", "python": "3.0", "start_method": "spawn"}
+    )
+    found = read_software(make_profile(software=elsewhere))
+    torch = read_torch()
+    assert torch is not None
+    assert (found.torch, found.cuda) == (torch.version, torch.cuda)
+    assert (found.python, found.start_method) == (platform.python_version(), read_start_method())
+
+
+def test_another_start_method_than_at_hand_is_a_reason_to_tune_anew() -> None:
+    other = "spawn" if read_start_method() != "spawn" else "fork"
+    profile = make_profile(software=make_software().model_copy(update={"start_method": other}))
+    found = check_profile(profile, profile.hardware, software=read_software(profile))
+    assert found.reasons == (f"start method {read_start_method()} instead of {other}",)

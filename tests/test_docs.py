@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree.ElementTree import fromstring
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from markdown_it import MarkdownIt
 
 import autotune
 from autotune.cli import cli
+from benchmarks import picture as picture_maker
 from tests.test_cli import list_options
 
 if TYPE_CHECKING:
@@ -40,6 +42,10 @@ def list_blocks(page: Path, *languages: str) -> list[str]:
 def list_links(page: Path) -> list[str]:
     targets = [str(token.attrs["href"]) for token in list_tokens(page) if token.type == "link_open"]
     return [target for target in targets if "://" not in target]
+
+
+def list_pictures(page: Path) -> list[Token]:
+    return [token for token in list_tokens(page) if token.type == "image"]
 
 
 def list_anchors(page: Path) -> set[str]:
@@ -100,6 +106,33 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 def test_every_name_of_ours_in_a_code_block_exists(page: Path) -> None:
     names = {name for block in list_blocks(page) for name in re.findall(r"\bautotune\.([a-zA-Z]\w*)", block)}
     assert {name for name in names if not hasattr(autotune, name) and find_spec(f"autotune.{name}") is None} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_picture_is_there_is_small_and_says_what_it_shows(page: Path) -> None:
+    for picture in list_pictures(page):
+        file = page.parent / str(picture.attrs["src"])
+        assert file.stat().st_size < 60_000
+        assert len(picture.content) > 20
+
+
+def test_the_readme_shows_a_terminal() -> None:
+    assert [picture.attrs["src"] for picture in list_pictures(PAGES[0])] == ["docs/images/terminal.svg"]
+
+
+def test_the_picture_of_the_terminal_is_that_of_the_run_that_is_kept() -> None:
+    written = (picture_maker.FOLDER / "terminal.txt").read_text().splitlines()
+    assert written[0].startswith("$ dltune --dataset ")
+    assert picture_maker.draw(picture_maker.shorten(written)) == (picture_maker.FOLDER / "terminal.svg").read_text()
+
+
+def test_a_picture_loads_nothing_and_holds_every_line_that_it_does_not_leave_out() -> None:
+    lines = ["$ dltune", *(f"trial {number}/9  w={number} <&>" for number in range(9)), "  note: " + "word " * 60]
+    picture = fromstring(picture_maker.draw(picture_maker.shorten(lines)))
+    shown = ["".join(text.itertext()) for text in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert shown[:7] == ["$ dltune", *lines[1:4], "...", *lines[8:10]]
+    assert " ".join(shown[7:]).split() == lines[-1].split()
+    assert not [name for node in picture.iter() for name in node.attrib if "href" in name]
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)

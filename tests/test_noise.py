@@ -21,6 +21,7 @@ from autotune.noise import (
     measure_stolen_share,
     measure_throttled_share,
     read_cpu_times,
+    read_quota_uses,
 )
 from tests.builders import write_files
 
@@ -60,6 +61,10 @@ def be_still(seconds: float) -> None:
 def need_times(times: CpuTimes | None) -> CpuTimes:
     assert times is not None
     return times
+
+
+def list_quotas(root: Path) -> list[tuple[int, int]]:
+    return [(use.periods, use.throttled_periods) for use in need_times(read_cpu_times(root)).quotas]
 
 
 def test_idle_waiting_and_stolen_time_are_not_busy_and_guests_are_counted_once(tmp_path: Path) -> None:
@@ -119,13 +124,22 @@ def test_the_use_of_quotas_is_read_for_our_own_cgroup_and_its_ancestors_only(tmp
     root = write_root(
         tmp_path, cgroups="0::/pod/box\n", pod__box=(200, 20), pod=(1000, 5), other=(9, 9), pod__sibling=(8, 8)
     )
-    assert need_times(read_cpu_times(root)).quotas == make_times(quotas=[(200, 20), (1000, 5)]).quotas
+    assert list_quotas(root) == [(200, 20), (1000, 5)]
 
 
 def test_the_use_of_quotas_is_read_in_version_1(tmp_path: Path) -> None:
     root = write_root(tmp_path, cgroups="4:cpu,cpuacct:/docker/a1\n1:name=systemd:/x\n")
     write_files(root, {"sys/fs/cgroup/cpu,cpuacct/docker/a1/cpu.stat": "nr_periods 40\nnr_throttled 4\n"})
-    assert need_times(read_cpu_times(root)).quotas == make_times(quotas=[(40, 4)]).quotas
+    assert list_quotas(root) == [(40, 4)]
+
+
+@pytest.mark.parametrize("line", ["throttled_usec 2500000", "throttled_time 2500000000"])
+def test_the_time_throttled_is_read_in_the_unit_of_its_version(tmp_path: Path, line: str) -> None:
+    root = write_root(tmp_path)
+    write_files(root, {"sys/fs/cgroup/job/cpu.stat": f"nr_periods 200\nnr_throttled 20\n{line}\n"})
+    (use,) = read_quota_uses(root / "proc", root / "sys/fs/cgroup")
+    assert use.throttled_share == 0.1
+    assert use.throttled_seconds == pytest.approx(2.5)
 
 
 def test_a_cgroup_that_counts_no_periods_has_no_quota(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from autotune.schema import LoaderConfig
 from autotune.search import Search, make_sampler
 from autotune.space import SearchSpace
 from autotune.studies import KeptTrial
-from tests.builders import make_request
+from tests.builders import make_request, make_result
 
 SPACE = SearchSpace(batch_size=(32,), num_workers=(0, 1, 2, 4, 8), pin_memory=(False,))
 SMALL = SearchSpace(
@@ -101,3 +101,42 @@ def test_what_was_recalled_is_listed_in_its_order() -> None:
         for number, config in enumerate(configs)
     ]
     assert open_one(recalled=[KeptTrial(record, None) for record in records]).records() == records
+
+
+def tell_and_describe(record_changes: dict[str, object]) -> dict[str, object]:
+    """Give what a dashboard shows of a trial."""
+    search = open_one()
+    asked = search.ask()
+    usual: dict[str, object] = {"fate": "measured", "score": 90.0, "predicted": 100.04, "constraints": {}}
+    search.tell(TrialRecord.model_validate({"number": asked.number, "config": asked.config} | usual | record_changes))
+    (trial,) = search._study.trials
+    return trial.user_attrs
+
+
+def test_a_trial_tells_in_words_what_became_of_it() -> None:
+    result = make_result(SPACE.build({}), 90.0, peak_host_bytes=10, peak_shm_bytes=2)
+    assert tell_and_describe({"config": result.config, "result": result}) == {
+        "outcome": "completed",
+        "expected_samples_per_second": 100.0,
+        "peak_host_bytes": 10,
+        "peak_shm_bytes": 2,
+    }
+
+
+def test_a_trial_that_failed_tells_why() -> None:
+    result = make_result(SPACE.build({}), kind="shm_exhausted", message="filled /dev/shm")
+    told = tell_and_describe({"config": result.config, "result": result, "score": 0.0, "predicted": 0.0})
+    assert told == {"outcome": "shm_exhausted", "reason": "filled /dev/shm"}
+
+
+@pytest.mark.parametrize(
+    ("constraints", "reason"),
+    [
+        ({"memory": 0.5, "shm": 0.1, "files": -1.0}, "predicted over a limit: memory, shm"),
+        ({"memory": 0.5, "works": 1.0}, "workers are ruled out"),
+    ],
+)
+def test_a_trial_that_was_skipped_tells_why(constraints: dict[str, float], reason: str) -> None:
+    told = tell_and_describe({"fate": "skipped", "constraints": constraints})
+    assert told["outcome"] == "skipped"
+    assert told["reason"] == reason

@@ -155,6 +155,13 @@ def add_record(study: str, text: str) -> None:
     load_study(study).add_trial(trial)
 
 
+def test_a_record_is_read_where_earlier_versions_have_put_it() -> None:
+    with open_one(study_name="mine") as search:
+        told = tell_one(search)
+    add_record("mine", told.model_copy(update={"number": 1}).model_dump_json())
+    assert [record.number for record in read_records(study_name="mine")] == [0, 1]
+
+
 def test_a_study_of_a_newer_format_is_left_alone() -> None:
     with open_one(study_name="mine") as search:
         tell_one(search)

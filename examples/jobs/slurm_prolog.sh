@@ -19,7 +19,7 @@ file=${1:-dltune.json}
 
 prepare() {
     flock 9 || return
-    # --no-workload takes milliseconds; without it the dataset is loaded, and the size of its samples is compared as well
+    # --no-workload takes half a second; without it the dataset is loaded, and the size of its samples is compared as well
     dltune check --no-workload "$file" || dltune retune "$file"
 }
 

@@ -178,10 +178,10 @@ def _await_word(process: subprocess.Popen[str], log: Path, word: str) -> None:
 def _read_records(database: Path) -> list[str]:
     if not database.exists():
         return []
-    query = "SELECT value_json FROM trial_user_attributes WHERE key = 'dltune_record'"
+    query = "SELECT value_json FROM trial_system_attributes WHERE key = 'dltune_record'"
     with contextlib.closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'trial_user_attributes'").fetchall():
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'trial_system_attributes'").fetchall():
             return []
         states = connection.execute("SELECT DISTINCT state FROM trials").fetchall()
         assert states in ([], [("COMPLETE",)])
