@@ -9,7 +9,6 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -24,6 +23,7 @@ from autotune.messages import WORKER_PHASE, CopyRates, LinearBytes, LinearCost, 
 from autotune.nvml import GpuState, read_gpu_state
 from autotune.page_copies import foresee_copies
 from autotune.schema import Accelerator, DataLoaderSettings, LoaderConfig, Software, StartMethod, Value
+from autotune.software import read_own_version
 from autotune.steps import Step
 from autotune.units import format_percent
 from autotune.worker_costs import (
@@ -371,21 +371,13 @@ def _count_own_batches(workload: LoadedWorkload) -> int | None:
 
 def _read_software(accelerator: Accelerator | None) -> Software:
     return Software(
-        dltune=_read_own_version(),
+        dltune=read_own_version(),
         torch=torch.__version__,
         cuda=torch.version.cuda,
         driver=accelerator and accelerator.driver,
         python=platform.python_version(),
         start_method=cast("StartMethod", multiprocessing.get_start_method()),
     )
-
-
-def _read_own_version() -> str:
-    """Read dltune's version; one that runs from its sources alone has none."""
-    try:
-        return version("dltune")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _read_resident_bytes() -> int:

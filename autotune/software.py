@@ -45,6 +45,14 @@ def read_torch(folder: Path | None = None) -> TorchBuild | None:
         return None
 
 
+def read_own_version() -> str:
+    """Read dltune's version; one that runs from its sources alone does not know it."""
+    try:
+        return version("dltune")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def _find_torch() -> Path | None:
     spec = find_spec("torch")
     places = spec.submodule_search_locations if spec is not None else None

@@ -8,6 +8,7 @@ the record, not the run. What is read is not trusted: it may come from another v
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import socket
 import time
@@ -161,6 +162,7 @@ def open_storage(url: str | None) -> Iterator[RDBStorage]:
         StudyError: It cannot be opened, or it is larger than what can be read.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # else it shows where an interrupt cut it off
     with _explain(f"The record of trials at {_name_place(url)} cannot be opened", _ELSEWHERE):
         storage = _connect(url or _make_default())
     try:

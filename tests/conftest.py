@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 import time
 import uuid
@@ -18,6 +20,7 @@ BESIDE = {Path("/tmp")} if "PYTEST_XDIST_WORKER" in os.environ else set()  # whe
 SESSION = os.environ["DLTUNE_TEST_SESSION"] = uuid.uuid4().hex
 if "PYTEST_XDIST_WORKER" in os.environ:  # so is what the tests beside ours leave for a moment
     tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="beside-", dir="/tmp")
+    atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
 
 @pytest.fixture

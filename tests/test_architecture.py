@@ -19,7 +19,18 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "autotune"
 
 FLOORS = (
-    {"errors", "units", "channel", "worker_setup", "workload", "isolation", "locks", "interrupts", "clocks", "namesakes"},
+    {
+        "errors",
+        "units",
+        "channel",
+        "worker_setup",
+        "workload",
+        "isolation",
+        "locks",
+        "interrupts",
+        "clocks",
+        "namesakes",
+    },
     {"schema", "request", "messages", "records"},
     {"machine", "importing", "matching", "ruling", "nvml", "software", "storage"},
     {"limits", "costs", "scoring", "process_tree", "verdicts", "noise", "cgroups"},

@@ -122,7 +122,7 @@ def test_tuning_and_tuning_anew_on_one_machine_keep_one_profile_of_one_name(work
     earlier: TunedConfig | None = None
     for size in (int(16 * GIB * 0.985), 16 * GIB, int(16 * GIB * 0.985)):  # alike, and on two steps of the digest
         here = make_machine(affinity_cpus=2, memory_limit_bytes=size)
-        request = make_run() if earlier is None else ask_again(earlier, here.hardware(None, 0), "dltune.json")
+        request = make_run() if earlier is None else ask_again(earlier, here.hardware(None), "dltune.json")
         found = tune(request, run_trial=Bench(saturating), machine=here, workload=waiting_workload(), earlier=earlier)
         names.append(found.profile.name)
         earlier = found.profile if earlier is None else None  # cold, warm, cold
