@@ -15,12 +15,15 @@ import psutil
 import pytest
 
 LEAVE_SECONDS = 5.0
-BESIDE = {Path("/tmp")} if "PYTEST_XDIST_WORKER" in os.environ else set()  # where other sessions have their folders
+BESIDE = {Path("/tmp")} if os.environ.get("PYTEST_XDIST_WORKER") else set()  # where other sessions have their folders
 # Inherited by every process that a test starts: others on this machine are not our business.
-SESSION = os.environ["DLTUNE_TEST_SESSION"] = uuid.uuid4().hex
-if "PYTEST_XDIST_WORKER" in os.environ:  # so is what the tests beside ours leave for a moment
-    tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="beside-", dir="/tmp")
-    atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+if not os.environ.get("DLTUNE_TEST_SESSION", "").endswith(f"/{WORKER}"):  # not yet one of this process or above it
+    os.environ["DLTUNE_TEST_SESSION"] = f"{uuid.uuid4().hex}/{WORKER}"
+    if WORKER:  # what the tests beside ours leave for a moment is not our business either
+        tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="beside-", dir="/tmp")
+        atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
+SESSION = os.environ["DLTUNE_TEST_SESSION"]
 
 
 @pytest.fixture
