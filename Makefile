@@ -4,6 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 TEST_READY := .venv/.test-ready
 BENCH_READY := .venv/.bench-ready
+ALONE := tests/faults/test_budgets.py  # it measures; all other tests run in two processes
 
 .PHONY: demo test faults test-gpu lint types check bench bench-gpu replay clean help
 
@@ -27,8 +28,8 @@ $(TEST_READY): $(READY)
 	@touch $(TEST_READY)
 
 test: $(TEST_READY) ## Set up, then run the tests
-	$(BIN)/python -m pytest tests/faults
-	$(BIN)/python -m pytest --ignore tests/faults --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m pytest tests/faults tests $(ALONE:%=--ignore %) --numprocesses 2 --dist loadfile
 
 faults: $(READY) ## Run the fault tests alone, and print what became of each fault
 	$(BIN)/python -m pytest tests/faults --fault-matrix

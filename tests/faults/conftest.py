@@ -26,9 +26,11 @@ class _Notes:
         self._matrix = matrix
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        self._matrix.register(item.nodeid, [mark.args[0] for mark in item.iter_markers("fault")])
+        item.user_properties += [("fault", mark.args[0]) for mark in item.iter_markers("fault")]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        faults = [str(value) for name, value in report.user_properties if name == "fault"]
+        self._matrix.register(report.nodeid, faults)  # here, since another process may have run the test
         if hasattr(report, "wasxfail") and report.skipped:
             self._matrix.note(report.nodeid, "known", report.wasxfail)
         elif report.skipped:
