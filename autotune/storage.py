@@ -53,7 +53,7 @@ class Storage(Value):
             return "overlay"
         if self.filesystem in _NETWORK:
             return "network"
-        if self.filesystem.startswith("fuse."):
+        if self.filesystem.partition(".")[0] == "fuse":
             return "program"
         return "memory" if self.filesystem in _MEMORY else "local"
 

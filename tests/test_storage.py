@@ -86,6 +86,7 @@ def test_a_volume_without_a_number_is_asked_by_the_name_of_its_device(data: Path
     [
         ("nfs", "network"),
         ("ceph", "network"),
+        ("fuse", "program"),
         ("fuse.gcsfuse", "program"),
         ("fuseblk", "local"),
         ("fuse.fuse-overlayfs", "overlay"),
