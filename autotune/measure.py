@@ -6,6 +6,7 @@ the queue, the steady pace, the drain at the end. Nothing is torn down until the
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import time
@@ -60,6 +61,16 @@ def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, con
         for _ in range(steps):
             step(batch)
     synchronize(device)
+
+
+def settle_garbage() -> None:
+    """Leave no full collection due: forked workers inherit when the next one is, and each would copy what it touches.
+
+    Whether one is due depends on all that a process has imported, dltune's own modules included, and nobody can know it
+    of the training process. Usually none is. Seen with seven workers: 65 MB and 0.2 s of CPU time each, 7 % of a run of
+    ten short epochs.
+    """
+    gc.collect()
 
 
 class WrongCountError(Exception):
@@ -173,6 +184,7 @@ class TrialMeasurement:
         """
         cap_memory(self._device, self._gpu_bytes)
         reset_peak(self._device)
+        settle_garbage()
         started = time.perf_counter()
         plan: int | str = OPEN_END
         while isinstance(plan, int):
