@@ -1,10 +1,16 @@
-"""What each setting of the answer gave: from the baseline to the answer one setting at a time, each step measured."""
+"""What each setting of the answer gave: from the baseline to the answer one setting at a time.
+
+All steps are measured in turn, round by round, in the warm process, the baseline and the answer among them: what is
+compared was measured alike, minutes of drift cancel, and the rounds tell how sure a step is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from autotune.confirming import Contestant
 from autotune.messages import RunTrial, TrialRequest
 from autotune.planning import Plan
 from autotune.request import KNOBS, Knob
@@ -18,8 +24,9 @@ WITHOUT_WORKERS: Final[tuple[Knob, ...]] = (
     "pin_memory",
     "device_prefetch",
 )  # the rest loses its meaning
-RUNG_SHARE: Final = 0.6  # of a trial's time
-RUNG_PRECISION: Final = 0.03
+ROUNDS: Final = 3
+STEP_SHARE: Final = 0.4  # of a trial's time: each step is measured in every round
+STEP_PRECISION: Final = 0.03  # relative half-width at which a measurement ends
 
 
 def list_rungs(baseline: LoaderConfig, answer: LoaderConfig) -> Iterator[tuple[str, LoaderConfig]]:
@@ -57,34 +64,57 @@ class Ablation:
         self._view = view
         self.rows: tuple[Contribution, ...] = ()
 
-    def run(self, baseline_rate: float, answer: LoaderConfig, answer_rate: float) -> None:
-        """Measure the steps between the baseline and the answer, whose throughputs are known.
+    def run(self, answer: LoaderConfig, whole: Contribution, deadline: float | None = None) -> None:
+        """Measure the steps between the baseline and the answer, all of them in each round, both ends included.
 
         Args:
-            baseline_rate: Confirmed throughput of the baseline, samples per second, greater than zero.
             answer: The configuration that was chosen.
-            answer_rate: Its confirmed throughput.
+            whole: What all steps gave together, as confirmed; it is the row where there is but one step.
+            deadline: Moment of `time.monotonic` after which no further round begins; None for no such moment.
         """
         rungs = list(list_rungs(self._plan.baseline, answer))
-        rates = [*(self._measure(config) for _, config in rungs[:-1]), answer_rate]
-        rows: list[Contribution] = []
-        before, pending = baseline_rate, []
-        for (setting, _), rate in zip(rungs, rates, strict=True):
-            pending.append(setting)
-            if rate is not None:  # a step that does not work alone is taken together with the next
-                rows.append(Contribution(setting=" ".join(pending), samples_per_second=rate, speedup=rate / before))
-                before, pending = rate, []
-        self.rows = tuple(rows)
+        if len(rungs) == 1:
+            self.rows = (whole.model_copy(update={"setting": rungs[0][0]}),)
+            return
+        contestants = [Contestant(self._plan.baseline), *(Contestant(config) for _, config in rungs)]
+        for _ in range(ROUNDS):
+            if deadline is not None and time.monotonic() > deadline:
+                return
+            for contestant in contestants:
+                self._measure(contestant)
+            self.rows = _compare_steps([setting for setting, _ in rungs], contestants)
 
-    def _measure(self, config: LoaderConfig) -> float | None:
-        self._view.show_step(config, None)
+    def _measure(self, contestant: Contestant) -> None:
+        if contestant.failures:
+            return
+        self._view.show_step(contestant.config, None)
         request = TrialRequest(
-            config=config,
+            config=contestant.config,
             epochs=self._plan.request.epochs,
-            seconds=RUNG_SHARE * self._plan.request.trial_seconds,
-            precision=RUNG_PRECISION,
+            seconds=STEP_SHARE * self._plan.request.trial_seconds,
+            precision=STEP_PRECISION,
         )
-        found = self._plan.estimate(self._run_trial(request))
-        rate = (found and found.samples_per_second) or None
-        self._view.show_step(config, rate or 0.0)
-        return rate
+        result = self._run_trial(request)
+        contestant.note(result, self._plan.request.epochs, self._plan.cold_seconds(contestant.config))
+        self._view.show_step(contestant.config, 0.0 if contestant.failures else contestant.scores[-1])
+
+
+def _compare_steps(settings: Sequence[str], contestants: Sequence[Contestant]) -> tuple[Contribution, ...]:
+    """Compare each step with the one before; one that does not work alone is taken together with the next."""
+    rows: list[Contribution] = []
+    before, pending = contestants[0], list[str]()
+    for setting, contestant in zip(settings, contestants[1:], strict=True):
+        pending.append(setting)
+        if before.failures or contestant.failures:
+            continue
+        speedup, interval = contestant.compare(before)
+        rows.append(
+            Contribution(
+                setting=" ".join(pending),
+                samples_per_second=contestant.rate,
+                speedup=speedup,
+                speedup_ci95=interval,
+            )
+        )
+        before, pending = contestant, []
+    return tuple(rows)

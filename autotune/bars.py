@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autotune.report import describe_gain
 from autotune.schema import Contribution, Evidence, TunedConfig
 from autotune.svg import Bar, Row, draw_rows
 from autotune.units import format_percent, format_rate, format_seconds
@@ -94,7 +95,7 @@ def _show_step(before: float, step: Contribution) -> Row:
     """Show what was there, and what the setting added to it or took away."""
     after = step.samples_per_second
     changed = Bar(length=abs(after - before), kind="bar gained" if after >= before else "bar lost")
-    value = f"{format_rate(after)}   {step.speedup:.2f} ×"
+    value = f"{format_rate(after)}   {describe_gain(step)}"
     kept = Bar(length=min(before, after), kind="bar before")
     return Row(label=f"+ {step.setting}", value=value, bars=(kept, changed))
 

@@ -9,10 +9,10 @@ from typing import Final
 
 from autotune.confirming import Confirmation
 from autotune.errors import UsageError
+from autotune.intervals import ratio_of_pairs
 from autotune.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
 from autotune.planning import Plan
 from autotune.schema import Hardware, Interval, Rate, Software, TunedConfig, Value, WorkloadIdentity
-from autotune.scoring import ratio_of_pairs
 from autotune.software import read_start_method, read_torch
 from autotune.units import format_rate
 

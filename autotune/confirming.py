@@ -9,20 +9,22 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
+from autotune.intervals import bound_rounds, ratio_of_pairs
 from autotune.messages import RunTrial, TrialRequest, TrialResult
 from autotune.noise import NoiseWatch, describe_noise
 from autotune.planning import Plan
-from autotune.schema import LoaderConfig
-from autotune.scoring import estimate, ratio_of_pairs
+from autotune.schema import Interval, LoaderConfig
+from autotune.scoring import estimate
 from autotune.view import View
 
 ROUNDS: Final = 3
 MOST_ROUNDS: Final = 5
 CONFIRM_PRECISION: Final = 0.015
 CONFIRM_FACTOR: Final = 1.0  # of a trial's time: the search gets less, because its winners are looked at again
-DOUBTFUL: Final = (1.0, 1.1)  # a speed-up between these is worth more rounds when its interval holds 1
-SCATTERED: Final = 1.12  # fastest over slowest round of one configuration; above it the machine is not quiet
-BEHIND: Final = {1: 0.95, 2: 0.97}  # of the best after so many rounds; below it a finalist is not measured again
+MAX_FAILURES: Final = 2  # of one configuration; the first is looked at once more, a second one was no bad luck
+DOUBTFUL_SPEEDUPS: Final = (1.0, 1.1)  # a speed-up between these is worth more rounds when its interval holds 1
+SCATTER_RATIO: Final = 1.12  # fastest over slowest round of one configuration; above it the machine is not quiet
+BEHIND_RATIO: Final = {1: 0.88, 2: 0.95}  # of the best after so many rounds; below it nobody is measured again
 
 
 class Contestant:
@@ -38,23 +40,61 @@ class Contestant:
         self.scores: list[float] = []
         self.waits: list[float] = []
 
-    def note(self, result: TrialResult, epochs: int) -> None:
-        """Add what a round measured."""
+    def note(self, result: TrialResult, epochs: int, cold_seconds: float = 0.0) -> None:
+        """Add what a round measured, with what its first epoch would have cost in addition in a fresh process."""
         self.results.append(result)
         if result.measurement is not None:
-            found = estimate(result.measurement, result.config, epochs)
+            found = estimate(result.measurement, result.config, epochs, cold_seconds)
             self.scores.append(found.samples_per_second)
             self.waits.append(found.wait_fraction)
 
     @property
-    def failure(self) -> TrialResult | None:
-        """The first failed result, if there is one."""
-        return next((result for result in self.results if result.kind != "completed"), None)
+    def failures(self) -> list[TrialResult]:
+        """The results that failed."""
+        return [result for result in self.results if result.kind != "completed"]
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it failed so often that it was not bad luck."""
+        return len(self.failures) >= MAX_FAILURES
 
     @property
     def rate(self) -> float:
-        """Median throughput over the rounds, samples per second; 0 when there is none or one failed."""
-        return statistics.median(self.scores) if self.scores and self.failure is None else 0.0
+        """Median throughput over the rounds, samples per second; 0 when there is none or it is out."""
+        return statistics.median(self.scores) if self.scores and not self.is_out else 0.0
+
+    def bound(self, field: Sequence[Contestant] = (), others: Sequence[Contestant] = ()) -> Interval | None:
+        """Give the 95 % interval of its throughput.
+
+        Args:
+            field: Those that it was picked from by these rounds.
+            others: Further ones that were measured beside it, whose scatter tells what is usual here.
+
+        Returns:
+            Lower and upper bound in samples per second; None for fewer than two rounds.
+        """
+        rivals = [one.scores for one in (*field, *others) if one is not self]
+        return bound_rounds(self.scores, max(1, len(field)), rivals)
+
+    def compare(self, other: Contestant, field: Sequence[Contestant] = ()) -> tuple[float, Interval | None]:
+        """Compare with another one by the rounds that both have seen.
+
+        Args:
+            other: The other one.
+            field: Those that this one was picked from by these rounds.
+
+        Returns:
+            The median ratio of throughputs, and its 95 % interval; None for fewer than two rounds.
+        """
+        rivals = [one for one in field if one is not self and one is not other]
+        ratios = [[rate / base for rate, base in zip(one.scores, other.scores, strict=False)] for one in rivals]
+        seen = min(len(self.scores), len(other.scores))
+        return ratio_of_pairs(self.scores[:seen], other.scores[:seen], max(1, len(field)), ratios)
+
+    def is_faster_than(self, other: Contestant, min_speedup: float, field: Sequence[Contestant] = ()) -> bool:
+        """Tell whether it is faster by so much, and by more than what the measurement leaves open."""
+        speedup, interval = self.compare(other, field)
+        return speedup >= min_speedup and (interval is None or interval[0] > 1)
 
     @property
     def peak_host_bytes(self) -> int:
@@ -104,15 +144,15 @@ class Confirmation:
         if self._watch is not None:
             self._watch.start()
         while self.rounds < ROUNDS or (self.rounds < MOST_ROUNDS and (self._is_in_doubt() or self._is_scattered())):
+            if self._watch is not None:
+                self._watch.pause()
             self._run_round()
             self._drop_those_behind()
-            self._look_around()
+            self._describe_noise()
 
-    def _look_around(self) -> None:
-        """See what disturbs the machine while no trial runs, and what disturbed the rounds so far."""
+    def _describe_noise(self) -> None:
         if self._watch is None:
             return
-        self._watch.pause()
         quietness = self._watch.finish([contestant.scores for contestant in self.entrants])
         self.noise = describe_noise(quietness, self._plan.machine.usable_cpus)
 
@@ -120,11 +160,12 @@ class Confirmation:
         order = [self.baseline, *self.finalists]
         shift = self.rounds % len(order)
         for contestant in (*order[shift:], *order[:shift]):
-            if contestant.failure is None:
+            if not contestant.is_out and not self._measure(contestant):
                 self._measure(contestant)
         self.rounds += 1
 
-    def _measure(self, contestant: Contestant) -> None:
+    def _measure(self, contestant: Contestant) -> bool:
+        """Measure once, and tell whether that worked."""
         rounds = max(ROUNDS, self.rounds + 1)
         self._view.show_round(self.rounds + 1, rounds, contestant.config, None)
         request = TrialRequest(
@@ -134,24 +175,27 @@ class Confirmation:
             precision=CONFIRM_PRECISION,
             fresh=True,
         )
-        contestant.note(self._run_trial(request), self._plan.request.epochs)
-        score = contestant.scores[-1] if contestant.failure is None else 0.0
-        self._view.show_round(self.rounds + 1, rounds, contestant.config, score)
+        result = self._run_trial(request)
+        contestant.note(result, self._plan.request.epochs)
+        has_worked = result.measurement is not None
+        self._view.show_round(self.rounds + 1, rounds, contestant.config, contestant.scores[-1] if has_worked else 0.0)
+        return has_worked
 
     def _drop_those_behind(self) -> None:
         best = max((contestant.rate for contestant in self.finalists), default=0.0)
-        floor = BEHIND.get(self.rounds, 0.0) * best
+        floor = BEHIND_RATIO.get(self.rounds, 0.0) * best
         self.finalists = [contestant for contestant in self.finalists if contestant.rate >= floor and contestant.rate]
 
     def _is_scattered(self) -> bool:
         """Whether the best one's rounds lie so far apart that another would make the promise safer."""
         best = max(self.finalists, key=lambda contestant: contestant.rate, default=self.baseline)
-        return bool(best.scores) and max(best.scores) > SCATTERED * min(best.scores)
+        return bool(best.scores) and max(best.scores) > SCATTER_RATIO * min(best.scores)
 
     def _is_in_doubt(self) -> bool:
         """Whether more rounds could change the verdict."""
         best = max(self.finalists, key=lambda contestant: contestant.rate, default=None)
-        if best is None or self.baseline.failure is not None:
+        if best is None or not self.baseline.rate:
             return False
-        ratio, interval = ratio_of_pairs(best.scores, self.baseline.scores)
-        return interval is not None and DOUBTFUL[0] < ratio < DOUBTFUL[1] and interval[0] <= 1
+        ratio, interval = best.compare(self.baseline, self.finalists)
+        low, high = DOUBTFUL_SPEEDUPS
+        return interval is not None and low < ratio < high and interval[0] <= 1

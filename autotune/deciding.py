@@ -1,20 +1,29 @@
-"""Picks who goes into the final and who wins it: the smallest configuration within noise of the best."""
+"""Picks who goes into the final and who wins it, by what each costs the user.
+
+Of configurations that are equally fast, the one is taken that trains as before, then the one with the fewest workers,
+then the one whose settings are the conventional ones, then the one with the least memory. A setting leaves its
+convention only where the measurement shows that this pays: so the final holds the conventional sibling of the best.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Final, Literal
 
 from autotune.confirming import Contestant
+from autotune.convention import Convention, describe_difference
+from autotune.limits import Limits
 from autotune.records import TrialRecord
-from autotune.schema import Interval, LoaderConfig, Value
-from autotune.scoring import bound_rounds, ratio_of_pairs
+from autotune.schema import Contribution, Interval, LoaderConfig, Value
 
 FINALISTS: Final = 3
-TIE: Final = 0.98  # of the best; above it the smaller configuration wins
-NEAR: Final = 0.92  # of the best in the search, whose trials know their throughput to about 5 %
-WORTHY: Final = 0.75  # of the best in the search, which may have been lucky; the next best above it is a finalist
-LEAST_GAIN: Final = 1.02  # over the baseline; below it the baseline stays
+TIE_RATIO: Final = 0.98  # of the best's throughput; above it the cheaper configuration wins
+CONVENTION_RATIO: Final = 0.97  # of a configuration's throughput; above it its conventional sibling wins
+NEAR_RATIO: Final = 0.92  # of the best's in the search, whose trials know their throughput to about 5 %
+WORTHY_RATIO: Final = 0.75  # of the best's in the search, which may have been lucky; above it others are finalists, too
+MIN_SPEEDUP: Final = 1.02  # over the baseline, or over training as it was; below it that stays
+TIGHT_SHARE: Final = 0.8  # of a budget; a configuration that uses more yields to one that does not
 
 
 class Decision(Value):
@@ -28,7 +37,8 @@ class Decision(Value):
         wait_fraction: Share of the run spent waiting for data.
         speedup: Over the baseline; None when the baseline could not run.
         speedup_interval: Its 95 % interval.
-        runner_up: A faster configuration that was passed over for a smaller one within noise, if any.
+        runner_up: A faster configuration that was passed over for a cheaper one within noise, if any.
+        departures: What the settings gave that left their convention, or that change training.
     """
 
     config: LoaderConfig
@@ -39,50 +49,56 @@ class Decision(Value):
     speedup: float | None
     speedup_interval: Interval | None
     runner_up: LoaderConfig | None = None
+    departures: tuple[Contribution, ...] = ()
 
 
 def pick_finalists(
-    records: Sequence[TrialRecord], expected: Mapping[LoaderConfig, float] | None = None
+    records: Sequence[TrialRecord],
+    convention: Convention,
+    is_legal: Callable[[LoaderConfig], bool],
+    expected: Mapping[LoaderConfig, float] | None = None,
 ) -> list[LoaderConfig]:
     """Pick the configurations that deserve a second look.
 
     Args:
         records: The search's record.
+        convention: What settings keep unless leaving it pays.
+        is_legal: Whether a configuration, perhaps one that was never tried, is within the limits.
         expected: What each is expected to reach, in samples per second; what it measured where absent.
 
     Returns:
-        The best, the smallest one close to it, and the next best, at most `FINALISTS`; empty when none works.
+        The best, its conventional sibling, that sibling as training was before where the best changes it, and the
+        cheapest one close to the best; filled up with the next best to `FINALISTS`. Empty when none works.
     """
-    feasible = list(
-        {record.config: record for record in records if record.is_feasible}.values()
-    )  # the last look counts
-    rates = {record.config: record.score for record in feasible} | dict(expected or {})
-    ranked = sorted(feasible, key=lambda record: rates[record.config], reverse=True)
+    measured = {record.config: record for record in records if record.is_feasible}  # the last look counts
+    rates = {config: record.score for config, record in measured.items()} | dict(expected or {})
+    ranked = sorted(measured, key=lambda config: rates[config], reverse=True)
     if not ranked:
         return []
-    best = rates[ranked[0].config]
-    close = [record for record in ranked if rates[record.config] >= NEAR * best]
-    worthy = [record.config for record in ranked if rates[record.config] >= WORTHY * best]
-    smallest = min(close, key=lambda record: _size(record.config, _peak(record)))
-    return list(dict.fromkeys([ranked[0].config, smallest.config, *worthy]))[:FINALISTS]
+    best = ranked[0]
+    close = [config for config in ranked if rates[config] >= NEAR_RATIO * rates[best]]
+    fewest = min(close, key=lambda config: config.dataloader.num_workers)
+    unchanged = next((config for config in ranked if not convention.list_training_changes(config)), best)
+    siblings = (
+        convention.make_sibling(best),
+        convention.keep_training(unchanged if convention.list_training_changes(best) else best),
+        convention.make_sibling(fewest),
+    )
+    wanted = dict.fromkeys([best, *(config for config in siblings if config in measured or is_legal(config))])
+    worthy = [config for config in ranked if config not in wanted and rates[config] >= WORTHY_RATIO * rates[best]]
+    return [*wanted, *worthy[: max(0, FINALISTS - len(wanted))]]
 
 
-def _peak(record: TrialRecord) -> int:
-    return record.result.peak_host_bytes if record.result is not None else 0
-
-
-def _size(config: LoaderConfig, peak_bytes: int) -> tuple[int, int, int, bool]:
-    """Order configurations by what they cost: workers, then batches ahead, then memory; in order first."""
-    loader = config.dataloader
-    return loader.num_workers, loader.prefetch_factor or 0, peak_bytes, not loader.in_order
-
-
-def decide(baseline: Contestant, finalists: Sequence[Contestant]) -> Decision | None:
+def decide(
+    baseline: Contestant, finalists: Sequence[Contestant], convention: Convention, limits: Limits
+) -> Decision | None:
     """Decide by what the final measured.
 
     Args:
         baseline: The baseline's rounds; they may have failed.
         finalists: The others' rounds.
+        convention: What settings keep unless leaving it pays.
+        limits: Budgets; who comes near one yields to who does not.
 
     Returns:
         The decision, or None when neither the baseline nor any finalist ran.
@@ -90,29 +106,88 @@ def decide(baseline: Contestant, finalists: Sequence[Contestant]) -> Decision | 
     running = [contestant for contestant in finalists if contestant.rate > 0]
     if not running:
         return _keep(baseline) if baseline.rate > 0 else None
-    best = max(running, key=lambda contestant: contestant.rate)
-    ties = [contestant for contestant in running if contestant.rate >= TIE * best.rate]
-    smallest = min(ties, key=lambda contestant: _size(contestant.config, contestant.peak_host_bytes))
-    if baseline.rate <= 0:
-        return _announce(smallest, None, None, best)
-    for winner in (smallest, best):
-        speedup, interval = _compare(winner, baseline)
-        if speedup >= LEAST_GAIN and (interval is None or interval[0] > 1):
-            return _announce(winner, speedup, interval, best)
+    pool = _settle_training(running, convention)
+    best = _lead(pool)
+    cheapest = _pick_cheapest(pool, convention, limits)
+    for winner in (cheapest, best):
+        if baseline.rate <= 0 or winner.is_faster_than(baseline, MIN_SPEEDUP, running):
+            departures = _list_departures(winner, running, convention)
+            return _announce(winner, baseline, best, running).model_copy(update={"departures": departures})
     return _keep(baseline)
 
 
-def _compare(winner: Contestant, baseline: Contestant) -> tuple[float, Interval | None]:
-    rounds = min(len(winner.scores), len(baseline.scores))
-    return ratio_of_pairs(winner.scores[:rounds], baseline.scores[:rounds])
+def _lead(contestants: Sequence[Contestant]) -> Contestant:
+    return max(contestants, key=lambda contestant: contestant.rate)
 
 
-def _announce(winner: Contestant, speedup: float | None, interval: Interval | None, best: Contestant) -> Decision:
+def _settle_training(running: Sequence[Contestant], convention: Convention) -> list[Contestant]:
+    """Give those that change training as little as pays: more only for a gain that is larger than its interval."""
+
+    def count_changes(contestant: Contestant) -> int:
+        return len(convention.list_training_changes(contestant.config))
+
+    pool: list[Contestant] = []
+    for _, group in groupby(sorted(running, key=count_changes), key=count_changes):
+        changed = list(group)
+        if not pool or _lead(changed).is_faster_than(_lead(pool), MIN_SPEEDUP, running):
+            pool = changed
+    return pool
+
+
+def _pick_cheapest(pool: Sequence[Contestant], convention: Convention, limits: Limits) -> Contestant:
+    """Pick what costs the user least among those that are as fast as the best."""
+    best = _lead(pool)
+    ties = [contestant for contestant in pool if contestant.rate >= TIE_RATIO * best.rate]
+    cheapest = min(ties, key=lambda contestant: _rate_cost(contestant, convention, limits))
+    sibling = _find(pool, convention.make_sibling(cheapest.config))
+    if sibling is None or _is_tight(sibling, limits) > _is_tight(cheapest, limits):
+        return cheapest
+    return sibling if sibling.rate >= CONVENTION_RATIO * cheapest.rate else cheapest
+
+
+def _rate_cost(contestant: Contestant, convention: Convention, limits: Limits) -> tuple[int, bool, int, int]:
+    departures = len(convention.list_departures(contestant.config))
+    workers = contestant.config.dataloader.num_workers
+    return workers, _is_tight(contestant, limits), departures, contestant.peak_host_bytes
+
+
+def _is_tight(contestant: Contestant, limits: Limits) -> bool:
+    """Tell whether a configuration comes so near a budget that a little more memory in training would break it."""
+    return (
+        contestant.peak_host_bytes > TIGHT_SHARE * limits.memory_bytes
+        or contestant.peak_shm_bytes > TIGHT_SHARE * limits.shm_bytes
+    )
+
+
+def _find(contestants: Sequence[Contestant], config: LoaderConfig) -> Contestant | None:
+    return next((contestant for contestant in contestants if contestant.config == config), None)
+
+
+def _list_departures(
+    winner: Contestant, running: Sequence[Contestant], convention: Convention
+) -> tuple[Contribution, ...]:
+    """List what leaving conventions gave, as far as the final holds the configurations that keep them."""
+    unchanged = [one for one in running if not convention.list_training_changes(one.config)]
+    sibling = _find(running, convention.make_sibling(winner.config))
+    rivals = [sibling] if sibling is not None else []
+    if unchanged and "batch_size" in convention.list_training_changes(winner.config):
+        rivals.append(_lead(unchanged))
+    return tuple(_describe_gain(winner, rival, running) for rival in rivals if rival is not winner)
+
+
+def _describe_gain(winner: Contestant, rival: Contestant, field: Sequence[Contestant]) -> Contribution:
+    speedup, interval = winner.compare(rival, field)
+    setting = describe_difference(winner.config, rival.config)
+    return Contribution(setting=setting, samples_per_second=winner.rate, speedup=speedup, speedup_ci95=interval)
+
+
+def _announce(winner: Contestant, baseline: Contestant, best: Contestant, field: Sequence[Contestant]) -> Decision:
+    speedup, interval = winner.compare(baseline, field) if baseline.rate > 0 else (None, None)
     return Decision(
         config=winner.config,
         verdict="faster",
         samples_per_second=winner.rate,
-        interval=bound_rounds(winner.scores),
+        interval=winner.bound(field, [baseline]),
         wait_fraction=sum(winner.waits) / len(winner.waits),
         speedup=speedup,
         speedup_interval=interval,
@@ -121,5 +196,5 @@ def _announce(winner: Contestant, speedup: float | None, interval: Interval | No
 
 
 def _keep(baseline: Contestant) -> Decision:
-    decision = _announce(baseline, 1.0, (1.0, 1.0), baseline)
-    return decision.model_copy(update={"verdict": "keep"})
+    kept = {"verdict": "keep", "speedup": 1.0, "speedup_interval": (1.0, 1.0)}
+    return _announce(baseline, baseline, baseline, ()).model_copy(update=kept)

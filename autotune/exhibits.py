@@ -112,7 +112,7 @@ def _show_contributions(profile: TunedConfig) -> Exhibit | None:
     lost = any(step.speedup < 1 for step in profile.result.contributions)
     return Exhibit(
         title="What each setting gave",
-        about="From the baseline to the answer, one setting after the other, each step measured.",
+        about="From the baseline to the answer, one setting after the other, all measured in turn in the same rounds.",
         drawing=drawing,
         legend=tuple(_explain("bar", kind, words) for kind, words in bars if kind != "lost" or lost),
     )

@@ -118,6 +118,10 @@ class Exploration:
         found = self._surrogate.predict(configs)
         return {config: expected.samples_per_second for config, expected in zip(configs, found, strict=True)}
 
+    def is_legal(self, config: LoaderConfig) -> bool:
+        """Tell whether nothing that the trials taught speaks against a configuration, tried or not."""
+        return not self._list_objections(config, self._demand.predict(config))
+
     def predict(self, configs: Sequence[LoaderConfig]) -> list[Prediction]:
         """Give what the model, as corrected by the trials, expects of configurations, measured or not."""
         return self._surrogate.predict(configs)

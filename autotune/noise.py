@@ -327,10 +327,18 @@ class NoiseWatch:
         usable_cpus: CPUs that we may keep busy.
         read: Reads the counters.
         sleep: Waits for so many seconds.
+        settle: Ends what of ours is still at work, workers that are being taken down above all.
     """
 
-    def __init__(self, usable_cpus: float, read: Read = read_cpu_times, sleep: Sleep = time.sleep) -> None:
+    def __init__(
+        self,
+        usable_cpus: float,
+        read: Read = read_cpu_times,
+        sleep: Sleep = time.sleep,
+        settle: Callable[[], object] = lambda: None,
+    ) -> None:
         self._usable_cpus = usable_cpus
+        self._settle = settle
         self._read = read
         self._sleep = sleep
         self._before: CpuTimes | None = None
@@ -342,7 +350,8 @@ class NoiseWatch:
         self._others = []
 
     def pause(self) -> None:
-        """Measure what others do; to be called between rounds, while no process of ours runs."""
+        """Measure what others do; to be called between rounds: whatever of ours still runs is ended first."""
+        self._settle()
         others = measure_others(self._usable_cpus, read=self._read, sleep=self._sleep)
         if others is not None:
             self._others.append(others)

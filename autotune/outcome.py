@@ -13,9 +13,11 @@ from autotune.exploring import measure_prediction_error
 from autotune.naming import settle_name
 from autotune.planning import Plan
 from autotune.records import TrialRecord
+from autotune.report import describe_config
 from autotune.schema import (
     Baseline,
     BatchSizeResult,
+    ConfirmedRounds,
     Contribution,
     Evidence,
     LoaderConfig,
@@ -137,9 +139,33 @@ def _make_result(
         copy_bytes_per_second=decision.samples_per_second * workload.sample_bytes if copies else None,
         copy_ceiling=copies.of(pinned=config.dataloader.pin_memory) if copies else None,
         by_batch_size=_rank_batch_sizes(records),
+        rounds=tuple(_record_rounds(contestant) for contestant in confirmation.entrants),
+        departures=decision.departures,
         contributions=tuple(contributions),
         advice=advise(plan, config, bottleneck),
-        warnings=(*workload.notes, *findings, *confirmation.noise, *_warn_of_growth(seen)),
+        warnings=(
+            *(*workload.notes, *findings, *confirmation.noise),
+            *(*_warn_of_failures(confirmation.entrants), *_warn_of_growth(seen)),
+        ),
+    )
+
+
+def _record_rounds(contestant: Contestant) -> ConfirmedRounds:
+    return ConfirmedRounds(
+        dataloader=contestant.config.dataloader,
+        process=contestant.config.process,
+        samples_per_second=tuple(contestant.scores),
+        failures=tuple(f"{failure.kind}: it {failure.message}" for failure in contestant.failures),
+    )
+
+
+def _warn_of_failures(entrants: Sequence[Contestant]) -> tuple[str, ...]:
+    """Warn of what failed in a fresh process, and of what failed once and then worked."""
+    return tuple(
+        f"{len(one.failures)} of {len(one.results)} confirming trials of {describe_config(one.config)} failed: "
+        f"it {one.failures[0].message}"
+        for one in entrants
+        if one.failures
     )
 
 

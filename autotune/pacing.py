@@ -136,6 +136,6 @@ class Pacer:
         if batches_left < trace.batches:
             return False
         steady = measure_steady([trace], self.request.config)
-        if steady.standard_error is None:
+        if steady.half_width is None:
             return False
-        return 2 * steady.standard_error <= self.request.precision * steady.batch_seconds
+        return steady.half_width <= self.request.precision * steady.batch_seconds

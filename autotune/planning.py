@@ -6,6 +6,7 @@ import itertools
 from functools import cached_property
 from typing import Final
 
+from autotune.convention import Convention, plan_convention
 from autotune.costs import predict_cold_seconds, predict_samples_per_second
 from autotune.limits import DemandModel, Limits
 from autotune.machine import MachineProfile
@@ -73,6 +74,11 @@ class Plan(Value):
         if result.measurement is None:
             return None
         return estimate(result.measurement, result.config, self.request.epochs, self.cold_seconds(result.config))
+
+    @cached_property
+    def convention(self) -> Convention:
+        """What settings keep unless leaving it is measured to pay."""
+        return plan_convention(self.request, self.space, self.baseline, pinning=self.workload.pinning)
 
     def first_configs(self) -> list[LoaderConfig]:
         """List what is tried first: the baseline, the cost model's best guesses, a common hand setting."""

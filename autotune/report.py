@@ -8,7 +8,7 @@ from typing import Final
 from autotune.limits import Limits, Violation
 from autotune.machine import MachineProfile
 from autotune.messages import TrialResult, WorkloadProfile
-from autotune.schema import DataLoaderSettings, LoaderConfig, ProfileResult, TunedConfig
+from autotune.schema import Contribution, DataLoaderSettings, LoaderConfig, ProfileResult, TunedConfig
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
 BOTTLENECKS: Final = {
@@ -121,7 +121,7 @@ def describe_outcome(
     """
     lines = [_describe_best(profile), f"  {_describe_numbers(profile.result)}", f"  {_describe_use(profile)}"]
     if runner_up is not None:
-        lines.append(f"  {describe_config(runner_up)} was faster within noise; the smaller one was chosen")
+        lines.append(f"  {describe_config(runner_up)} was faster within noise; the one that costs less was chosen")
     if interrupted:
         rounds = profile.result.confirmed_rounds
         state = f"confirmed in {rounds} rounds" if rounds else "not confirmed"
@@ -220,7 +220,7 @@ def describe_caveats(profile: TunedConfig) -> list[str]:
 def list_notes(profile: TunedConfig) -> list[str]:
     """List the warnings of a run, and the knobs that change training beside its speed, each as a sentence."""
     result = profile.result
-    notes = list(result.warnings)
+    notes = [describe_departure(departure) for departure in result.departures] + list(result.warnings)
     if len(result.by_batch_size) > 1:
         best = ", ".join(f"{format_rate(row.samples_per_second)} at {row.batch_size}" for row in result.by_batch_size)
         notes.append(f"batch_size changes training, not only speed; pin it with --batch-size N; best seen: {best}")
@@ -232,7 +232,21 @@ def list_notes(profile: TunedConfig) -> list[str]:
 
 
 def _describe_contributions(result: ProfileResult) -> str:
-    return "   + ".join(f"{row.setting} {row.speedup:.2f}x" for row in result.contributions)
+    return "   + ".join(f"{row.setting} {describe_gain(row)}" for row in result.contributions)
+
+
+def describe_gain(step: Contribution) -> str:
+    """Write what a setting gave, as in `1.44x [1.36-1.52]`, and say so where that is within noise."""
+    if step.speedup_ci95 is None:
+        return f"{step.speedup:.2f}x"
+    low, high = step.speedup_ci95
+    noise = " (within noise)" if step.is_noise else ""
+    return f"{step.speedup:.2f}x [{low:.2f}-{high:.2f}]{noise}"
+
+
+def describe_departure(departure: Contribution) -> str:
+    """Say what leaving a convention gained, as in `in_order=False pays: 1.25x [1.18-1.33] over what is usual`."""
+    return f"{departure.setting} pays: {describe_gain(departure)} over the usual setting, measured in the same rounds"
 
 
 def describe_profile(profile: TunedConfig) -> str:

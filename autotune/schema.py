@@ -240,17 +240,41 @@ class BatchSizeResult(Value):
 
 
 class Contribution(Value):
-    """What one setting gave, measured by taking steps from the baseline to the tuned configuration.
+    """What one setting gave, measured beside the configuration without it, in the same rounds.
 
     Attributes:
         setting: The setting and its new value, as in `num_workers=12`.
         samples_per_second: Throughput with it and all those before it.
-        speedup: Over the step before it.
+        speedup: Over the configuration without it.
+        speedup_ci95: Its 95 % interval; one that holds 1 is within noise. None in files of earlier versions.
     """
 
     setting: str
     samples_per_second: Rate
     speedup: Rate
+    speedup_ci95: Interval | None = None
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the measurement cannot tell it from no effect."""
+        return self.speedup_ci95 is not None and self.speedup_ci95[0] <= 1 <= self.speedup_ci95[1]
+
+
+class ConfirmedRounds(Value):
+    """What the confirmation measured of one configuration: the raw numbers behind every figure of the result.
+
+    Attributes:
+        dataloader: Its settings.
+        process: Its process settings.
+        samples_per_second: Throughput of each round in a fresh process, in their order from the first round on; a
+            configuration that fell behind has fewer than others.
+        failures: How trials of it failed, in words; each was tried once more.
+    """
+
+    dataloader: DataLoaderSettings
+    process: ProcessSettings = Field(default_factory=ProcessSettings)
+    samples_per_second: tuple[Rate, ...] = ()
+    failures: tuple[str, ...] = ()
 
 
 class ProfileResult(Value):
@@ -275,6 +299,10 @@ class ProfileResult(Value):
         copy_bytes_per_second: What the run copies to the device, bytes per second; None on the CPU.
         copy_ceiling: What copying alone reaches with memory pinned or pageable as in the answer; None likewise.
         by_batch_size: Best configuration per batch size searched.
+        rounds: What the confirmation measured, round by round, of the baseline and each finalist; the medians and
+            intervals above are derived from it. Empty in files of earlier versions.
+        departures: What settings gave that left their convention, or that change training, over the configuration that
+            keeps it, in the same rounds.
         contributions: What each setting gave, cumulatively, in the order in which a careful hand would set them.
         advice: What would help beyond the settings of a loader.
         warnings: Sentences the reader of this profile must know.
@@ -297,6 +325,8 @@ class ProfileResult(Value):
     copy_bytes_per_second: Rate | None = None
     copy_ceiling: Rate | None = None
     by_batch_size: tuple[BatchSizeResult, ...] = ()
+    rounds: tuple[ConfirmedRounds, ...] = ()
+    departures: tuple[Contribution, ...] = ()
     contributions: tuple[Contribution, ...] = ()
     advice: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

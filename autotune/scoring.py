@@ -13,48 +13,14 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
+from autotune.intervals import blend_spread, student_t
 from autotune.messages import EpochTrace, Measurement
 from autotune.schema import LoaderConfig, Value
 
-# Student's t, two-sided 95 %, by degrees of freedom 1..30 (any table of the distribution).
-_STUDENT_T: Final = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.16,
-    2.145,
-    2.131,
-    2.12,
-    2.11,
-    2.101,
-    2.093,
-    2.086,
-    2.08,
-    2.074,
-    2.069,
-    2.064,
-    2.06,
-    2.056,
-    2.052,
-    2.048,
-    2.045,
-    2.042,
-)
 UNSEEN_SPREAD: Final = 0.04  # relative spread of an epoch that is assumed before any is seen; measured 1 to 9 %
 UNSEEN_WEIGHT: Final = 4  # degrees of freedom that the assumption counts for
-ROUND_SPREAD: Final = 0.03  # relative spread of whole runs of one configuration, each in its process; measured 1 to 9 %
-ROUND_WEIGHT: Final = 4  # degrees of freedom that this counts for
 FEWEST_BLOCKS: Final = 4
-MOST_BLOCKS: Final = 16
+MOST_BLOCKS: Final = 8  # long ones: batches that follow one another are alike, blocks of many hardly
 
 
 class Estimate(Value):
@@ -87,25 +53,13 @@ class Steady(Value):
 
     Attributes:
         batch_seconds: Seconds per batch.
-        standard_error: Of `batch_seconds`; None when too little was seen.
+        half_width: Of the 95 % interval of `batch_seconds`; None when too little was seen.
         batches: Batches it was seen over.
     """
 
     batch_seconds: float
-    standard_error: float | None
+    half_width: float | None
     batches: int
-
-
-def student_t(degrees: int) -> float:
-    """Give the two-sided 95 % quantile of Student's t.
-
-    Args:
-        degrees: Degrees of freedom, at least 1.
-
-    Returns:
-        The quantile; that of the normal distribution above 30 degrees.
-    """
-    return _STUDENT_T[degrees - 1] if degrees <= len(_STUDENT_T) else 1.96
 
 
 def estimate(measurement: Measurement, config: LoaderConfig, epochs: int, cold_seconds: float = 0.0) -> Estimate:
@@ -127,7 +81,7 @@ def estimate(measurement: Measurement, config: LoaderConfig, epochs: int, cold_s
     if measurement.epoch_batches is None:
         return Estimate(
             samples_per_second=samples_per_batch / steady.batch_seconds,
-            relative_error=_relative(steady.standard_error, steady.batch_seconds, 2),
+            relative_error=math.inf if steady.half_width is None else steady.half_width / steady.batch_seconds,
             wait_fraction=min(1.0, waiting),
             epoch_seconds=steady.batch_seconds,
         )
@@ -161,9 +115,9 @@ def _complete(trace: EpochTrace, epoch_batches: int, steady: Steady) -> float:
 
 
 def _pace_error(traces: Sequence[EpochTrace], measurement: Measurement, epochs: int, steady: Steady) -> float:
-    """Standard error, in seconds, of the batches that were never run and counted at the steady pace."""
+    """Half-width, in seconds, of the 95 % interval of the batches that were not run but counted at the steady pace."""
     unseen = statistics.fmean(max(0, (measurement.epoch_batches or 0) - trace.batches) for trace in traces)
-    return epochs * unseen * (steady.standard_error or UNSEEN_SPREAD * steady.batch_seconds)
+    return epochs * unseen * (steady.half_width or 2 * UNSEEN_SPREAD * steady.batch_seconds)
 
 
 def _relative_error(
@@ -172,27 +126,12 @@ def _relative_error(
     """Half-width of the 95 % interval: epochs seen vary once each, those ahead share the error of their mean."""
     spread, quantile = _blend_spread(settled, statistics.fmean(settled))
     variance = (len(lengths) + ahead) * spread**2 + (ahead * spread) ** 2 / len(settled)
-    return math.hypot(quantile * math.sqrt(variance), 2.0 * pace_error) / total
+    return math.hypot(quantile * math.sqrt(variance), pace_error) / total
 
 
 def _blend_spread(lengths: Sequence[float], mean: float) -> tuple[float, float]:
-    """Standard deviation of epochs and the quantile to go with it.
-
-    Two or three epochs say little about their own spread: it is blended with what is usual, as a scaled
-    inverse chi-squared prior does (Gelman et al., Bayesian Data Analysis, section 2.6).
-    """
-    return _blend(lengths, UNSEEN_SPREAD * mean, UNSEEN_WEIGHT)
-
-
-def _blend(values: Sequence[float], usual_spread: float, weight: int) -> tuple[float, float]:
-    """Blend the spread of some values with a usual one that counts for `weight` degrees of freedom."""
-    seen = len(values) - 1
-    squares = statistics.variance(values) * seen if seen else 0.0
-    return math.sqrt((weight * usual_spread**2 + squares) / (weight + seen)), student_t(weight + seen)
-
-
-def _relative(error: float | None, value: float, quantile: float) -> float:
-    return math.inf if error is None else quantile * error / value
+    """Standard deviation of epochs and the quantile to go with it; two or three say little about their own spread."""
+    return blend_spread(lengths, UNSEEN_SPREAD * mean, UNSEEN_WEIGHT)
 
 
 def measure_steady(traces: Sequence[EpochTrace], config: LoaderConfig) -> Steady:
@@ -213,7 +152,7 @@ def measure_steady(traces: Sequence[EpochTrace], config: LoaderConfig) -> Steady
     seconds = sum(times[-1] - times[0] for _, times in spans)
     return Steady(
         batch_seconds=max(1e-9, seconds / batches),
-        standard_error=_block_error(max(spans, key=lambda span: span[0])[1], max(1, config.dataloader.num_workers)),
+        half_width=_bound_blocks(max(spans, key=lambda span: span[0])[1], max(1, config.dataloader.num_workers)),
         batches=batches,
     )
 
@@ -233,18 +172,18 @@ def _measure_unsteady(traces: Sequence[EpochTrace]) -> Steady:
     """Take everything from the start of the workers on: slower than the truth, but never the burst of a full queue."""
     batches = max(1, sum(trace.batches for trace in traces))
     seconds = sum(trace.end_seconds for trace in traces)
-    return Steady(batch_seconds=max(1e-9, seconds / batches), standard_error=None, batches=batches)
+    return Steady(batch_seconds=max(1e-9, seconds / batches), half_width=None, batches=batches)
 
 
-def _block_error(times: tuple[float, ...], workers: int) -> float | None:
-    """Standard error of seconds per batch, from the means of blocks of whole rounds."""
+def _bound_blocks(times: tuple[float, ...], workers: int) -> float | None:
+    """Half-width of the 95 % interval of seconds per batch, from the means of blocks of whole rounds."""
     rounds = (len(times) - 1) // workers
     blocks = min(MOST_BLOCKS, rounds)
     if blocks < FEWEST_BLOCKS:
         return None
     size = rounds // blocks * workers
     means = [(times[(i + 1) * size] - times[i * size]) / size for i in range(blocks)]
-    return statistics.stdev(means) / math.sqrt(blocks)
+    return student_t(blocks - 1) * statistics.stdev(means) / math.sqrt(blocks)
 
 
 def bound_samples_per_second(trace: EpochTrace, config: LoaderConfig, epoch_batches: int | None) -> float:
@@ -264,46 +203,8 @@ def bound_samples_per_second(trace: EpochTrace, config: LoaderConfig, epoch_batc
     samples_per_batch = trace.samples / trace.batches
     if _cut_steady(trace, config) is not None:
         steady = measure_steady([trace], config)
-        error = steady.standard_error or UNSEEN_SPREAD * steady.batch_seconds
-        return samples_per_batch / max(1e-9, steady.batch_seconds - 3 * error)
+        half = steady.half_width or 2 * UNSEEN_SPREAD * steady.batch_seconds
+        return samples_per_batch / max(1e-9, steady.batch_seconds - 1.5 * half)
     if trace.batches != epoch_batches:
         return math.inf
     return trace.samples / max(1e-9, trace.end_seconds - trace.batch_seconds[0])
-
-
-def bound_rounds(rates: Sequence[float]) -> tuple[float, float] | None:
-    """Give the 95 % interval of a throughput from rounds in processes of their own.
-
-    Three rounds that happen to agree do not make a machine quiet: their spread is blended with a usual one, as that of
-    epochs is.
-
-    Args:
-        rates: Throughput of each round, greater than zero.
-
-    Returns:
-        Lower and upper bound, or None for fewer than two rounds.
-    """
-    return _bound_logs([math.log(rate) for rate in rates], ROUND_SPREAD)
-
-
-def _bound_logs(logs: Sequence[float], usual_spread: float) -> tuple[float, float] | None:
-    if len(logs) < 2:
-        return None
-    spread, quantile = _blend(logs, usual_spread, ROUND_WEIGHT)
-    half = quantile * spread / math.sqrt(len(logs))
-    mean = statistics.fmean(logs)
-    return math.exp(mean - half), math.exp(mean + half)
-
-
-def ratio_of_pairs(values: Sequence[float], bases: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
-    """Compare two configurations measured in the same rounds.
-
-    Args:
-        values: Throughputs of one, a round each, greater than zero.
-        bases: Throughputs of the other, in the same rounds.
-
-    Returns:
-        The median of the ratios, and their 95 % interval; None for the interval of fewer than two rounds.
-    """
-    logs = [math.log(value / base) for value, base in zip(values, bases, strict=True)]
-    return math.exp(statistics.median(logs)), _bound_logs(logs, math.sqrt(2) * ROUND_SPREAD)

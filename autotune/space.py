@@ -40,7 +40,7 @@ DENSE_RANGE: Final = 16  # a range the user gave is searched number by number up
 DEFAULT_BATCH_SIZE: Final = 32
 GUESSED_FACTORS: Final = (1.0, 0.5, 1.5)  # of the workers that the model thinks enough
 ENOUGH: Final = 0.98  # of the best prediction; more workers than it takes to reach that are not worth it
-CONVENTION: Final[dict[str, int | bool | str | None]] = {
+CONVENTION: Final[dict[Knob, int | bool | str]] = {
     "prefetch_factor": 2,
     "persistent_workers": True,
     "in_order": True,

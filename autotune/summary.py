@@ -13,14 +13,13 @@ from autotune.answer import (
     Figure,
     describe_headline,
     describe_use,
-    format_factor,
     format_number,
     list_facts,
     list_figures,
     list_settings,
 )
 from autotune.command_line import describe_command
-from autotune.report import list_notes
+from autotune.report import describe_gain, list_notes
 from autotune.schema import TunedConfig
 
 
@@ -94,10 +93,7 @@ def _list_contributions(profile: TunedConfig) -> list[str]:
     if base is None or not steps:
         return []
     rows = [(escape(base.description), format_number(base.samples_per_second), "")]
-    rows += [
-        (write_code(step.setting), format_number(step.samples_per_second), f"{format_factor(step.speedup)} ×")
-        for step in steps
-    ]
+    rows += [(write_code(step.setting), format_number(step.samples_per_second), describe_gain(step)) for step in steps]
     return _write_table(("what each setting gave", "samples/s", "factor"), rows)
 
 

@@ -25,7 +25,7 @@ from autotune.outcome import Outcome, make_profile, summarize_search
 from autotune.planning import Plan, make_plan
 from autotune.records import TrialRecord
 from autotune.request import TuningRequest
-from autotune.schema import SCHEMA_VERSION, TunedConfig, TunedFile
+from autotune.schema import SCHEMA_VERSION, Contribution, TunedConfig, TunedFile
 from autotune.scoring import estimate
 from autotune.search import Search, open_search
 from autotune.space import BATCH_GRID, DEFAULT_BATCH_SIZE
@@ -75,7 +75,7 @@ def tune(
     with open_storage(request.storage) as storage, open_runner(request, view) as runner:
         plan = prepare(request, machine or read_machine(), workload, runner, view)
         with open_search(storage, request, plan.space, plan.hardware, view.show_warning) as search:
-            noise = NoiseWatch(plan.machine.usable_cpus) if run_trial is None else None
+            noise = NoiseWatch(plan.machine.usable_cpus, settle=runner.close) if run_trial is None else None
             run_trial = insist_on_device(run_trial or runner.run)
             deadline = started + request.timeout_seconds if request.timeout_seconds is not None else None
             warm = None if earlier is None else plan_warm_start(earlier, plan.hardware)
@@ -85,7 +85,7 @@ def tune(
                 Ablation(plan, run_trial, view),
             )
             view.show_resumed(search.name, len(run.exploration.records))
-            end = _go_through(run, search, view, deadline)
+            end = _go_through(plan, run, search, view, deadline)
             with finish_first():
                 runner.close()
                 view.close()
@@ -115,15 +115,17 @@ class End(NamedTuple):
     cut_by: BaseException | None = None
 
 
-def _go_through(run: Run, search: Search, view: View, deadline: float | None) -> End:
+def _go_through(plan: Plan, run: Run, search: Search, view: View, deadline: float | None) -> End:
     """Search, confirm and explain, as far as it goes."""
     stopped = None
     try:
         stopped = run.exploration.run()
         view.show_stop(stopped)
-        run.confirmation.run(pick_finalists(run.exploration.records, run.exploration.expect()))
+        run.confirmation.run(
+            pick_finalists(run.exploration.records, plan.convention, run.exploration.is_legal, run.exploration.expect())
+        )
         search.finish()
-        _explain(run.ablation, run.confirmation, deadline)
+        _explain(plan, run, deadline)
     except KeyboardInterrupt as interrupt:
         return End(stopped or "interrupted", interrupt)
     except TrialError as error:
@@ -299,18 +301,29 @@ def _plan_search_end(request: TuningRequest, deadline: float | None) -> float | 
     return deadline - min(reserve, request.timeout_seconds / 2)
 
 
-def _explain(ablation: Ablation, confirmation: Confirmation, deadline: float | None) -> None:
+def _explain(plan: Plan, run: Run, deadline: float | None) -> None:
     """Measure what each setting gave, where there is an answer to explain and time left for it."""
-    decision = decide(confirmation.baseline, confirmation.finalists)
+    decision = _judge(plan, run.confirmation)
     in_time = deadline is None or time.monotonic() < deadline
-    if decision is not None and decision.verdict == "faster" and confirmation.baseline.rate and in_time:
-        ablation.run(confirmation.baseline.rate, decision.config, decision.samples_per_second)
+    if decision is None or decision.verdict != "faster" or decision.speedup is None or not in_time:
+        return
+    whole = Contribution(
+        setting="all",
+        samples_per_second=decision.samples_per_second,
+        speedup=decision.speedup,
+        speedup_ci95=decision.speedup_interval,
+    )
+    run.ablation.run(decision.config, whole, deadline)
+
+
+def _judge(plan: Plan, confirmation: Confirmation) -> Decision | None:
+    return decide(confirmation.baseline, confirmation.finalists, plan.convention, plan.limits)
 
 
 def _decide(
     plan: Plan, records: Sequence[TrialRecord], confirmation: Confirmation, cut_by: BaseException | None
 ) -> Decision:
-    decision = decide(confirmation.baseline, confirmation.finalists) if confirmation.rounds else None
+    decision = _judge(plan, confirmation) if confirmation.rounds else None
     if decision is not None:
         return decision
     best = find_best(records)
@@ -337,10 +350,9 @@ def _decide_unconfirmed(plan: Plan, records: Sequence[TrialRecord], best: TrialR
 
 
 def _explain_failures(records: Sequence[TrialRecord], confirmation: Confirmation) -> str:
-    contestants = (confirmation.baseline, *confirmation.finalists)
-    failures = [contestant.failure for contestant in contestants]
+    failures = [failure for contestant in confirmation.entrants for failure in contestant.failures]
     failures += [record.result for record in records if record.result is not None and not record.is_feasible]
-    examples = dict.fromkeys(f"{failure.kind}: it {failure.message}" for failure in failures if failure is not None)
+    examples = dict.fromkeys(f"{failure.kind}: it {failure.message}" for failure in failures)
     skipped = sum(record.fate == "skipped" for record in records)
     lines = [f"No configuration works within the limits: {len(records) - skipped} tried, {skipped} skipped."]
     return "\n".join([*lines, *(f"  {example}" for example in list(examples)[:5])])

@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from autotune.confirming import Contestant
-from autotune.deciding import decide
+from autotune.intervals import bound_rounds
 from autotune.report import describe_config
 from autotune.schema import Interval, Value
 from benchmarks.records import Entrant, WorkloadResult
@@ -107,11 +106,7 @@ def _pair(workload: str, entrant: Entrant) -> Pair:
 
 def state_interval(entrant: Entrant) -> Interval | None:
     """Give the interval that dltune would write down, had these predictions been the rounds of its confirmation."""
-    contestant = Contestant(entrant.config)
-    contestant.scores = entrant.predicted_rates
-    contestant.waits = [0.0] * len(contestant.scores)
-    decision = decide(contestant, ())
-    return decision.interval if decision is not None else None
+    return bound_rounds(entrant.predicted_rates)
 
 
 def judge_fidelity(pairs: Sequence[Pair], fewest: int = FEWEST_PAIRS) -> list[Verdict]:

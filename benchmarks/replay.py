@@ -25,12 +25,12 @@ import optuna
 
 from autotune.deciding import pick_finalists
 from autotune.exploring import Exploration
+from autotune.intervals import student_t
 from autotune.messages import EpochTrace, Measurement, TrialRequest, TrialResult
 from autotune.planning import Plan
 from autotune.records import TrialRecord
 from autotune.request import SamplerName
 from autotune.schema import LoaderConfig, Value
-from autotune.scoring import student_t
 from autotune.search import Search, make_sampler
 from autotune.view import View
 from benchmarks.traces import TRACES, Trace
@@ -126,7 +126,7 @@ def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:
     truth = {config: math.sqrt(one * two) for config, one, two in zip(trace.configs, *trace.passes, strict=True)}
     best = _find_best(trace)
     measured = [record for record in exploration.records if record.is_feasible]
-    finalists = pick_finalists(exploration.records, exploration.expect())
+    finalists = pick_finalists(exploration.records, plan.convention, truth.__contains__, exploration.expect())
     return Replayed(
         trace=trace.name,
         sampler=sampler,

@@ -26,6 +26,7 @@ from autotune.schema import (
     Accelerator,
     Baseline,
     BatchTime,
+    ConfirmedRounds,
     Contribution,
     CurvePoint,
     DataLoaderSettings,
@@ -276,12 +277,30 @@ def make_evidence(**changes: Any) -> Evidence:
     return Evidence(**usual | changes)
 
 
+def make_rounds() -> tuple[ConfirmedRounds, ...]:
+    """Build the rounds behind the result of `make_profile_result`, and those of a finalist that failed."""
+    rates = {
+        make_config(): (990.0, 1000.0, 1010.0),
+        make_config(4, 2, 64, persistent_workers=True): (1790.0, 1800.0, 1815.0),
+    }
+    ran = [
+        ConfirmedRounds(dataloader=config.dataloader, process=config.process, samples_per_second=seen)
+        for config, seen in rates.items()
+    ]
+    return (*ran, ConfirmedRounds(dataloader=make_config(8).dataloader, failures=("crashed: it died",)))
+
+
 def make_contributions() -> tuple[Contribution, ...]:
     """Build the steps from the baseline of `make_profile_result` to its answer: a gain, a loss, a gain."""
     rates = (("num_workers=4", 1500.0), ("batch_size=64", 1350.0), ("persistent_workers=True", 1800.0))
     before = (1000.0, 1500.0, 1350.0)
     return tuple(
-        Contribution(setting=setting, samples_per_second=rate, speedup=rate / was)
+        Contribution(
+            setting=setting,
+            samples_per_second=rate,
+            speedup=rate / was,
+            speedup_ci95=(0.94 * rate / was, 1.06 * rate / was),
+        )
         for (setting, rate), was in zip(rates, before, strict=True)
     )
 
@@ -292,7 +311,13 @@ def make_full_profile(**changes: Any) -> TunedConfig:
         "evidence": make_evidence(),
         "request": make_request(batch_sizes=(32, 64)).record(),
         "result": make_profile_result(
-            contributions=make_contributions(), advice=("Use __getitems__.",), warnings=("The samples differ in size.",)
+            rounds=make_rounds(),
+            departures=(
+                Contribution(setting="batch_size=64", samples_per_second=1800.0, speedup=1.2, speedup_ci95=(1.1, 1.3)),
+            ),
+            contributions=make_contributions(),
+            advice=("Use __getitems__.",),
+            warnings=("The samples differ in size.",),
         ),
     }
     return make_profile(**usual | changes)

@@ -33,7 +33,7 @@ FLOORS = (
     },
     {"schema", "request", "messages", "records"},
     {"machine", "importing", "matching", "ruling", "nvml", "software", "storage"},
-    {"limits", "costs", "scoring", "process_tree", "verdicts", "noise", "cgroups"},
+    {"limits", "costs", "intervals", "scoring", "process_tree", "verdicts", "noise", "cgroups"},
     {
         "space",
         "watchdog",
@@ -41,6 +41,7 @@ FLOORS = (
         "profiles",
         "tuned_file",
         "report",
+        "convention",
         "planning",
         "view",
         "batches",

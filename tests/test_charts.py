@@ -204,7 +204,7 @@ def test_a_setting_that_cost_throughput_is_drawn_as_a_loss() -> None:
     chart = read(draw_contributions(make_full_profile()))
     assert len(find(chart, "bar gained")) == 2
     assert len(find(chart, "bar lost")) == 1
-    assert "1,350/s   0.90 ×" in list_texts(chart)
+    assert "1,350/s   0.90x [0.85-0.95]" in list_texts(chart)
 
 
 @pytest.mark.parametrize("changes", [{"contributions": ()}, {"baseline": None, "speedup": None, "speedup_ci95": None}])

@@ -53,6 +53,44 @@ def test_who_is_behind_is_not_measured_again() -> None:
     assert len(found.finalists[0].scores) == ROUNDS
 
 
+def confirm_with_failures(failures: int) -> Confirmation:
+    """Confirm two finalists, of which the faster one fails so many times before it works."""
+    left = failures
+
+    def run_trial(request: TrialRequest) -> TrialResult:
+        nonlocal left
+        if request.config == MANY and left:
+            left -= 1
+            return make_result(request.config, kind="workload_failed", message="had its port taken")
+        return make_result(request.config, steady(request.config, 0))
+
+    confirmation = Confirmation(make_test_plan(), run_trial, View())
+    confirmation.run([FEW, MANY])
+    return confirmation
+
+
+def test_a_trial_that_failed_is_looked_at_once_more_before_its_configuration_is_given_up() -> None:
+    found = confirm_with_failures(1)
+    assert [finalist.config for finalist in found.finalists] == [MANY]
+    assert len(found.finalists[0].scores) == ROUNDS
+
+
+def test_a_configuration_that_fails_twice_is_given_up() -> None:
+    assert [finalist.config for finalist in confirm_with_failures(2).finalists] == [FEW]
+
+
+def test_what_of_ours_still_runs_is_ended_before_others_are_looked_at() -> None:
+    order: list[str] = []
+    watch = NoiseWatch(
+        2.0,
+        read=lambda: order.append("read"),
+        sleep=lambda seconds: None,
+        settle=lambda: order.append("settle"),
+    )
+    watch.pause()
+    assert order[0] == "settle"
+
+
 def test_a_machine_that_slows_down_for_all_is_told_to_the_user() -> None:
     watch = NoiseWatch(2.0, read=lambda: None, sleep=lambda seconds: None)
     found = confirm(lambda config, number: steady(config, number) * 0.8**number, watch)

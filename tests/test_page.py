@@ -97,6 +97,7 @@ def test_all_parts_are_there_when_there_is_something_to_say() -> None:
         "What each setting gave",
         "Which settings matter",
         "What would help beyond the settings",
+        "The confirmation, round by round",
         "Every trial",
         "The same again",
     ]
@@ -142,6 +143,12 @@ def test_the_best_of_each_batch_size_and_earlier_answers_are_tables() -> None:
     assert page.count("table") == 3
     assert "1,777/s" in page.text
     assert "2025-05-06 1,234/s num_workers=2 prefetch_factor=2 2.9.1" in page.text
+
+
+def test_the_rounds_of_the_confirmation_are_shown_as_they_were_measured() -> None:
+    text = read(make_full_profile()).text
+    assert "990/s 1,000/s 1,010/s" in text
+    assert "crashed: it died" in text
 
 
 def test_a_setting_is_shown_with_what_it_was_before() -> None:

@@ -23,7 +23,9 @@ from tests.builders import (
     GIB,
     MIB,
     make_config,
+    make_contributions,
     make_cost,
+    make_full_profile,
     make_gpu_workload,
     make_hardware,
     make_limits,
@@ -215,3 +217,17 @@ def test_an_answer_that_copies_ahead_comes_with_the_call_that_does() -> None:
     used = describe_use_in_code(profile, "map", "dltune.json")
     assert used.startswith("autotune.device_prefetch(DataLoader(dataset, shuffle=True, ")
     assert any("non_blocking=True" in note for note in list_notes(profile))
+
+
+def test_what_each_setting_gave_comes_with_its_interval_and_noise_is_called_so() -> None:
+    steps = make_contributions()
+    unclear = steps[1].model_copy(update={"speedup": 1.01, "speedup_ci95": (0.95, 1.07)})
+    profile = make_profile(result=make_profile_result(contributions=(steps[0], unclear)))
+    (line,) = [line for line in describe_caveats(profile) if "each setting gave" in line]
+    assert "num_workers=4 1.50x [1.41-1.59]" in line
+    assert "batch_size=64 1.01x [0.95-1.07] (within noise)" in line
+
+
+def test_a_setting_that_left_its_convention_is_told_with_what_it_gained() -> None:
+    notes = list_notes(make_full_profile())
+    assert any("batch_size=64 pays: 1.20x [1.10-1.30] over the usual setting" in note for note in notes)

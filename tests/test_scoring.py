@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.scoring import (
-    ROUND_SPREAD,
-    bound_rounds,
-    bound_samples_per_second,
-    estimate,
-    measure_steady,
-    ratio_of_pairs,
-    student_t,
-)
+from autotune.intervals import student_t
+from autotune.scoring import bound_samples_per_second, estimate, measure_steady
 from tests.builders import make_config, make_measurement, make_measurement_of, make_trace
 
 PACE = 0.1
@@ -62,10 +55,10 @@ def test_epochs_shorter_than_the_queue_are_paced_by_everything_the_start_include
 
 
 def test_the_error_of_a_steady_pace_is_known_only_from_four_blocks_on() -> None:
-    gaps = [0.1, 0.2] * 8
-    assert measure_steady([make_trace(gaps[:4])], make_config(0)).standard_error is None
+    gaps = [0.1, 0.1, 0.2, 0.2] * 4
+    assert measure_steady([make_trace(gaps[:4])], make_config(0)).half_width is None
     found = measure_steady([make_trace([1.0, *gaps])], make_config(0))
-    assert found.standard_error == pytest.approx(0.05 * math.sqrt(16 / 15) / 4)
+    assert found.half_width == pytest.approx(student_t(7) * 0.05 * math.sqrt(8 / 7) / math.sqrt(8))
 
 
 def test_a_truncated_epoch_is_completed_at_its_steady_pace() -> None:
@@ -181,65 +174,3 @@ def test_nothing_is_out_of_reach_after_fewer_than_three_batches(batches: int) ->
 def test_an_epoch_whose_queue_is_still_being_handed_out_has_no_bound() -> None:
     trace = make_trace([1.0] * 10, closed_after=10)
     assert bound_samples_per_second(trace, make_config(4, 4), 1000) == math.inf
-
-
-@pytest.mark.parametrize(("degrees", "quantile"), [(1, 12.706), (2, 4.303), (10, 2.228), (30, 2.042), (1000, 1.96)])
-def test_students_quantiles_are_those_of_the_tables(degrees: int, quantile: float) -> None:
-    assert student_t(degrees) == quantile
-
-
-def test_rounds_that_agree_by_chance_do_not_promise_more_than_is_usual() -> None:
-    low, high = bound_rounds([100.0, 100.0, 100.0]) or (0.0, 0.0)
-    half = student_t(6) * ROUND_SPREAD * math.sqrt(4 / 6 / 3)
-    assert (low, high) == pytest.approx((100 * math.exp(-half), 100 * math.exp(half)))
-
-
-def test_rounds_that_scatter_widen_the_interval_and_more_rounds_narrow_it() -> None:
-    def width(rates: list[float]) -> float:
-        low, high = bound_rounds(rates) or (0.0, math.inf)
-        return high / low
-
-    assert width([90.0, 100.0, 110.0]) > width([99.0, 100.0, 101.0]) > width([99.0, 100.0, 101.0] * 3)
-
-
-@pytest.mark.parametrize("rates", [[], [5.0]])
-def test_fewer_than_two_rounds_have_no_interval(rates: list[float]) -> None:
-    assert bound_rounds(rates) is None
-
-
-@given(rates=st.lists(st.floats(1e-3, 1e9), min_size=2, max_size=8))
-def test_the_interval_of_rounds_is_positive_and_holds_their_geometric_mean(rates: list[float]) -> None:
-    low, high = bound_rounds(rates) or (0.0, 0.0)
-    mean = math.exp(sum(math.log(rate) for rate in rates) / len(rates))
-    assert 0 < low <= mean * (1 + 1e-9)
-    assert mean <= high * (1 + 1e-9)
-
-
-@given(
-    bases=st.lists(st.floats(1, 1e4), min_size=2, max_size=6),
-    factor=st.floats(0.1, 10),
-)
-def test_noise_that_both_share_in_a_round_cancels_in_their_ratio(bases: list[float], factor: float) -> None:
-    ratio, interval = ratio_of_pairs([factor * base for base in bases], bases)
-    assert ratio == pytest.approx(factor)
-    assert interval is not None
-    assert interval[1] / interval[0] < 1.3
-
-
-def test_the_ratio_is_the_median_and_its_interval_is_taken_on_logarithms() -> None:
-    ratio, interval = ratio_of_pairs([100.0, 200.0, 400.0], [100.0, 100.0, 100.0])
-    variance = (4 * 2 * ROUND_SPREAD**2 + 2 * math.log(2) ** 2) / 6
-    half = student_t(6) * math.sqrt(variance / 3)
-    assert ratio == pytest.approx(2.0)
-    assert interval == pytest.approx((2 * math.exp(-half), 2 * math.exp(half)))
-
-
-def test_a_single_round_gives_a_ratio_without_an_interval() -> None:
-    ratio, interval = ratio_of_pairs([300.0], [100.0])
-    assert ratio == pytest.approx(3.0)
-    assert interval is None
-
-
-def test_rounds_that_do_not_pair_up_are_refused() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        ratio_of_pairs([1.0, 2.0], [1.0])

@@ -44,7 +44,7 @@ def test_the_summary_starts_with_the_answer() -> None:
 def test_settings_and_what_each_gave_are_tables() -> None:
     text = summarize(make_full_profile())
     assert "| `num_workers` | `0` | `4` |" in text
-    assert "| `persistent_workers=True` | 1,800 | 1.33 × |" in text
+    assert "| `persistent_workers=True` | 1,800 | 1.33x [1.25-1.41] |" in text
     assert sum(piece.type == "table_open" for piece in parse(text)) == 2
 
 

@@ -20,6 +20,7 @@ from autotune.errors import (
     UsageError,
     WorkloadError,
 )
+from autotune.exploring import SEARCH_PRECISION
 from autotune.messages import TrialKind, TrialRequest, TrialResult, WorkloadProfile
 from autotune.outcome import Outcome
 from autotune.request import TuningRequest, WorkloadRequest
@@ -58,7 +59,8 @@ class Bench:
 
     @property
     def configs(self) -> list[LoaderConfig]:
-        return [request.config for request in self.asked if not request.fresh]
+        """What the search asked for; what explains its answer is measured in several rounds."""
+        return [request.config for request in self.asked if request.precision == SEARCH_PRECISION]
 
 
 def saturating(config: LoaderConfig) -> float:
