@@ -11,10 +11,11 @@ import os
 import random
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import torch
+from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 Sample = tuple[torch.Tensor, int]
@@ -208,6 +209,20 @@ def make_stream() -> ChunkStream:
 def make_memory() -> TensorDataset:
     """Make the dataset in memory: workers only cost."""
     return TensorDataset(torch.randn(8192, 64), torch.arange(8192) % 10)
+
+
+def make_step() -> Callable[[list[torch.Tensor]], None]:
+    """Make the step of a small network on the rows in memory: 2 to 3 ms on two CPUs, all of them busy."""
+    model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(batch: list[torch.Tensor]) -> None:
+        rows, labels = batch
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(nn.functional.cross_entropy(model(rows), labels))
+        optimizer.step()
+
+    return step
 
 
 def make_large() -> LargeSamples:

@@ -34,6 +34,7 @@ from autotune.studies import get_record
 from autotune.trial_runner import TrialRunner
 from benchmarks.records import Line, Tuning
 from benchmarks.trial import make_request
+from benchmarks.whole_run import resolve
 from benchmarks.workloads import BenchWorkload, as_config, choose_by_hand, find_workload
 
 ROOT: Final = str(Path(__file__).parent.parent)
@@ -55,7 +56,8 @@ def make_environment() -> dict[str, str]:
 def make_command(workload: BenchWorkload, output: str, *options: str) -> list[str]:
     """Make the command that tunes a workload as a user would."""
     command = [sys.executable, "-m", "autotune.cli", "--dataset", workload.dataset]
-    command += ["--batch-size", str(workload.batch_size), "--step-time", f"{workload.step_seconds * 1000:g}ms"]
+    command += ["--batch-size", str(workload.batch_size)]
+    command += ["--step", workload.step] if workload.step else ["--step-time", f"{workload.step_seconds * 1000:g}ms"]
     return [*command, "--epochs", str(workload.epochs), "--no-resume", "-o", output, *options]
 
 
@@ -273,7 +275,7 @@ def _summarize_output(finished: subprocess.CompletedProcess[str]) -> str:
 
 
 def make_loadtune_workload(name: str) -> Any:
-    """Make what loadtune wants to be given: the dataset, and a train step that sleeps.
+    """Make what loadtune wants to be given: the dataset, and the workload's step.
 
     Args:
         name: Name of the workload.
@@ -284,15 +286,15 @@ def make_loadtune_workload(name: str) -> Any:
     import torch
 
     workload = find_workload(name)
-    module, _, attribute = workload.dataset.partition(":")
+    step = resolve(workload.step)() if workload.step else lambda batch: time.sleep(workload.step_seconds)
 
     def train_step(model: Any, optimizer: Any, batch: Any, device: Any) -> torch.Tensor:
-        time.sleep(workload.step_seconds)
+        step(batch)
         return torch.zeros(())
 
     return import_module("loadtune").Workload(
         name=name,
-        make_dataset=getattr(import_module(module), attribute),
+        make_dataset=resolve(workload.dataset),
         make_model=lambda: torch.nn.Linear(1, 1),
         train_step=train_step,
         make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),

@@ -34,6 +34,8 @@ class Regret(Value):
         best: The configuration that won the rounds, in words.
         share_of_winner: Its throughput as a share of that one's median, which won by luck as well.
         tie_cost: What is lost against the best of the search; None where that was not measured.
+        sibling_share: Its throughput as a share of the better of itself and what a careful hand sets with as many
+            workers; None where that was not measured.
         promise_error: Relative error of what dltune promised for it.
         is_promise_kept: Whether the promised interval holds the truth; None where there is none.
     """
@@ -44,6 +46,7 @@ class Regret(Value):
     best: str
     share_of_winner: float
     tie_cost: float | None
+    sibling_share: float | None
     promise_error: float | None
     is_promise_kept: bool | None
 
@@ -94,9 +97,17 @@ def measure_regret(result: WorkloadResult) -> Regret | None:
         best=describe_config(winner.config),
         share_of_winner=true / statistics.median(winner.rates),
         tie_cost=None if top is None else max(0.0, 1 - measure_share(choice, [top])),
+        sibling_share=_compare_with_sibling(choice, result),
         promise_error=None if tuning.promise is None else tuning.promise / true - 1,
         is_promise_kept=None if tuning.interval is None else tuning.interval[0] <= true <= tuning.interval[1],
     )
+
+
+def _compare_with_sibling(choice: Entrant, result: WorkloadResult) -> float | None:
+    sibling = result.find_entrant("sibling")
+    if sibling is None:
+        return None
+    return 1.0 if sibling.config == choice.config else min(1.0, measure_share(choice, [sibling]))
 
 
 def judge_regret(regrets: Sequence[Regret]) -> list[Verdict]:
@@ -134,6 +145,13 @@ def judge_regret(regrets: Sequence[Regret]) -> list[Verdict]:
             unit="%",
             target=TIE_COST,
             detail=dearest.workload if dearest is not None else "",
+        ),
+        Verdict(
+            what="choice against its conventional sibling, worst workload",
+            value=min((regret.sibling_share for regret in regrets if regret.sibling_share is not None), default=None),
+            unit="%",
+            target=WORST_SHARE,
+            sense="at least",
         ),
         Verdict(
             what="promise of the tuning run, median error",

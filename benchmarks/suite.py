@@ -31,7 +31,7 @@ from benchmarks.peers import run_loadtune, search_at_random, set_by_hand, tune
 from benchmarks.records import Entrant, Screened, Tuning, WorkloadResult, merge_labels, read_results, save_result
 from benchmarks.trial import predict
 from benchmarks.whole_run import Trained, WholeRun, measure
-from benchmarks.workloads import WORKLOADS, BenchWorkload, as_config, list_grid, list_spread
+from benchmarks.workloads import WORKLOADS, BenchWorkload, as_config, list_grid, list_spread, make_sibling
 
 RESULTS: Final = Path("benchmarks/results")
 SCREEN_EPOCHS: Final = 3
@@ -172,6 +172,7 @@ def train(workload: BenchWorkload, config: LoaderConfig, epochs: int, most_secon
             dataset=workload.dataset,
             loader_kwargs=config.loader_kwargs(),
             epochs=epochs,
+            step=workload.step,
             step_seconds=workload.step_seconds,
             sharing_strategy=config.process.sharing_strategy,
             most_seconds=most_seconds,
@@ -199,6 +200,7 @@ def gather_labels(
         if tuning.tuner == "dltune":
             early, last = tuning.best_after(EARLY_SECONDS), tuning.best_after(tuning.seconds)
             wanted += [(label, config) for label, config in (("early", early), ("search", last)) if config is not None]
+            wanted += [("sibling", make_sibling(tuning.config))]
     wanted += [("spread", as_config(kwargs)) for kwargs in list_spread(workload)]
     return merge_labels(wanted)
 

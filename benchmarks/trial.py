@@ -22,7 +22,12 @@ ROOT_FOLDER: Final = "."  # from which the suite is started; import strings are 
 def make_request(workload: BenchWorkload, seed: int = 0) -> TuningRequest:
     """Make the request that the command line would make of this workload's options."""
     return TuningRequest(
-        workload=WorkloadRequest(dataset=workload.dataset, step_seconds=workload.step_seconds, working_dir=ROOT_FOLDER),
+        workload=WorkloadRequest(
+            dataset=workload.dataset,
+            step=workload.step,
+            step_seconds=None if workload.step else workload.step_seconds,
+            working_dir=ROOT_FOLDER,
+        ),
         batch_sizes=(workload.batch_size,),
         epochs=workload.epochs,
         seed=seed,

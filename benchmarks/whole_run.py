@@ -103,8 +103,8 @@ def train(run: WholeRun) -> Trained:
     from torch.utils.data import DataLoader, IterableDataset
 
     torch.multiprocessing.set_sharing_strategy(run.sharing_strategy)
-    dataset = _resolve(run.dataset)()
-    step = _resolve(run.step)() if run.step else lambda batch: time.sleep(run.step_seconds)
+    dataset = resolve(run.dataset)()
+    step = resolve(run.step)() if run.step else lambda batch: time.sleep(run.step_seconds)
     shuffle: dict[str, Any] = {} if isinstance(dataset, IterableDataset) else {"shuffle": True}
     loader = DataLoader(dataset, **shuffle, **run.loader_kwargs)
     samples = 0
@@ -130,7 +130,8 @@ def count_samples(batch: Any) -> int:
     return len(batch)
 
 
-def _resolve(text: str) -> Any:
+def resolve(text: str) -> Any:
+    """Import what an import string names."""
     module, _, name = text.partition(":")
     return getattr(import_module(module), name)
 

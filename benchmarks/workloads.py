@@ -16,7 +16,8 @@ class BenchWorkload(Value):
         name: Its name in tables and of its results file.
         dataset: Import string of the dataset factory.
         batch_size: Samples per batch; never tuned here, because it changes training.
-        step_seconds: Seconds an emulated step takes for a batch.
+        step_seconds: Seconds an emulated step takes for a batch: the process sleeps, as beside an accelerator.
+        step: Import string of a real step, which computes on the CPUs that load; None for an emulated one.
         workers: Worker counts of the grid, on both sides of the optimum of a machine with two CPUs.
         prefetch: Prefetch factors of the grid.
         unordered: Worker counts that are tried with `in_order=False` as well.
@@ -27,7 +28,8 @@ class BenchWorkload(Value):
     name: str
     dataset: str
     batch_size: int
-    step_seconds: float
+    step_seconds: float = 0.0
+    step: str | None = None
     workers: tuple[int, ...]
     prefetch: tuple[int, ...] = (1, 2, 4)
     unordered: tuple[int, ...] = ()
@@ -116,6 +118,33 @@ WORKLOADS: Final = (
         unordered=(4, 6, 8),
         restarting=(2, 4),
     ),
+    BenchWorkload(
+        name="images",
+        dataset="examples.images:make_dataset",
+        batch_size=32,
+        step="examples.images:make_step",
+        workers=(0, 1, 2, 3, 4, 7),
+        unordered=(2, 4),
+        restarting=(2, 4),
+    ),
+    BenchWorkload(
+        name="decode_train",
+        dataset="benchmarks.datasets:make_decode",
+        batch_size=32,
+        step="examples.images:make_step",
+        workers=(0, 1, 2, 3, 4, 6),
+        unordered=(2, 4),
+        restarting=(2, 4),
+    ),
+    BenchWorkload(
+        name="memory_train",
+        dataset="benchmarks.datasets:make_memory",
+        batch_size=32,
+        step="benchmarks.datasets:make_step",
+        workers=(0, 1, 2, 3, 4, 6),
+        unordered=(1, 2),
+        restarting=(1, 2),
+    ),
 )
 
 
@@ -167,6 +196,13 @@ def list_spread(workload: BenchWorkload) -> list[dict[str, Any]]:
 def choose_by_hand(workload: BenchWorkload, cpus: int) -> dict[str, Any]:
     """Give what a careful hand sets without measuring: as many workers as CPUs, kept from epoch to epoch."""
     return {"batch_size": workload.batch_size, "num_workers": cpus} | HAND
+
+
+def make_sibling(config: LoaderConfig) -> LoaderConfig:
+    """Give what a careful hand would set with the same workers: nothing that needs a reason."""
+    loader = config.dataloader
+    size = {} if loader.batch_size is None else {"batch_size": loader.batch_size}
+    return as_config(size | {"num_workers": loader.num_workers} | (HAND if loader.num_workers else {}))
 
 
 def as_config(kwargs: dict[str, Any], sharing_strategy: SharingStrategy = "file_descriptor") -> LoaderConfig:

@@ -204,6 +204,21 @@ def test_regret_holds_choice_promise_and_tie_against_whole_runs() -> None:
     assert [line.is_reached for line in regret.judge_regret([found])][:3] == [True, False, True]
 
 
+@pytest.mark.parametrize(("sibling", "share"), [((100, 100, 100), 0.98), ((90, 90, 90), 1.0)])
+def test_a_choice_is_held_against_the_conventional_setting_with_as_many_workers(
+    sibling: tuple[float, ...], share: float
+) -> None:
+    tuning = Tuning(tuner="dltune", config=make_config(2), seconds=60.0)
+    entrants = (
+        make_entrant("dltune", workers=2, rates=(98, 98, 98)),
+        make_entrant("grid 1", workers=4, rates=(100, 100, 100)),
+        make_entrant("sibling", workers=3, rates=sibling),
+    )
+    found = regret.measure_regret(make_result(*entrants, tunings=(tuning,)))
+    assert found is not None
+    assert found.sibling_share == pytest.approx(share)
+
+
 def test_own_cost_is_what_passes_beside_the_timed_windows_and_leaves_out_failures() -> None:
     lines = [make_line(2.0), make_line(3.1), make_line(5.0, completed=False), make_line(9.0), make_line(10.05)]
     assert [own for own, _ in list_own_costs(lines)] == pytest.approx([0.1, 0.05])
