@@ -23,6 +23,7 @@ BASE_FILES: Final = 64  # interpreter, libraries, the user's own; measured 30 to
 WORKER_FILES: Final = 6  # queue, sentinel and resource-sharer ends per worker in the parent
 MOST_WORKERS: Final = 64
 MEMORY_RESERVE: Final = 0.03  # of physical memory that must stay free whatever the budget says
+RESOURCES: Final = ("memory", "shm", "files", "gpu")  # by the names of their constraints
 
 
 class Limits(Value):
@@ -85,11 +86,11 @@ class Demand(Value):
 
     def constraints(self, limits: Limits) -> dict[str, float]:
         """Give Optuna's constraints: how far over (positive) or under each limit, as a share of it."""
+        used = (self.memory_bytes, self.shm_bytes, self.files, self.gpu_bytes)
+        budgets = (limits.memory_bytes, limits.shm_bytes, limits.nofile, limits.gpu_bytes)
         return {
-            "memory": self.memory_bytes / max(1, limits.memory_bytes) - 1,
-            "shm": self.shm_bytes / max(1, limits.shm_bytes) - 1,
-            "files": self.files / max(1, limits.nofile) - 1,
-            "gpu": self.gpu_bytes / max(1, limits.gpu_bytes) - 1 if limits.gpu_bytes is not None else -1.0,
+            name: needed / max(1, budget) - 1 if budget is not None else -1.0
+            for name, needed, budget in zip(RESOURCES, used, budgets, strict=True)
         }
 
 
