@@ -17,6 +17,7 @@ from typing import Final
 from autotune.batches import count_samples
 from autotune.loaders import LoadedWorkload, build_loader, count_samples_promised
 from autotune.schema import DataLoaderSettings, LoaderConfig
+from autotune.software import read_start_method_in_force
 from autotune.units import format_bytes
 
 PROC: Final = Path("/proc")
@@ -56,7 +57,7 @@ def foresee_copies(workload: LoadedWorkload) -> str | None:
 
 
 def _forks_workers(workload: LoadedWorkload) -> bool:
-    return (workload.parts.multiprocessing_context or multiprocessing.get_start_method()) == "fork"
+    return (workload.parts.multiprocessing_context or read_start_method_in_force()) == "fork"
 
 
 def _watch_worker(workload: LoadedWorkload) -> Iterator[Look]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import platform
 import resource
@@ -23,7 +22,7 @@ from autotune.messages import WORKER_PHASE, CopyRates, LinearBytes, LinearCost, 
 from autotune.nvml import GpuState, read_gpu_state
 from autotune.page_copies import foresee_copies
 from autotune.schema import Accelerator, DataLoaderSettings, LoaderConfig, Software, StartMethod, Value
-from autotune.software import read_own_version
+from autotune.software import read_own_version, read_start_method_in_force
 from autotune.steps import Step
 from autotune.units import format_percent
 from autotune.worker_costs import (
@@ -376,7 +375,7 @@ def _read_software(accelerator: Accelerator | None) -> Software:
         cuda=torch.version.cuda,
         driver=accelerator and accelerator.driver,
         python=platform.python_version(),
-        start_method=cast("StartMethod", multiprocessing.get_start_method()),
+        start_method=read_start_method_in_force(),
     )
 
 
