@@ -150,16 +150,16 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
     if isinstance(dataset, Mapping) and "train" in dataset:
         splits = ", ".join(map(repr, dataset))
         raise UsageError(f"{source} returned {_describe(dataset)} of {splits}. Return one of these splits.")
-    lacking = [name for name in ("__getitem__", "__len__") if not hasattr(dataset, name)]
-    if parts.sampler is not None or parts.batch_sampler is not None:
-        lacking = [name for name in lacking if name != "__len__"]
+    is_ordered = parts.sampler is not None or parts.batch_sampler is not None  # then its length is not asked for
+    needed = ("__getitem__",) if is_ordered else ("__getitem__", "__len__")
+    lacking = [name for name in needed if not hasattr(dataset, name)]
     if isinstance(dataset, str | bytes | type(None) | int | float | type) or lacking:
         why = f"it lacks {' and '.join(lacking)}" if lacking else "it is no dataset"
         raise UsageError(
             f"{source} returned {_describe(dataset)}, and {why}. Return a Dataset (with __getitem__ and __len__), "
             "an IterableDataset, a DataLoader, a Lightning data module or an autotune.Workload."
         )
-    if len(cast("Any", dataset)) == 0 and not lacking:
+    if not is_ordered and len(cast("Any", dataset)) == 0:
         raise UsageError(f"{source} returned {_describe(dataset)} of length 0: there is nothing to load.")
     return parts
 
@@ -246,11 +246,21 @@ class Gate:
             if self.batches == self._most_batches:
                 self.closed = True
                 return
-            self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
+            self._sizes.append(_count_indices(index))
             yield index
 
     def __len__(self) -> int:
         return len(self._source)  # type: ignore[arg-type]  # as DataLoader itself asks its sampler
+
+
+def _count_indices(index: Any) -> int:
+    """Count the samples that a sampler asks for at once; a batch of indices may be any sequence, array or tensor."""
+    if isinstance(index, str | bytes | Mapping):
+        return 1
+    try:
+        return len(index)
+    except TypeError:  # a number, also as an array or tensor without dimensions
+        return 1
 
 
 class GatedLoader(DataLoader[Any]):
