@@ -301,12 +301,14 @@ class Probe(Value):
     Attributes:
         batch_size: Batch size to measure with, where it can be set.
         largest: Largest batch size that will be searched; measured too if that does not take long.
+        usable_cpus: CPUs that can be kept busy, by affinity and by every quota.
         with_workers: Whether to measure what workers cost; False after they hung or died in an earlier probe.
     """
 
     op: Literal["probe"] = "probe"
     batch_size: Annotated[int, Field(ge=1)]
     largest: Annotated[int, Field(ge=1)]
+    usable_cpus: Annotated[float, Field(gt=0, le=1e6)]
     with_workers: bool = True
 
 

@@ -134,7 +134,7 @@ def profile_workload(
         pinning=can_pin(device),
         rss_bytes=_read_resident_bytes(),
         notes=(*_foresee(workload, order, on_phase), *_warn_of_device(device, accelerator)),
-        **(_probe_workers(workload, seen, on_phase) if order.with_workers else {}),
+        **(_probe_workers(workload, seen, order.usable_cpus, on_phase) if order.with_workers else {}),
     )
 
 
@@ -151,21 +151,23 @@ def _time_cold_round(workload: LoadedWorkload, order: Probe, on_phase: OnPhase) 
     if not order.with_workers:
         return None
     on_phase(WORKER_PHASE)
-    return time_round(workload, count_round_workers())
+    return time_round(workload, count_round_workers(order.usable_cpus))
 
 
-def _probe_workers(workload: LoadedWorkload, seen: _SeenByMain, on_phase: OnPhase) -> dict[str, Any]:
+def _probe_workers(
+    workload: LoadedWorkload, seen: _SeenByMain, usable_cpus: float, on_phase: OnPhase
+) -> dict[str, Any]:
     """Measure what workers cost; the names are those of the profile's fields."""
     on_phase(WORKER_PHASE)
-    workers = count_round_workers()
+    workers = count_round_workers(usable_cpus)
     few, many = time_round(workload, 1), time_round(workload, workers)
     start = fit_start(few, many, workers, seen.load.per_batch(ROUND_SIZE))
     found: dict[str, Any] = {} if start is None else {"start": start}
-    found["first_use_seconds"] = share_first_use(seen.cold_seconds, many, workers)
+    found["first_use_seconds"] = share_first_use(seen.cold_seconds, many, workers, usable_cpus)
     if workload.kind == "iterable":
         take_census(workload)
         found["duplicated"] = is_duplicated(workload)
-    found["manager_seconds"] = measure_manager_start()
+    found["manager_seconds"] = measure_manager_start(usable_cpus)
     if workload.batching == "batch_size":
         found |= _probe_handover(workload, seen.sizes)
     return found

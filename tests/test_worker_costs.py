@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from autotune.errors import WorkloadError
 from autotune.loaders import LoadedWorkload
+from autotune.messages import Probe
+from autotune.probe import profile_workload
+from autotune.schema import ProcessSettings
 from autotune.worker_costs import (
+    count_round_workers,
     fetch_samples,
     fit_start,
     is_duplicated,
@@ -76,9 +82,9 @@ def test_starting_is_what_a_round_takes_beyond_loading_and_grows_with_the_worker
 
 
 def test_a_warm_round_that_happens_to_be_slower_costs_a_fresh_process_nothing() -> None:
-    assert share_first_use(0.2, 0.3, 4) == 0
-    assert share_first_use(None, 0.3, 4) == 0
-    assert share_first_use(0.5, 0.3, 1) == pytest.approx(0.2)
+    assert share_first_use(0.2, 0.3, 4, usable_cpus=2) == 0
+    assert share_first_use(None, 0.3, 4, usable_cpus=2) == 0
+    assert share_first_use(0.5, 0.3, 1, usable_cpus=2) == pytest.approx(0.2)
 
 
 def test_samples_are_fetched_as_a_loader_would_fetch_them() -> None:
@@ -136,4 +142,29 @@ def test_a_single_thread_is_given_back_even_after_an_error() -> None:
 
 
 def test_starting_the_shared_memory_manager_costs_something_or_nothing_but_never_less() -> None:
-    assert measure_manager_start() >= 0
+    assert measure_manager_start(usable_cpus=1) >= 0
+
+
+def test_handing_over_is_timed_with_the_strategy_that_most_trials_share_memory_by(tmp_path: Path) -> None:
+    def collate(samples: list[object]) -> torch.Tensor:
+        if get_worker_info() is not None:
+            (tmp_path / get_sharing_strategy()).touch()
+        return torch.zeros(len(samples))
+
+    measure_manager_start(1)
+    time_handover(load(TensorDataset(torch.zeros(8, 1)), collate_fn=collate), [torch.zeros(1)], size=2)
+    assert [path.name for path in tmp_path.iterdir()] == [ProcessSettings().sharing_strategy]
+
+
+def test_what_a_worker_pays_on_few_cpus_is_not_multiplied_by_those_it_may_not_use() -> None:
+    workers = count_round_workers(usable_cpus=2.5)
+    assert workers == 6
+    wall = 0.1 * workers / 2.5  # each worker pays 0.1 s of CPU time
+    assert share_first_use(0.3 + wall, 0.3, workers, usable_cpus=2.5) == pytest.approx(0.1)
+
+
+def test_a_probe_takes_rounds_of_as_many_workers_as_its_share_of_the_cpus_calls_for(tmp_path: Path) -> None:
+    workload = load(TensorDataset(torch.zeros(64, 1)), worker_init_fn=lambda worker: (tmp_path / str(worker)).touch())
+    order = Probe(batch_size=8, largest=8, usable_cpus=1.0)
+    profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
