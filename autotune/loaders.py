@@ -218,15 +218,17 @@ class Gate:
         self._source = source
         self.open()
 
-    def open(self, most_batches: int | None = None) -> None:
+    def open(self, most_batches: int | None = None, last_size: int | None = None) -> None:
         """Make the gate ready for an epoch.
 
         Args:
             most_batches: Batches after which it closes by itself; None for no such end.
+            last_size: Indices of the last batch before it closes, which is cut to them; None to leave it whole.
         """
         self.closed = False
         self._sizes: list[int] = []
         self._most_batches = most_batches
+        self._last_size = last_size
 
     @property
     def batches(self) -> int:
@@ -237,6 +239,11 @@ class Gate:
         """Count the samples of the first so many batches handed out, whatever shape they arrive in."""
         return sum(self._sizes[:batches])
 
+    @property
+    def fewest_batches(self) -> int:
+        """The fewest batches that it can close after: one more than now, if the last one is to be cut."""
+        return self.batches + (self._last_size is not None)
+
     def close_after(self, batches: int) -> None:
         """Hand out nothing more in this epoch once so many batches have passed, or as many as have by now."""
         self._most_batches = max(batches, self.batches)
@@ -246,6 +253,8 @@ class Gate:
             if self.batches == self._most_batches:
                 self.closed = True
                 return
+            if self.batches + 1 == self._most_batches and self._last_size is not None:
+                index = index[: self._last_size]  # noqa: PLW2901  # what is handed out instead
             self._sizes.append(_count_indices(index))
             yield index
 
@@ -277,12 +286,13 @@ class GatedLoader(DataLoader[Any]):
     def close(self, epoch_batches: int | None) -> None:
         """End the epoch soon, with as many batches in the workers' last round as a whole epoch has there.
 
-        A round that is not full takes as long as a full one; ending on one would make the epoch look slower.
+        A round that is not full takes as long as a full one; ending on one would make the epoch look slower. And its
+        last batch is cut as short as that of a whole epoch, where the gate was told so, and takes what that takes.
 
         Args:
             epoch_batches: Batches of a whole epoch; None when not known.
         """
-        self.gate.close_after(complete_round(self.gate.batches, self.num_workers, epoch_batches))
+        self.gate.close_after(complete_round(self.gate.fewest_batches, self.num_workers, epoch_batches))
 
     @property
     def _index_sampler(self) -> Gate:  # the one place where torch's iterators take their indices from
@@ -346,6 +356,23 @@ def count_batches(loader: GatedLoader, workload: LoadedWorkload) -> int | None:
     if samples is None or loader.batch_size is None:
         return samples
     return samples // loader.batch_size if loader.drop_last else -(-samples // loader.batch_size)
+
+
+def count_epoch_samples(loader: GatedLoader, workload: LoadedWorkload) -> int | None:
+    """Count the samples that a whole epoch delivers.
+
+    Args:
+        loader: The loader.
+        workload: Its pipeline.
+
+    Returns:
+        Samples, without those of a last batch that is dropped; None where they are not promised, or batched by the
+        user's code.
+    """
+    samples = count_samples_promised(workload)
+    if samples is None or loader.batch_size is None or workload.batching == "own":
+        return None
+    return samples - samples % loader.batch_size if loader.drop_last else samples
 
 
 def count_samples_promised(workload: LoadedWorkload) -> int | None:

@@ -102,6 +102,7 @@ class Measurement(Value):
     Attributes:
         epochs: Traces, at least one.
         epoch_batches: Batches in a whole epoch of this configuration; None when not known.
+        epoch_samples: Samples in it, of which the last batch may hold fewer; None when not known.
         stopped: Why measuring ended.
         peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
         gpu_growth_bytes: By how much that grew after half of the batches; 0 when it had settled.
@@ -110,6 +111,7 @@ class Measurement(Value):
     epochs: Annotated[tuple[EpochTrace, ...], Field(min_length=1)]
     epoch_batches: ToldCount | None
     stopped: StopReason
+    epoch_samples: Annotated[ToldCount, Field(ge=1)] | None = None
     peak_gpu_bytes: ToldBytes = 0
     gpu_growth_bytes: ToldBytes = 0
 

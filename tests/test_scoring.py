@@ -243,3 +243,20 @@ def test_a_single_round_gives_a_ratio_without_an_interval() -> None:
 def test_rounds_that_do_not_pair_up_are_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
         ratio_of_pairs([1.0, 2.0], [1.0])
+
+
+def test_an_incomplete_last_batch_never_counts_as_a_full_one() -> None:
+    trace = make_trace([PACE] * 3, closed_after=3, samples_per_batch=512)
+    measurement = make_measurement(trace, epoch_batches=6).model_copy(update={"epoch_samples": 3000})
+    found = estimate(measurement, make_config(0, batch_size=512), epochs=4)
+    assert found.samples_per_second == pytest.approx(3000 / (6 * PACE))
+
+
+def test_an_epoch_cut_short_that_ends_on_a_batch_as_short_as_a_whole_one_is_completed_with_full_ones() -> None:
+    """Where a batch takes as long as it has samples, the throughput is that of its samples, whatever the last one's."""
+    short = 440 / 512
+    trace = make_trace([PACE] * 3 + [short * PACE], closed_after=3)
+    trace = trace.model_copy(update={"samples": 3 * 512 + 440})
+    measurement = make_measurement(trace, epoch_batches=6).model_copy(update={"epoch_samples": 3000})
+    found = estimate(measurement, make_config(0, batch_size=512), epochs=1)
+    assert found.samples_per_second == pytest.approx(512 / PACE)
