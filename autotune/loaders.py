@@ -26,18 +26,27 @@ class Census:
 
     Attributes:
         samples: Of a whole epoch; None while none was seen.
+        asks_which_worker: Whether its code was seen to ask which worker it runs in. Then what several workers deliver
+            beyond that is meant: an epoch for each of them, as of shards that are drawn again and again.
+        is_per_worker: Whether that was seen.
     """
 
     def __init__(self) -> None:
         self.samples: int | None = None
+        self.asks_which_worker = False
+        self.is_per_worker = False
 
     def note(self, samples: int) -> None:
         """Record what a whole epoch in one process delivered."""
         self.samples = samples
 
-    def is_exceeded(self, samples: int) -> bool:
-        """Tell whether so many samples come only from workers that each go through all of the data."""
+    def is_multiplied(self, samples: int) -> bool:
+        """Tell whether so many samples come only from workers that each deliver as many as one process."""
         return bool(self.samples) and samples > TWICE * (self.samples or 0)
+
+    def is_exceeded(self, samples: int) -> bool:
+        """Tell whether so many samples come from workers that each go through all of the data without knowing it."""
+        return self.is_multiplied(samples) and not self.asks_which_worker
 
     def is_missed(self, samples: int) -> bool:
         """Tell whether a whole epoch of so many samples leaves data out."""

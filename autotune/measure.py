@@ -306,6 +306,8 @@ class TrialMeasurement:
         if trace.closed_after is None:
             self._epoch_batches = self._pacer.epoch_batches = trace.batches
             self._epoch_samples = trace.samples or None
+        elif self._epoch_batches is not None and trace.batches > self._epoch_batches:
+            self._epoch_batches = self._pacer.epoch_batches = self._epoch_samples = None
 
 
 def note_lost_workers(error: Exception, workers: Sequence[BaseProcess]) -> None:

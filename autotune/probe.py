@@ -28,6 +28,7 @@ from autotune.units import format_percent
 from autotune.worker_costs import (
     ROUND_SIZE,
     count_round_workers,
+    describe_epochs,
     fetch_samples,
     fit_start,
     is_duplicated,
@@ -107,6 +108,8 @@ def profile_workload(
         profiles.insert(0, _profile_size(workload, step, device, largest, on_phase))
     load = _fit([(profile.samples, profile.load_seconds) for profile in profiles])
     seen = _SeenByMain(load=load, sizes=[round(profile.samples) for profile in profiles], cold_seconds=cold)
+    copies = _foresee(workload, order, on_phase)
+    workers = _probe_workers(workload, seen, order.usable_cpus, on_phase) if order.with_workers else {}
     return WorkloadProfile(
         description=type(workload.parts.dataset).__qualname__,
         kind=workload.kind,
@@ -133,8 +136,8 @@ def profile_workload(
         gpu_room_bytes=room,
         pinning=can_pin(device),
         rss_bytes=_read_resident_bytes(),
-        notes=(*_foresee(workload, order, on_phase), *_warn_of_device(device, accelerator)),
-        **(_probe_workers(workload, seen, order.usable_cpus, on_phase) if order.with_workers else {}),
+        notes=(*copies, *describe_epochs(workload), *_warn_of_device(device, accelerator)),
+        **workers,
     )
 
 

@@ -7,11 +7,14 @@ of one small batch per worker, taken before and after the process has met the da
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
@@ -23,6 +26,7 @@ from autotune.loaders import LoadedWorkload, build_loader
 from autotune.machine import count_whole_cpus
 from autotune.messages import LinearCost
 from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, StartMethod
+from autotune.worker_setup import ShareWatch
 from autotune.workload import Workload
 
 MOST_WORKERS: Final = 16  # of a round; more tell nothing new
@@ -245,11 +249,15 @@ def _time_calls(call: Callable[[], Any]) -> float:
 
 
 def take_census(workload: LoadedWorkload) -> None:
-    """Count the samples that an iterable dataset delivers in one process, where its epoch is short enough.
+    """See how an iterable dataset shares its samples out to workers.
+
+    Its samples are counted in one process, where an epoch is short enough, and one worker shows whether it asks which
+    one it is.
 
     Args:
         workload: The pipeline; its census is filled in.
     """
+    workload.census.asks_which_worker = _asks_which_worker(workload)
     try:
         with single_thread():
             samples = _count_epoch(workload, workers=0)
@@ -257,6 +265,15 @@ def take_census(workload: LoadedWorkload) -> None:
         return
     if samples is not None:
         workload.census.note(samples)
+
+
+def _asks_which_worker(workload: LoadedWorkload) -> bool:
+    """Tell whether a worker, before its first batch is there, looks at its number or at how many there are."""
+    with tempfile.TemporaryDirectory() as folder:
+        note = Path(folder) / "asked"
+        parts = dataclasses.replace(workload.parts, worker_init_fn=ShareWatch(str(note), workload.parts.worker_init_fn))
+        time_round(dataclasses.replace(workload, parts=parts), 1)
+        return note.exists()
 
 
 def _count_epoch(workload: LoadedWorkload, workers: int) -> int | None:
@@ -268,7 +285,7 @@ def _count_epoch(workload: LoadedWorkload, workers: int) -> int | None:
     deadline = time.perf_counter() + CENSUS_SECONDS
     for batch in build_loader(workload, LoaderConfig(dataloader=settings, process=_keep_process(workload))):
         samples += count_samples(batch, size or 1)
-        if workload.census.is_exceeded(samples):
+        if workload.census.is_multiplied(samples):
             break
         if time.perf_counter() > deadline:
             return None
@@ -278,8 +295,8 @@ def _count_epoch(workload: LoadedWorkload, workers: int) -> int | None:
 def is_duplicated(workload: LoadedWorkload) -> bool:
     """Tell whether two workers of an iterable dataset deliver the same data.
 
-    They do when they deliver twice the samples of one process, or when their batches are equal one by one. What is
-    drawn at random, and takes long, cannot be told.
+    They do when they deliver twice the samples of one process and never ask which worker they are, or when their
+    batches are equal one by one. What is drawn at random, and takes long, cannot be told.
 
     Args:
         workload: The pipeline.
@@ -292,7 +309,22 @@ def is_duplicated(workload: LoadedWorkload) -> bool:
     except Exception as error:  # whatever it is, the trials with workers will meet it and name it
         take_down(error)
         return False
-    return (counted is not None and workload.census.is_exceeded(counted)) or _deliver_the_same(workload)
+    if (counted is not None and workload.census.is_exceeded(counted)) or _deliver_the_same(workload):
+        return True
+    workload.census.is_per_worker = counted is not None and workload.census.is_multiplied(counted)
+    return False
+
+
+def describe_epochs(workload: LoadedWorkload) -> tuple[str, ...]:
+    """Say that more workers make an epoch longer, where `is_duplicated` has seen it; empty otherwise."""
+    census = workload.census
+    if not census.is_per_worker:
+        return ()
+    return (
+        f"Each worker delivers an epoch of its own ({census.samples} samples): with 4 workers an epoch is 4 times as "
+        "long. Throughputs count samples, so they can be compared; if it is not meant, share the data out in __iter__ "
+        "by get_worker_info().",
+    )
 
 
 def _deliver_the_same(workload: LoadedWorkload) -> bool:

@@ -259,8 +259,8 @@ def learn_beyond(model: DemandModel, workers: int, extra_bytes: int) -> DemandMo
     """Have a model learn of a trial that used so much more than it starts out to predict."""
     config = make_config(workers)
     expected = make_model().predict(config)
-    peaks = {"peak_host_bytes": expected.memory_bytes + extra_bytes, "peak_shm_bytes": expected.shm_bytes}
-    return model.learn(make_result(config, 100.0, **peaks))
+    peak = expected.memory_bytes + extra_bytes
+    return model.learn(make_result(config, 100.0, peak_host_bytes=peak, peak_shm_bytes=expected.shm_bytes))
 
 
 def predict_beyond(model: DemandModel, workers: int) -> int:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from autotune.worker_costs import (
     time_handover,
     time_round,
 )
+from autotune.worker_setup import ShareWatch
 from autotune.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -44,6 +47,27 @@ class Stream(IterableDataset[torch.Tensor]):
         first, step = (worker.id, worker.num_workers) if worker is not None and self._sharded else (0, 1)
         for number in range(first, 40, step):
             yield torch.tensor([number]) + self._random * torch.rand(1)
+
+
+class DrawsAnEpoch(IterableDataset[torch.Tensor]):
+    """Draws as many samples as an epoch is to have, in every worker, as WebDataset's resampled shards do."""
+
+    def __init__(self, asked: str, *, same: bool = False) -> None:
+        self._asked = asked
+        self._same = same
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        known = getattr(worker, self._asked) if worker is not None else None
+        draws = random.Random(0 if worker is None or self._same else f"{worker.seed} {known}")
+        return (torch.tensor([draws.random()]) for _ in range(40))
+
+
+def read_which_worker(worker: int) -> None:
+    """Do as PyTorch's documentation has it where the workers' shares are set up from outside the dataset."""
+    info = get_worker_info()
+    assert info is not None
+    assert worker < info.num_workers
 
 
 class FailsInWorkers(Dataset[torch.Tensor]):
@@ -115,6 +139,51 @@ def test_an_unsharded_dataset_that_is_random_is_found_out_by_its_number_of_sampl
     take_census(workload)
     assert workload.census.samples == 40
     assert is_duplicated(workload) is not sharded
+
+
+@pytest.mark.parametrize("asked", ["id", "num_workers"])
+def test_a_dataset_that_asks_which_worker_it_is_in_and_draws_an_epoch_in_each_is_not_taken_for_duplicated(
+    asked: str,
+) -> None:
+    workload = load(DrawsAnEpoch(asked))
+    take_census(workload)
+    assert not is_duplicated(workload)
+    assert workload.census.is_per_worker
+
+
+def test_a_dataset_that_only_seeds_itself_in_each_worker_delivers_its_data_once_more() -> None:
+    workload = load(DrawsAnEpoch("seed"))
+    take_census(workload)
+    assert is_duplicated(workload)
+    assert not workload.census.is_per_worker
+
+
+def test_asking_which_worker_it_is_does_not_excuse_delivering_the_same() -> None:
+    workload = load(DrawsAnEpoch("num_workers", same=True))
+    take_census(workload)
+    assert is_duplicated(workload)
+
+
+def test_shares_that_are_set_up_from_outside_the_dataset_are_asked_for_as_well() -> None:
+    workload = load(Stream(sharded=False, random=True), worker_init_fn=read_which_worker)
+    take_census(workload)
+    assert workload.census.asks_which_worker
+    assert not is_duplicated(workload)
+
+
+def test_a_dataset_with_an_epoch_for_each_worker_is_tuned_with_a_note_that_says_so() -> None:
+    workload = load(DrawsAnEpoch("id"))
+    order = Probe(batch_size=8, largest=8, usable_cpus=1.0)
+    profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
+    assert not profile.duplicated
+    (note,) = profile.notes
+    assert "Each worker delivers an epoch of its own (40 samples)" in note
+    assert "get_worker_info()" in note
+
+
+def test_what_watches_a_worker_travels_to_one_that_is_spawned(tmp_path: Path) -> None:
+    watch = ShareWatch(str(tmp_path / "asked"), read_which_worker)
+    assert pickle.loads(pickle.dumps(watch)) == watch
 
 
 def test_an_epoch_too_long_to_be_counted_leaves_the_census_open(monkeypatch: pytest.MonkeyPatch) -> None:
