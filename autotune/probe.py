@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import resource
@@ -45,6 +46,7 @@ STEP_SECONDS: Final = 0.25  # spent on timing the step at one size
 QUICK_SECONDS: Final = 0.2  # for one batch of the largest size and its step; a slower one is not worth the wait
 MOST_BATCHES: Final = 12
 BUSY: Final = 0.1  # share of the time; less is the driver's own
+NEGLIGIBLE: Final = 1e-3  # of the largest value; the error of a smaller one is not taken relative to itself
 SMALL_SHARE: Final = 4  # the second batch size is this many times smaller
 
 OnPhase = Callable[[str], None]
@@ -106,7 +108,7 @@ def profile_workload(
     soon = large.load_seconds + large.step_seconds < QUICK_SECONDS * large.samples / largest
     if workload.batching == "batch_size" and soon and largest > large.samples:
         profiles.insert(0, _profile_size(workload, step, device, largest, on_phase))
-    load = _fit([(profile.samples, profile.load_seconds) for profile in profiles])
+    load = fit_cost([(profile.samples, profile.load_seconds) for profile in profiles])
     seen = _SeenByMain(load=load, sizes=[round(profile.samples) for profile in profiles], cold_seconds=cold)
     copies = _foresee(workload, order, on_phase)
     workers = _probe_workers(workload, seen, order.usable_cpus, on_phase) if order.with_workers else {}
@@ -121,10 +123,10 @@ def profile_workload(
         largest_probed=round(profiles[0].samples),
         load=load,
         cpu_share=_share([profile.cpu_seconds for profile in profiles], [profile.load_seconds for profile in profiles]),
-        step=_fit([(profile.samples, profile.step_seconds) for profile in profiles]),
+        step=fit_cost([(profile.samples, profile.step_seconds) for profile in profiles]),
         step_cpus=_share([large.step_cpu_seconds], [large.step_seconds]),
         copies=profiles[0].copies,
-        gpu_bytes=_fit_bytes([(profile.samples, profile.peak_gpu_bytes) for profile in profiles]),
+        gpu_bytes=fit_bytes([(profile.samples, profile.peak_gpu_bytes) for profile in profiles]),
         sample_bytes=large.sample_bytes,
         batch_tensors=large.tensors,
         on_accelerator=large.on_accelerator,
@@ -197,8 +199,8 @@ def _probe_handover(workload: LoadedWorkload, sizes: Sequence[int]) -> dict[str,
     except Exception:  # a sample or batch that cannot be sent: the trials with workers will meet it and name it
         return {}
     return {
-        "collate": _fit([(size, collate) for size, collate, _ in rounds]),
-        "transfer": _fit([(size, transfer) for size, _, transfer in rounds]),
+        "collate": fit_cost([(size, collate) for size, collate, _ in rounds]),
+        "transfer": fit_cost([(size, transfer) for size, _, transfer in rounds]),
     }
 
 
@@ -233,13 +235,13 @@ def _profile_size(
     deadline = time.perf_counter() + LOAD_SECONDS
     with single_thread():
         while len(loads) < MOST_BATCHES and (len(loads) < 2 or time.perf_counter() < deadline):
-            wall, busy = time.perf_counter(), time.process_time()
+            wall, busy = time.perf_counter(), read_cpu_seconds()
             try:
                 batch = next(iterator)
             except StopIteration:
                 break
             loads.append(time.perf_counter() - wall)
-            cpus.append(time.process_time() - busy)
+            cpus.append(read_cpu_seconds() - busy)
             counted = (
                 loader.gate.count_samples(len(loads)) - sum(samples) if is_map else count_samples(batch, size or 1)
             )
@@ -288,13 +290,19 @@ def _time_step(step: Step, batch: Any, device: torch.device) -> tuple[float, flo
     busy: list[float] = []
     deadline = time.perf_counter() + STEP_SECONDS
     while len(times) < 5 or (time.perf_counter() < deadline and len(times) < 100):
-        started, busy_before = time.perf_counter(), time.process_time()
+        started, busy_before = time.perf_counter(), read_cpu_seconds()
         step(batch)
         times.append(time.perf_counter() - started)
-        busy.append(time.process_time() - busy_before)
+        busy.append(read_cpu_seconds() - busy_before)
         if len(times) > 2 and time.perf_counter() > deadline:
             break
     return statistics.median(times[2:]), statistics.median(busy[2:])
+
+
+def read_cpu_seconds() -> float:
+    """Read the CPU time of this process and of the programs that it started and waited for, in seconds."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
 def _time_step_on_device(step: Step, batch: Any, device: torch.device) -> tuple[float, float]:
@@ -306,32 +314,43 @@ def _time_step_on_device(step: Step, batch: Any, device: torch.device) -> tuple[
         synchronize(device)
     except (TypeError, AttributeError):  # it takes a batch only as the loader delivers it
         resident = batch
-    busy, started = time.process_time(), time.perf_counter()
+    busy, started = read_cpu_seconds(), time.perf_counter()
     seconds = time_often(lambda: step(resident), lambda: synchronize(device))
-    cpus = (time.process_time() - busy) / max(1e-9, time.perf_counter() - started)
+    cpus = (read_cpu_seconds() - busy) / max(1e-9, time.perf_counter() - started)
     return seconds, seconds * cpus
 
 
-def _fit(points: list[tuple[float, float]]) -> LinearCost:
+def fit_cost(points: Sequence[tuple[float, float]]) -> LinearCost:
     """Fit the seconds that batches of some sizes take."""
     fixed, slope = _fit_line(points)
     return LinearCost(fixed_seconds=fixed, sample_seconds=slope)
 
 
-def _fit_line(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """Fit `fixed + size * slope` through the first and the last (size, value), neither part negative."""
-    (size, value), (other_size, other_value) = points[0], points[-1]
-    if other_size == size:
-        return 0.0, value / max(size, 1e-9)
-    slope = max(0.0, (value - other_value) / (size - other_size))
-    slope = min(slope, value / size)
-    return max(0.0, value - slope * size), slope
+def _fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Fit `fixed + size * slope` to (size, value), by least squares of relative errors, neither part negative."""
+    largest = max(value for _, value in points)
+    weights = [1 / max(value, NEGLIGIBLE * largest, 1e-9) ** 2 for _, value in points]
+    mean_size, mean_value = (_average(weights, column) for column in zip(*points, strict=True))
+    beside = [(size - mean_size, value - mean_value) for size, value in points]
+    spread = _average(weights, [size**2 for size, _ in beside])
+    if spread == 0.0:  # one size tells no fixed part
+        return 0.0, mean_value / max(mean_size, 1e-9)
+    slope = max(0.0, _average(weights, [size * value for size, value in beside]) / spread)
+    if slope * mean_size <= mean_value:
+        return mean_value - slope * mean_size, slope
+    rise = _average(weights, [size * value for size, value in points])
+    return 0.0, rise / _average(weights, [size**2 for size, _ in points])
 
 
-def _fit_bytes(points: list[tuple[float, int]]) -> LinearBytes:
-    """Fit the device memory that batches of some sizes take."""
+def _average(weights: Sequence[float], values: Sequence[float]) -> float:
+    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+
+
+def fit_bytes(points: Sequence[tuple[float, int]]) -> LinearBytes:
+    """Fit the device memory that batches of some sizes take, and no size less than it was seen to take."""
     fixed, slope = _fit_line([(size, float(found)) for size, found in points])
-    return LinearBytes(fixed_bytes=int(fixed), sample_bytes=int(slope))
+    lift = max(found - (fixed + slope * size) for size, found in points)
+    return LinearBytes(fixed_bytes=math.ceil(fixed + max(0.0, lift)), sample_bytes=math.ceil(slope))
 
 
 def _describe_accelerator(device: torch.device) -> Accelerator | None:
