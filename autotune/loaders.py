@@ -14,6 +14,7 @@ from autotune.importing import import_attribute
 from autotune.pacing import complete_round
 from autotune.request import WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
+from autotune.software import read_start_method_in_force
 from autotune.worker_setup import WorkerSetup
 from autotune.workload import Workload
 
@@ -392,3 +393,8 @@ def count_samples_promised(workload: LoadedWorkload) -> int | None:
         return len(counted)  # type: ignore[arg-type]  # many samplers and iterable datasets have no length
     except (TypeError, NotImplementedError):
         return None
+
+
+def forks_workers(workload: LoadedWorkload) -> bool:
+    """Tell whether its workers are forked, and so inherit what the training process has in memory or open."""
+    return (workload.parts.multiprocessing_context or read_start_method_in_force()) == "fork"

@@ -23,6 +23,7 @@ from autotune.messages import WORKER_PHASE, CopyRates, LinearBytes, LinearCost, 
 from autotune.nvml import GpuState, read_gpu_state
 from autotune.page_copies import foresee_copies
 from autotune.schema import Accelerator, DataLoaderSettings, LoaderConfig, Software, StartMethod, Value
+from autotune.shared_files import foresee_shared_files
 from autotune.software import read_own_version, read_start_method_in_force
 from autotune.steps import Step
 from autotune.units import format_percent
@@ -99,6 +100,7 @@ def profile_workload(
         WorkloadError: The dataset delivers no batch at all.
         Exception: Whatever dataset, collate or step raise.
     """
+    files = foresee_shared_files(workload)  # before this process opens any by itself
     accelerator, room = _describe_accelerator(device), read_room(device)
     cold = _time_cold_round(workload, order, on_phase)
     sizes = _choose_sizes(workload, order.batch_size)
@@ -138,7 +140,7 @@ def profile_workload(
         gpu_room_bytes=room,
         pinning=can_pin(device),
         rss_bytes=_read_resident_bytes(),
-        notes=(*copies, *describe_epochs(workload), *_warn_of_device(device, accelerator)),
+        notes=(*filter(None, [files]), *copies, *describe_epochs(workload), *_warn_of_device(device, accelerator)),
         **workers,
     )
 
