@@ -103,14 +103,9 @@ def profile_workload(
     files = foresee_shared_files(workload)  # before this process opens any by itself
     accelerator, room = _describe_accelerator(device), read_room(device)
     cold = _time_cold_round(workload, order, on_phase)
-    sizes = _choose_sizes(workload, order.batch_size)
-    profiles = [_profile_size(workload, step, device, size, on_phase) for size in sizes]
-    large = profiles[0]
-    largest = _clip_to_samples(order.largest, workload)
-    soon = large.load_seconds + large.step_seconds < QUICK_SECONDS * large.samples / largest
-    if workload.batching == "batch_size" and soon and largest > large.samples:
-        profiles.insert(0, _profile_size(workload, step, device, largest, on_phase))
+    large, profiles = _profile_sizes(workload, step, device, order, on_phase)
     load = fit_cost([(profile.samples, profile.load_seconds) for profile in profiles])
+    rss_bytes = _read_resident_bytes()
     seen = _SeenByMain(load=load, sizes=[round(profile.samples) for profile in profiles], cold_seconds=cold)
     copies = _foresee(workload, order, on_phase)
     workers = _probe_workers(workload, seen, order.usable_cpus, on_phase) if order.with_workers else {}
@@ -139,7 +134,7 @@ def profile_workload(
         accelerator=accelerator,
         gpu_room_bytes=room,
         pinning=can_pin(device),
-        rss_bytes=_read_resident_bytes(),
+        rss_bytes=rss_bytes,
         notes=(*filter(None, [files]), *copies, *describe_epochs(workload), *_warn_of_device(device, accelerator)),
         **workers,
     )
@@ -221,6 +216,23 @@ def _choose_sizes(workload: LoadedWorkload, batch_size: int) -> list[int | None]
 def _clip_to_samples(batch_size: int, workload: LoadedWorkload) -> int:
     samples = count_samples_promised(workload)
     return min(batch_size, samples) if samples else batch_size
+
+
+def _profile_sizes(
+    workload: LoadedWorkload, step: Step, device: torch.device, order: Probe, on_phase: OnPhase
+) -> tuple[SizeProfile, list[SizeProfile]]:
+    """Profile the usual batch size, a smaller one, and the largest unless that takes long; the usual, and all of them.
+
+    They are ordered from the largest to the smallest.
+    """
+    sizes = _choose_sizes(workload, order.batch_size)
+    profiles = [_profile_size(workload, step, device, size, on_phase) for size in sizes]
+    large = profiles[0]
+    largest = _clip_to_samples(order.largest, workload)
+    soon = large.load_seconds + large.step_seconds < QUICK_SECONDS * large.samples / largest
+    if workload.batching == "batch_size" and soon and largest > large.samples:
+        profiles.insert(0, _profile_size(workload, step, device, largest, on_phase))
+    return large, profiles
 
 
 def _profile_size(
