@@ -3,7 +3,7 @@
 A worker's batches travel through /dev/shm. At most `num_workers * prefetch_factor + 2` of them exist at
 once, each tensor rounded up to pages; with the `file_descriptor` strategy each tensor also holds a
 descriptor in the training process. What trials measure corrects the share that cannot be read off:
-the private memory of a worker.
+the memory that training process and workers take for themselves.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ BASE_FILES: Final = 64  # interpreter, libraries, the user's own; measured 30 to
 WORKER_FILES: Final = 6  # queue, sentinel and resource-sharer ends per worker in the parent
 MOST_WORKERS: Final = 64
 MEMORY_RESERVE: Final = 0.03  # of physical memory that must stay free whatever the budget says
+RESOURCES: Final = ("memory", "shm", "files", "gpu")  # by the names of their constraints
 
 
 class Limits(Value):
@@ -85,20 +86,28 @@ class Demand(Value):
 
     def constraints(self, limits: Limits) -> dict[str, float]:
         """Give Optuna's constraints: how far over (positive) or under each limit, as a share of it."""
+        used = (self.memory_bytes, self.shm_bytes, self.files, self.gpu_bytes)
+        budgets = (limits.memory_bytes, limits.shm_bytes, limits.nofile, limits.gpu_bytes)
         return {
-            "memory": self.memory_bytes / max(1, limits.memory_bytes) - 1,
-            "shm": self.shm_bytes / max(1, limits.shm_bytes) - 1,
-            "files": self.files / max(1, limits.nofile) - 1,
-            "gpu": self.gpu_bytes / max(1, limits.gpu_bytes) - 1 if limits.gpu_bytes is not None else -1.0,
+            name: needed / max(1, budget) - 1 if budget is not None else -1.0
+            for name, needed, budget in zip(RESOURCES, used, budgets, strict=True)
         }
+
+
+class OwnPeak(Value):
+    """What the processes of a trial used at their peak, the batches left out: the training process, and its workers."""
+
+    workers: Count
+    own_bytes: Bytes
 
 
 class DemandModel(Value):
     """Predicts a configuration's demand; `learn` returns a better one.
 
     Attributes:
-        base_bytes: Memory of the training process itself.
-        worker_bytes: Private memory of one worker.
+        base_bytes: Memory of the training process itself, at least.
+        worker_bytes: Private memory of one worker, at least.
+        peaks: Of trials that used more than was predicted, one for each number of workers.
         sample_bytes: Bytes of tensors per sample.
         batch_tensors: Tensors in a batch.
         probe_batch_size: Batch size when the configuration leaves batching to the user's code.
@@ -108,6 +117,7 @@ class DemandModel(Value):
 
     base_bytes: Bytes
     worker_bytes: Bytes = WORKER_BYTES
+    peaks: tuple[OwnPeak, ...] = ()
     sample_bytes: Bytes
     batch_tensors: Count
     probe_batch_size: Count
@@ -145,13 +155,37 @@ class DemandModel(Value):
         shm_bytes = live * batch_bytes
         held = live * self.batch_tensors if config.process.sharing_strategy == "file_descriptor" else 0
         return Demand(
-            memory_bytes=self.base_bytes
-            + loader.num_workers * (self.worker_bytes + batch_bytes)
+            memory_bytes=self._predict_own(loader.num_workers)
+            + loader.num_workers * batch_bytes
             + max(shm_bytes, live * self._pinned_bytes(config)),
             shm_bytes=shm_bytes,
             files=BASE_FILES + WORKER_FILES * loader.num_workers + held,
             gpu_bytes=gpu_bytes,
         )
+
+    def _predict_own(self, workers: int) -> int:
+        """Predict what training process and workers use beside the batches.
+
+        Of all pairs of a base and a share for each worker that account for every peak, the one that exceeds them least.
+        One peak alone does not tell the two apart; then it is the pair that promises least: a prediction that is too
+        low costs a trial, one that is too high rules out what nobody will try.
+        """
+        bases = {share: self._explain_peaks(share) for share in self._list_shares()}
+        shown = sum(peak.workers for peak in self.peaks)
+        _, own_bytes = min(
+            (len(self.peaks) * base + shown * share, base + workers * share) for share, base in bases.items()
+        )
+        return own_bytes
+
+    def _explain_peaks(self, share: int) -> int:
+        """Give the base that accounts for every peak where each worker takes so much."""
+        return max([self.base_bytes, *(peak.own_bytes - peak.workers * share for peak in self.peaks)])
+
+    def _list_shares(self) -> list[int]:
+        """List what a worker may take: the least, and the rises from any peak to any other, and to the base."""
+        points = [(0, self.base_bytes), *((peak.workers, peak.own_bytes) for peak in self.peaks)]
+        rises = [(more - less) // (many - few) for few, less in points for many, more in points if many > few]
+        return [self.worker_bytes, *(rise for rise in rises if rise > self.worker_bytes)]
 
     def _pinned_bytes(self, config: LoaderConfig) -> int:
         """Give the page-locked memory of a batch; torch rounds each block up to a power of two and keeps it."""
@@ -171,7 +205,7 @@ class DemandModel(Value):
         return pages * PAGE_BYTES if self.sample_bytes else 0
 
     def learn(self, result: TrialResult) -> DemandModel:
-        """Correct a worker's memory by what a trial used.
+        """Correct what processes use by what a trial used.
 
         Args:
             result: A trial with workers whose memory was sampled.
@@ -179,7 +213,7 @@ class DemandModel(Value):
         Returns:
             A model that would have predicted at least this trial's memory.
         """
-        return self._learn_gpu(result)._learn_worker(result)
+        return self._learn_gpu(result)._learn_own(result)
 
     def _learn_gpu(self, result: TrialResult) -> DemandModel:
         """Raise what a step needs in any case, by what a trial held beyond the prediction."""
@@ -190,14 +224,17 @@ class DemandModel(Value):
         higher = self.gpu_bytes.model_copy(update={"fixed_bytes": self.gpu_bytes.fixed_bytes + beyond})
         return self.model_copy(update={"gpu_bytes": higher})
 
-    def _learn_worker(self, result: TrialResult) -> DemandModel:
+    def _learn_own(self, result: TrialResult) -> DemandModel:
         workers = result.config.dataloader.num_workers
         if not workers or not result.peak_host_bytes:
             return self
         pinned = count_live_batches(result.config) * self._pinned_bytes(result.config)
-        rest = result.peak_host_bytes - self.base_bytes - max(result.peak_shm_bytes, pinned)
-        per_worker = rest // workers - self._batch_bytes(result.config)
-        return self.model_copy(update={"worker_bytes": max(self.worker_bytes, per_worker)})
+        shared = max(result.peak_shm_bytes, pinned) + workers * self._batch_bytes(result.config)
+        peak = OwnPeak(workers=workers, own_bytes=max(0, result.peak_host_bytes - shared))
+        if peak.own_bytes <= self._predict_own(workers):
+            return self
+        others = (other for other in self.peaks if other.workers != workers)
+        return self.model_copy(update={"peaks": (*others, peak)})
 
 
 def _round_up_to_power(size: int) -> int:

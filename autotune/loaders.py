@@ -14,6 +14,7 @@ from autotune.importing import import_attribute
 from autotune.pacing import complete_round
 from autotune.request import WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
+from autotune.software import read_start_method_in_force
 from autotune.worker_setup import WorkerSetup
 from autotune.workload import Workload
 
@@ -26,18 +27,27 @@ class Census:
 
     Attributes:
         samples: Of a whole epoch; None while none was seen.
+        asks_which_worker: Whether its code was seen to ask which worker it runs in. Then what several workers deliver
+            beyond that is meant: an epoch for each of them, as of shards that are drawn again and again.
+        is_per_worker: Whether that was seen.
     """
 
     def __init__(self) -> None:
         self.samples: int | None = None
+        self.asks_which_worker = False
+        self.is_per_worker = False
 
     def note(self, samples: int) -> None:
         """Record what a whole epoch in one process delivered."""
         self.samples = samples
 
-    def is_exceeded(self, samples: int) -> bool:
-        """Tell whether so many samples come only from workers that each go through all of the data."""
+    def is_multiplied(self, samples: int) -> bool:
+        """Tell whether so many samples come only from workers that each deliver as many as one process."""
         return bool(self.samples) and samples > TWICE * (self.samples or 0)
+
+    def is_exceeded(self, samples: int) -> bool:
+        """Tell whether so many samples come from workers that each go through all of the data without knowing it."""
+        return self.is_multiplied(samples) and not self.asks_which_worker
 
     def is_missed(self, samples: int) -> bool:
         """Tell whether a whole epoch of so many samples leaves data out."""
@@ -150,16 +160,16 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
     if isinstance(dataset, Mapping) and "train" in dataset:
         splits = ", ".join(map(repr, dataset))
         raise UsageError(f"{source} returned {_describe(dataset)} of {splits}. Return one of these splits.")
-    lacking = [name for name in ("__getitem__", "__len__") if not hasattr(dataset, name)]
-    if parts.sampler is not None or parts.batch_sampler is not None:
-        lacking = [name for name in lacking if name != "__len__"]
+    is_ordered = parts.sampler is not None or parts.batch_sampler is not None  # then its length is not asked for
+    needed = ("__getitem__",) if is_ordered else ("__getitem__", "__len__")
+    lacking = [name for name in needed if not hasattr(dataset, name)]
     if isinstance(dataset, str | bytes | type(None) | int | float | type) or lacking:
         why = f"it lacks {' and '.join(lacking)}" if lacking else "it is no dataset"
         raise UsageError(
             f"{source} returned {_describe(dataset)}, and {why}. Return a Dataset (with __getitem__ and __len__), "
             "an IterableDataset, a DataLoader, a Lightning data module or an autotune.Workload."
         )
-    if len(cast("Any", dataset)) == 0 and not lacking:
+    if not is_ordered and len(cast("Any", dataset)) == 0:
         raise UsageError(f"{source} returned {_describe(dataset)} of length 0: there is nothing to load.")
     return parts
 
@@ -218,15 +228,17 @@ class Gate:
         self._source = source
         self.open()
 
-    def open(self, most_batches: int | None = None) -> None:
+    def open(self, most_batches: int | None = None, last_size: int | None = None) -> None:
         """Make the gate ready for an epoch.
 
         Args:
             most_batches: Batches after which it closes by itself; None for no such end.
+            last_size: Indices of the last batch before it closes, which is cut to them; None to leave it whole.
         """
         self.closed = False
         self._sizes: list[int] = []
         self._most_batches = most_batches
+        self._last_size = last_size
 
     @property
     def batches(self) -> int:
@@ -237,6 +249,11 @@ class Gate:
         """Count the samples of the first so many batches handed out, whatever shape they arrive in."""
         return sum(self._sizes[:batches])
 
+    @property
+    def fewest_batches(self) -> int:
+        """The fewest batches that it can close after: one more than now, if the last one is to be cut."""
+        return self.batches + (self._last_size is not None)
+
     def close_after(self, batches: int) -> None:
         """Hand out nothing more in this epoch once so many batches have passed, or as many as have by now."""
         self._most_batches = max(batches, self.batches)
@@ -246,11 +263,23 @@ class Gate:
             if self.batches == self._most_batches:
                 self.closed = True
                 return
-            self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
+            if self.batches + 1 == self._most_batches and self._last_size is not None:
+                index = index[: self._last_size]  # noqa: PLW2901  # what is handed out instead
+            self._sizes.append(_count_indices(index))
             yield index
 
     def __len__(self) -> int:
         return len(self._source)  # type: ignore[arg-type]  # as DataLoader itself asks its sampler
+
+
+def _count_indices(index: Any) -> int:
+    """Count the samples that a sampler asks for at once; a batch of indices may be any sequence, array or tensor."""
+    if isinstance(index, str | bytes | Mapping):
+        return 1
+    try:
+        return len(index)
+    except TypeError:  # a number, also as an array or tensor without dimensions
+        return 1
 
 
 class GatedLoader(DataLoader[Any]):
@@ -267,12 +296,13 @@ class GatedLoader(DataLoader[Any]):
     def close(self, epoch_batches: int | None) -> None:
         """End the epoch soon, with as many batches in the workers' last round as a whole epoch has there.
 
-        A round that is not full takes as long as a full one; ending on one would make the epoch look slower.
+        A round that is not full takes as long as a full one; ending on one would make the epoch look slower. And its
+        last batch is cut as short as that of a whole epoch, where the gate was told so, and takes what that takes.
 
         Args:
             epoch_batches: Batches of a whole epoch; None when not known.
         """
-        self.gate.close_after(complete_round(self.gate.batches, self.num_workers, epoch_batches))
+        self.gate.close_after(complete_round(self.gate.fewest_batches, self.num_workers, epoch_batches))
 
     @property
     def _index_sampler(self) -> Gate:  # the one place where torch's iterators take their indices from
@@ -338,6 +368,23 @@ def count_batches(loader: GatedLoader, workload: LoadedWorkload) -> int | None:
     return samples // loader.batch_size if loader.drop_last else -(-samples // loader.batch_size)
 
 
+def count_epoch_samples(loader: GatedLoader, workload: LoadedWorkload) -> int | None:
+    """Count the samples that a whole epoch delivers.
+
+    Args:
+        loader: The loader.
+        workload: Its pipeline.
+
+    Returns:
+        Samples, without those of a last batch that is dropped; None where they are not promised, or batched by the
+        user's code.
+    """
+    samples = count_samples_promised(workload)
+    if samples is None or loader.batch_size is None or workload.batching == "own":
+        return None
+    return samples - samples % loader.batch_size if loader.drop_last else samples
+
+
 def count_samples_promised(workload: LoadedWorkload) -> int | None:
     """Count the samples of an epoch, as the sampler or the dataset says; None where neither does."""
     parts = workload.parts
@@ -346,3 +393,8 @@ def count_samples_promised(workload: LoadedWorkload) -> int | None:
         return len(counted)  # type: ignore[arg-type]  # many samplers and iterable datasets have no length
     except (TypeError, NotImplementedError):
         return None
+
+
+def forks_workers(workload: LoadedWorkload) -> bool:
+    """Tell whether its workers are forked, and so inherit what the training process has in memory or open."""
+    return (workload.parts.multiprocessing_context or read_start_method_in_force()) == "fork"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from autotune.batches import count_samples
 from autotune.clocks import Clock
 from autotune.devices import cap_memory, make_clock, read_peak, reset_peak, synchronize
-from autotune.loaders import GatedLoader, LoadedWorkload, build_loader, count_batches
+from autotune.loaders import GatedLoader, LoadedWorkload, build_loader, count_batches, count_epoch_samples
 from autotune.messages import EpochTrace, Measurement, TrialRequest
 from autotune.pacing import OPEN_END, Pacer
 from autotune.prefetching import make_lane, send_ahead
@@ -163,6 +163,7 @@ class TrialMeasurement:
         self._loader = build_loader(workload, request.config)
         self._workers = request.config.dataloader.num_workers
         self._epoch_batches = count_batches(self._loader, workload)
+        self._epoch_samples = count_epoch_samples(self._loader, workload) or None
         self._pacer = Pacer(request, self._epoch_batches)
         self._gpu_bytes = request.gpu_bytes
         self._lane = make_lane(device) if request.config.process.device_prefetch else None
@@ -199,6 +200,7 @@ class TrialMeasurement:
         return Measurement(
             epochs=tuple(self._traces),
             epoch_batches=self._epoch_batches,
+            epoch_samples=self._epoch_samples,
             stopped=plan,
             peak_gpu_bytes=read_peak(self._device),
             gpu_growth_bytes=self._measure_growth(),
@@ -214,7 +216,7 @@ class TrialMeasurement:
         return self._peaks[-1] - self._peaks[len(self._peaks) // 2] if self._peaks else 0
 
     def _run_epoch(self, trial_started: float, most_batches: int) -> EpochTrace:
-        self._loader.gate.open(None if most_batches == OPEN_END else most_batches)
+        self._loader.gate.open(None if most_batches == OPEN_END else most_batches, self._count_rest())
         clock = make_clock(self._device)
         recorder = Recorder(self._loader, clock, is_map=self._is_map, is_counted=self._is_counted)
         abandoned = False
@@ -239,6 +241,12 @@ class TrialMeasurement:
         if self._is_counted:
             self._check_samples(trace, recorder.delivered)
         return trace
+
+    def _count_rest(self) -> int | None:
+        """Count the samples of the last batch of a whole epoch; None where it is full, or only the data knows."""
+        if not self._is_map or not self._epoch_samples or self._workload.batching == "own":
+            return None
+        return self._epoch_samples % (self._loader.batch_size or 1) or None
 
     def _attend(self, recorder: Recorder, elapsed: float) -> bool:
         """Report progress and look at the clock; tell whether to leave the epoch where it is."""
@@ -309,6 +317,9 @@ class TrialMeasurement:
         """A whole epoch tells its real length, which an iterable dataset or a sampler may have stated wrongly."""
         if trace.closed_after is None:
             self._epoch_batches = self._pacer.epoch_batches = trace.batches
+            self._epoch_samples = trace.samples or None
+        elif self._epoch_batches is not None and trace.batches > self._epoch_batches:
+            self._epoch_batches = self._pacer.epoch_batches = self._epoch_samples = None
 
 
 def note_lost_workers(error: Exception, workers: Sequence[BaseProcess]) -> None:

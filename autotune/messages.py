@@ -102,6 +102,7 @@ class Measurement(Value):
     Attributes:
         epochs: Traces, at least one.
         epoch_batches: Batches in a whole epoch of this configuration; None when not known.
+        epoch_samples: Samples in it, of which the last batch may hold fewer; None when not known.
         stopped: Why measuring ended.
         peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
         gpu_growth_bytes: By how much that grew after half of the batches; 0 when it had settled.
@@ -110,6 +111,7 @@ class Measurement(Value):
     epochs: Annotated[tuple[EpochTrace, ...], Field(min_length=1)]
     epoch_batches: ToldCount | None
     stopped: StopReason
+    epoch_samples: Annotated[ToldCount, Field(ge=1)] | None = None
     peak_gpu_bytes: ToldBytes = 0
     gpu_growth_bytes: ToldBytes = 0
 
@@ -301,12 +303,14 @@ class Probe(Value):
     Attributes:
         batch_size: Batch size to measure with, where it can be set.
         largest: Largest batch size that will be searched; measured too if that does not take long.
+        usable_cpus: CPUs that can be kept busy, by affinity and by every quota.
         with_workers: Whether to measure what workers cost; False after they hung or died in an earlier probe.
     """
 
     op: Literal["probe"] = "probe"
     batch_size: Annotated[int, Field(ge=1)]
     largest: Annotated[int, Field(ge=1)]
+    usable_cpus: Annotated[float, Field(gt=0, le=1e6)]
     with_workers: bool = True
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from autotune.batches import count_samples
-from autotune.loaders import LoadedWorkload, build_loader, count_samples_promised
+from autotune.loaders import LoadedWorkload, build_loader, count_samples_promised, forks_workers
 from autotune.schema import DataLoaderSettings, LoaderConfig
 from autotune.units import format_bytes
 
@@ -41,7 +41,7 @@ def foresee_copies(workload: LoadedWorkload) -> str | None:
         A sentence; None where it is not worth one, or cannot be seen.
     """
     heap = read_anonymous(PROC / "self")["Anonymous"]
-    if heap < LARGE_HEAP or not _forks_workers(workload):
+    if heap < LARGE_HEAP or not forks_workers(workload):
         return None
     try:
         looks = list(_watch_worker(workload))
@@ -53,10 +53,6 @@ def foresee_copies(workload: LoadedWorkload) -> str | None:
     samples = count_samples_promised(workload)
     copies = heap if samples is None and rate else min(heap, int(rate * (samples or 0)))
     return describe_copies(rate, copies) if copies >= WORTH_BYTES else None
-
-
-def _forks_workers(workload: LoadedWorkload) -> bool:
-    return (workload.parts.multiprocessing_context or multiprocessing.get_start_method()) == "fork"
 
 
 def _watch_worker(workload: LoadedWorkload) -> Iterator[Look]:

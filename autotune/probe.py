@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import math
 import os
 import platform
 import resource
@@ -23,12 +23,14 @@ from autotune.messages import WORKER_PHASE, CopyRates, LinearBytes, LinearCost, 
 from autotune.nvml import GpuState, read_gpu_state
 from autotune.page_copies import foresee_copies
 from autotune.schema import Accelerator, DataLoaderSettings, LoaderConfig, Software, StartMethod, Value
-from autotune.software import read_own_version
+from autotune.shared_files import foresee_shared_files
+from autotune.software import read_own_version, read_start_method_in_force
 from autotune.steps import Step
 from autotune.units import format_percent
 from autotune.worker_costs import (
     ROUND_SIZE,
     count_round_workers,
+    describe_epochs,
     fetch_samples,
     fit_start,
     is_duplicated,
@@ -45,6 +47,7 @@ STEP_SECONDS: Final = 0.25  # spent on timing the step at one size
 QUICK_SECONDS: Final = 0.2  # for one batch of the largest size and its step; a slower one is not worth the wait
 MOST_BATCHES: Final = 12
 BUSY: Final = 0.1  # share of the time; less is the driver's own
+NEGLIGIBLE: Final = 1e-3  # of the largest value; the error of a smaller one is not taken relative to itself
 SMALL_SHARE: Final = 4  # the second batch size is this many times smaller
 
 OnPhase = Callable[[str], None]
@@ -97,17 +100,15 @@ def profile_workload(
         WorkloadError: The dataset delivers no batch at all.
         Exception: Whatever dataset, collate or step raise.
     """
+    files = foresee_shared_files(workload)  # before this process opens any by itself
     accelerator, room = _describe_accelerator(device), read_room(device)
     cold = _time_cold_round(workload, order, on_phase)
-    sizes = _choose_sizes(workload, order.batch_size)
-    profiles = [_profile_size(workload, step, device, size, on_phase) for size in sizes]
-    large = profiles[0]
-    largest = _clip_to_samples(order.largest, workload)
-    soon = large.load_seconds + large.step_seconds < QUICK_SECONDS * large.samples / largest
-    if workload.batching == "batch_size" and soon and largest > large.samples:
-        profiles.insert(0, _profile_size(workload, step, device, largest, on_phase))
-    load = _fit([(profile.samples, profile.load_seconds) for profile in profiles])
+    large, profiles = _profile_sizes(workload, step, device, order, on_phase)
+    load = fit_cost([(profile.samples, profile.load_seconds) for profile in profiles])
+    rss_bytes = _read_resident_bytes()
     seen = _SeenByMain(load=load, sizes=[round(profile.samples) for profile in profiles], cold_seconds=cold)
+    copies = _foresee(workload, order, on_phase)
+    workers = _probe_workers(workload, seen, order.usable_cpus, on_phase) if order.with_workers else {}
     return WorkloadProfile(
         description=type(workload.parts.dataset).__qualname__,
         kind=workload.kind,
@@ -119,10 +120,10 @@ def profile_workload(
         largest_probed=round(profiles[0].samples),
         load=load,
         cpu_share=_share([profile.cpu_seconds for profile in profiles], [profile.load_seconds for profile in profiles]),
-        step=_fit([(profile.samples, profile.step_seconds) for profile in profiles]),
+        step=fit_cost([(profile.samples, profile.step_seconds) for profile in profiles]),
         step_cpus=_share([large.step_cpu_seconds], [large.step_seconds]),
         copies=profiles[0].copies,
-        gpu_bytes=_fit_bytes([(profile.samples, profile.peak_gpu_bytes) for profile in profiles]),
+        gpu_bytes=fit_bytes([(profile.samples, profile.peak_gpu_bytes) for profile in profiles]),
         sample_bytes=large.sample_bytes,
         batch_tensors=large.tensors,
         on_accelerator=large.on_accelerator,
@@ -133,9 +134,9 @@ def profile_workload(
         accelerator=accelerator,
         gpu_room_bytes=room,
         pinning=can_pin(device),
-        rss_bytes=_read_resident_bytes(),
-        notes=(*_foresee(workload, order, on_phase), *_warn_of_device(device, accelerator)),
-        **(_probe_workers(workload, seen, on_phase) if order.with_workers else {}),
+        rss_bytes=rss_bytes,
+        notes=(*filter(None, [files]), *copies, *describe_epochs(workload), *_warn_of_device(device, accelerator)),
+        **workers,
     )
 
 
@@ -152,21 +153,23 @@ def _time_cold_round(workload: LoadedWorkload, order: Probe, on_phase: OnPhase) 
     if not order.with_workers:
         return None
     on_phase(WORKER_PHASE)
-    return time_round(workload, count_round_workers())
+    return time_round(workload, count_round_workers(order.usable_cpus))
 
 
-def _probe_workers(workload: LoadedWorkload, seen: _SeenByMain, on_phase: OnPhase) -> dict[str, Any]:
+def _probe_workers(
+    workload: LoadedWorkload, seen: _SeenByMain, usable_cpus: float, on_phase: OnPhase
+) -> dict[str, Any]:
     """Measure what workers cost; the names are those of the profile's fields."""
     on_phase(WORKER_PHASE)
-    workers = count_round_workers()
+    workers = count_round_workers(usable_cpus)
     few, many = time_round(workload, 1), time_round(workload, workers)
     start = fit_start(few, many, workers, seen.load.per_batch(ROUND_SIZE))
     found: dict[str, Any] = {} if start is None else {"start": start}
-    found["first_use_seconds"] = share_first_use(seen.cold_seconds, many, workers)
+    found["first_use_seconds"] = share_first_use(seen.cold_seconds, many, workers, usable_cpus)
     if workload.kind == "iterable":
         take_census(workload)
         found["duplicated"] = is_duplicated(workload)
-    found["manager_seconds"] = measure_manager_start()
+    found["manager_seconds"] = measure_manager_start(usable_cpus)
     if workload.batching == "batch_size":
         found |= _probe_handover(workload, seen.sizes)
     return found
@@ -193,8 +196,8 @@ def _probe_handover(workload: LoadedWorkload, sizes: Sequence[int]) -> dict[str,
     except Exception:  # a sample or batch that cannot be sent: the trials with workers will meet it and name it
         return {}
     return {
-        "collate": _fit([(size, collate) for size, collate, _ in rounds]),
-        "transfer": _fit([(size, transfer) for size, _, transfer in rounds]),
+        "collate": fit_cost([(size, collate) for size, collate, _ in rounds]),
+        "transfer": fit_cost([(size, transfer) for size, _, transfer in rounds]),
     }
 
 
@@ -215,6 +218,23 @@ def _clip_to_samples(batch_size: int, workload: LoadedWorkload) -> int:
     return min(batch_size, samples) if samples else batch_size
 
 
+def _profile_sizes(
+    workload: LoadedWorkload, step: Step, device: torch.device, order: Probe, on_phase: OnPhase
+) -> tuple[SizeProfile, list[SizeProfile]]:
+    """Profile the usual batch size, a smaller one, and the largest unless that takes long; the usual, and all of them.
+
+    They are ordered from the largest to the smallest.
+    """
+    sizes = _choose_sizes(workload, order.batch_size)
+    profiles = [_profile_size(workload, step, device, size, on_phase) for size in sizes]
+    large = profiles[0]
+    largest = _clip_to_samples(order.largest, workload)
+    soon = large.load_seconds + large.step_seconds < QUICK_SECONDS * large.samples / largest
+    if workload.batching == "batch_size" and soon and largest > large.samples:
+        profiles.insert(0, _profile_size(workload, step, device, largest, on_phase))
+    return large, profiles
+
+
 def _profile_size(
     workload: LoadedWorkload, step: Step, device: torch.device, size: int | None, on_phase: OnPhase
 ) -> SizeProfile:
@@ -229,13 +249,13 @@ def _profile_size(
     deadline = time.perf_counter() + LOAD_SECONDS
     with single_thread():
         while len(loads) < MOST_BATCHES and (len(loads) < 2 or time.perf_counter() < deadline):
-            wall, busy = time.perf_counter(), time.process_time()
+            wall, busy = time.perf_counter(), read_cpu_seconds()
             try:
                 batch = next(iterator)
             except StopIteration:
                 break
             loads.append(time.perf_counter() - wall)
-            cpus.append(time.process_time() - busy)
+            cpus.append(read_cpu_seconds() - busy)
             counted = (
                 loader.gate.count_samples(len(loads)) - sum(samples) if is_map else count_samples(batch, size or 1)
             )
@@ -284,13 +304,19 @@ def _time_step(step: Step, batch: Any, device: torch.device) -> tuple[float, flo
     busy: list[float] = []
     deadline = time.perf_counter() + STEP_SECONDS
     while len(times) < 5 or (time.perf_counter() < deadline and len(times) < 100):
-        started, busy_before = time.perf_counter(), time.process_time()
+        started, busy_before = time.perf_counter(), read_cpu_seconds()
         step(batch)
         times.append(time.perf_counter() - started)
-        busy.append(time.process_time() - busy_before)
+        busy.append(read_cpu_seconds() - busy_before)
         if len(times) > 2 and time.perf_counter() > deadline:
             break
     return statistics.median(times[2:]), statistics.median(busy[2:])
+
+
+def read_cpu_seconds() -> float:
+    """Read the CPU time of this process and of the programs that it started and waited for, in seconds."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
 def _time_step_on_device(step: Step, batch: Any, device: torch.device) -> tuple[float, float]:
@@ -302,32 +328,43 @@ def _time_step_on_device(step: Step, batch: Any, device: torch.device) -> tuple[
         synchronize(device)
     except (TypeError, AttributeError):  # it takes a batch only as the loader delivers it
         resident = batch
-    busy, started = time.process_time(), time.perf_counter()
+    busy, started = read_cpu_seconds(), time.perf_counter()
     seconds = time_often(lambda: step(resident), lambda: synchronize(device))
-    cpus = (time.process_time() - busy) / max(1e-9, time.perf_counter() - started)
+    cpus = (read_cpu_seconds() - busy) / max(1e-9, time.perf_counter() - started)
     return seconds, seconds * cpus
 
 
-def _fit(points: list[tuple[float, float]]) -> LinearCost:
+def fit_cost(points: Sequence[tuple[float, float]]) -> LinearCost:
     """Fit the seconds that batches of some sizes take."""
     fixed, slope = _fit_line(points)
     return LinearCost(fixed_seconds=fixed, sample_seconds=slope)
 
 
-def _fit_line(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """Fit `fixed + size * slope` through the first and the last (size, value), neither part negative."""
-    (size, value), (other_size, other_value) = points[0], points[-1]
-    if other_size == size:
-        return 0.0, value / max(size, 1e-9)
-    slope = max(0.0, (value - other_value) / (size - other_size))
-    slope = min(slope, value / size)
-    return max(0.0, value - slope * size), slope
+def _fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Fit `fixed + size * slope` to (size, value), by least squares of relative errors, neither part negative."""
+    largest = max(value for _, value in points)
+    weights = [1 / max(value, NEGLIGIBLE * largest, 1e-9) ** 2 for _, value in points]
+    mean_size, mean_value = (_average(weights, column) for column in zip(*points, strict=True))
+    beside = [(size - mean_size, value - mean_value) for size, value in points]
+    spread = _average(weights, [size**2 for size, _ in beside])
+    if spread == 0.0:  # one size tells no fixed part
+        return 0.0, mean_value / max(mean_size, 1e-9)
+    slope = max(0.0, _average(weights, [size * value for size, value in beside]) / spread)
+    if slope * mean_size <= mean_value:
+        return mean_value - slope * mean_size, slope
+    rise = _average(weights, [size * value for size, value in points])
+    return 0.0, rise / _average(weights, [size**2 for size, _ in points])
 
 
-def _fit_bytes(points: list[tuple[float, int]]) -> LinearBytes:
-    """Fit the device memory that batches of some sizes take."""
+def _average(weights: Sequence[float], values: Sequence[float]) -> float:
+    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+
+
+def fit_bytes(points: Sequence[tuple[float, int]]) -> LinearBytes:
+    """Fit the device memory that batches of some sizes take, and no size less than it was seen to take."""
     fixed, slope = _fit_line([(size, float(found)) for size, found in points])
-    return LinearBytes(fixed_bytes=int(fixed), sample_bytes=int(slope))
+    lift = max(found - (fixed + slope * size) for size, found in points)
+    return LinearBytes(fixed_bytes=math.ceil(fixed + max(0.0, lift)), sample_bytes=math.ceil(slope))
 
 
 def _describe_accelerator(device: torch.device) -> Accelerator | None:
@@ -376,7 +413,7 @@ def _read_software(accelerator: Accelerator | None) -> Software:
         cuda=torch.version.cuda,
         driver=accelerator and accelerator.driver,
         python=platform.python_version(),
-        start_method=cast("StartMethod", multiprocessing.get_start_method()),
+        start_method=read_start_method_in_force(),
     )
 
 

@@ -16,6 +16,7 @@ from autotune.errors import ProfileError
 from autotune.machine import MachineProfile, read_gpus, read_machine
 from autotune.matching import Fit, compare_hardware, rank_fit
 from autotune.schema import Accelerator, DataLoaderSettings, Hardware, LoaderConfig, TunedConfig, TunedFile
+from autotune.software import read_start_method_in_force
 from autotune.tuned_file import read_file
 from autotune.worker_setup import WorkerSetup
 
@@ -73,8 +74,6 @@ class TunedLoader:
         Returns:
             A DataLoader.
         """
-        import multiprocessing
-
         from torch.utils.data import DataLoader
 
         self.apply_process_settings()
@@ -83,7 +82,7 @@ class TunedLoader:
             kwargs.pop("batch_size", None)
         if kwargs["num_workers"] == 0:
             kwargs = {name: value for name, value in kwargs.items() if name in own or name not in WORKERS_ONLY}
-        method = kwargs.get("multiprocessing_context") or multiprocessing.get_start_method()
+        method = kwargs.get("multiprocessing_context") or read_start_method_in_force()
         if kwargs["num_workers"] and method != "fork":
             kwargs["worker_init_fn"] = WorkerSetup(self.config.process.sharing_strategy, own.get("worker_init_fn"))
         return DataLoader(dataset, **kwargs)

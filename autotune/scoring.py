@@ -89,7 +89,7 @@ def estimate(measurement: Measurement, config: LoaderConfig, epochs: int, cold_s
     settled = _list_settled(lengths)
     ahead = max(0, epochs - len(lengths))
     total = sum(lengths[:epochs]) + ahead * statistics.fmean(settled) + cold_seconds
-    samples = epochs * measurement.epoch_batches * samples_per_batch
+    samples = epochs * (measurement.epoch_samples or measurement.epoch_batches * samples_per_batch)
     return Estimate(
         samples_per_second=samples / total,
         relative_error=_relative_error(

@@ -16,6 +16,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune.errors import UsageError
+from autotune.limits import RESOURCES
 from autotune.records import TrialRecord
 from autotune.request import RANGED_KNOBS, SEEDS, TuningRequest
 from autotune.schema import Hardware, LoaderConfig, Value
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, TrialState
 
 STARTUP_TRIALS: Final = 8  # random ones after the seeds, before TPE has something to learn from
-CONSTRAINTS: Final = ("memory", "shm", "files", "works")
+CONSTRAINTS: Final = (*RESOURCES, "works")
 
 
 class Asked(Value):

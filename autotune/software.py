@@ -77,3 +77,12 @@ def _read_assignments(path: Path) -> dict[str, str | None]:
 def read_start_method() -> StartMethod:
     """Read how this Python starts worker processes when nobody says otherwise; asking decides nothing."""
     return cast("StartMethod", multiprocessing.get_all_start_methods()[0])
+
+
+def read_start_method_in_force() -> StartMethod:
+    """Read how this process starts its workers: as somebody chose, or by the default; asking decides nothing.
+
+    `multiprocessing.get_start_method()` does decide: whoever chooses another method afterwards gets a RuntimeError.
+    """
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return read_start_method() if chosen is None else cast("StartMethod", chosen)

@@ -43,11 +43,27 @@ def make_step(request: WorkloadRequest, device: torch.device) -> Step:
 def _make_own_step(name: str, device: torch.device) -> Step:
     """Call the user's factory, with the device if it takes one."""
     factory: Callable[..., Step] = import_attribute(name)
-    takes_device = bool(inspect.signature(factory).parameters)
-    step = factory(device) if takes_device else factory()
+    step = _call_with_device(factory, device)
     if not callable(step):
         raise UsageError(f"--step {name}: it returned a {type(step).__name__}, not a function step(batch).")
     return step
+
+
+def _call_with_device(factory: Callable[..., Step], device: torch.device) -> Step:
+    """Give the device as the parameter of that name, or as one that must be given; never as a setting of another name.
+
+    A wrapper that takes anything hides what it wraps, which most likely asks for the device.
+    """
+    parameters = inspect.signature(factory).parameters.values()
+    if any(one.name == "device" and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in parameters):
+        return factory(device=device)
+    return factory(device) if any(map(_must_be_given, parameters)) else factory()
+
+
+def _must_be_given(parameter: inspect.Parameter) -> bool:
+    if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+        return parameter.default is parameter.empty
+    return parameter.kind is parameter.VAR_POSITIONAL
 
 
 def _make_emulated_step(seconds: float, device: torch.device) -> Step:

@@ -244,7 +244,7 @@ class Host:
                 fetch_samples(self._workload, 1)
         if self._workload.kind == "iterable":
             take_census(self._workload)
-        measure_manager_start()
+        measure_manager_start(usable_cpus=1.0)  # it only has to be running, whatever the start costs
         self._is_warm = True
 
     def _count(self, batches: int) -> None:

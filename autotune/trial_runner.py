@@ -11,6 +11,7 @@ from autotune.child import Child, OnProgress, Usage
 from autotune.containment import Containment, find_containment
 from autotune.errors import UsageError, WorkloadError
 from autotune.limits import Limits
+from autotune.machine import read_machine
 from autotune.messages import (
     WORKER_PHASE,
     Failed,
@@ -85,12 +86,13 @@ class TrialRunner:
             self._child = None
         self._is_releasing = False
 
-    def probe(self, sizes: Sequence[int], limits: Limits) -> WorkloadProfile:
+    def probe(self, sizes: Sequence[int], limits: Limits, usable_cpus: float | None = None) -> WorkloadProfile:
         """Load the workload and profile it.
 
         Args:
             sizes: Batch sizes to measure with, where they can be set: the usual one, and the largest.
             limits: Budgets.
+            usable_cpus: CPUs that can be kept busy; None for those of this machine.
 
         Returns:
             The profile.
@@ -100,7 +102,8 @@ class TrialRunner:
             WorkloadError: The user's code raised, hung or died.
         """
         self._limits = limits
-        order = Probe(batch_size=sizes[0], largest=max(sizes))
+        usable_cpus = read_machine().usable_cpus if usable_cpus is None else usable_cpus
+        order = Probe(batch_size=sizes[0], largest=max(sizes), usable_cpus=usable_cpus)
         outcome = self._give_probe(order)
         failure = None
         if isinstance(outcome, Death) and self._phase == WORKER_PHASE:  # it may still work without workers

@@ -276,7 +276,7 @@ def prepare(
     view.show_machine(machine, limits)
     if workload is None:
         try:
-            workload = runner.probe(_choose_probe_sizes(request), limits)
+            workload = runner.probe(_choose_probe_sizes(request), limits, machine.usable_cpus)
         except OSError as error:
             raise _describe_refusal(error) from None
     limits = plan_limits(machine, request, workload)

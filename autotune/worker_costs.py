@@ -7,22 +7,26 @@ of one small batch per worker, taken before and after the process has met the da
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from autotune.batches import count_samples, find_tensors
 from autotune.errors import WorkloadError
 from autotune.loaders import LoadedWorkload, build_loader
+from autotune.machine import count_whole_cpus
 from autotune.messages import LinearCost
-from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, StartMethod
+from autotune.worker_setup import ShareWatch
 from autotune.workload import Workload
 
 MOST_WORKERS: Final = 16  # of a round; more tell nothing new
@@ -34,13 +38,9 @@ TRANSFER_BATCHES: Final = 24
 TRANSFER_SECONDS: Final = 0.4
 
 
-def count_round_workers() -> int:
-    """Count the workers of a round: enough to share the CPUs, as in a trial."""
-    return min(2 * _count_cpus(), MOST_WORKERS)
-
-
-def _count_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def count_round_workers(usable_cpus: float) -> int:
+    """Count the workers of a round: enough to share the CPUs that may be kept busy, as in a trial."""
+    return min(2 * count_whole_cpus(usable_cpus), MOST_WORKERS)
 
 
 def time_round(workload: LoadedWorkload, workers: int, process: ProcessSettings | None = None) -> float | None:
@@ -55,7 +55,7 @@ def time_round(workload: LoadedWorkload, workers: int, process: ProcessSettings 
         Seconds; None where it fails, which the trials will meet again and name.
     """
     if process is None:
-        process = ProcessSettings(multiprocessing_context=_read_context(workload))
+        process = _keep_process(workload)
     size = None if workload.batching == "own" else ROUND_SIZE
     settings = DataLoaderSettings(batch_size=size, num_workers=workers, prefetch_factor=1)
     try:
@@ -82,8 +82,9 @@ def take_down(error: BaseException) -> None:
     traceback.clear_frames(error.__traceback__)
 
 
-def _read_context(workload: LoadedWorkload) -> Any:
-    return workload.parts.multiprocessing_context
+def _keep_process(workload: LoadedWorkload) -> ProcessSettings:
+    """Start workers as the workload does, and share memory as torch does."""
+    return ProcessSettings(multiprocessing_context=cast("StartMethod | None", workload.parts.multiprocessing_context))
 
 
 def fit_start(few: float | None, many: float | None, workers: int, load_seconds: float) -> LinearCost | None:
@@ -104,28 +105,31 @@ def fit_start(few: float | None, many: float | None, workers: int, load_seconds:
     return LinearCost(fixed_seconds=max(0.0, few - load_seconds - slope), sample_seconds=slope)
 
 
-def share_first_use(cold: float | None, warm: float | None, workers: int) -> float:
+def share_first_use(cold: float | None, warm: float | None, workers: int, usable_cpus: float) -> float:
     """Give the CPU seconds that each of `workers` paid in a cold round and not in a warm one, 0 or more."""
     if cold is None or warm is None:
         return 0.0
-    return max(0.0, cold - warm) * min(_count_cpus(), workers) / workers
+    return max(0.0, cold - warm) * min(usable_cpus, workers) / workers
 
 
-def measure_manager_start() -> float:
+def measure_manager_start(usable_cpus: float) -> float:
     """Measure what a worker pays for starting torch's shared-memory manager.
 
     In a process that has not used `file_system` yet, every worker starts one; afterwards this process is connected,
     and the workers it forks inherit that. So the same round is run twice; afterwards the process is warm in this
     respect, and stays so.
 
+    Args:
+        usable_cpus: CPUs that can be kept busy.
+
     Returns:
         CPU seconds of one start, 0 or more; 0 where the strategy does not work.
     """
-    workers = count_round_workers()
+    workers = count_round_workers(usable_cpus)
     workload = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(2 * workers, 1))))
     process = ProcessSettings(sharing_strategy="file_system")
     cold, warm = (time_round(workload, workers, process) for _ in range(2))
-    return share_first_use(cold, warm, workers)
+    return share_first_use(cold, warm, workers, usable_cpus)
 
 
 class CachedSamples(Dataset[Any]):
@@ -203,13 +207,12 @@ def time_handover(workload: LoadedWorkload, samples: Sequence[Any], size: int) -
     collate: Callable[[Any], Any] = workload.parts.collate_fn or default_collate
     batch = [samples[index % len(samples)] for index in range(size)]
     collate_seconds = _time_calls(lambda: collate(batch))
-    loader = DataLoader(
-        CachedSamples(samples, size * TRANSFER_BATCHES),
-        batch_size=size,
-        collate_fn=collate,
-        num_workers=1,
-        multiprocessing_context=_read_context(workload),
+    cached = CachedSamples(samples, size * TRANSFER_BATCHES)
+    config = LoaderConfig(
+        dataloader=DataLoaderSettings(batch_size=size, num_workers=1, prefetch_factor=2),
+        process=_keep_process(workload),
     )
+    loader = build_loader(LoadedWorkload(parts=Workload(dataset=cached, shuffle=False, collate_fn=collate)), config)
     moments = []
     deadline = time.perf_counter() + TRANSFER_SECONDS
     for _ in loader:
@@ -246,11 +249,15 @@ def _time_calls(call: Callable[[], Any]) -> float:
 
 
 def take_census(workload: LoadedWorkload) -> None:
-    """Count the samples that an iterable dataset delivers in one process, where its epoch is short enough.
+    """See how an iterable dataset shares its samples out to workers.
+
+    Its samples are counted in one process, where an epoch is short enough, and one worker shows whether it asks which
+    one it is.
 
     Args:
         workload: The pipeline; its census is filled in.
     """
+    workload.census.asks_which_worker = _asks_which_worker(workload)
     try:
         with single_thread():
             samples = _count_epoch(workload, workers=0)
@@ -260,17 +267,25 @@ def take_census(workload: LoadedWorkload) -> None:
         workload.census.note(samples)
 
 
+def _asks_which_worker(workload: LoadedWorkload) -> bool:
+    """Tell whether a worker, before its first batch is there, looks at its number or at how many there are."""
+    with tempfile.TemporaryDirectory() as folder:
+        note = Path(folder) / "asked"
+        parts = dataclasses.replace(workload.parts, worker_init_fn=ShareWatch(str(note), workload.parts.worker_init_fn))
+        time_round(dataclasses.replace(workload, parts=parts), 1)
+        return note.exists()
+
+
 def _count_epoch(workload: LoadedWorkload, workers: int) -> int | None:
     """Count an epoch's samples, or until there are too many; None when it takes too long."""
     size = None if workload.batching == "own" else ROUND_SIZE
     extra = {"num_workers": workers, "prefetch_factor": 2} if workers else {}
     settings = DataLoaderSettings(batch_size=size, **extra)
-    process = ProcessSettings(multiprocessing_context=_read_context(workload))
     samples = 0
     deadline = time.perf_counter() + CENSUS_SECONDS
-    for batch in build_loader(workload, LoaderConfig(dataloader=settings, process=process)):
+    for batch in build_loader(workload, LoaderConfig(dataloader=settings, process=_keep_process(workload))):
         samples += count_samples(batch, size or 1)
-        if workload.census.is_exceeded(samples):
+        if workload.census.is_multiplied(samples):
             break
         if time.perf_counter() > deadline:
             return None
@@ -280,8 +295,8 @@ def _count_epoch(workload: LoadedWorkload, workers: int) -> int | None:
 def is_duplicated(workload: LoadedWorkload) -> bool:
     """Tell whether two workers of an iterable dataset deliver the same data.
 
-    They do when they deliver twice the samples of one process, or when their batches are equal one by one. What is
-    drawn at random, and takes long, cannot be told.
+    They do when they deliver twice the samples of one process and never ask which worker they are, or when their
+    batches are equal one by one. What is drawn at random, and takes long, cannot be told.
 
     Args:
         workload: The pipeline.
@@ -294,7 +309,22 @@ def is_duplicated(workload: LoadedWorkload) -> bool:
     except Exception as error:  # whatever it is, the trials with workers will meet it and name it
         take_down(error)
         return False
-    return (counted is not None and workload.census.is_exceeded(counted)) or _deliver_the_same(workload)
+    if (counted is not None and workload.census.is_exceeded(counted)) or _deliver_the_same(workload):
+        return True
+    workload.census.is_per_worker = counted is not None and workload.census.is_multiplied(counted)
+    return False
+
+
+def describe_epochs(workload: LoadedWorkload) -> tuple[str, ...]:
+    """Say that more workers make an epoch longer, where `is_duplicated` has seen it; empty otherwise."""
+    census = workload.census
+    if not census.is_per_worker:
+        return ()
+    return (
+        f"Each worker delivers an epoch of its own ({census.samples} samples): with 4 workers an epoch is 4 times as "
+        "long. Throughputs count samples, so they can be compared; if it is not meant, share the data out in __iter__ "
+        "by get_worker_info().",
+    )
 
 
 def _deliver_the_same(workload: LoadedWorkload) -> bool:

@@ -73,6 +73,7 @@ FLOORS = (
         "worker_costs",
         "copy_costs",
         "page_copies",
+        "shared_files",
         "steps",
         "measure",
         "probe",

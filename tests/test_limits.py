@@ -139,8 +139,7 @@ def test_a_learned_model_would_have_predicted_at_least_what_was_used(
     expected = model.predict(config)
     peak = max(1, expected.memory_bytes + extra)
     result = make_result(config, 100.0, peak_host_bytes=peak, peak_shm_bytes=expected.shm_bytes)
-    rounding = config.dataloader.num_workers  # bytes: the excess is shared out evenly
-    assert model.learn(result).predict(config).memory_bytes >= peak - rounding
+    assert model.learn(result).predict(config).memory_bytes >= peak
 
 
 def test_a_modest_trial_never_makes_the_prediction_smaller() -> None:
@@ -254,3 +253,48 @@ def test_max_workers_is_the_users_where_given() -> None:
 def test_a_budget_that_cannot_be_read_is_refused_by_the_name_of_its_option(option: str, request_field: str) -> None:
     with pytest.raises(UsageError, match=f"{option}.*a lot"):
         plan_limits(make_machine(), make_request(**{request_field: "a lot"}))
+
+
+def learn_beyond(model: DemandModel, workers: int, extra_bytes: int) -> DemandModel:
+    """Have a model learn of a trial that used so much more than it starts out to predict."""
+    config = make_config(workers)
+    expected = make_model().predict(config)
+    peak = expected.memory_bytes + extra_bytes
+    return model.learn(make_result(config, 100.0, peak_host_bytes=peak, peak_shm_bytes=expected.shm_bytes))
+
+
+def predict_beyond(model: DemandModel, workers: int) -> int:
+    """Give what a model predicts beyond what it starts out to predict."""
+    config = make_config(workers)
+    return model.predict(config).memory_bytes - make_model().predict(config).memory_bytes
+
+
+def test_what_the_training_process_cached_beside_one_worker_is_not_multiplied_by_the_workers() -> None:
+    learned = learn_beyond(make_model(), workers=1, extra_bytes=500 * MIB)
+    assert predict_beyond(learned, 1) == 500 * MIB
+    assert predict_beyond(learned, 16) == 500 * MIB
+
+
+def test_two_trials_tell_what_each_worker_takes_from_what_the_training_process_takes() -> None:
+    learned = learn_beyond(make_model(), workers=2, extra_bytes=(100 + 2 * 50) * MIB)
+    learned = learn_beyond(learned, workers=8, extra_bytes=(100 + 8 * 50) * MIB)
+    assert [predict_beyond(learned, workers) for workers in (2, 4, 8)] == [200 * MIB, 300 * MIB, 500 * MIB]
+    assert predict_beyond(learned, 16) == 900 * MIB
+
+
+def test_a_trial_with_many_workers_that_used_too_much_does_not_rule_out_a_few() -> None:
+    learned = learn_beyond(make_model(), workers=8, extra_bytes=8 * GIB)
+    assert predict_beyond(learned, 8) == 8 * GIB
+    assert predict_beyond(learned, 2) == 2 * GIB
+
+
+@given(seen=st.lists(st.tuples(st.integers(1, 32), st.integers(-(2**28), 2**36)), max_size=6))
+def test_whatever_trials_taught_each_of_them_would_have_been_predicted_and_more_workers_never_need_less(
+    seen: list[tuple[int, int]],
+) -> None:
+    model = make_model()
+    for workers, extra in seen:
+        model = learn_beyond(model, workers, extra)
+    assert all(predict_beyond(model, workers) >= extra for workers, extra in seen)
+    needed = [model.predict(make_config(workers)).memory_bytes for workers in range(1, 34)]
+    assert needed == sorted(needed)

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
-from autotune.loaders import LoadedWorkload, build_loader
+from autotune.errors import UsageError
+from autotune.loaders import Gate, LoadedWorkload, adopt, build_loader
 from autotune.pacing import complete_round
 from autotune.workload import Workload
 from tests.builders import make_config
@@ -42,3 +48,41 @@ def test_a_loader_opened_again_runs_a_whole_epoch() -> None:
     assert list(loader) == []
     loader.gate.open()
     assert len(list(loader)) == 1
+
+
+INDICES = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
+@pytest.mark.parametrize("make_batch", [list, tuple, np.array, torch.tensor, array.array])
+def test_a_batch_of_indices_counts_as_many_samples_whatever_it_is_made_of(make_batch: Callable[..., Any]) -> None:
+    batches: list[Any] = [
+        make_batch("l", batch) if make_batch is array.array else make_batch(batch) for batch in INDICES
+    ]
+    workload = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(9, 1)), batch_sampler=batches))
+    loader = build_loader(workload, make_config(0, batch_size=None))
+    assert [len(samples) for (samples,) in loader] == [3, 3, 3]
+    assert loader.gate.count_samples(2) == 6
+
+
+@pytest.mark.parametrize("index", [7, "seven", b"seven", torch.tensor(7), np.int64(7), {"row": 7, "column": 1}, None])
+def test_a_single_index_counts_as_one_sample(index: object) -> None:
+    gate = Gate([index, index])
+    assert list(gate) == [index, index]
+    assert gate.count_samples(2) == 2
+
+
+class WithoutLength(Dataset[torch.Tensor]):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index])
+
+
+@pytest.mark.parametrize("order", [{"sampler": [4, 2]}, {"batch_sampler": [[4, 2]]}])
+def test_a_dataset_without_a_length_is_loaded_in_the_order_of_its_sampler(order: dict[str, Any]) -> None:
+    workload = adopt(Workload(dataset=WithoutLength(), **order), "pkg.data:make")
+    loader = build_loader(workload, make_config(0, batch_size=None if "batch_sampler" in order else 2))
+    assert [batch.flatten().tolist() for batch in loader] == [[4, 2]]
+
+
+def test_a_dataset_without_a_length_or_a_sampler_is_refused() -> None:
+    with pytest.raises(UsageError, match="it lacks __len__"):
+        adopt(Workload(dataset=WithoutLength()), "pkg.data:make")

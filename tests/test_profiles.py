@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -215,6 +217,22 @@ class TestMakeLoader:
         assert loader.worker_init_fn is not None
         loader.worker_init_fn(3)
         assert seen == [(3, "file_system")]
+
+    @pytest.mark.parametrize("before", ["", "multiprocessing.set_start_method('spawn')"])
+    def test_it_leaves_the_start_method_to_the_training_script_and_keeps_to_what_that_chose(self, before: str) -> None:
+        code = f"""
+import multiprocessing
+from torch.utils.data import TensorDataset
+from autotune.worker_setup import WorkerSetup
+from tests.test_profiles import make_tuned
+{before}
+loader = make_tuned().make_loader(TensorDataset())
+is_forked = loader.worker_init_fn is None
+multiprocessing.set_start_method("spawn", force={bool(before)})  # raises where it has been decided
+print(is_forked == ({not before} and multiprocessing.get_all_start_methods()[0] == "fork"))
+"""
+        shown = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+        assert shown.stdout.strip() == "True"
 
     def test_forked_workers_keep_the_callers_own_setup_as_it_is(self) -> None:
         def setup(worker: int) -> None: ...

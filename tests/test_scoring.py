@@ -174,3 +174,20 @@ def test_nothing_is_out_of_reach_after_fewer_than_three_batches(batches: int) ->
 def test_an_epoch_whose_queue_is_still_being_handed_out_has_no_bound() -> None:
     trace = make_trace([1.0] * 10, closed_after=10)
     assert bound_samples_per_second(trace, make_config(4, 4), 1000) == math.inf
+
+
+def test_an_incomplete_last_batch_never_counts_as_a_full_one() -> None:
+    trace = make_trace([PACE] * 3, closed_after=3, samples_per_batch=512)
+    measurement = make_measurement(trace, epoch_batches=6).model_copy(update={"epoch_samples": 3000})
+    found = estimate(measurement, make_config(0, batch_size=512), epochs=4)
+    assert found.samples_per_second == pytest.approx(3000 / (6 * PACE))
+
+
+def test_an_epoch_cut_short_that_ends_on_a_batch_as_short_as_a_whole_one_is_completed_with_full_ones() -> None:
+    """Where a batch takes as long as it has samples, the throughput is that of its samples, whatever the last one's."""
+    short = 440 / 512
+    trace = make_trace([PACE] * 3 + [short * PACE], closed_after=3)
+    trace = trace.model_copy(update={"samples": 3 * 512 + 440})
+    measurement = make_measurement(trace, epoch_batches=6).model_copy(update={"epoch_samples": 3000})
+    found = estimate(measurement, make_config(0, batch_size=512), epochs=1)
+    assert found.samples_per_second == pytest.approx(512 / PACE)

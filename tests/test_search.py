@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import optuna
 import pytest
 
+from autotune.limits import Demand
 from autotune.records import TrialRecord
 from autotune.schema import LoaderConfig
 from autotune.search import Search, make_sampler
 from autotune.space import SearchSpace
 from autotune.studies import KeptTrial
-from tests.builders import make_request, make_result
+from tests.builders import make_limits, make_request, make_result
 
 SPACE = SearchSpace(batch_size=(32,), num_workers=(0, 1, 2, 4, 8), pin_memory=(False,))
 SMALL = SearchSpace(
@@ -63,8 +64,18 @@ def test_every_trial_carries_the_same_constraints_whether_it_is_new_or_recalled(
     search = open_one(recalled=[KeptTrial(record, None)])
     tell_one(search)
     study = search._study
-    assert {frozenset(trial.constraints) for trial in study.trials} == {frozenset({"memory", "shm", "files", "works"})}
+    demanded = Demand(memory_bytes=0, shm_bytes=0, files=0).constraints(make_limits())
+    assert {frozenset(trial.constraints) for trial in study.trials} == {frozenset({*demanded, "works"})}
     assert study.trials[0].constraints["shm"] == 0.5
+
+
+def test_a_configuration_over_the_budget_of_device_memory_is_never_the_samplers_best() -> None:
+    search = open_one("tpe")
+    tell_one(search, score=1.0)
+    asked = search.ask()
+    over = {"memory": -0.5, "shm": -0.5, "files": -0.5, "gpu": 0.5, "works": 0.0}
+    search.tell(TrialRecord(number=asked.number, config=asked.config, fate="skipped", score=9.0, constraints=over))
+    assert search._study.best_trial.value == 1.0
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.software import TorchBuild, read_start_method, read_torch
+from autotune.software import TorchBuild, read_start_method, read_start_method_in_force, read_torch
 from tests.builders import write_files
 
 BUILT_FOR_CUDA = """from typing import Optional
@@ -61,9 +61,17 @@ print(json.dumps([[list(read), method], said, is_imported]))
     assert not is_imported
 
 
-def test_asking_for_the_start_method_does_not_decide_it() -> None:
+@pytest.mark.parametrize("read", ["read_start_method", "read_start_method_in_force"])
+def test_asking_for_the_start_method_does_not_decide_it(read: str) -> None:
     assert read_start_method() in multiprocessing.get_all_start_methods()
-    code = "import multiprocessing; from autotune.software import read_start_method; read_start_method()"
+    code = f"import multiprocessing; from autotune.software import {read}; {read}()"
     code += "; print(multiprocessing.get_start_method(allow_none=True))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "None"
+
+
+def test_the_start_method_in_force_is_the_one_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: "spawn")
+    assert read_start_method_in_force() == "spawn"
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: None)
+    assert read_start_method_in_force() == read_start_method()

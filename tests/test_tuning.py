@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from autotune.errors import (
     WorkloadError,
 )
 from autotune.exploring import SEARCH_PRECISION
+from autotune.limits import Limits
 from autotune.messages import TrialKind, TrialRequest, TrialResult, WorkloadProfile
 from autotune.outcome import Outcome
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig
-from autotune.tuning import tune
+from autotune.trial_runner import TrialRunner
+from autotune.tuning import prepare, tune
 from autotune.view import View
 from tests.builders import make_cost, make_gpu_workload, make_machine, make_result, make_workload
 
@@ -503,3 +505,18 @@ def test_a_lost_device_ends_the_run_and_keeps_the_best_so_far(workdir: Path) -> 
 def test_a_step_that_breaks_the_device_without_workers_ends_the_run_with_its_words() -> None:
     with pytest.raises(WorkloadError, match="Training fails even without workers: it did what it was told"):
         tune_on_gpu(Bench(rate_on_gpu, lambda config: "device_failed"))
+
+
+class RecordsOrders(TrialRunner):
+    """Notes with how many CPUs a probe is to reckon."""
+
+    def probe(self, sizes: Sequence[int], limits: Limits, usable_cpus: float | None = None) -> WorkloadProfile:
+        self.usable_cpus = usable_cpus
+        return make_workload()
+
+
+def test_a_probe_reckons_with_the_quota_of_the_cpus() -> None:
+    request = make_request()
+    with RecordsOrders(request.workload, request.stall_seconds) as runner:
+        prepare(request, make_machine(affinity_cpus=64, quota_cpus=2.0), None, runner, View())
+    assert runner.usable_cpus == 2.0

@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import pickle
+import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from autotune.errors import WorkloadError
 from autotune.loaders import LoadedWorkload
+from autotune.messages import Probe
+from autotune.probe import profile_workload
+from autotune.schema import ProcessSettings
 from autotune.worker_costs import (
+    count_round_workers,
     fetch_samples,
     fit_start,
     is_duplicated,
@@ -19,6 +27,7 @@ from autotune.worker_costs import (
     time_handover,
     time_round,
 )
+from autotune.worker_setup import ShareWatch
 from autotune.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -38,6 +47,27 @@ class Stream(IterableDataset[torch.Tensor]):
         first, step = (worker.id, worker.num_workers) if worker is not None and self._sharded else (0, 1)
         for number in range(first, 40, step):
             yield torch.tensor([number]) + self._random * torch.rand(1)
+
+
+class DrawsAnEpoch(IterableDataset[torch.Tensor]):
+    """Draws as many samples as an epoch is to have, in every worker, as WebDataset's resampled shards do."""
+
+    def __init__(self, asked: str, *, same: bool = False) -> None:
+        self._asked = asked
+        self._same = same
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        known = getattr(worker, self._asked) if worker is not None else None
+        draws = random.Random(0 if worker is None or self._same else f"{worker.seed} {known}")
+        return (torch.tensor([draws.random()]) for _ in range(40))
+
+
+def read_which_worker(worker: int) -> None:
+    """Do as PyTorch's documentation has it where the workers' shares are set up from outside the dataset."""
+    info = get_worker_info()
+    assert info is not None
+    assert worker < info.num_workers
 
 
 class FailsInWorkers(Dataset[torch.Tensor]):
@@ -76,9 +106,9 @@ def test_starting_is_what_a_round_takes_beyond_loading_and_grows_with_the_worker
 
 
 def test_a_warm_round_that_happens_to_be_slower_costs_a_fresh_process_nothing() -> None:
-    assert share_first_use(0.2, 0.3, 4) == 0
-    assert share_first_use(None, 0.3, 4) == 0
-    assert share_first_use(0.5, 0.3, 1) == pytest.approx(0.2)
+    assert share_first_use(0.2, 0.3, 4, usable_cpus=2) == 0
+    assert share_first_use(None, 0.3, 4, usable_cpus=2) == 0
+    assert share_first_use(0.5, 0.3, 1, usable_cpus=2) == pytest.approx(0.2)
 
 
 def test_samples_are_fetched_as_a_loader_would_fetch_them() -> None:
@@ -111,6 +141,51 @@ def test_an_unsharded_dataset_that_is_random_is_found_out_by_its_number_of_sampl
     assert is_duplicated(workload) is not sharded
 
 
+@pytest.mark.parametrize("asked", ["id", "num_workers"])
+def test_a_dataset_that_asks_which_worker_it_is_in_and_draws_an_epoch_in_each_is_not_taken_for_duplicated(
+    asked: str,
+) -> None:
+    workload = load(DrawsAnEpoch(asked))
+    take_census(workload)
+    assert not is_duplicated(workload)
+    assert workload.census.is_per_worker
+
+
+def test_a_dataset_that_only_seeds_itself_in_each_worker_delivers_its_data_once_more() -> None:
+    workload = load(DrawsAnEpoch("seed"))
+    take_census(workload)
+    assert is_duplicated(workload)
+    assert not workload.census.is_per_worker
+
+
+def test_asking_which_worker_it_is_does_not_excuse_delivering_the_same() -> None:
+    workload = load(DrawsAnEpoch("num_workers", same=True))
+    take_census(workload)
+    assert is_duplicated(workload)
+
+
+def test_shares_that_are_set_up_from_outside_the_dataset_are_asked_for_as_well() -> None:
+    workload = load(Stream(sharded=False, random=True), worker_init_fn=read_which_worker)
+    take_census(workload)
+    assert workload.census.asks_which_worker
+    assert not is_duplicated(workload)
+
+
+def test_a_dataset_with_an_epoch_for_each_worker_is_tuned_with_a_note_that_says_so() -> None:
+    workload = load(DrawsAnEpoch("id"))
+    order = Probe(batch_size=8, largest=8, usable_cpus=1.0)
+    profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
+    assert not profile.duplicated
+    (note,) = profile.notes
+    assert "Each worker delivers an epoch of its own (40 samples)" in note
+    assert "get_worker_info()" in note
+
+
+def test_what_watches_a_worker_travels_to_one_that_is_spawned(tmp_path: Path) -> None:
+    watch = ShareWatch(str(tmp_path / "asked"), read_which_worker)
+    assert pickle.loads(pickle.dumps(watch)) == watch
+
+
 def test_an_epoch_too_long_to_be_counted_leaves_the_census_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.worker_costs.CENSUS_SECONDS", 0.0)
     workload = load(Stream(sharded=True))
@@ -136,4 +211,29 @@ def test_a_single_thread_is_given_back_even_after_an_error() -> None:
 
 
 def test_starting_the_shared_memory_manager_costs_something_or_nothing_but_never_less() -> None:
-    assert measure_manager_start() >= 0
+    assert measure_manager_start(usable_cpus=1) >= 0
+
+
+def test_handing_over_is_timed_with_the_strategy_that_most_trials_share_memory_by(tmp_path: Path) -> None:
+    def collate(samples: list[object]) -> torch.Tensor:
+        if get_worker_info() is not None:
+            (tmp_path / get_sharing_strategy()).touch()
+        return torch.zeros(len(samples))
+
+    measure_manager_start(1)
+    time_handover(load(TensorDataset(torch.zeros(8, 1)), collate_fn=collate), [torch.zeros(1)], size=2)
+    assert [path.name for path in tmp_path.iterdir()] == [ProcessSettings().sharing_strategy]
+
+
+def test_what_a_worker_pays_on_few_cpus_is_not_multiplied_by_those_it_may_not_use() -> None:
+    workers = count_round_workers(usable_cpus=2.5)
+    assert workers == 6
+    wall = 0.1 * workers / 2.5  # each worker pays 0.1 s of CPU time
+    assert share_first_use(0.3 + wall, 0.3, workers, usable_cpus=2.5) == pytest.approx(0.1)
+
+
+def test_a_probe_takes_rounds_of_as_many_workers_as_its_share_of_the_cpus_calls_for(tmp_path: Path) -> None:
+    workload = load(TensorDataset(torch.zeros(64, 1)), worker_init_fn=lambda worker: (tmp_path / str(worker)).touch())
+    order = Probe(batch_size=8, largest=8, usable_cpus=1.0)
+    profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
