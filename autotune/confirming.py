@@ -182,9 +182,16 @@ class Confirmation:
         return has_worked
 
     def _drop_those_behind(self) -> None:
-        best = max((contestant.rate for contestant in self.finalists), default=0.0)
-        floor = BEHIND_RATIO.get(self.rounds, 0.0) * best
-        self.finalists = [contestant for contestant in self.finalists if contestant.rate >= floor and contestant.rate]
+        """Go on without who is behind, but for what tells whether the best one's settings pay."""
+        running = [contestant for contestant in self.finalists if contestant.rate]
+        if not running:
+            self.finalists = []
+            return
+        best = max(running, key=lambda contestant: contestant.rate)
+        convention = self._plan.convention
+        needed = {convention.make_sibling(best.config), convention.keep_training(best.config)}
+        floor = BEHIND_RATIO.get(self.rounds, 0.0) * best.rate
+        self.finalists = [one for one in running if one.rate >= floor or one.config in needed]
 
     def _is_scattered(self) -> bool:
         """Whether the best one's rounds lie so far apart that another would make the promise safer."""

@@ -91,6 +91,17 @@ def test_what_of_ours_still_runs_is_ended_before_others_are_looked_at() -> None:
     assert order[0] == "settle"
 
 
+def test_the_conventional_sibling_of_the_best_is_measured_as_often_as_the_best_however_far_behind() -> None:
+    odd, sibling = make_config(8, 4, persistent_workers=True), make_config(8, 2, persistent_workers=True)
+
+    def run_trial(request: TrialRequest) -> TrialResult:
+        return make_result(request.config, 200.0 if request.config == odd else 100.0)
+
+    confirmation = Confirmation(make_test_plan(), run_trial, View())
+    confirmation.run([odd, sibling, MANY])
+    assert {one.config: len(one.scores) for one in confirmation.finalists} == {odd: ROUNDS, sibling: ROUNDS}
+
+
 def test_a_machine_that_slows_down_for_all_is_told_to_the_user() -> None:
     watch = NoiseWatch(2.0, read=lambda: None, sleep=lambda seconds: None)
     found = confirm(lambda config, number: steady(config, number) * 0.8**number, watch)
