@@ -24,6 +24,7 @@ from autotune.batches import count_samples, find_tensors
 from autotune.errors import WorkloadError
 from autotune.loaders import LoadedWorkload, build_loader
 from autotune.machine import count_whole_cpus
+from autotune.measure import settle_garbage
 from autotune.messages import LinearCost
 from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, StartMethod
 from autotune.worker_setup import ShareWatch
@@ -61,6 +62,7 @@ def time_round(workload: LoadedWorkload, workers: int, process: ProcessSettings 
     try:
         loader = build_loader(workload, LoaderConfig(dataloader=settings, process=process))
         loader.gate.open(most_batches=workers)
+        settle_garbage()
         started = time.perf_counter()
         arrived = sum(1 for _ in itertools.islice(loader, workers))
         seconds = time.perf_counter() - started
