@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -42,8 +43,8 @@ WALLED_TICK_SECONDS: Final = 0.1  # where the kernel holds the budgets, too
 LOG_BYTES: Final = 4 * 2**20
 LOG_TAIL_BYTES: Final = 4000
 SCRATCH_PREFIX: Final = "dltune-"
-CLAIM: Final = "claim"  # a file in the scratch folder that its owner keeps locked
-UNCLAIMED_SECONDS: Final = 60.0  # old enough to have been claimed
+SCRATCH_NAME: Final = re.compile(rf"{SCRATCH_PREFIX}\d+-[a-z0-9_]{{8}}")  # process number, and what mkdtemp() adds
+CLAIM: Final = ".dltune-claim"  # a file in the scratch folder that its owner keeps locked
 LONGEST_TMPDIR: Final = 60  # characters; AF_UNIX paths end at 108
 
 OnProgress = Callable[[Progress], None]
@@ -282,32 +283,35 @@ def _make_scratch() -> tuple[Path, int]:
     parent = Path(usual if len(usual) <= LONGEST_TMPDIR else "/tmp")
     _sweep_scratch(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=parent))
-    claim = os.open(folder / CLAIM, os.O_CREAT | os.O_RDWR, 0o600)
+    return folder, _lay_claim(folder)
+
+
+def _lay_claim(folder: Path) -> int:
+    """Put a claim into a folder and give its descriptor; it gets its name when it is locked, so no sweep is earlier."""
+    unnamed = folder / f"{CLAIM}-to-be"
+    claim = os.open(unnamed, os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(claim, fcntl.LOCK_EX)
-    return folder, claim
+    unnamed.rename(folder / CLAIM)
+    return claim
 
 
 def _sweep_scratch(parent: Path) -> None:
-    """Remove the folders of runs that were killed before they could."""
-    for folder in parent.glob(f"{SCRATCH_PREFIX}*-*"):
-        if _is_abandoned(folder):
+    """Remove the folders of our own runs that were killed before they could; a folder without a claim is not ours."""
+    for folder in parent.glob(f"{SCRATCH_PREFIX}*"):
+        if SCRATCH_NAME.fullmatch(folder.name) and not folder.is_symlink() and _is_abandoned(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Tell whether nobody holds a folder: process numbers say nothing where containers share a /tmp."""
+    """Tell whether nobody holds our claim: process numbers say nothing where containers share a /tmp."""
     try:
-        claim = os.open(folder / CLAIM, os.O_RDWR)
-    except FileNotFoundError:  # made a moment ago, perhaps
-        with contextlib.suppress(OSError):
-            return time.time() - folder.stat().st_mtime > UNCLAIMED_SECONDS
-        return False
+        claim = os.open(folder / CLAIM, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
         fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(claim).st_uid == os.geteuid()
     except OSError:
         return False
     finally:
         os.close(claim)
-    return True
