@@ -104,14 +104,26 @@ class Child:
     def __init__(self, working_dir: str, limits: Limits, containment: Containment, on_progress: OnProgress) -> None:
         self._on_progress = on_progress
         self._mark = uuid.uuid4().hex
-        self._folder, claim = _make_scratch()
-        self._claim: int | None = claim
-        self._log_path = self._folder / "log"
-        self._group = containment.make_group(limits)
-        walls = containment.plan_walls(limits, self._group)
-        self._own_shm, self._own_pids = walls.shm_bytes > 0, walls.own_pids
         self.usage = Usage()
+        with contextlib.ExitStack() as belongings:  # a child that cannot be started must leave nothing
+            self._folder, claim = _make_scratch()
+            belongings.callback(os.close, claim)
+            belongings.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self._log_path = self._folder / "log"
+            self._group = containment.make_group(limits)
+            if self._group is not None:
+                belongings.callback(self._group.remove)
+            walls = containment.plan_walls(limits, self._group)
+            self._own_shm, self._own_pids = walls.shm_bytes > 0, walls.own_pids
+            self._start(walls, working_dir, belongings)
+            self._gauge = TrialGauge(self._process.pid, limits, self._group, own_shm=self._own_shm)
+            self._belongings = belongings.pop_all()
+        is_walled = self._group is not None and self._own_shm
+        self._tick_seconds = WALLED_TICK_SECONDS if is_walled else TICK_SECONDS
+
+    def _start(self, walls: Walls, working_dir: str, belongings: contextlib.ExitStack) -> None:
         ours, theirs = socket.socketpair()
+        belongings.callback(ours.close)  # a child whose line is closed ends by itself
         self._channel = Channel(ours)
         with theirs, self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -124,9 +136,6 @@ class Child:
                 env={**os.environ, MARK: self._mark, "TMPDIR": str(self._folder)},
                 start_new_session=True,
             )
-        self._gauge = TrialGauge(self._process.pid, limits, self._group, own_shm=self._own_shm)
-        is_walled = self._group is not None and self._own_shm
-        self._tick_seconds = WALLED_TICK_SECONDS if is_walled else TICK_SECONDS
 
     def command(self, command: Command, watch: Watch) -> Report | Death:
         """Give a command and wait for its answer, watching the tree.
@@ -262,14 +271,9 @@ class Child:
         end_trial(self._mark)
         self._process.kill()
         self._process.wait()
-        if self._group is not None:
-            self._group.remove()
+        self._belongings.close()
         if not self._own_shm:
             remove_segments(self._gauge.seen, SHM)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        if self._claim is not None:
-            os.close(self._claim)
-            self._claim = None
 
 
 def _make_command(descriptor: int, walls: Walls) -> list[str]:
@@ -289,9 +293,13 @@ def _make_scratch() -> tuple[Path, int]:
 def _lay_claim(folder: Path) -> int:
     """Put a claim into a folder and give its descriptor; it gets its name when it is locked, so no sweep is earlier."""
     unnamed = folder / f"{CLAIM}-to-be"
-    claim = os.open(unnamed, os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(claim, fcntl.LOCK_EX)
-    unnamed.rename(folder / CLAIM)
+    with contextlib.ExitStack() as undo:
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        claim = os.open(unnamed, os.O_CREAT | os.O_RDWR, 0o600)
+        undo.callback(os.close, claim)
+        fcntl.flock(claim, fcntl.LOCK_EX)
+        unnamed.rename(folder / CLAIM)
+        undo.pop_all()
     return claim
 
 

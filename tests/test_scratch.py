@@ -1,7 +1,8 @@
-"""The private folder of a child: claimed while it is in use, swept when its owner is gone, and nobody else's touched."""
+"""The private folder of a child: claimed while it is in use, swept when its owner is gone; no other is touched."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from autotune import child
+from autotune.cgroups import find_parent
+from autotune.containment import Containment
+from tests.builders import make_limits
 
 LONG_AGO = time.time() - 3600
 
@@ -32,7 +36,9 @@ def make_folder(path: Path) -> Path:
 
 def test_a_folder_in_use_is_never_swept_whatever_process_number_it_carries(parent: Path) -> None:
     folder, claim = child._make_scratch()
-    stranger = folder.rename(parent / "dltune-999999999-abcdefgh")  # as another container that shares the folder sees it
+    stranger = folder.rename(
+        parent / "dltune-999999999-abcdefgh"
+    )  # as another container that shares the folder sees it
     child._sweep_scratch(parent)
     assert stranger.exists()
     os.close(claim)
@@ -97,3 +103,32 @@ def test_a_sweep_in_the_middle_of_making_a_folder_leaves_it_alone(
     assert seen
     assert folder.exists()
     os.close(claim)
+
+
+def test_a_child_that_cannot_be_started_leaves_no_folder_and_no_open_descriptor(parent: Path) -> None:
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208  # numbers, not paths
+    with pytest.raises(FileNotFoundError):
+        child.Child(str(parent / "nowhere"), make_limits(), Containment(), lambda progress: None)
+    assert list(parent.iterdir()) == []
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+
+
+@pytest.mark.skipif(find_parent() is None, reason="no memory cgroup that this user may write")
+def test_a_child_that_cannot_be_started_leaves_no_cgroup(parent: Path) -> None:
+    place = find_parent()
+    assert place is not None
+    with pytest.raises(FileNotFoundError):
+        child.Child(str(parent / "nowhere"), make_limits(), Containment(cgroup=place), lambda progress: None)
+    assert list(place.glob(f"dltune-{os.getpid()}-*")) == []
+
+
+def test_a_folder_that_cannot_be_claimed_does_not_stay(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208
+    with pytest.raises(OSError, match="No locks"):
+        child._make_scratch()
+    assert list(parent.iterdir()) == []
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
