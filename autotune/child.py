@@ -32,7 +32,7 @@ from autotune.isolation import Walls
 from autotune.limits import Limits
 from autotune.machine import SHM
 from autotune.messages import REPORT, Command, Failed, Measured, Progress, Report, TrialKind
-from autotune.process_tree import MARK, end_trial, remove_segments
+from autotune.process_tree import MARK, describe_survivors, end_trial, remove_segments
 from autotune.schema import Value
 from autotune.units import format_bytes
 from autotune.verdicts import Death, name_death, name_stall
@@ -45,9 +45,11 @@ LOG_TAIL_BYTES: Final = 4000
 SCRATCH_PREFIX: Final = "dltune-"
 SCRATCH_NAME: Final = re.compile(rf"{SCRATCH_PREFIX}\d+-[a-z0-9_]{{8}}")  # process number, and what mkdtemp() adds
 CLAIM: Final = ".dltune-claim"  # a file in the scratch folder that its owner keeps locked
+REAP_SECONDS: Final = 5.0  # for a killed process to be gone
 LONGEST_TMPDIR: Final = 60  # characters; AF_UNIX paths end at 108
 
 OnProgress = Callable[[Progress], None]
+OnWarning = Callable[[str], None]
 
 
 class Usage(Value):
@@ -99,10 +101,19 @@ class Child:
         limits: Budgets that its walls are built for.
         containment: Which walls can be put up.
         on_progress: Called with each progress report.
+        on_warning: Called with a sentence when processes of it cannot be ended.
     """
 
-    def __init__(self, working_dir: str, limits: Limits, containment: Containment, on_progress: OnProgress) -> None:
+    def __init__(
+        self,
+        working_dir: str,
+        limits: Limits,
+        containment: Containment,
+        on_progress: OnProgress,
+        on_warning: OnWarning = lambda sentence: None,
+    ) -> None:
         self._on_progress = on_progress
+        self._on_warning = on_warning
         self._mark = uuid.uuid4().hex
         self.usage = Usage()
         with contextlib.ExitStack() as belongings:  # a child that cannot be started must leave nothing
@@ -268,9 +279,12 @@ class Child:
         self._channel.close()
         if self._own_pids:
             self._process.kill()  # the namespace goes with it, and with the private /dev/shm nothing is to be cleaned
-        end_trial(self._mark)
+        survivors = end_trial(self._mark)
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # not even SIGKILL ends who waits for a dead disk
+            self._process.wait(REAP_SECONDS)
+        if survivors:
+            self._on_warning(describe_survivors(survivors))
         self._belongings.close()
         if not self._own_shm:
             remove_segments(self._gauge.seen, SHM)

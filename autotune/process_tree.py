@@ -12,11 +12,11 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from autotune.machine import PROC, SHM
+from autotune.machine import PROC, SHM, read_text
 
 MARK: Final = "DLTUNE_TRIAL"
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -59,15 +59,14 @@ def list_marked(mark: str, proc: Path = PROC) -> list[int]:
     Returns:
         Process ids, without zombies and without our own.
     """
-    wanted = f"{MARK}={mark}".encode()
-    found = []
-    for folder in proc.iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
+    others = (int(folder.name) for folder in proc.iterdir() if folder.name.isdigit())
+    return [pid for pid in others if pid != os.getpid() and _is_marked(pid, mark, proc)]
+
+
+def _is_marked(pid: int, mark: str, proc: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return f"{MARK}={mark}".encode() in (proc / str(pid) / "environ").read_bytes().split(b"\0")
+    return False
 
 
 def _is_cleaner(pid: int, proc: Path) -> bool:
@@ -77,7 +76,7 @@ def _is_cleaner(pid: int, proc: Path) -> bool:
     return False
 
 
-def end_trial(mark: str, proc: Path = PROC) -> bool:
+def end_trial(mark: str, proc: Path = PROC) -> list[int]:
     """End every process that carries a trial's mark, the cleaners last.
 
     Args:
@@ -85,7 +84,7 @@ def end_trial(mark: str, proc: Path = PROC) -> bool:
         proc: Where procfs is mounted.
 
     Returns:
-        Whether all of them are gone.
+        The processes that are still there after twice the time that cleaners get; usually none.
     """
     deadline = time.monotonic() + CLEANER_GRACE_SECONDS
     while marked := list_marked(mark, proc):
@@ -93,26 +92,61 @@ def end_trial(mark: str, proc: Path = PROC) -> bool:
         victims = [pid for pid in marked if overdue or not _is_cleaner(pid, proc)]
         for pid in marked:
             _signal(pid, mark, proc, signal.SIGKILL if pid in victims else signal.SIGCONT)  # cleaners must be able to
-        if overdue and time.monotonic() > deadline + CLEANER_GRACE_SECONDS:
-            return False
+        if time.monotonic() > deadline + CLEANER_GRACE_SECONDS:
+            return marked
         time.sleep(0.01 if victims else 0.05)
-    return True
+    return []
 
 
 def _signal(pid: int, mark: str, proc: Path, number: signal.Signals) -> None:
-    """Signal one process through a descriptor, so that a reused number is never hit."""
+    """Signal one process, if it carries the mark, so that a reused number is not hit."""
+    descriptor = _hold_number(pid)
     try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        still_ours = f"{MARK}={mark}".encode() in (proc / str(pid) / "environ").read_bytes()
-        if still_ours:
-            signal.pidfd_send_signal(descriptor, number)
-    except OSError:
-        pass  # it ended between the two calls
+        if _is_marked(pid, mark, proc):
+            _send(pid, descriptor, number)
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _hold_number(pid: int) -> int | None:
+    """Give a descriptor of a process, whose number may be reused; None where Python or the kernel has none.
+
+    Some Pythons were built without the call, and some sandboxes refuse it. Then there is a moment between looking at
+    the mark and sending the signal; numbers are not reused that soon.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _send(pid: int, descriptor: int | None, number: signal.Signals) -> None:
+    try:
+        if descriptor is not None:
+            signal.pidfd_send_signal(descriptor, number)
+            return
+    except ProcessLookupError:  # it has ended, and the number may be another's by now
+        return
+    except OSError:  # a sandbox may allow the one call and refuse the other
+        pass
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def describe_survivors(pids: Sequence[int], proc: Path = PROC) -> str:
+    """Say which processes of a trial could not be ended, and what to do about them.
+
+    Args:
+        pids: The processes, at least one.
+        proc: Where procfs is mounted.
+    """
+    names = ", ".join(f"{pid} ({read_text(proc / str(pid) / 'comm').strip() or 'unknown'})" for pid in pids)
+    return (
+        f"Processes of a trial are still there {2 * CLEANER_GRACE_SECONDS:.0f} s after they were killed: {names}. "
+        "They wait for a disk or a network that does not answer, or run as another user, and may disturb what is "
+        f"measured. End them before training: kill -9 {' '.join(map(str, pids))}"
+    )
 
 
 def bound_memory(pids: Iterable[int], proc: Path = PROC) -> int:

@@ -89,7 +89,8 @@ def test_a_folder_of_another_user_is_left_to_them(parent: Path, monkeypatch: pyt
 def test_a_sweep_in_the_middle_of_making_a_folder_leaves_it_alone(
     parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, seen = fcntl.flock, []
+    lock = fcntl.flock
+    seen: list[int] = []
 
     def sweep_first(descriptor: int, operation: int) -> None:
         """Be the other run that sweeps just before a folder is claimed."""
@@ -105,10 +106,14 @@ def test_a_sweep_in_the_middle_of_making_a_folder_leaves_it_alone(
     os.close(claim)
 
 
+def start_child(working_dir: Path, containment: Containment) -> child.Child:
+    return child.Child(str(working_dir), make_limits(), containment, lambda progress: None)
+
+
 def test_a_child_that_cannot_be_started_leaves_no_folder_and_no_open_descriptor(parent: Path) -> None:
     before = os.listdir("/proc/self/fd")  # noqa: PTH208  # numbers, not paths
     with pytest.raises(FileNotFoundError):
-        child.Child(str(parent / "nowhere"), make_limits(), Containment(), lambda progress: None)
+        start_child(parent / "nowhere", Containment())
     assert list(parent.iterdir()) == []
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
 
@@ -118,7 +123,7 @@ def test_a_child_that_cannot_be_started_leaves_no_cgroup(parent: Path) -> None:
     place = find_parent()
     assert place is not None
     with pytest.raises(FileNotFoundError):
-        child.Child(str(parent / "nowhere"), make_limits(), Containment(cgroup=place), lambda progress: None)
+        start_child(parent / "nowhere", Containment(cgroup=place))
     assert list(place.glob(f"dltune-{os.getpid()}-*")) == []
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from autotune.child import OnWarning
 from autotune.containment import Containment, find_containment
 from autotune.errors import DltuneError, UsageError, WorkloadError
 from autotune.limits import Limits
 from autotune.messages import TrialRequest, TrialResult
+from autotune.process_tree import end_trial
 from autotune.request import WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.trial_runner import TrialRunner
@@ -23,11 +26,14 @@ LIMITS = Limits(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
-def open_runner(factory: str, stall_seconds: float = 30.0, **options: object) -> TrialRunner:
+def open_runner(
+    factory: str, stall_seconds: float = 30.0, on_warning: OnWarning = lambda sentence: None, **options: Any
+) -> TrialRunner:
     request = WorkloadRequest.model_validate(
         {"dataset": f"tests.misbehaving:{factory}", "step_seconds": 1e-4, "working_dir": ROOT, **options}
     )
-    return TrialRunner(request, stall_seconds, containment=Containment() if PLAIN in os.environ else None)
+    containment = Containment() if PLAIN in os.environ else None
+    return TrialRunner(request, stall_seconds, containment=containment, on_warning=on_warning)
 
 
 @pytest.fixture(params=["walled", "plain"])
@@ -49,7 +55,7 @@ def run_one(factory: str, workers: int, stall_seconds: float = 30.0) -> TrialRes
         return runner.run(make_request(workers))
 
 
-def probe_error(factory: str, stall_seconds: float = 30.0, **options: object) -> DltuneError:
+def probe_error(factory: str, stall_seconds: float = 30.0, **options: Any) -> DltuneError:
     with open_runner(factory, stall_seconds, **options) as runner, pytest.raises(DltuneError) as caught:
         runner.probe((8, 8), LIMITS)
     return caught.value
@@ -284,3 +290,12 @@ def test_a_stalled_trial_quotes_what_its_worker_last_said() -> None:
     result = run_one("make_unpicklable", workers=1, stall_seconds=4.0)
     assert result.kind == "stalled"
     assert "cannot pickle 'generator' object" in result.message
+
+
+def test_processes_that_outlive_their_trial_are_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.child.end_trial", lambda mark: [*end_trial(mark), os.getpid()])  # as if one stayed
+    warnings: list[str] = []
+    with open_runner("make_honest", on_warning=warnings.append) as runner:
+        runner.limit(LIMITS)
+        assert runner.run(make_request(workers=0)).kind == "completed"
+    assert [f"kill -9 {os.getpid()}" in warning for warning in warnings] == [True]
