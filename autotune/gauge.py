@@ -69,6 +69,8 @@ class TrialGauge:
         """
         shm_bytes = self._read_shm()
         if self._group is not None:
+            if not self._own_shm:  # names that the dead leave in a shared one are found by their numbers
+                self.seen.update(self._group.list_processes())
             use = Use(host_bytes=self._group.read_bytes(), exact=True, shm_bytes=shm_bytes)
         else:
             use = self._read_tree(shm_bytes, exact=exact)
