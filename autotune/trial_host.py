@@ -191,7 +191,7 @@ class Host:
         self._show("starting workers")
         self._trial = None
         if not request.fresh and request.config.dataloader.num_workers:
-            self._warm_up()
+            self._warm_up(request.config.process.sharing_strategy)
         if self._is_step_cold(request.config.dataloader.batch_size):
             self._show("warming the step up")
             warm_up_step(self._workload, self._step, self._device, request.config)
@@ -233,10 +233,12 @@ class Host:
 
         return watched
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, sharing_strategy: str) -> None:
         """Pay what a process pays once outside the trial, where scores account for it; a probe has done so already."""
-        from autotune.worker_costs import fetch_samples, measure_manager_start, single_thread, take_census
+        from autotune.worker_costs import connect_manager, fetch_samples, single_thread, take_census
 
+        if sharing_strategy == "file_system":
+            connect_manager()
         if self._is_warm:
             return
         if self._workload.batching == "batch_size":
@@ -244,7 +246,6 @@ class Host:
                 fetch_samples(self._workload, 1)
         if self._workload.kind == "iterable":
             take_census(self._workload)
-        measure_manager_start()
         self._is_warm = True
 
     def _count(self, batches: int) -> None:

@@ -19,6 +19,7 @@ from autotune.process_tree import end_trial
 from autotune.request import WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.trial_runner import TrialRunner
+from tests.faults.stage import list_trial_processes
 
 ROOT = str(Path(__file__).parent.parent)
 PLAIN = "DLTUNE_TEST_PLAIN"
@@ -274,6 +275,25 @@ def test_a_step_is_warmed_up_before_anything_is_timed(tmp_path: Path, monkeypatc
     assert result.measurement is not None
     timed = sum(trace.batches for trace in result.measurement.epochs)
     assert len((tmp_path / "calls").read_bytes()) == timed + 3
+
+
+def test_a_child_that_replaces_another_starts_no_workers_but_those_of_its_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CALLS_FILE", str(tmp_path / "calls"))
+    assert run_one("make_counting_forks", workers=2).kind == "completed"
+    assert len((tmp_path / "calls").read_bytes()) == 2 * 2  # of the trial's two epochs
+
+
+@pytest.mark.usefixtures("either_way")
+def test_in_a_child_that_replaces_another_workers_find_torchs_shared_memory_manager_running() -> None:
+    request = make_request(workers=2)
+    shared = request.config.model_copy(update={"process": ProcessSettings(sharing_strategy="file_system")})
+    with open_runner("make_honest") as runner:
+        runner.limit(LIMITS)
+        assert runner.run(request.model_copy(update={"config": shared})).kind == "completed"
+        left = [process.name() for process in list_trial_processes()]  # a worker that finds none starts its own
+        assert left.count("torch_shm_manager") == 1
 
 
 def test_a_step_that_fails_on_a_batch_is_not_blamed_on_the_data() -> None:
