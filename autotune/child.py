@@ -248,13 +248,20 @@ class Child:
                 os.truncate(self._log_path, 0)
 
     def _end_for(self, kind: TrialKind, message: str) -> Death:
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGSTOP)  # at once; finding all that must end takes a moment
+        self._halt()
         details = self.read_output()
         self.end()
         if kind == "stalled":
             return name_stall(message, details, self.usage.describe_shm())
         return Death(kind=kind, message=message, details=details)
+
+    def _halt(self) -> None:
+        """Bring the trial to a halt at once; finding all that must end takes a moment."""
+        if self._own_pids:
+            self._process.kill()  # the namespace goes with it; the trial is in a group of its own there
+            return
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGSTOP)
 
     def _name_death(self) -> Death:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -279,7 +286,9 @@ class Child:
         self._channel.close()
         if self._own_pids:
             self._process.kill()  # the namespace goes with it, and with the private /dev/shm nothing is to be cleaned
-        survivors = end_trial(self._mark)
+        else:
+            self._process.terminate()  # the keeper then ends those, too, that hide from us
+        survivors = end_trial(self._mark, None if self._own_pids else self._process.pid)
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # not even SIGKILL ends who waits for a dead disk
             self._process.wait(REAP_SECONDS)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from autotune.cgroups import TrialGroup, count_oom_kills
+from autotune.keeper import list_tree
 from autotune.limits import Limits
 from autotune.machine import CGROUP, PROC, SHM, MemoryGauge, read_shm, walk_ancestors
-from autotune.process_tree import bound_memory, list_tree, measure_memory
+from autotune.process_tree import bound_memory, measure_memory
 from autotune.schema import Bytes, Value
 
 TREE_SECONDS: Final = 0.25  # between two walks over the tree: 0.1 ms a process

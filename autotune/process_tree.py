@@ -2,8 +2,9 @@
 
 Killing a process group is not enough: `torch_shm_manager` and whatever a dataset starts may leave the
 session, and orphans change their parent. So each trial's processes carry a mark in their environment, which
-every descendant inherits; whoever carries it belongs to the trial. `torch_shm_manager` and multiprocessing's
-resource tracker are spared for a moment: they are the ones who remove the names of dead processes.
+every descendant inherits; whoever carries it belongs to the trial. A process that clears its environment, or writes a
+title over it, is left to the trial's keeper. `torch_shm_manager` and multiprocessing's resource tracker are spared for
+a moment: they are the ones who remove the names of dead processes.
 """
 
 from __future__ import annotations
@@ -16,37 +17,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from autotune.keeper import is_cleaner
 from autotune.machine import PROC, SHM, read_text
 
 MARK: Final = "DLTUNE_TRIAL"
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-CLEANERS: Final = (b"torch_shm_manager", b"multiprocessing.resource_tracker")
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
-
-
-def list_tree(pid: int, proc: Path = PROC) -> list[int]:
-    """List a process and its living descendants by parentage.
-
-    Args:
-        pid: The root of the tree.
-        proc: Where procfs is mounted.
-
-    Returns:
-        Process ids, the root first.
-    """
-    found = [pid]
-    for parent in found:
-        found.extend(_read_children(parent, proc))
-    return found
-
-
-def _read_children(pid: int, proc: Path) -> list[int]:
-    children: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in (proc / str(pid) / "task").iterdir():
-            text = (task / "children").read_text()
-            children.extend(int(child) for child in text.split())
-    return children
 
 
 def list_marked(mark: str, proc: Path = PROC) -> list[int]:
@@ -69,18 +45,12 @@ def _is_marked(pid: int, mark: str, proc: Path) -> bool:
     return False
 
 
-def _is_cleaner(pid: int, proc: Path) -> bool:
-    with contextlib.suppress(OSError):
-        command = (proc / str(pid) / "cmdline").read_bytes()
-        return any(cleaner in command for cleaner in CLEANERS)
-    return False
-
-
-def end_trial(mark: str, proc: Path = PROC) -> list[int]:
+def end_trial(mark: str, keeper: int | None = None, proc: Path = PROC) -> list[int]:
     """End every process that carries a trial's mark, the cleaners last.
 
     Args:
         mark: The trial's mark.
+        keeper: The process that ends by itself when it has ended those of the trial that hide their mark.
         proc: Where procfs is mounted.
 
     Returns:
@@ -89,9 +59,9 @@ def end_trial(mark: str, proc: Path = PROC) -> list[int]:
     deadline = time.monotonic() + CLEANER_GRACE_SECONDS
     while marked := list_marked(mark, proc):
         overdue = time.monotonic() > deadline
-        victims = [pid for pid in marked if overdue or not _is_cleaner(pid, proc)]
-        for pid in marked:
-            _signal(pid, mark, proc, signal.SIGKILL if pid in victims else signal.SIGCONT)  # cleaners must be able to
+        victims = [pid for pid in marked if overdue or not (pid == keeper or is_cleaner(pid, proc))]
+        for pid in marked:  # those who are spared must not be stopped
+            _signal(pid, mark, proc, signal.SIGKILL if pid in victims else signal.SIGCONT)
         if time.monotonic() > deadline + CLEANER_GRACE_SECONDS:
             return marked
         time.sleep(0.01 if victims else 0.05)

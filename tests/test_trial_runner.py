@@ -10,16 +10,18 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.child import OnWarning
+from autotune.child import Child, OnWarning
 from autotune.containment import Containment, find_containment
 from autotune.errors import DltuneError, UsageError, WorkloadError
 from autotune.limits import Limits
-from autotune.messages import TrialRequest, TrialResult
+from autotune.messages import Hello, TrialRequest, TrialResult
 from autotune.process_tree import end_trial
 from autotune.request import WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.trial_runner import TrialRunner
-from tests.faults.stage import list_trial_processes
+from autotune.verdicts import Death
+from autotune.watchdog import Watch
+from tests.faults.stage import await_condition, list_trial_processes
 
 ROOT = str(Path(__file__).parent.parent)
 PLAIN = "DLTUNE_TEST_PLAIN"
@@ -106,7 +108,7 @@ def test_workers_are_gone_before_the_next_trial_starts(honest: TrialRunner) -> N
     honest.run(make_request(workers=3))
     honest.run(make_request(workers=0))
     (child,) = (process for process in psutil.Process().children() if "trial_host" in " ".join(process.cmdline()))
-    those_that_wait = 2 if find_containment().own_pids else 0  # this one and init
+    those_that_wait = 2 if find_containment().own_pids else 1  # this one and init, or the keeper
     family = [child, *child.children(recursive=True)]
     assert sum("trial_host" in " ".join(process.cmdline()) for process in family) == 1 + those_that_wait
 
@@ -236,6 +238,28 @@ def test_a_grandchild_that_left_its_session_is_ended_with_the_trial() -> None:
     assert result.kind == "completed"
 
 
+class AttentiveChild(Child):
+    """Looks, when its output is read, whether its processes have come to a halt."""
+
+    def read_output(self) -> str:
+        await_condition(lambda: not list_running(), "a halt")
+        return super().read_output()
+
+
+def list_running() -> list[int]:
+    halted = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    return [process.pid for process in list_trial_processes() if process.status() not in halted]
+
+
+@pytest.mark.parametrize("containment", [find_containment(), Containment()], ids=["walled", "plain"])
+def test_a_trial_that_must_end_is_halted_before_anything_else_is_done(containment: Containment) -> None:
+    workload = WorkloadRequest(dataset="tests.misbehaving:make_hanging", step_seconds=1e-4, working_dir=ROOT)
+    child = AttentiveChild(ROOT, LIMITS, containment, lambda progress: None)
+    death = child.command(Hello(workload=workload), Watch(limits=LIMITS, stall_seconds=30.0, deadline_seconds=4.0))
+    assert isinstance(death, Death)
+    assert death.kind == "timed_out"
+
+
 @pytest.mark.usefixtures("either_way")
 def test_a_trial_over_its_memory_budget_is_ended_with_the_numbers() -> None:
     with open_runner("make_honest") as runner:
@@ -313,7 +337,10 @@ def test_a_stalled_trial_quotes_what_its_worker_last_said() -> None:
 
 
 def test_processes_that_outlive_their_trial_are_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.child.end_trial", lambda mark: [*end_trial(mark), os.getpid()])  # as if one stayed
+    def end_all_but_one(mark: str, keeper: int | None = None) -> list[int]:
+        return [*end_trial(mark, keeper), os.getpid()]
+
+    monkeypatch.setattr("autotune.child.end_trial", end_all_but_one)
     warnings: list[str] = []
     with open_runner("make_honest", on_warning=warnings.append) as runner:
         runner.limit(LIMITS)
