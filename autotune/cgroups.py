@@ -66,13 +66,17 @@ class TrialGroup:
         """Count the processes that the kernel has killed at the limit."""
         return count_oom_kills(self.folder)
 
+    def list_processes(self) -> list[int]:
+        """List the processes in the group, without those that have no number in our process namespace."""
+        return [int(line) for line in read_text(self.folder / "cgroup.procs").split() if line != "0"]
+
     def kill(self) -> None:
         """Kill every process in the group, whatever it calls itself."""
         with contextlib.suppress(OSError):
             (self.folder / "cgroup.kill").write_text("1")
-        for line in read_text(self.folder / "cgroup.procs").split():
+        for pid in self.list_processes():
             with contextlib.suppress(OSError):
-                os.kill(int(line), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> bool:
         """Kill what is left, and remove the group.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,7 +32,7 @@ from autotune.isolation import Walls
 from autotune.limits import Limits
 from autotune.machine import SHM
 from autotune.messages import REPORT, Command, Failed, Measured, Progress, Report, TrialKind
-from autotune.process_tree import MARK, end_trial, remove_segments
+from autotune.process_tree import MARK, describe_survivors, end_trial, remove_segments
 from autotune.schema import Value
 from autotune.units import format_bytes
 from autotune.verdicts import Death, name_death, name_stall
@@ -42,11 +43,13 @@ WALLED_TICK_SECONDS: Final = 0.1  # where the kernel holds the budgets, too
 LOG_BYTES: Final = 4 * 2**20
 LOG_TAIL_BYTES: Final = 4000
 SCRATCH_PREFIX: Final = "dltune-"
-CLAIM: Final = "claim"  # a file in the scratch folder that its owner keeps locked
-UNCLAIMED_SECONDS: Final = 60.0  # old enough to have been claimed
+SCRATCH_NAME: Final = re.compile(rf"{SCRATCH_PREFIX}\d+-[a-z0-9_]{{8}}")  # process number, and what mkdtemp() adds
+CLAIM: Final = ".dltune-claim"  # a file in the scratch folder that its owner keeps locked
+REAP_SECONDS: Final = 5.0  # for a killed process to be gone
 LONGEST_TMPDIR: Final = 60  # characters; AF_UNIX paths end at 108
 
 OnProgress = Callable[[Progress], None]
+OnWarning = Callable[[str], None]
 
 
 class Usage(Value):
@@ -98,19 +101,40 @@ class Child:
         limits: Budgets that its walls are built for.
         containment: Which walls can be put up.
         on_progress: Called with each progress report.
+        on_warning: Called with a sentence when processes of it cannot be ended.
     """
 
-    def __init__(self, working_dir: str, limits: Limits, containment: Containment, on_progress: OnProgress) -> None:
+    def __init__(
+        self,
+        working_dir: str,
+        limits: Limits,
+        containment: Containment,
+        on_progress: OnProgress,
+        on_warning: OnWarning = lambda sentence: None,
+    ) -> None:
         self._on_progress = on_progress
+        self._on_warning = on_warning
         self._mark = uuid.uuid4().hex
-        self._folder, claim = _make_scratch()
-        self._claim: int | None = claim
-        self._log_path = self._folder / "log"
-        self._group = containment.make_group(limits)
-        walls = containment.plan_walls(limits, self._group)
-        self._own_shm, self._own_pids = walls.shm_bytes > 0, walls.own_pids
         self.usage = Usage()
+        with contextlib.ExitStack() as belongings:  # a child that cannot be started must leave nothing
+            self._folder, claim = _make_scratch()
+            belongings.callback(os.close, claim)
+            belongings.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self._log_path = self._folder / "log"
+            self._group = containment.make_group(limits)
+            if self._group is not None:
+                belongings.callback(self._group.remove)
+            walls = containment.plan_walls(limits, self._group)
+            self._own_shm, self._own_pids = walls.shm_bytes > 0, walls.own_pids
+            self._start(walls, working_dir, belongings)
+            self._gauge = TrialGauge(self._process.pid, limits, self._group, own_shm=self._own_shm)
+            self._belongings = belongings.pop_all()
+        is_walled = self._group is not None and self._own_shm
+        self._tick_seconds = WALLED_TICK_SECONDS if is_walled else TICK_SECONDS
+
+    def _start(self, walls: Walls, working_dir: str, belongings: contextlib.ExitStack) -> None:
         ours, theirs = socket.socketpair()
+        belongings.callback(ours.close)  # a child whose line is closed ends by itself
         self._channel = Channel(ours)
         with theirs, self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -123,9 +147,6 @@ class Child:
                 env={**os.environ, MARK: self._mark, "TMPDIR": str(self._folder)},
                 start_new_session=True,
             )
-        self._gauge = TrialGauge(self._process.pid, limits, self._group, own_shm=self._own_shm)
-        is_walled = self._group is not None and self._own_shm
-        self._tick_seconds = WALLED_TICK_SECONDS if is_walled else TICK_SECONDS
 
     def command(self, command: Command, watch: Watch) -> Report | Death:
         """Give a command and wait for its answer, watching the tree.
@@ -227,13 +248,20 @@ class Child:
                 os.truncate(self._log_path, 0)
 
     def _end_for(self, kind: TrialKind, message: str) -> Death:
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGSTOP)  # at once; finding all that must end takes a moment
+        self._halt()
         details = self.read_output()
         self.end()
         if kind == "stalled":
             return name_stall(message, details, self.usage.describe_shm())
         return Death(kind=kind, message=message, details=details)
+
+    def _halt(self) -> None:
+        """Bring the trial to a halt at once; finding all that must end takes a moment."""
+        if self._own_pids:
+            self._process.kill()  # the namespace goes with it; the trial is in a group of its own there
+            return
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGSTOP)
 
     def _name_death(self) -> Death:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -258,17 +286,17 @@ class Child:
         self._channel.close()
         if self._own_pids:
             self._process.kill()  # the namespace goes with it, and with the private /dev/shm nothing is to be cleaned
-        end_trial(self._mark)
+        else:
+            self._process.terminate()  # the keeper then ends those, too, that hide from us
+        survivors = end_trial(self._mark, None if self._own_pids else self._process.pid)
         self._process.kill()
-        self._process.wait()
-        if self._group is not None:
-            self._group.remove()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # not even SIGKILL ends who waits for a dead disk
+            self._process.wait(REAP_SECONDS)
+        if survivors:
+            self._on_warning(describe_survivors(survivors))
+        self._belongings.close()
         if not self._own_shm:
             remove_segments(self._gauge.seen, SHM)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        if self._claim is not None:
-            os.close(self._claim)
-            self._claim = None
 
 
 def _make_command(descriptor: int, walls: Walls) -> list[str]:
@@ -282,32 +310,39 @@ def _make_scratch() -> tuple[Path, int]:
     parent = Path(usual if len(usual) <= LONGEST_TMPDIR else "/tmp")
     _sweep_scratch(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=parent))
-    claim = os.open(folder / CLAIM, os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(claim, fcntl.LOCK_EX)
-    return folder, claim
+    return folder, _lay_claim(folder)
+
+
+def _lay_claim(folder: Path) -> int:
+    """Put a claim into a folder and give its descriptor; it gets its name when it is locked, so no sweep is earlier."""
+    unnamed = folder / f"{CLAIM}-to-be"
+    with contextlib.ExitStack() as undo:
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        claim = os.open(unnamed, os.O_CREAT | os.O_RDWR, 0o600)
+        undo.callback(os.close, claim)
+        fcntl.flock(claim, fcntl.LOCK_EX)
+        unnamed.rename(folder / CLAIM)
+        undo.pop_all()
+    return claim
 
 
 def _sweep_scratch(parent: Path) -> None:
-    """Remove the folders of runs that were killed before they could."""
-    for folder in parent.glob(f"{SCRATCH_PREFIX}*-*"):
-        if _is_abandoned(folder):
+    """Remove the folders of our own runs that were killed before they could; a folder without a claim is not ours."""
+    for folder in parent.glob(f"{SCRATCH_PREFIX}*"):
+        if SCRATCH_NAME.fullmatch(folder.name) and not folder.is_symlink() and _is_abandoned(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Tell whether nobody holds a folder: process numbers say nothing where containers share a /tmp."""
+    """Tell whether nobody holds our claim: process numbers say nothing where containers share a /tmp."""
     try:
-        claim = os.open(folder / CLAIM, os.O_RDWR)
-    except FileNotFoundError:  # made a moment ago, perhaps
-        with contextlib.suppress(OSError):
-            return time.time() - folder.stat().st_mtime > UNCLAIMED_SECONDS
-        return False
+        claim = os.open(folder / CLAIM, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
         fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(claim).st_uid == os.geteuid()
     except OSError:
         return False
     finally:
         os.close(claim)
-    return True

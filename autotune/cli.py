@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autotune.errors import UsageError
-from autotune.exits import INTERRUPTED, print_result, report_errors
+from autotune.exits import INTERRUPTED, NOTHING_MEASURED, print_result, report_errors
 from autotune.file_commands import COMMANDS
 from autotune.interrupts import finish_first, interrupt_on_signals
 from autotune.manual import EPILOGS
@@ -146,7 +146,7 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     if options["print_config"]:
         _print_config(ctx)
         return
-    with report_errors():
+    with report_errors(interrupted=NOTHING_MEASURED):
         request = build_request(options)
         if options["dry_run"]:
             _print_plan(request)
@@ -172,7 +172,7 @@ def retune(file: Path, profile: str | None, trials: int | None, **options: Any) 
     another machine than the profile's the result gets a name of its own, and the search starts from the nearest
     profile. Other profiles stay; the earlier result becomes part of the history.
     """
-    with report_errors():
+    with report_errors(interrupted=NOTHING_MEASURED):
         from autotune.machine import read_machine
         from autotune.profiles import describe_here, list_profiles, pick_fitting
         from autotune.warm_start import ask_again

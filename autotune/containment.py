@@ -1,7 +1,8 @@
 """Finds out which walls this machine allows around a trial; where it allows none, a trial runs plainly.
 
-A plain trial is still watched, found by the mark in its processes' environment, and ended as a whole. The walls add
-what watching cannot: exact numbers, limits that the kernel holds, and an end that nothing escapes.
+A plain trial is still watched, found by the mark in its processes' environment and kept together by its keeper, and
+ended as a whole. The walls add what watching cannot: exact numbers, limits that the kernel holds, and an end that
+nothing escapes.
 """
 
 from __future__ import annotations

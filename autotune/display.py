@@ -48,6 +48,10 @@ class RoundsDisplay(View):
         if score is not None:
             self._write(f"confirm {number}/{rounds}  {describe_config(config)}  {format_rate(score)}")
 
+    def show_warning(self, sentence: str) -> None:
+        """Write what went wrong."""
+        self._write(f"warning  {sentence}")
+
 
 class PlainDisplay(RoundsDisplay):
     """Writes one line for each thing that happens.
@@ -115,10 +119,6 @@ class PlainDisplay(RoundsDisplay):
     def show_finding(self, sentence: str) -> None:
         """Write what trials showed of the workload."""
         self._write(f"note     {sentence}")
-
-    def show_warning(self, sentence: str) -> None:
-        """Write what went wrong."""
-        self._write(f"warning  {sentence}")
 
     def show_skip(self, number: int, config: LoaderConfig, reasons: tuple[str, ...]) -> None:
         """Write why a configuration was not tried."""

@@ -15,14 +15,16 @@ import click
 from autotune.errors import DltuneError, OutputError, UnsavedError, WorkloadError
 
 INTERRUPTED: Final = 130
+NOTHING_MEASURED: Final = "Interrupted before any configuration was measured; no result was written."
 
 
 @contextmanager
-def report_errors(exit_code: int | None = None) -> Iterator[None]:
+def report_errors(exit_code: int | None = None, interrupted: str = "Interrupted.") -> Iterator[None]:
     """Print an error of ours as a sentence and exit with its code.
 
     Args:
         exit_code: What to exit with instead of the error's own code.
+        interrupted: What to say after Ctrl-C.
     """
     try:
         yield
@@ -35,7 +37,7 @@ def report_errors(exit_code: int | None = None) -> Iterator[None]:
         click.echo(_make_printable(f"Error: {error}"), err=True)
         sys.exit(error.exit_code if exit_code is None else exit_code)
     except KeyboardInterrupt:
-        click.echo("Interrupted before any configuration was measured; no result was written.", err=True)
+        click.echo(interrupted, err=True)
         sys.exit(INTERRUPTED)
 
 

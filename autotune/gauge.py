@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from autotune.cgroups import TrialGroup, count_oom_kills
+from autotune.keeper import list_tree
 from autotune.limits import Limits
 from autotune.machine import CGROUP, PROC, SHM, MemoryGauge, read_shm, walk_ancestors
-from autotune.process_tree import bound_memory, list_tree, measure_memory
+from autotune.process_tree import bound_memory, measure_memory
 from autotune.schema import Bytes, Value
 
 TREE_SECONDS: Final = 0.25  # between two walks over the tree: 0.1 ms a process
@@ -69,6 +70,8 @@ class TrialGauge:
         """
         shm_bytes = self._read_shm()
         if self._group is not None:
+            if not self._own_shm:  # names that the dead leave in a shared one are found by their numbers
+                self.seen.update(self._group.list_processes())
             use = Use(host_bytes=self._group.read_bytes(), exact=True, shm_bytes=shm_bytes)
         else:
             use = self._read_tree(shm_bytes, exact=exact)

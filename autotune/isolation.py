@@ -25,6 +25,7 @@ CLONE_NEWPID: Final = 0x2000_0000
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
 MS_REC, MS_SLAVE = 0x4000, 0x8_0000
 PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
 STATUS_BYTES: Final = 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -111,7 +112,7 @@ def _continue_under_init(descriptor: int | None) -> None:
     if init:
         os.close(theirs)
         _close(descriptor)
-        _end_like(init, ours)
+        _end_after(init, ours)
     die_with_parent()
     os.close(ours)
     _mount("proc", "/proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -124,8 +125,22 @@ def _continue_under_init(descriptor: int | None) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that forked it ends."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """Have the kernel kill this process when the one that forked it ends, or the thread of it that did."""
+    signal_at_parents_end(signal.SIGKILL)
+
+
+def signal_at_parents_end(number: signal.Signals) -> None:
+    """Have the kernel signal this process when the one that forked it ends, or the thread of it that did.
+
+    Args:
+        number: The signal.
+    """
+    _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all processes below this one whose own parents end."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _close(descriptor: int | None) -> None:
@@ -142,16 +157,24 @@ def _reap_until(main: int, report: int) -> NoReturn:
             os._exit(0)
 
 
-def _end_like(init: int, report: int) -> NoReturn:
+def _end_after(init: int, report: int) -> NoReturn:
     """Wait for init, then end as the process under it did: init itself cannot die by a signal."""
     told = os.read(report, STATUS_BYTES)
     _, status = os.waitpid(init, 0)
-    if told:
-        status = int.from_bytes(told, "little")
+    end_like(int.from_bytes(told, "little") if told else status)
+
+
+def end_like(status: int) -> NoReturn:
+    """End this process as another one did.
+
+    Args:
+        status: How that one ended, as waited for.
+    """
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.kill(os.getpid(), number)
     os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
 

@@ -2,8 +2,9 @@
 
 Killing a process group is not enough: `torch_shm_manager` and whatever a dataset starts may leave the
 session, and orphans change their parent. So each trial's processes carry a mark in their environment, which
-every descendant inherits; whoever carries it belongs to the trial. `torch_shm_manager` and multiprocessing's
-resource tracker are spared for a moment: they are the ones who remove the names of dead processes.
+every descendant inherits; whoever carries it belongs to the trial. A process that clears its environment, or writes a
+title over it, is left to the trial's keeper. `torch_shm_manager` and multiprocessing's resource tracker are spared for
+a moment: they are the ones who remove the names of dead processes.
 """
 
 from __future__ import annotations
@@ -12,41 +13,16 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from autotune.machine import PROC, SHM
+from autotune.keeper import is_cleaner
+from autotune.machine import PROC, SHM, read_text
 
 MARK: Final = "DLTUNE_TRIAL"
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-CLEANERS: Final = (b"torch_shm_manager", b"multiprocessing.resource_tracker")
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
-
-
-def list_tree(pid: int, proc: Path = PROC) -> list[int]:
-    """List a process and its living descendants by parentage.
-
-    Args:
-        pid: The root of the tree.
-        proc: Where procfs is mounted.
-
-    Returns:
-        Process ids, the root first.
-    """
-    found = [pid]
-    for parent in found:
-        found.extend(_read_children(parent, proc))
-    return found
-
-
-def _read_children(pid: int, proc: Path) -> list[int]:
-    children: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in (proc / str(pid) / "task").iterdir():
-            text = (task / "children").read_text()
-            children.extend(int(child) for child in text.split())
-    return children
 
 
 def list_marked(mark: str, proc: Path = PROC) -> list[int]:
@@ -59,60 +35,88 @@ def list_marked(mark: str, proc: Path = PROC) -> list[int]:
     Returns:
         Process ids, without zombies and without our own.
     """
-    wanted = f"{MARK}={mark}".encode()
-    found = []
-    for folder in proc.iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
+    others = (int(folder.name) for folder in proc.iterdir() if folder.name.isdigit())
+    return [pid for pid in others if pid != os.getpid() and _is_marked(pid, mark, proc)]
 
 
-def _is_cleaner(pid: int, proc: Path) -> bool:
+def _is_marked(pid: int, mark: str, proc: Path) -> bool:
     with contextlib.suppress(OSError):
-        command = (proc / str(pid) / "cmdline").read_bytes()
-        return any(cleaner in command for cleaner in CLEANERS)
+        return f"{MARK}={mark}".encode() in (proc / str(pid) / "environ").read_bytes().split(b"\0")
     return False
 
 
-def end_trial(mark: str, proc: Path = PROC) -> bool:
+def end_trial(mark: str, keeper: int | None = None, proc: Path = PROC) -> list[int]:
     """End every process that carries a trial's mark, the cleaners last.
 
     Args:
         mark: The trial's mark.
+        keeper: The process that ends by itself when it has ended those of the trial that hide their mark.
         proc: Where procfs is mounted.
 
     Returns:
-        Whether all of them are gone.
+        The processes that are still there after twice the time that cleaners get; usually none.
     """
     deadline = time.monotonic() + CLEANER_GRACE_SECONDS
     while marked := list_marked(mark, proc):
         overdue = time.monotonic() > deadline
-        victims = [pid for pid in marked if overdue or not _is_cleaner(pid, proc)]
-        for pid in marked:
-            _signal(pid, mark, proc, signal.SIGKILL if pid in victims else signal.SIGCONT)  # cleaners must be able to
-        if overdue and time.monotonic() > deadline + CLEANER_GRACE_SECONDS:
-            return False
+        victims = [pid for pid in marked if overdue or not (pid == keeper or is_cleaner(pid, proc))]
+        for pid in marked:  # those who are spared must not be stopped
+            _signal(pid, mark, proc, signal.SIGKILL if pid in victims else signal.SIGCONT)
+        if time.monotonic() > deadline + CLEANER_GRACE_SECONDS:
+            return marked
         time.sleep(0.01 if victims else 0.05)
-    return True
+    return []
 
 
 def _signal(pid: int, mark: str, proc: Path, number: signal.Signals) -> None:
-    """Signal one process through a descriptor, so that a reused number is never hit."""
+    """Signal one process, if it carries the mark, so that a reused number is not hit."""
+    descriptor = _hold_number(pid)
     try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        still_ours = f"{MARK}={mark}".encode() in (proc / str(pid) / "environ").read_bytes()
-        if still_ours:
-            signal.pidfd_send_signal(descriptor, number)
-    except OSError:
-        pass  # it ended between the two calls
+        if _is_marked(pid, mark, proc):
+            _send(pid, descriptor, number)
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _hold_number(pid: int) -> int | None:
+    """Give a descriptor of a process, whose number may be reused; None where Python or the kernel has none.
+
+    Some Pythons were built without the call, and some sandboxes refuse it. Then there is a moment between looking at
+    the mark and sending the signal; numbers are not reused that soon.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _send(pid: int, descriptor: int | None, number: signal.Signals) -> None:
+    try:
+        if descriptor is not None:
+            signal.pidfd_send_signal(descriptor, number)
+            return
+    except ProcessLookupError:  # it has ended, and the number may be another's by now
+        return
+    except OSError:  # a sandbox may allow the one call and refuse the other
+        pass
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def describe_survivors(pids: Sequence[int], proc: Path = PROC) -> str:
+    """Say which processes of a trial could not be ended, and what to do about them.
+
+    Args:
+        pids: The processes, at least one.
+        proc: Where procfs is mounted.
+    """
+    names = ", ".join(f"{pid} ({read_text(proc / str(pid) / 'comm').strip() or 'unknown'})" for pid in pids)
+    return (
+        f"Processes of a trial are still there {2 * CLEANER_GRACE_SECONDS:.0f} s after they were killed: {names}. "
+        "They wait for a disk or a network that does not answer, or run as another user, and may disturb what is "
+        f"measured. End them before training: kill -9 {' '.join(map(str, pids))}"
+    )
 
 
 def bound_memory(pids: Iterable[int], proc: Path = PROC) -> int:

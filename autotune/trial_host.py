@@ -22,13 +22,13 @@ import resource
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.isolation import Walls, die_with_parent, put_up
+from autotune.keeper import continue_under_keeper
 
 if TYPE_CHECKING:
     from autotune.channel import Channel
@@ -39,15 +39,8 @@ PROGRESS_SECONDS: Final = 0.2
 HOUSE: Final = str(Path(__file__).parent)
 
 
-def guard_process(parent_pid: int) -> None:
-    """Make sure that this process and all it forks die with the tuner and harm nobody meanwhile.
-
-    Args:
-        parent_pid: The tuner.
-    """
-    _die_with(parent_pid)
-    _guard_forks()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def guard_process() -> None:
+    """Make sure that this process, and all that it forks, harm nobody."""
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel must never pick the user's other work
     except OSError:
@@ -57,28 +50,16 @@ def guard_process(parent_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_forker = 0
-
-
-def _guard_forks() -> None:
-    os.register_at_fork(before=_remember_parent, after_in_child=_die_with_forker)
-
-
-def _remember_parent() -> None:
-    global _forker  # noqa: PLW0603  # set by one at-fork hook, read by the other
-    _forker = os.getpid()
-
-
-def _die_with_forker() -> None:
-    _die_with(_forker)
-
-
-def _die_with(parent_pid: int) -> None:
+def _go_under_guard(tuner: int, walls: Walls, descriptor: int) -> None:
+    """Go on in a process that is ended, with all that it starts, when the tuner ends or says so."""
     if sys.platform != "linux":
         return
     die_with_parent()
-    if os.getppid() != parent_pid:
+    if os.getppid() != tuner:
         os._exit(3)
+    _put_up(walls, descriptor)
+    if not walls.own_pids:  # else the namespace's init does it
+        continue_under_keeper(tuner, descriptor)
 
 
 class SpentProcessError(Exception):
@@ -191,7 +172,7 @@ class Host:
         self._show("starting workers")
         self._trial = None
         if not request.fresh and request.config.dataloader.num_workers:
-            self._warm_up()
+            self._warm_up(request.config.process.sharing_strategy)
         if self._is_step_cold(request.config.dataloader.batch_size):
             self._show("warming the step up")
             warm_up_step(self._workload, self._step, self._device, request.config)
@@ -233,10 +214,12 @@ class Host:
 
         return watched
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, sharing_strategy: str) -> None:
         """Pay what a process pays once outside the trial, where scores account for it; a probe has done so already."""
-        from autotune.worker_costs import fetch_samples, measure_manager_start, single_thread, take_census
+        from autotune.worker_costs import connect_manager, fetch_samples, single_thread, take_census
 
+        if sharing_strategy == "file_system":
+            connect_manager()
         if self._is_warm:
             return
         if self._workload.batching == "batch_size":
@@ -244,7 +227,6 @@ class Host:
                 fetch_samples(self._workload, 1)
         if self._workload.kind == "iterable":
             take_census(self._workload)
-        measure_manager_start(usable_cpus=1.0)  # it only has to be running, whatever the start costs
         self._is_warm = True
 
     def _count(self, batches: int) -> None:
@@ -298,10 +280,10 @@ def _put_up(walls: Walls, descriptor: int) -> None:
 
 def main() -> None:
     """Serve the parent named on the command line."""
-    descriptor, parent_pid, walls = int(sys.argv[1]), int(sys.argv[2]), Walls.from_json(sys.argv[3])
-    _die_with(parent_pid)
-    _put_up(walls, descriptor)
-    guard_process(os.getppid() if walls.own_pids else parent_pid)
+    descriptor, tuner, walls = int(sys.argv[1]), int(sys.argv[2]), Walls.from_json(sys.argv[3])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # also for those who wait: they end by the same signal
+    _go_under_guard(tuner, walls, descriptor)
+    guard_process()
     sys.argv[:] = sys.argv[:1]
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
@@ -312,21 +294,6 @@ def main() -> None:
     Host(Channel(connection)).serve()
     os._exit(0)  # threads and exit handlers of the user's code must not keep a finished child alive
 
-
-def _die_with_creator() -> None:
-    """Wait for the end of the process that asked for this one: a fork server lies between them, and lives on."""
-    import multiprocessing
-
-    while (creator := multiprocessing.parent_process()) is None:  # not known before the worker's own code starts
-        time.sleep(0.05)
-    creator.join()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__mp_main__":  # a worker that was spawned, or forked by a server: it has not inherited the guard
-    die_with_parent()
-    _guard_forks()
-    threading.Thread(target=_die_with_creator, daemon=True).start()
 
 if __name__ == "__main__":
     main()

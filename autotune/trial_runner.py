@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from autotune.child import Child, OnProgress, Usage
+from autotune.child import Child, OnProgress, OnWarning, Usage
 from autotune.containment import Containment, find_containment
 from autotune.errors import UsageError, WorkloadError
 from autotune.limits import Limits
@@ -53,6 +53,7 @@ class TrialRunner:
         stall_seconds: Most seconds without progress.
         on_progress: Called with what the child reports while it works.
         containment: Walls to put up around each child; None for all that this machine allows.
+        on_warning: Called with a sentence when processes of a trial cannot be ended.
     """
 
     def __init__(
@@ -61,11 +62,13 @@ class TrialRunner:
         stall_seconds: float,
         on_progress: OnProgress = lambda progress: None,
         containment: Containment | None = None,
+        on_warning: OnWarning = lambda sentence: None,
     ) -> None:
         self._workload = workload
         self._containment = find_containment() if containment is None else containment
         self._stall_seconds = stall_seconds
         self._on_progress = on_progress
+        self._on_warning = on_warning
         self._phase = ""
         self._child: Child | None = None
         self._is_releasing = False
@@ -189,7 +192,9 @@ class TrialRunner:
         self._await_release()
         if self._child is not None:
             return self._child
-        child = Child(self._workload.working_dir, self._budgets, self._containment, self._note_progress)
+        child = Child(
+            self._workload.working_dir, self._budgets, self._containment, self._note_progress, self._on_warning
+        )
         self._child = child
         answer = child.command(Hello(workload=self._workload), self._watch(self._stall_seconds * 20))
         if isinstance(answer, Death) and answer.details.startswith(NO_WALLS) and self._containment != Containment():

@@ -245,7 +245,9 @@ def open_runner(request: TuningRequest, view: View) -> Iterator[TrialRunner]:
     """
     try:
         walls = find_containment() if request.isolation == "auto" else Containment()
-        with TrialRunner(request.workload, request.stall_seconds, view.show_progress, walls) as runner:
+        with TrialRunner(
+            request.workload, request.stall_seconds, view.show_progress, walls, view.show_warning
+        ) as runner:
             yield runner
     finally:
         view.close()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
+from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from autotune.batches import count_samples, find_tensors
@@ -224,6 +225,22 @@ def time_handover(workload: LoadedWorkload, samples: Sequence[Any], size: int) -
     steady = moments[2:]  # the first ones were prepared while the worker started
     per_batch = (steady[-1] - steady[0]) / (len(steady) - 1) if len(steady) > 1 else collate_seconds
     return collate_seconds, max(0.0, per_batch - collate_seconds)
+
+
+def connect_manager() -> None:
+    """Have this process start torch's shared-memory manager, unless it is connected to one, as a probe leaves it.
+
+    Workers that are forked later use that one, so that a trial pays what it would in the process of the probe; what
+    starting one costs is known by then. Where the strategy does not work, the trial meets that again and names it.
+    """
+    strategy = get_sharing_strategy()
+    set_sharing_strategy("file_system")
+    try:
+        torch.zeros(1).share_memory_()
+    except RuntimeError:
+        pass
+    finally:
+        set_sharing_strategy(strategy)
 
 
 @contextmanager

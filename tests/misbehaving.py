@@ -189,6 +189,12 @@ def make_forked() -> Honest:
     return Honest()
 
 
+def make_counting_forks() -> Honest:
+    """Leave a byte in a file for each worker that is forked."""
+    os.register_at_fork(after_in_parent=_leave_byte)
+    return Honest()
+
+
 def collate_to_scalars(samples: list[Any]) -> tuple[torch.Tensor, ...]:
     return torch.tensor(1.0), torch.tensor(3), torch.tensor(True)
 
@@ -197,12 +203,16 @@ def make_scalars() -> Workload:
     return Workload(dataset=Honest(), collate_fn=collate_to_scalars)
 
 
+def _leave_byte() -> None:
+    with Path(os.environ["CALLS_FILE"]).open("ab") as calls:
+        calls.write(b".")
+
+
 def make_counting_step() -> Callable[[Any], None]:
     """Leave a byte in the file named by CALLS_FILE at every call."""
 
     def step(batch: Any) -> None:
-        with Path(os.environ["CALLS_FILE"]).open("ab") as calls:
-            calls.write(b".")
+        _leave_byte()
 
     return step
 

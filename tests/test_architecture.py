@@ -26,6 +26,7 @@ FLOORS = (
         "worker_setup",
         "workload",
         "isolation",
+        "keeper",
         "locks",
         "interrupts",
         "clocks",

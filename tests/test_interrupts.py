@@ -32,6 +32,29 @@ def test_a_second_interrupt_later_on_is_heard() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
+def press(times: int, every_seconds: float) -> int:
+    """Press Ctrl-C so many times, and count how often it is heard."""
+    heard = 0
+    for _ in range(times):
+        try:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(every_seconds)
+        except KeyboardInterrupt:
+            heard += 1
+            time.sleep(every_seconds)
+    return heard
+
+
+def test_whoever_presses_twice_a_second_is_heard_each_time() -> None:
+    with interrupt_on_signals():
+        assert press(3, every_seconds=0.5) == 3
+
+
+def test_whoever_keeps_the_key_down_is_heard_again() -> None:
+    with interrupt_on_signals():
+        assert press(10, every_seconds=ECHO_SECONDS / 4) >= 2
+
+
 def test_handlers_are_put_back_as_they_were() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with interrupt_on_signals(), finish_first():

@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from autotune.child import Child, OnWarning
 from autotune.containment import Containment, find_containment
 from autotune.errors import DltuneError, UsageError, WorkloadError
 from autotune.limits import Limits
-from autotune.messages import TrialRequest, TrialResult
+from autotune.messages import Hello, TrialRequest, TrialResult
+from autotune.process_tree import end_trial
 from autotune.request import WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.trial_runner import TrialRunner
+from autotune.verdicts import Death
+from autotune.watchdog import Watch
+from tests.faults.stage import await_condition, list_trial_processes
 
 ROOT = str(Path(__file__).parent.parent)
 PLAIN = "DLTUNE_TEST_PLAIN"
@@ -23,11 +29,14 @@ LIMITS = Limits(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
-def open_runner(factory: str, stall_seconds: float = 30.0, **options: object) -> TrialRunner:
+def open_runner(
+    factory: str, stall_seconds: float = 30.0, on_warning: OnWarning = lambda sentence: None, **options: Any
+) -> TrialRunner:
     request = WorkloadRequest.model_validate(
         {"dataset": f"tests.misbehaving:{factory}", "step_seconds": 1e-4, "working_dir": ROOT, **options}
     )
-    return TrialRunner(request, stall_seconds, containment=Containment() if PLAIN in os.environ else None)
+    containment = Containment() if PLAIN in os.environ else None
+    return TrialRunner(request, stall_seconds, containment=containment, on_warning=on_warning)
 
 
 @pytest.fixture(params=["walled", "plain"])
@@ -49,7 +58,7 @@ def run_one(factory: str, workers: int, stall_seconds: float = 30.0) -> TrialRes
         return runner.run(make_request(workers))
 
 
-def probe_error(factory: str, stall_seconds: float = 30.0, **options: object) -> DltuneError:
+def probe_error(factory: str, stall_seconds: float = 30.0, **options: Any) -> DltuneError:
     with open_runner(factory, stall_seconds, **options) as runner, pytest.raises(DltuneError) as caught:
         runner.probe((8, 8), LIMITS)
     return caught.value
@@ -99,7 +108,7 @@ def test_workers_are_gone_before_the_next_trial_starts(honest: TrialRunner) -> N
     honest.run(make_request(workers=3))
     honest.run(make_request(workers=0))
     (child,) = (process for process in psutil.Process().children() if "trial_host" in " ".join(process.cmdline()))
-    those_that_wait = 2 if find_containment().own_pids else 0  # this one and init
+    those_that_wait = 2 if find_containment().own_pids else 1  # this one and init, or the keeper
     family = [child, *child.children(recursive=True)]
     assert sum("trial_host" in " ".join(process.cmdline()) for process in family) == 1 + those_that_wait
 
@@ -229,6 +238,28 @@ def test_a_grandchild_that_left_its_session_is_ended_with_the_trial() -> None:
     assert result.kind == "completed"
 
 
+class AttentiveChild(Child):
+    """Looks, when its output is read, whether its processes have come to a halt."""
+
+    def read_output(self) -> str:
+        await_condition(lambda: not list_running(), "a halt")
+        return super().read_output()
+
+
+def list_running() -> list[int]:
+    halted = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    return [process.pid for process in list_trial_processes() if process.status() not in halted]
+
+
+@pytest.mark.parametrize("containment", [find_containment(), Containment()], ids=["walled", "plain"])
+def test_a_trial_that_must_end_is_halted_before_anything_else_is_done(containment: Containment) -> None:
+    workload = WorkloadRequest(dataset="tests.misbehaving:make_hanging", step_seconds=1e-4, working_dir=ROOT)
+    child = AttentiveChild(ROOT, LIMITS, containment, lambda progress: None)
+    death = child.command(Hello(workload=workload), Watch(limits=LIMITS, stall_seconds=30.0, deadline_seconds=4.0))
+    assert isinstance(death, Death)
+    assert death.kind == "timed_out"
+
+
 @pytest.mark.usefixtures("either_way")
 def test_a_trial_over_its_memory_budget_is_ended_with_the_numbers() -> None:
     with open_runner("make_honest") as runner:
@@ -270,6 +301,25 @@ def test_a_step_is_warmed_up_before_anything_is_timed(tmp_path: Path, monkeypatc
     assert len((tmp_path / "calls").read_bytes()) == timed + 3
 
 
+def test_a_child_that_replaces_another_starts_no_workers_but_those_of_its_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CALLS_FILE", str(tmp_path / "calls"))
+    assert run_one("make_counting_forks", workers=2).kind == "completed"
+    assert len((tmp_path / "calls").read_bytes()) == 2 * 2  # of the trial's two epochs
+
+
+@pytest.mark.usefixtures("either_way")
+def test_in_a_child_that_replaces_another_workers_find_torchs_shared_memory_manager_running() -> None:
+    request = make_request(workers=2)
+    shared = request.config.model_copy(update={"process": ProcessSettings(sharing_strategy="file_system")})
+    with open_runner("make_honest") as runner:
+        runner.limit(LIMITS)
+        assert runner.run(request.model_copy(update={"config": shared})).kind == "completed"
+        left = [process.name() for process in list_trial_processes()]  # a worker that finds none starts its own
+        assert left.count("torch_shm_manager") == 1
+
+
 def test_a_step_that_fails_on_a_batch_is_not_blamed_on_the_data() -> None:
     error = probe_error("make_honest", step="tests.misbehaving:make_step_that_fails", step_seconds=None)
     assert "The training step (tests.misbehaving:make_step_that_fails) failed on a batch" in str(error)
@@ -284,3 +334,15 @@ def test_a_stalled_trial_quotes_what_its_worker_last_said() -> None:
     result = run_one("make_unpicklable", workers=1, stall_seconds=4.0)
     assert result.kind == "stalled"
     assert "cannot pickle 'generator' object" in result.message
+
+
+def test_processes_that_outlive_their_trial_are_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end_all_but_one(mark: str, keeper: int | None = None) -> list[int]:
+        return [*end_trial(mark, keeper), os.getpid()]
+
+    monkeypatch.setattr("autotune.child.end_trial", end_all_but_one)
+    warnings: list[str] = []
+    with open_runner("make_honest", on_warning=warnings.append) as runner:
+        runner.limit(LIMITS)
+        assert runner.run(make_request(workers=0)).kind == "completed"
+    assert [f"kill -9 {os.getpid()}" in warning for warning in warnings] == [True]

@@ -247,6 +247,13 @@ def list_trial_processes() -> list[psutil.Process]:
     return found
 
 
+def is_alive(pid: int) -> bool:
+    """Tell whether a process runs, or waits; not whether its number is still taken."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def _play_and_tell(scene: Scene) -> None:
     before = set(list_leftovers())
     results = tuple(scene.play())

@@ -20,6 +20,7 @@ from tests.faults.stage import (
     Play,
     Scene,
     await_condition,
+    is_alive,
     list_trial_processes,
     make_cli_command,
     make_command,
@@ -118,6 +119,43 @@ def test_a_worker_blocked_in_a_pipe_dies_with_a_killed_tuner(walls: bool, hung: 
         await_condition(lambda: hung.stat().st_size, "a hung step")
         await_condition(list_blocked_in_a_pipe, "a worker that waits for room in its pipe")
         assert kill_and_list_survivors(supervisor) == []
+
+
+@WALLS
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.usefixtures("swept")
+@pytest.mark.fault("Supervisor SIGKILL", needs="plain")
+def test_what_a_thread_of_the_dataset_has_started_dies_with_a_killed_tuner(
+    method: str, walls: bool, hung: Path
+) -> None:
+    scene = Scene(
+        factory="faults.villains:make_helped",
+        arguments={"method": method},
+        step="faults.villains:make_hanging_step",
+        plays=(Play(workers=0),),
+        walls=walls,
+        stall_seconds=60.0,
+    )
+    with start(make_command(scene)) as supervisor:
+        await_condition(lambda: hung.stat().st_size, "a hung step")
+        assert kill_and_list_survivors(supervisor) == []
+
+
+@pytest.mark.usefixtures("swept")
+@pytest.mark.fault("Supervisor SIGKILL", needs="plain")
+def test_a_process_that_hides_dies_with_a_killed_tuner(hung: Path, tmp_path: Path) -> None:
+    scene = Scene(
+        factory="faults.villains:make_hidden",
+        arguments={"path": str(tmp_path / "pid")},
+        step="faults.villains:make_hanging_step",
+        plays=(Play(workers=0),),
+        walls=False,
+        stall_seconds=60.0,
+    )
+    with start(make_command(scene)) as supervisor:
+        await_condition(lambda: hung.stat().st_size, "a hung step")
+        assert kill_and_list_survivors(supervisor) == []
+    assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 @WALLS

@@ -10,6 +10,7 @@ import mmap
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -462,6 +463,43 @@ def make_fork_that_stays() -> Dataset[Any]:
     if ctypes.CDLL(None).fork() == 0:
         time.sleep(3600)
     os._exit(0)
+
+
+class Helped(Honest):
+    """Needs a process that a thread has started.
+
+    Args:
+        helper: The process.
+    """
+
+    def __init__(self, helper: int) -> None:
+        super().__init__()
+        self._helper = helper
+
+    def __getitem__(self, index: int) -> Any:
+        if os.waitpid(self._helper, os.WNOHANG) != (0, 0):
+            raise RuntimeError("the helper is gone")
+        return super().__getitem__(index)
+
+
+def make_helped(method: str) -> Dataset[Any]:
+    """Have a thread start a process, and let the thread end."""
+    context: Any = multiprocessing.get_context(method)
+    helper = context.Process(target=time.sleep, args=(3600,))
+    thread = threading.Thread(target=helper.start)
+    thread.start()
+    thread.join()
+    time.sleep(1.0)  # long enough for a spawned one to have asked for whatever it asks for
+    return Helped(helper.pid)
+
+
+def make_hidden(path: str, crashing: bool = False) -> Dataset[Any]:
+    """Leave a process behind that has a session and an environment of its own, and whose parent is gone."""
+    script = f"setsid sleep 3600 & echo $! > {path}"
+    subprocess.run(["env", "-i", f"PATH={os.environ['PATH']}", "sh", "-c", script], check=True)
+    if crashing:
+        os.abort()
+    return Honest()
 
 
 def make_group_killer() -> NoReturn:
