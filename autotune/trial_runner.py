@@ -254,7 +254,6 @@ def _explain_start(outcome: Child | Report | Death, workload: WorkloadRequest) -
         return WorkloadError(f"{workload.dataset}: its process answered out of turn ({type(outcome).__name__}).")
     source = f"While {workload.dataset} was loaded and profiled, its process"
     advice = {
-        "stalled": " If it needs longer, allow it with --stall-time.",
         "timed_out": " If it needs longer, allow it with --stall-time.",
         "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
     }.get(outcome.kind, "")
