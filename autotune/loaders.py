@@ -137,8 +137,8 @@ def _ask_for_loader(module: Any, source: str) -> DataLoader[Any]:
     loader = module.train_dataloader()
     if not isinstance(loader, DataLoader):
         raise UsageError(
-            f"{source}: train_dataloader() of {_describe(module)} returned {_describe(loader)}. dltune tunes one "
-            "DataLoader at a time: name a factory that returns it."
+            f"{source}: train_dataloader() of {_describe(module)} returned {_describe(loader)}{_name_loaders(loader)}. "
+            "dltune tunes one DataLoader at a time: name a factory that returns it."
         )
     return loader
 
@@ -150,6 +150,7 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
     if isinstance(dataset, Mapping) and "train" in dataset:
         splits = ", ".join(map(repr, dataset))
         raise UsageError(f"{source} returned {_describe(dataset)} of {splits}. Return one of these splits.")
+    _refuse_foreign_loader(dataset, source)
     lacking = [name for name in ("__getitem__", "__len__") if not hasattr(dataset, name)]
     if parts.sampler is not None or parts.batch_sampler is not None:
         lacking = [name for name in lacking if name != "__len__"]
@@ -162,6 +163,51 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
     if len(cast("Any", dataset)) == 0 and not lacking:
         raise UsageError(f"{source} returned {_describe(dataset)} of length 0: there is nothing to load.")
     return parts
+
+
+def _refuse_foreign_loader(made: Any, source: str) -> None:
+    """Say what a loader is that is not torch's, which can only be gone through, and what to return instead of it."""
+    if isinstance(made, type) or hasattr(made, "__getitem__") or not hasattr(made, "__iter__"):
+        return
+    if found := _name_loaders(made):
+        raise UsageError(
+            f"{source} returned {_describe(made)}{found}. dltune tunes one DataLoader of torch at a time: return that."
+        )
+    raise UsageError(
+        f"{source} returned {_describe(made)}, which can only be gone through, and holds no DataLoader of torch that "
+        "could be tuned. Return the Dataset that it reads; a stream of samples must be an IterableDataset."
+    )
+
+
+def _name_loaders(made: Any) -> str:
+    """Say where the DataLoaders are that an object of another library holds; empty where it holds none."""
+    places = list(dict.fromkeys(_find_loaders(made)))
+    if not places:
+        return ""
+    holds = "a DataLoader" if len(places) == 1 else f"{len(places)} DataLoaders"
+    return f", which holds {holds}: {', '.join(places)}"
+
+
+def _find_loaders(made: Any) -> Iterator[str]:
+    """Yield the places of DataLoaders, as in `.loader` and `.iterables['train']`; each loader once."""
+    seen: set[int] = set()
+    own = made if isinstance(made, Mapping | list | tuple) else None
+    parts = [("", own)] if own is not None else list(getattr(made, "__dict__", {}).items())
+    for name, value in parts:
+        public = name.lstrip("_")
+        place = f".{public if hasattr(made, public) else name}" if name else ""
+        for key, loader in _list_entries(value):
+            if isinstance(loader, DataLoader) and id(loader) not in seen:
+                seen.add(id(loader))
+                yield f"`{place}{key}`"
+
+
+def _list_entries(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", entry) for key, entry in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{number}]", entry) for number, entry in enumerate(value)]
+    return [("", value)]
 
 
 def _describe(made: Any) -> str:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from autotune.loaders import LoadedWorkload, build_loader
+from autotune.errors import UsageError
+from autotune.loaders import LoadedWorkload, adopt, build_loader
 from autotune.pacing import complete_round
 from autotune.workload import Workload
 from tests.builders import make_config
@@ -42,3 +46,34 @@ def test_a_loader_opened_again_runs_a_whole_epoch() -> None:
     assert list(loader) == []
     loader.gate.open()
     assert len(list(loader)) == 1
+
+
+class Prefetches:
+    """Wraps a loader as timm's PrefetchLoader does."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+class Streams:
+    """Can only be gone through, as a loader of another library."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def test_what_wraps_a_loader_is_refused_with_the_way_to_the_loader() -> None:
+    wrapped = Prefetches(DataLoader(TensorDataset(torch.zeros(8, 1))))
+    with pytest.raises(UsageError, match=r"test_loaders\.Prefetches, which holds a DataLoader: `\.loader`"):
+        adopt(wrapped, "pkg:make")
+
+
+def test_what_can_only_be_gone_through_is_refused_with_what_to_return_instead() -> None:
+    with pytest.raises(UsageError, match=r"test_loaders\.Streams, which can only be gone through.*IterableDataset"):
+        adopt(Streams(), "pkg:make")
