@@ -337,9 +337,14 @@ class Progress(Value):
 
 
 class Ready(Value):
-    """Child to parent: the last command is done and nothing of it is left."""
+    """Child to parent: the last command is done and nothing of it is left.
+
+    Attributes:
+        on_device: Whether it uses an accelerator.
+    """
 
     op: Literal["ready"] = "ready"
+    on_device: bool = False
 
 
 class Probed(Value):
@@ -363,12 +368,14 @@ class Failed(Value):
         where: `import`, `factory`, `collate`, `step`, `dataset` or `trial`.
         error: Type and text of the exception.
         details: Its traceback.
+        on_device: Whether the process uses an accelerator, so that errors of one can be its own.
     """
 
     op: Literal["failed"] = "failed"
     where: str
     error: Words
     details: Words = ""
+    on_device: bool = False
 
 
 Command = Annotated[Hello | Probe | Run | Release, Field(discriminator="op")]

@@ -141,7 +141,15 @@ class Host:
 
         where = "running step" if self._in_step else self._where
         words = _name_error(error) if self._where == "trial" else _add_advice(_name_error(error))
-        return Failed(where=where, error=words, details=_format_error(error))
+        return Failed(where=where, error=words, details=_format_error(error), on_device=self._uses_device())
+
+    def _uses_device(self) -> bool:
+        """Tell whether this process uses an accelerator: for the step, or because the dataset does."""
+        if self._device is None or self._device.type != "cpu":
+            return self._device is not None
+        import torch
+
+        return torch.cuda.is_initialized()
 
     def _carry_out(self, command: Command) -> Value:
         from autotune.messages import Hello, Measured, Probe, Probed, Ready, Run
@@ -155,7 +163,7 @@ class Host:
                 return Measured(measurement=self._measure(request))
             case _:
                 self._release()
-        return Ready()
+        return Ready(on_device=self._uses_device())
 
     def _load(self, hello: Any) -> None:
         self._show("importing torch")
