@@ -272,6 +272,7 @@ class Gate:
         """
         self.closed = False
         self._sizes: list[int] = []
+        self._last: Any = ()
         self._most_batches = most_batches
 
     @property
@@ -283,6 +284,10 @@ class Gate:
         """Count the samples of the first so many batches handed out, whatever shape they arrive in."""
         return sum(self._sizes[:batches])
 
+    def was_last(self, index: int) -> bool:
+        """Tell whether a sample is one of the batch that was handed out last."""
+        return index in self._last if isinstance(self._last, list | tuple) else bool(index == self._last)
+
     def close_after(self, batches: int) -> None:
         """Hand out nothing more in this epoch once so many batches have passed, or as many as have by now."""
         self._most_batches = max(batches, self.batches)
@@ -293,6 +298,7 @@ class Gate:
                 self.closed = True
                 return
             self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
+            self._last = index
             yield index
 
     def __len__(self) -> int:

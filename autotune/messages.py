@@ -156,6 +156,9 @@ class TrialResult(Value):
         peak_host_bytes: Largest host memory seen; 0 when not sampled.
         peak_shm_bytes: Largest /dev/shm use seen; 0 when not sampled.
         seconds: Wall time of the trial, everything included.
+        samples: Samples gone through until it failed, those of the batch that failed included; 0 where it completed.
+        in_step: Whether it was the training step that failed.
+        index: Index of the sample that failed; None where it is not known.
     """
 
     kind: TrialKind
@@ -166,6 +169,9 @@ class TrialResult(Value):
     peak_host_bytes: ToldBytes = 0
     peak_shm_bytes: ToldBytes = 0
     seconds: ToldSeconds = 0.0
+    samples: ToldCount = 0
+    in_step: bool = False
+    index: ToldCount | None = None
 
 
 RunTrial = Callable[[TrialRequest], TrialResult]
@@ -369,6 +375,8 @@ class Failed(Value):
         error: Type and text of the exception.
         details: Its traceback.
         on_device: Whether the process uses an accelerator, so that errors of one can be its own.
+        samples: Samples of the trial up to there, those of the batch that failed included.
+        index: Index of the sample that failed; None where it is not known.
     """
 
     op: Literal["failed"] = "failed"
@@ -376,6 +384,8 @@ class Failed(Value):
     error: Words
     details: Words = ""
     on_device: bool = False
+    samples: ToldCount = 0
+    index: ToldCount | None = None
 
 
 Command = Annotated[Hello | Probe | Run | Release, Field(discriminator="op")]

@@ -141,7 +141,15 @@ class Host:
 
         where = "running step" if self._in_step else self._where
         words = _name_error(error) if self._where == "trial" else _add_advice(_name_error(error))
-        return Failed(where=where, error=words, details=_format_error(error), on_device=self._uses_device())
+        trial = self._trial if self._where == "trial" else None
+        return Failed(
+            where=where,
+            error=words,
+            details=_format_error(error),
+            on_device=self._uses_device(),
+            samples=0 if trial is None else trial.count_samples(),
+            index=None if trial is None else trial.find_index(error),
+        )
 
     def _uses_device(self) -> bool:
         """Tell whether this process uses an accelerator: for the step, or because the dataset does."""
@@ -149,7 +157,7 @@ class Host:
             return self._device is not None
         import torch
 
-        return torch.cuda.is_initialized()
+        return bool(torch.cuda.is_initialized())
 
     def _carry_out(self, command: Command) -> Value:
         from autotune.messages import Hello, Measured, Probe, Probed, Ready, Run

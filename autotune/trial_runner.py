@@ -66,6 +66,7 @@ class TrialRunner:
         self._stall_seconds = stall_seconds
         self._on_progress = on_progress
         self._phase = ""
+        self._batches = 0
         self._child: Child | None = None
         self._is_releasing = False
         self._limits: Limits | None = None
@@ -121,7 +122,7 @@ class TrialRunner:
         return outcome
 
     def _note_progress(self, progress: Progress) -> None:
-        self._phase = progress.phase
+        self._phase, self._batches = progress.phase, progress.batches
         self._on_progress(progress)
 
     def run(self, request: TrialRequest) -> TrialResult:
@@ -134,6 +135,7 @@ class TrialRunner:
             What became of it. A child that failed is ended with its whole tree; the next trial gets a new one.
         """
         started = time.monotonic()
+        self._batches = 0
         if request.fresh:
             self.close()
         outcome = self._obtain_child()
@@ -143,9 +145,18 @@ class TrialRunner:
             outcome = outcome.command(Run(trial=budgeted), self._watch(deadline))
         output = self._child.read_output() if self._child is not None and isinstance(outcome, Failed) else ""
         result = _make_result(request, outcome, self._usage, self._budgets, output)
-        result = check_gpu_memory(result, self._budgets)
+        result = check_gpu_memory(self._count_samples(result, outcome), self._budgets)
         self._wind_down(result)
         return result.model_copy(update={"seconds": time.monotonic() - started})
+
+    def _count_samples(self, result: TrialResult, outcome: Child | Report | Death) -> TrialResult:
+        """Add how far a failed trial came: what the child tells, or what it told before it died."""
+        if isinstance(outcome, Failed):
+            in_step = outcome.where == "running step"
+            return result.model_copy(update={"samples": outcome.samples, "in_step": in_step, "index": outcome.index})
+        if result.measurement is not None:
+            return result
+        return result.model_copy(update={"samples": (self._batches + 1) * (result.config.dataloader.batch_size or 1)})
 
     @property
     def _budgets(self) -> Limits:
