@@ -10,6 +10,7 @@ from typing import Final, Self
 from autotune.child import Child, OnProgress, Usage
 from autotune.containment import Containment, find_containment
 from autotune.errors import UsageError, WorkloadError
+from autotune.failure_rates import CODE_FAILURES
 from autotune.limits import Limits
 from autotune.messages import (
     WORKER_PHASE,
@@ -28,7 +29,6 @@ from autotune.messages import (
     WorkloadProfile,
 )
 from autotune.request import WorkloadRequest
-from autotune.ruling import CODE_FAILURES
 from autotune.units import format_bytes
 from autotune.verdicts import Death, judge_failure
 from autotune.watchdog import Watch

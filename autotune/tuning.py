@@ -12,7 +12,14 @@ from autotune.ablating import Ablation
 from autotune.confirming import ROUNDS, Confirmation
 from autotune.containment import Containment, find_containment
 from autotune.deciding import FINALISTS, Decision, decide, pick_finalists
-from autotune.errors import NoFeasibleConfigError, OutputError, ProfileError, TrialError, UnsavedError
+from autotune.errors import (
+    NoFeasibleConfigError,
+    OutputError,
+    ProfileError,
+    TrialError,
+    UnsavedError,
+    WorkloadError,
+)
 from autotune.evidence import gather_evidence
 from autotune.exploring import Exploration, find_best
 from autotune.importing import check_import_string
@@ -35,6 +42,7 @@ from autotune.tuned_file import check_writable, format_file, peek, save_profile
 from autotune.view import View
 from autotune.warm_start import plan_warm_start
 
+FEWEST_COMPARED: Final = 2  # configurations that work, for the best of them to be worth writing down
 FRESH_START_SECONDS: Final = 3.0  # a fresh process, its imports and a dataset factory
 
 
@@ -92,6 +100,9 @@ def tune(
                 outcome = _conclude(plan, run, end, search.name, time.monotonic() - started)
     if isinstance(end.cut_by, TrialError):
         raise TrialError(f"{end.cut_by} The best so far was written to {request.output}.")
+    if isinstance(end.cut_by, WorkloadError):
+        kept = f"{end.cut_by} The best so far was written to {request.output}."
+        raise WorkloadError(kept, end.cut_by.details)
     return outcome
 
 
@@ -126,6 +137,11 @@ def _go_through(run: Run, search: Search, view: View, deadline: float | None) ->
         _explain(run.ablation, run.confirmation, deadline)
     except KeyboardInterrupt as interrupt:
         return End(stopped or "interrupted", interrupt)
+    except WorkloadError as error:
+        search.finish()  # the next run meets other code: what failed in this one is to be tried again
+        if sum(record.is_feasible for record in run.exploration.records) < FEWEST_COMPARED:
+            raise
+        return End("the dataset failed", error)
     except TrialError as error:
         return End(stopped or "the device was lost", error)
     except OSError as error:  # no room for a folder, no process left: what was measured is still worth having
@@ -327,7 +343,7 @@ def _decide_unconfirmed(plan: Plan, records: Sequence[TrialRecord], best: TrialR
     found = estimate(best.result.measurement, best.config, plan.request.epochs)
     return Decision(
         config=best.config,
-        verdict="faster",
+        verdict="keep" if best.config == plan.baseline else "faster",
         samples_per_second=best.score,
         interval=None,
         wait_fraction=found.wait_fraction,

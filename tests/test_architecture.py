@@ -32,7 +32,7 @@ FLOORS = (
         "namesakes",
     },
     {"schema", "request", "messages", "records"},
-    {"machine", "importing", "matching", "ruling", "nvml", "software", "storage"},
+    {"machine", "importing", "matching", "ruling", "failure_rates", "nvml", "software", "storage"},
     {"limits", "costs", "scoring", "process_tree", "verdicts", "noise", "cgroups"},
     {
         "space",
