@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from autotune.ablating import Ablation
-from autotune.confirming import ROUNDS, Confirmation
+from autotune.confirming import ROUNDS, Confirmation, Contestant
 from autotune.containment import Containment, find_containment
 from autotune.deciding import FINALISTS, Decision, decide, pick_finalists
 from autotune.errors import (
@@ -31,6 +31,7 @@ from autotune.noise import NoiseWatch
 from autotune.outcome import Outcome, make_profile, summarize_search
 from autotune.planning import Plan, make_plan
 from autotune.records import TrialRecord
+from autotune.report import describe_config
 from autotune.request import TuningRequest
 from autotune.schema import SCHEMA_VERSION, TunedConfig, TunedFile
 from autotune.scoring import estimate
@@ -177,6 +178,7 @@ def _conclude(plan: Plan, run: Run, end: End, study: str, seconds: float) -> Out
     """Decide, and write down what was found."""
     records = run.exploration.records
     decision = _decide(plan, records, run.confirmation, end.cut_by)
+    doubts = _strike_failed_final(plan, run.confirmation)
     summary = summarize_search(plan, records, study, seconds, end.stopped)
     evidence = gather_evidence(plan, records, decision.config, run.exploration.predict)
     output = Path(plan.request.output)
@@ -188,7 +190,7 @@ def _conclude(plan: Plan, run: Run, end: End, study: str, seconds: float) -> Out
         run.ablation.rows,
         summary,
         evidence,
-        run.exploration.findings,
+        (*run.exploration.findings, *doubts),
         peek(output),
     )
     try:
@@ -330,9 +332,22 @@ def _decide(
     if decision is not None:
         return decision
     best = find_best(records)
-    if best is not None and cut_by is not None:
-        return _decide_unconfirmed(plan, records, best)
-    raise cut_by or NoFeasibleConfigError(_explain_failures(records, confirmation))
+    if best is None:
+        raise cut_by or NoFeasibleConfigError(_explain_failures(records, confirmation))
+    return _decide_unconfirmed(plan, records, best)
+
+
+def _strike_failed_final(plan: Plan, confirmation: Confirmation) -> tuple[str, ...]:
+    """Forget a final in which nothing ran, for it confirms nothing; give the warning that says so."""
+    failure = next((entrant.failure for entrant in confirmation.entrants if entrant.failure is not None), None)
+    if failure is None or not confirmation.rounds or decide(confirmation.baseline, confirmation.finalists) is not None:
+        return ()
+    confirmation.rounds, confirmation.baseline, confirmation.finalists = 0, Contestant(plan.baseline), []
+    happened = f"{describe_config(failure.config)}: it {failure.message.rstrip('.')}"
+    return (
+        "This is the best of the search, unconfirmed: in fresh processes, as a training run starts, no configuration "
+        f"ran to the end ({happened}). See to that first: a port, a lock or a download may be needed at each start.",
+    )
 
 
 def _decide_unconfirmed(plan: Plan, records: Sequence[TrialRecord], best: TrialRecord) -> Decision:

@@ -495,6 +495,24 @@ def test_workers_that_failed_in_the_probe_and_fail_again_are_ruled_out_for_what_
     assert "already with the fewest it did what it was told. Native code that does not survive a fork" in warning
 
 
+class FailsFresh(Bench):
+    """Cannot be started twice, as what takes a port or a lock."""
+
+    def __call__(self, request: TrialRequest) -> TrialResult:
+        if not request.fresh:
+            return super().__call__(request)
+        return TrialResult(kind="workload_failed", config=request.config, message="raised OSError: port 80 is taken")
+
+
+def test_what_fails_only_in_fresh_processes_leaves_the_best_of_the_search_unconfirmed_with_the_reason() -> None:
+    result = run(FailsFresh(saturating)).profile.result
+    assert result.confirmed_rounds == 0
+    assert result.samples_per_second == pytest.approx(12 * 133, rel=0.01)
+    (warning,) = result.warnings
+    assert "the best of the search, unconfirmed" in warning
+    assert "raised OSError: port 80 is taken" in warning
+
+
 # What can go wrong around it
 
 
