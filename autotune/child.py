@@ -31,7 +31,7 @@ from autotune.gauge import NEAR_SECONDS, TrialGauge, Use
 from autotune.isolation import Walls
 from autotune.limits import Limits
 from autotune.machine import SHM
-from autotune.messages import REPORT, Command, Failed, Measured, Progress, Report, TrialKind
+from autotune.messages import REPORT, Command, Failed, Measured, Progress, Ready, Report, TrialKind
 from autotune.process_tree import MARK, describe_survivors, end_trial, remove_segments
 from autotune.schema import Value
 from autotune.units import format_bytes
@@ -116,6 +116,7 @@ class Child:
         self._on_warning = on_warning
         self._mark = uuid.uuid4().hex
         self.usage = Usage()
+        self._on_device = False
         with contextlib.ExitStack() as belongings:  # a child that cannot be started must leave nothing
             self._folder, claim = _make_scratch()
             belongings.callback(os.close, claim)
@@ -210,6 +211,8 @@ class Child:
             self._read(pulse, exact=True)
         elif isinstance(report, Failed):
             self._note_use(self._gauge.read())
+        elif isinstance(report, Ready):
+            self._on_device |= report.on_device
 
     def _watch(self, pulse: Pulse, watch: Watch) -> Breach | None:
         """Take a reading and judge it: the cheap one at every tick, exact memory when it matters."""
@@ -270,7 +273,7 @@ class Child:
         self._note_use(self._gauge.read())
         details = self.read_output()
         self.end()
-        return name_death(status, details, self.usage.describe_shm())
+        return name_death(status, details, self.usage.describe_shm(), on_device=self._on_device)
 
     def read_output(self) -> str:
         """Read the end of what the child's processes printed, without the NUL bytes that torch puts there."""

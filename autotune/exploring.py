@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from autotune.errors import WorkloadError
+from autotune.failure_rates import Cause, name_cause
 from autotune.limits import Demand
 from autotune.messages import RunTrial, TrialRequest, TrialResult
 from autotune.planning import Plan
@@ -31,6 +32,7 @@ FEWEST_TRIALS: Final = 8  # measured before expectations may end the search: the
 PATIENCE: Final = 10  # measured trials without improvement after which the expectations have been wrong often enough
 WARM_PATIENCE: Final = 2  # the same for a search that starts from an earlier answer
 EXHAUSTIVE: Final = ("random", "grid")  # samplers that are chosen to look at everything; they run all trials
+LOOK_PRECISION: Final = 0.001  # of a trial that is run for its samples: it goes on for as long as a trial may
 NOTHING: Final = Estimate(samples_per_second=0.0, relative_error=0.0, wait_fraction=0.0, epoch_seconds=0.0)
 MOST_REPEATS: Final = 40  # proposals in a row that were all measured before
 HINT_ERROR: Final = 0.2  # relative half-width that a rate of an earlier run is given: machine and versions drift
@@ -65,16 +67,16 @@ class Exploration:
         self._deadline = deadline
         self._demand = plan.demand_model()
         self._surrogate = Surrogate(plan.candidates, plan.predict)
-        self._first = plan.first_configs() if warm is None else self._start_warm(warm)
+        is_suspected = plan.workload.worker_failure is not None
+        self._ruling = WorkerRuling(plan.candidates, self._look, is_suspected=is_suspected)
+        self._first = self._ruling.order(plan.first_configs() if warm is None else self._start_warm(warm))
         self._fewest, self._patience = (FEWEST_TRIALS, PATIENCE) if warm is None else (len(self._first), WARM_PATIENCE)
         self.records = [record for record in search.records() if record.fate != "repeated"]
         self._known = {record.config: record for record in self.records}
         self._repeats = 0
         self._reconsidered: set[LoaderConfig] = set()
-        self._ruling = WorkerRuling(plan.candidates, self._run, plan.workload.worker_failure)
         for record in self.records:
             self._learn(record, self._estimate(record.result))
-        self._rule_out()
         search.enqueue(self._first)
         search.guide(self._propose)
 
@@ -94,7 +96,7 @@ class Exploration:
     @property
     def findings(self) -> tuple[str, ...]:
         """Sentences on what the trials showed of the workload, for the user to read."""
-        return () if self._ruling.reason is None else (self._ruling.reason,)
+        return self._ruling.findings
 
     def run(self) -> str:
         """Search until a reason to stop appears.
@@ -103,10 +105,13 @@ class Exploration:
             The reason, in words.
 
         Raises:
-            WorkloadError: The user's code fails even without workers.
+            WorkloadError: The user's code fails where no configuration could help.
         """
         while (reason := self._find_reason_to_stop()) is None:
             self._take(self._search.ask())
+        for finding in self.findings:
+            if finding != self._ruling.reason:  # which was shown when it was found
+                self._view.show_finding(finding)
         return reason
 
     def expect(self) -> dict[LoaderConfig, float]:
@@ -190,30 +195,35 @@ class Exploration:
 
     def _take(self, asked: Asked) -> None:
         """Answer a proposal from the record, by the limits, or by a trial."""
-        demand = self._demand.predict(asked.config)
         known = self._known.get(asked.config)
         if known is not None:
             self._repeats += 1
             self._search.tell(known.model_copy(update={"number": asked.number, "fate": "repeated", "result": None}))
             return
         self._repeats = 0
-        reasons = self._list_objections(asked.config, demand)
-        predicted = self._surrogate.predict([asked.config])[0].samples_per_second
-        result = None if reasons else self._measure(asked.config)
-        found = self._estimate(result)
-        record = self._record(asked, demand, result, found, predicted)
-        best = self.best
+        reasons = self._list_objections(asked.config, self._demand.predict(asked.config))
+        if reasons:
+            record = self._record(asked, None)
+            self._search.tell(record)
+            self._keep(record)
+            self._view.show_skip(len(self.records), record.config, reasons)
+            return
+        record = self._record(asked, self._measure(asked.config))
         self._search.tell(record)  # before it is shown: what the user has seen is never lost
+        self._show(record)
+        self._judge(record)
+
+    def _show(self, record: TrialRecord) -> None:
+        """Take in a trial that was told, and show it."""
+        best = self.best
+        is_best = record.is_feasible and (best is None or record.score > best.score)
+        self._keep(record)
+        self._view.show_result(len(self.records), record, self._estimate(record.result).relative_error, is_best)
+
+    def _keep(self, record: TrialRecord) -> None:
         self.records.append(record)
         self._known[record.config] = record
-        if result is None:
-            self._view.show_skip(len(self.records), record.config, reasons)
-        else:
-            is_best = record.is_feasible and (best is None or record.score > best.score)
-            self._view.show_result(len(self.records), record, found.relative_error, is_best)
-        self._learn(record, found)
-        if result is not None:
-            self._judge_workers(result)
+        self._learn(record, self._estimate(record.result))
 
     def _list_objections(self, config: LoaderConfig, demand: Demand) -> tuple[str, ...]:
         """Say why a configuration is not worth a trial; empty when it is."""
@@ -225,41 +235,60 @@ class Exploration:
     def _estimate(self, result: TrialResult | None) -> Estimate:
         return (result and self._plan.estimate(result)) or NOTHING
 
-    def _record(
-        self, asked: Asked, demand: Demand, result: TrialResult | None, found: Estimate, predicted: float
-    ) -> TrialRecord:
+    def _record(self, asked: Asked, result: TrialResult | None) -> TrialRecord:
+        predicted = self._surrogate.predict([asked.config])[0].samples_per_second
         works = _rate_outcome(result, is_ruled_out=self._ruling.applies_to(asked.config))
+        demand = self._demand.predict(asked.config)
         return TrialRecord(
             number=asked.number,
             config=asked.config,
             fate="skipped" if result is None else "measured",
-            score=predicted if result is None else found.samples_per_second,
+            score=predicted if result is None else self._estimate(result).samples_per_second,
             predicted=predicted,
             constraints=demand.constraints(self._plan.limits) | {"works": works},
             result=result,
         )
 
     def _measure(self, config: LoaderConfig) -> TrialResult:
+        """Run a trial, and again where its failure may have been bad luck."""
         self._view.show_start(len(self.records) + 1, config)
-        result = self._run(config)
+        result = self._run(config, self._hopeless_below)
+        self._ruling.note(result)
         if self._ruling.may_be_luck(result):
-            first, result = result, self._run(config)
+            first, result = result, self._run(config, self._hopeless_below)
+            self._ruling.note(result)
             self._ruling.note_repeated(first, result)
+        self._refuse_hopeless(result)
         return result
 
-    def _run(self, config: LoaderConfig) -> TrialResult:
+    def _look(self, config: LoaderConfig) -> TrialResult:
+        """Run a trial that the ruling asks for, to its end; one that the search could propose is kept like those."""
+        self._view.show_start(len(self.records) + 1, config)
+        result = self._run(config, hopeless_below=None, precision=LOOK_PRECISION)
+        if config in self._plan.candidates:
+            record = self._record(Asked(number=self._search.next_number, config=config), result)
+            self._search.add(record)
+            self._show(record)
+        return result
+
+    @property
+    def _hopeless_below(self) -> float | None:
         best = self.best
-        result = self._run_trial(
+        return HOPELESS_SHARE * best.score if best is not None else None
+
+    def _run(
+        self, config: LoaderConfig, hopeless_below: float | None, precision: float = SEARCH_PRECISION
+    ) -> TrialResult:
+        request = self._plan.request
+        return self._run_trial(
             TrialRequest(
                 config=config,
-                epochs=self._plan.request.epochs,
-                seconds=SEARCH_SHARE * self._plan.request.trial_seconds,
-                precision=SEARCH_PRECISION,
-                hopeless_below=HOPELESS_SHARE * best.score if best is not None else None,
+                epochs=request.epochs,
+                seconds=SEARCH_SHARE * request.trial_seconds,
+                precision=precision,
+                hopeless_below=hopeless_below,
             )
         )
-        _refuse_hopeless_workload(result)
-        return result
 
     def _learn(self, record: TrialRecord, found: Estimate) -> None:
         self._surrogate.close([record.config])
@@ -271,16 +300,35 @@ class Exploration:
         else:
             self._surrogate.fail(record.config)
 
-    def _judge_workers(self, result: TrialResult) -> None:
-        """Propose no workers any more, once they are ruled out, and say so."""
-        if self._ruling.reason is None:
-            self._ruling.judge(result)
-            self._rule_out()
-
-    def _rule_out(self) -> None:
+    def _judge(self, record: TrialRecord) -> None:
+        """Find out what a failure says: propose no workers once they are ruled out, and end where the data fails."""
+        if record.result is None or not self._ruling.judge(record.result):
+            return
         if self._ruling.reason is not None:
             self._surrogate.close(config for config in self._plan.candidates if self._ruling.applies_to(config))
             self._view.show_finding(self._ruling.reason)
+        if self._ruling.flaw is not None and sum(record.is_feasible for record in self.records) < self._fewest:
+            raise self._explain_flaw(self._ruling.flaw)
+
+    def _explain_flaw(self, flaw: Cause) -> WorkloadError:
+        rates = self._ruling.rates
+        return WorkloadError(
+            f"The dataset itself fails: {rates.describe(flaw)}. A training run would meet it as well: mend it, or "
+            "have the dataset replace such samples.",
+            rates.find_example(flaw).details,
+        )
+
+    def _refuse_hopeless(self, result: TrialResult) -> None:
+        """End the run when what fails again needs no workers, and nothing has worked yet."""
+        about_workers = result.config.dataloader.num_workers and not result.in_step
+        if self.best is not None or about_workers or result.kind not in ("workload_failed", "device_failed"):
+            return
+        who = "Training" if result.kind == "device_failed" else "The dataset"
+        if result.in_step:
+            who = f"The training step ({self._plan.request.workload.describe_step()})"
+        where = "" if result.config.dataloader.num_workers else " even without workers"
+        seen = self._ruling.rates.count(name_cause(result))
+        raise WorkloadError(f"{who} fails{where}: it {result.message.rstrip('.')}. Seen in {seen}.", result.details)
 
 
 def find_best(records: Sequence[TrialRecord]) -> TrialRecord | None:
@@ -310,12 +358,3 @@ def _rate_outcome(result: TrialResult | None, *, is_ruled_out: bool) -> float:
     if result is None:
         return 1.0 if is_ruled_out else 0.0
     return -1.0 if result.kind == "completed" else 1.0
-
-
-def _refuse_hopeless_workload(result: TrialResult) -> None:
-    if result.config.dataloader.num_workers:
-        return
-    if result.kind == "workload_failed":
-        raise WorkloadError(f"The dataset fails even without workers: it {result.message}", result.details)
-    if result.kind == "device_failed":
-        raise WorkloadError(f"Training fails even without workers: it {result.message}.", result.details)

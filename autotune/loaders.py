@@ -147,8 +147,8 @@ def _ask_for_loader(module: Any, source: str) -> DataLoader[Any]:
     loader = module.train_dataloader()
     if not isinstance(loader, DataLoader):
         raise UsageError(
-            f"{source}: train_dataloader() of {_describe(module)} returned {_describe(loader)}. dltune tunes one "
-            "DataLoader at a time: name a factory that returns it."
+            f"{source}: train_dataloader() of {_describe(module)} returned {_describe(loader)}{_name_loaders(loader)}. "
+            "dltune tunes one DataLoader at a time: name a factory that returns it."
         )
     return loader
 
@@ -160,6 +160,7 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
     if isinstance(dataset, Mapping) and "train" in dataset:
         splits = ", ".join(map(repr, dataset))
         raise UsageError(f"{source} returned {_describe(dataset)} of {splits}. Return one of these splits.")
+    _refuse_foreign_loader(dataset, source)
     is_ordered = parts.sampler is not None or parts.batch_sampler is not None  # then its length is not asked for
     needed = ("__getitem__",) if is_ordered else ("__getitem__", "__len__")
     lacking = [name for name in needed if not hasattr(dataset, name)]
@@ -172,6 +173,51 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
     if not is_ordered and len(cast("Any", dataset)) == 0:
         raise UsageError(f"{source} returned {_describe(dataset)} of length 0: there is nothing to load.")
     return parts
+
+
+def _refuse_foreign_loader(made: Any, source: str) -> None:
+    """Say what a loader is that is not torch's, which can only be gone through, and what to return instead of it."""
+    if isinstance(made, type) or hasattr(made, "__getitem__") or not hasattr(made, "__iter__"):
+        return
+    if found := _name_loaders(made):
+        raise UsageError(
+            f"{source} returned {_describe(made)}{found}. dltune tunes one DataLoader of torch at a time: return that."
+        )
+    raise UsageError(
+        f"{source} returned {_describe(made)}, which can only be gone through, and holds no DataLoader of torch that "
+        "could be tuned. Return the Dataset that it reads; a stream of samples must be an IterableDataset."
+    )
+
+
+def _name_loaders(made: Any) -> str:
+    """Say where the DataLoaders are that an object of another library holds; empty where it holds none."""
+    places = list(dict.fromkeys(_find_loaders(made)))
+    if not places:
+        return ""
+    holds = "a DataLoader" if len(places) == 1 else f"{len(places)} DataLoaders"
+    return f", which holds {holds}: {', '.join(places)}"
+
+
+def _find_loaders(made: Any) -> Iterator[str]:
+    """Yield the places of DataLoaders, as in `.loader` and `.iterables['train']`; each loader once."""
+    seen: set[int] = set()
+    own = made if isinstance(made, Mapping | list | tuple) else None
+    parts = [("", own)] if own is not None else list(getattr(made, "__dict__", {}).items())
+    for name, value in parts:
+        public = name.lstrip("_")
+        place = f".{public if hasattr(made, public) else name}" if name else ""
+        for key, loader in _list_entries(value):
+            if isinstance(loader, DataLoader) and id(loader) not in seen:
+                seen.add(id(loader))
+                yield f"`{place}{key}`"
+
+
+def _list_entries(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", entry) for key, entry in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{number}]", entry) for number, entry in enumerate(value)]
+    return [("", value)]
 
 
 def _describe(made: Any) -> str:
@@ -237,6 +283,7 @@ class Gate:
         """
         self.closed = False
         self._sizes: list[int] = []
+        self._last: Any = ()
         self._most_batches = most_batches
         self._last_size = last_size
 
@@ -254,6 +301,10 @@ class Gate:
         """The fewest batches that it can close after: one more than now, if the last one is to be cut."""
         return self.batches + (self._last_size is not None)
 
+    def was_last(self, index: int) -> bool:
+        """Tell whether a sample is one of the batch that was handed out last."""
+        return index in self._last if isinstance(self._last, list | tuple) else bool(index == self._last)
+
     def close_after(self, batches: int) -> None:
         """Hand out nothing more in this epoch once so many batches have passed, or as many as have by now."""
         self._most_batches = max(batches, self.batches)
@@ -266,6 +317,7 @@ class Gate:
             if self.batches + 1 == self._most_batches and self._last_size is not None:
                 index = index[: self._last_size]  # noqa: PLW2901  # what is handed out instead
             self._sizes.append(_count_indices(index))
+            self._last = index
             yield index
 
     def __len__(self) -> int:

@@ -10,6 +10,7 @@ import gc
 import itertools
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -32,6 +33,7 @@ WARM_UP_STEPS: Final = 3
 DEVICE_WARM_UP_STEPS: Final = 6  # libraries load, kernels are chosen, compiled code records its graphs
 PEAK_SECONDS: Final = 0.1  # between two looks at the device's memory
 SHRUNK: Final = 0.5  # of an earlier epoch; a shorter one has ended early
+FETCHING: Final = "torch/utils/data/_utils/fetch.py"  # where a loader asks a dataset for samples
 LAST_BREATH_SECONDS: Final = 1.0  # between the end of a worker's connections and its own
 OnBatch = Callable[[int], None]
 
@@ -113,6 +115,12 @@ class Recorder:
         self._closed_after = self.batches
         self._loader.close(epoch_batches)
 
+    def count_samples(self) -> int:
+        """Count the samples up to and with the batch under way."""
+        if self._is_map:
+            return self._loader.gate.count_samples(self.batches + 1)
+        return self.delivered + (self._loader.batch_size or 1)
+
     def look(self) -> EpochTrace:
         """Give the epoch as far as the device is through with it, as if it were closed now."""
         moments, waited = self._clock.read()
@@ -170,8 +178,19 @@ class TrialMeasurement:
         self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
         self._batches = 0
+        self._recorder: Recorder | None = None
         self._iterator: Iterator[Any] | None = None
         self._batch: Any = None
+
+    def count_samples(self) -> int:
+        """Count the samples gone through so far, those of the batch under way included."""
+        under_way = 0 if self._recorder is None else self._recorder.count_samples()
+        return sum(trace.samples for trace in self._traces) + under_way
+
+    def find_index(self, error: BaseException) -> int | None:
+        """Find the index of the sample that could not be loaded in this process; None where the error does not tell."""
+        index = find_requested_index(error)
+        return index if index is not None and self._loader.gate.was_last(index) else None
 
     def run(self) -> Measurement:
         """Measure until the pacer has seen enough.
@@ -195,6 +214,7 @@ class TrialMeasurement:
                 note_lost_workers(error, getattr(self._iterator, "_workers", ()))
                 raise
             self._traces.append(trace)
+            self._recorder = None
             self._learn_length(trace)
             plan = self._pacer.plan_next(self._traces, time.perf_counter() - started)
         return Measurement(
@@ -219,6 +239,7 @@ class TrialMeasurement:
         self._loader.gate.open(None if most_batches == OPEN_END else most_batches, self._count_rest())
         clock = make_clock(self._device)
         recorder = Recorder(self._loader, clock, is_map=self._is_map, is_counted=self._is_counted)
+        self._recorder = recorder
         abandoned = False
         self._iterator = iter(self._loader)  # kept: letting go of it would take the workers down
         batches = self._iterator if self._lane is None else send_ahead(self._iterator, self._lane)
@@ -344,6 +365,24 @@ def note_lost_workers(error: Exception, workers: Sequence[BaseProcess]) -> None:
             error.add_note(f"DataLoader worker (pid {worker.pid}) is killed by signal: {signal.strsignal(-code)}")
         elif code or (code == 0 and is_connection):
             error.add_note(f"DataLoader worker (pid {worker.pid}) exited unexpectedly with exit code {code}")
+
+
+def find_requested_index(error: BaseException) -> int | None:
+    """Find which sample torch asked a dataset for when it raised, in the frames of the traceback.
+
+    Args:
+        error: What was raised; one of a worker has left its frames there.
+
+    Returns:
+        The index; None where there is none, or it is no number that the data could be asked for.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    asked = itertools.dropwhile(lambda frame: not frame.f_code.co_filename.endswith(FETCHING), frames)
+    called = next((frame for frame in asked if frame.f_code.co_name == "__getitem__"), None)
+    if called is None or called.f_code.co_argcount < 2:
+        return None
+    index = called.f_locals.get(called.f_code.co_varnames[1])
+    return index if isinstance(index, int) and index >= 0 else None
 
 
 def _fetches_batches(workload: LoadedWorkload) -> bool:

@@ -158,6 +158,9 @@ class TrialResult(Value):
         peak_host_bytes: Largest host memory seen; 0 when not sampled.
         peak_shm_bytes: Largest /dev/shm use seen; 0 when not sampled.
         seconds: Wall time of the trial, everything included.
+        samples: Samples gone through until it failed, those of the batch that failed included; 0 where it completed.
+        in_step: Whether it was the training step that failed.
+        index: Index of the sample that failed; None where it is not known.
     """
 
     kind: TrialKind
@@ -168,6 +171,9 @@ class TrialResult(Value):
     peak_host_bytes: ToldBytes = 0
     peak_shm_bytes: ToldBytes = 0
     seconds: ToldSeconds = 0.0
+    samples: ToldCount = 0
+    in_step: bool = False
+    index: ToldCount | None = None
 
 
 RunTrial = Callable[[TrialRequest], TrialResult]
@@ -341,9 +347,14 @@ class Progress(Value):
 
 
 class Ready(Value):
-    """Child to parent: the last command is done and nothing of it is left."""
+    """Child to parent: the last command is done and nothing of it is left.
+
+    Attributes:
+        on_device: Whether it uses an accelerator.
+    """
 
     op: Literal["ready"] = "ready"
+    on_device: bool = False
 
 
 class Probed(Value):
@@ -367,12 +378,18 @@ class Failed(Value):
         where: `import`, `factory`, `collate`, `step`, `dataset` or `trial`.
         error: Type and text of the exception.
         details: Its traceback.
+        on_device: Whether the process uses an accelerator, so that errors of one can be its own.
+        samples: Samples of the trial up to there, those of the batch that failed included.
+        index: Index of the sample that failed; None where it is not known.
     """
 
     op: Literal["failed"] = "failed"
     where: str
     error: Words
     details: Words = ""
+    on_device: bool = False
+    samples: ToldCount = 0
+    index: ToldCount | None = None
 
 
 Command = Annotated[Hello | Probe | Run | Release, Field(discriminator="op")]

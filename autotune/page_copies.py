@@ -18,6 +18,7 @@ from autotune.batches import count_samples
 from autotune.loaders import LoadedWorkload, build_loader, count_samples_promised, forks_workers
 from autotune.schema import DataLoaderSettings, LoaderConfig
 from autotune.units import format_bytes
+from autotune.worker_costs import take_down
 
 PROC: Final = Path("/proc")
 LARGE_HEAP: Final = 192 * 2**20  # of the training process; copies of a smaller one are not worth the time
@@ -45,7 +46,8 @@ def foresee_copies(workload: LoadedWorkload) -> str | None:
         return None
     try:
         looks = list(_watch_worker(workload))
-    except Exception:  # whatever it is, the trials with workers will meet it and name it
+    except Exception as error:  # whatever it is, the trials with workers will meet it and name it
+        take_down(error)
         return None
     if not looks or looks[-1][1] - looks[0][1] < SEEN_BYTES:
         return None

@@ -113,17 +113,20 @@ class Search:
         """
         for record, grid_id in trials:
             self._recalled.append(record)
-            self._study.add_trial(
-                optuna.create_trial(
-                    value=record.score,
-                    params=self._space.params(record.config),
-                    distributions=self._distributions,
-                    constraints=_list_constraints(record),
-                    system_attrs={}
-                    if grid_id is None
-                    else {"grid_id": grid_id, "search_space": _make_grid(self._space)},
-                )
-            )
+            grid = {} if grid_id is None else {"grid_id": grid_id, "search_space": _make_grid(self._space)}
+            self._study.add_trial(self._make_trial(record, hidden=grid))
+
+    def _make_trial(
+        self, record: TrialRecord, hidden: dict[str, Any] | None = None, shown: dict[str, Any] | None = None
+    ) -> FrozenTrial:
+        return optuna.create_trial(
+            value=record.score,
+            params=self._space.params(record.config),
+            distributions=self._distributions,
+            constraints=_list_constraints(record),
+            system_attrs=hidden,
+            user_attrs=shown,
+        )
 
     def records(self) -> list[TrialRecord]:
         """List what was taken over from earlier runs, in order."""
@@ -168,6 +171,22 @@ class Search:
         told = self._study.tell(trial, record.score)
         if self._kept is not None:
             self._kept.append(told, record)
+
+    @property
+    def next_number(self) -> int:
+        """Number of the next trial of the study."""
+        return len(self._study.get_trials(deepcopy=False))
+
+    def add(self, record: TrialRecord) -> None:
+        """Keep what became of a trial that was never proposed.
+
+        Args:
+            record: Its line of the record, under the next number.
+        """
+        trial = self._make_trial(record, shown=record.describe())
+        self._study.add_trial(trial)
+        if self._kept is not None:
+            self._kept.append(trial, record)
 
     def finish(self) -> None:
         """Mark the study as done, so that the next run starts a new one."""

@@ -122,7 +122,23 @@ class Host:
 
         where = "running step" if self._in_step else self._where
         words = _name_error(error) if self._where == "trial" else _add_advice(_name_error(error))
-        return Failed(where=where, error=words, details=_format_error(error))
+        trial = self._trial if self._where == "trial" else None
+        return Failed(
+            where=where,
+            error=words,
+            details=_format_error(error),
+            on_device=self._uses_device(),
+            samples=0 if trial is None else trial.count_samples(),
+            index=None if trial is None else trial.find_index(error),
+        )
+
+    def _uses_device(self) -> bool:
+        """Tell whether this process uses an accelerator: for the step, or because the dataset does."""
+        if self._device is None or self._device.type != "cpu":
+            return self._device is not None
+        import torch
+
+        return bool(torch.cuda.is_initialized())
 
     def _carry_out(self, command: Command) -> Value:
         from autotune.messages import Hello, Measured, Probe, Probed, Ready, Run
@@ -136,7 +152,7 @@ class Host:
                 return Measured(measurement=self._measure(request))
             case _:
                 self._release()
-        return Ready()
+        return Ready(on_device=self._uses_device())
 
     def _load(self, hello: Any) -> None:
         self._show("importing torch")

@@ -10,6 +10,7 @@ from typing import Final, Self
 from autotune.child import Child, OnProgress, OnWarning, Usage
 from autotune.containment import Containment, find_containment
 from autotune.errors import UsageError, WorkloadError
+from autotune.failure_rates import CODE_FAILURES
 from autotune.limits import Limits
 from autotune.machine import read_machine
 from autotune.messages import (
@@ -29,7 +30,6 @@ from autotune.messages import (
     WorkloadProfile,
 )
 from autotune.request import WorkloadRequest
-from autotune.ruling import CODE_FAILURES
 from autotune.units import format_bytes
 from autotune.verdicts import Death, judge_failure
 from autotune.watchdog import Watch
@@ -70,6 +70,7 @@ class TrialRunner:
         self._on_progress = on_progress
         self._on_warning = on_warning
         self._phase = ""
+        self._batches = 0
         self._child: Child | None = None
         self._is_releasing = False
         self._limits: Limits | None = None
@@ -127,7 +128,7 @@ class TrialRunner:
         return outcome
 
     def _note_progress(self, progress: Progress) -> None:
-        self._phase = progress.phase
+        self._phase, self._batches = progress.phase, progress.batches
         self._on_progress(progress)
 
     def run(self, request: TrialRequest) -> TrialResult:
@@ -140,6 +141,7 @@ class TrialRunner:
             What became of it. A child that failed is ended with its whole tree; the next trial gets a new one.
         """
         started = time.monotonic()
+        self._batches = 0
         if request.fresh:
             self.close()
         outcome = self._obtain_child()
@@ -149,9 +151,18 @@ class TrialRunner:
             outcome = outcome.command(Run(trial=budgeted), self._watch(deadline))
         output = self._child.read_output() if self._child is not None and isinstance(outcome, Failed) else ""
         result = _make_result(request, outcome, self._usage, self._budgets, output)
-        result = check_gpu_memory(result, self._budgets)
+        result = check_gpu_memory(self._count_samples(result, outcome), self._budgets)
         self._wind_down(result)
         return result.model_copy(update={"seconds": time.monotonic() - started})
+
+    def _count_samples(self, result: TrialResult, outcome: Child | Report | Death) -> TrialResult:
+        """Add how far a failed trial came: what the child tells, or what it told before it died."""
+        if isinstance(outcome, Failed):
+            in_step = outcome.where == "running step"
+            return result.model_copy(update={"samples": outcome.samples, "in_step": in_step, "index": outcome.index})
+        if result.measurement is not None:
+            return result
+        return result.model_copy(update={"samples": (self._batches + 1) * (result.config.dataloader.batch_size or 1)})
 
     @property
     def _budgets(self) -> Limits:
@@ -262,7 +273,6 @@ def _explain_start(outcome: Child | Report | Death, workload: WorkloadRequest) -
         return WorkloadError(f"{workload.dataset}: its process answered out of turn ({type(outcome).__name__}).")
     source = f"While {workload.dataset} was loaded and profiled, its process"
     advice = {
-        "stalled": " If it needs longer, allow it with --stall-time.",
         "timed_out": " If it needs longer, allow it with --stall-time.",
         "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
     }.get(outcome.kind, "")

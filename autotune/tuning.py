@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from autotune.ablating import Ablation
-from autotune.confirming import ROUNDS, Confirmation
+from autotune.confirming import ROUNDS, Confirmation, Contestant
 from autotune.containment import Containment, find_containment
 from autotune.deciding import FINALISTS, Decision, decide, pick_finalists
-from autotune.errors import NoFeasibleConfigError, OutputError, ProfileError, TrialError, UnsavedError
+from autotune.errors import (
+    NoFeasibleConfigError,
+    OutputError,
+    ProfileError,
+    TrialError,
+    UnsavedError,
+    WorkloadError,
+)
 from autotune.evidence import gather_evidence
 from autotune.exploring import Exploration, find_best
 from autotune.importing import check_import_string
@@ -24,6 +31,7 @@ from autotune.noise import NoiseWatch
 from autotune.outcome import Outcome, make_profile, summarize_search
 from autotune.planning import Plan, make_plan
 from autotune.records import TrialRecord
+from autotune.report import describe_config
 from autotune.request import TuningRequest
 from autotune.schema import SCHEMA_VERSION, Contribution, TunedConfig, TunedFile
 from autotune.scoring import estimate
@@ -35,6 +43,7 @@ from autotune.tuned_file import check_writable, format_file, peek, save_profile
 from autotune.view import View
 from autotune.warm_start import plan_warm_start
 
+FEWEST_COMPARED: Final = 2  # configurations that work, for the best of them to be worth writing down
 FRESH_START_SECONDS: Final = 3.0  # a fresh process, its imports and a dataset factory
 
 
@@ -92,6 +101,9 @@ def tune(
                 outcome = _conclude(plan, run, end, search.name, time.monotonic() - started)
     if isinstance(end.cut_by, TrialError):
         raise TrialError(f"{end.cut_by} The best so far was written to {request.output}.")
+    if isinstance(end.cut_by, WorkloadError):
+        kept = f"{end.cut_by} The best so far was written to {request.output}."
+        raise WorkloadError(kept, end.cut_by.details)
     return outcome
 
 
@@ -128,6 +140,11 @@ def _go_through(plan: Plan, run: Run, search: Search, view: View, deadline: floa
         _explain(plan, run, deadline)
     except KeyboardInterrupt as interrupt:
         return End(stopped or "interrupted", interrupt)
+    except WorkloadError as error:
+        search.finish()  # the next run meets other code: what failed in this one is to be tried again
+        if sum(record.is_feasible for record in run.exploration.records) < FEWEST_COMPARED:
+            raise
+        return End("the dataset failed", error)
     except TrialError as error:
         return End(stopped or "the device was lost", error)
     except OSError as error:  # no room for a folder, no process left: what was measured is still worth having
@@ -163,6 +180,7 @@ def _conclude(plan: Plan, run: Run, end: End, study: str, seconds: float) -> Out
     """Decide, and write down what was found."""
     records = run.exploration.records
     decision = _decide(plan, records, run.confirmation, end.cut_by)
+    doubts = _strike_failed_final(plan, run.confirmation)
     summary = summarize_search(plan, records, study, seconds, end.stopped)
     evidence = gather_evidence(plan, records, decision.config, run.exploration.predict)
     output = Path(plan.request.output)
@@ -174,7 +192,7 @@ def _conclude(plan: Plan, run: Run, end: End, study: str, seconds: float) -> Out
         run.ablation.rows,
         summary,
         evidence,
-        run.exploration.findings,
+        (*run.exploration.findings, *doubts),
         peek(output),
     )
     try:
@@ -329,9 +347,22 @@ def _decide(
     if decision is not None:
         return decision
     best = find_best(records)
-    if best is not None and cut_by is not None:
-        return _decide_unconfirmed(plan, records, best)
-    raise cut_by or NoFeasibleConfigError(_explain_failures(records, confirmation))
+    if best is None:
+        raise cut_by or NoFeasibleConfigError(_explain_failures(records, confirmation))
+    return _decide_unconfirmed(plan, records, best)
+
+
+def _strike_failed_final(plan: Plan, confirmation: Confirmation) -> tuple[str, ...]:
+    """Forget a final in which nothing ran, for it confirms nothing; give the warning that says so."""
+    failure = next((failure for entrant in confirmation.entrants for failure in entrant.failures), None)
+    if failure is None or not confirmation.rounds or _judge(plan, confirmation) is not None:
+        return ()
+    confirmation.rounds, confirmation.baseline, confirmation.finalists = 0, Contestant(plan.baseline), []
+    happened = f"{describe_config(failure.config)}: it {failure.message.rstrip('.')}"
+    return (
+        "This is the best of the search, unconfirmed: in fresh processes, as a training run starts, no configuration "
+        f"ran to the end ({happened}). See to that first: a port, a lock or a download may be needed at each start.",
+    )
 
 
 def _decide_unconfirmed(plan: Plan, records: Sequence[TrialRecord], best: TrialRecord) -> Decision:
@@ -342,7 +373,7 @@ def _decide_unconfirmed(plan: Plan, records: Sequence[TrialRecord], best: TrialR
     found = estimate(best.result.measurement, best.config, plan.request.epochs)
     return Decision(
         config=best.config,
-        verdict="faster",
+        verdict="keep" if best.config == plan.baseline else "faster",
         samples_per_second=best.score,
         interval=None,
         wait_fraction=found.wait_fraction,

@@ -39,7 +39,7 @@ _SYMPTOMS: Final[tuple[tuple[TrialKind, str, str], ...]] = (
     ),
     (
         "shm_exhausted",
-        r"bus error",
+        r"killed by signal: Bus error|Unexpected bus error encountered in worker",
         "lost a worker to a bus error (SIGBUS): /dev/shm was full{shm}, or a memory-mapped file became shorter. Give "
         "the container more (--shm-size=1g), tune with fewer --max-workers, and let nobody change the files meanwhile",
     ),
@@ -61,7 +61,7 @@ _SYMPTOMS: Final[tuple[tuple[TrialKind, str, str], ...]] = (
     ),
     (
         "device_lost",
-        r"GPU is lost|fallen off the bus|uncorrectable|No CUDA GPUs are available|CUDA error: (hardware|"
+        r"NVMLError_GpuIsLost|RuntimeError: No CUDA GPUs are available|CUDA error: (uncorrectable|hardware|GPU is lost|"
         r"no CUDA-capable device|CUDA-capable device\(s\) is/are busy|all CUDA-capable|unknown error|system not yet)",
         "lost its device: {error}. Look at nvidia-smi and the kernel's log (Xid); a driver that lost a GPU needs a "
         "reset or a reboot",
@@ -78,6 +78,7 @@ _SYMPTOMS: Final[tuple[tuple[TrialKind, str, str], ...]] = (
         "ran out of memory{asked}. Use a smaller --batch-size or fewer --max-workers",
     ),
 )
+_OF_DEVICES: Final[tuple[TrialKind, ...]] = ("device_lost", "device_failed")  # not without one: a text says it, then
 _LOST_WORKER: Final = r"^(?!.*Caught \w+ in DataLoader worker).*(killed by signal|exited unexpectedly|ConnectionReset)"
 _SEEN_DEAD: Final = r"^DataLoader worker \(pid \d+\) (is killed|exited)"  # what a look at its exit status adds
 _LOST_LINE: Final = r"^(FileNotFound|ConnectionRefused|BrokenPipe|EOF)\w*Error"  # when a worker's socket is gone
@@ -187,7 +188,7 @@ def judge_failure(failed: Failed, shm: str = "", output: str = "") -> Death:
     error = _last_line(failed.error)
     lost = _is_lost_worker(failed)
     spoken = _drop_source(f"{failed.error}\n{failed.details}" + (f"\n{output}" if lost else ""))
-    found = _find_symptom(spoken, shm)
+    found = _find_symptom(spoken, shm, on_device=failed.on_device)
     if found is not None:
         return found.model_copy(update={"details": details})
     if lost:
@@ -202,8 +203,10 @@ def judge_failure(failed: Failed, shm: str = "", output: str = "") -> Death:
     return Death(kind="workload_failed", message=message, details=details)
 
 
-def _find_symptom(spoken: str, shm: str) -> Death | None:
+def _find_symptom(spoken: str, shm: str, *, on_device: bool) -> Death | None:
     for kind, pattern, message in _SYMPTOMS:
+        if kind in _OF_DEVICES and not on_device:
+            continue
         if re.search(pattern, spoken, re.IGNORECASE | re.MULTILINE):
             error = _find_line(pattern, spoken)
             words = message.format(shm=shm, asked=_describe_amount(spoken), files=_read_files_limit(), error=error)
@@ -300,18 +303,21 @@ def name_stall(message: str, output: str, shm: str = "") -> Death:
     return Death(kind="stalled", message=f"{message}{evidence}. {advice.format(shm=shm)}", details=output)
 
 
-def name_death(status: int | None, output: str, shm: str = "") -> Death:
+def name_death(status: int | None, output: str, shm: str = "", *, on_device: bool = False) -> Death:
     """Name the end of a child that reported nothing.
 
     Args:
         status: Its wait status as `subprocess` gives it; None when it still lives but closed the line.
         output: The end of what it printed.
         shm: What was used of /dev/shm, as in `: 64 MiB used of 64 MiB`.
+        on_device: Whether it used an accelerator.
 
     Returns:
         The outcome.
     """
-    found = None if _name_signal(status) in _CONCLUSIVE else _find_symptom(_drop_source(output), shm)
+    found = None
+    if _name_signal(status) not in _CONCLUSIVE:
+        found = _find_symptom(_drop_source(output), shm, on_device=on_device)
     if found is not None:
         return found.model_copy(update={"details": output})
     return Death(kind="crashed", message=_describe_status(status).format(shm=shm), details=output)

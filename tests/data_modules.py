@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -108,3 +109,7 @@ def make_from_datasets() -> LightningDataModule:
 def make_splits() -> Any:
     numbers = datasets.Dataset.from_dict({"number": list(range(SAMPLES))})
     return numbers.train_test_split(test_size=0.5, seed=0)
+
+
+def make_combined() -> Any:
+    return CombinedLoader({"left": DataLoader(make_numbers()), "right": DataLoader(make_numbers())})

@@ -86,6 +86,15 @@ class FailsInWorkers(Honest):
         return super().__getitem__(index)
 
 
+class FailsAtOneSample(Honest):
+    """Holds one sample that cannot be read."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == SAMPLES // 3:
+            raise KeyError("label")
+        return super().__getitem__(index)
+
+
 class HangsInWorkers(Honest):
     """Never comes back in a worker."""
 
@@ -140,6 +149,10 @@ class QueriesBatches(Honest):
 
 def make_fails_in_workers() -> Honest:
     return FailsInWorkers()
+
+
+def make_fails_at_one_sample() -> Honest:
+    return FailsAtOneSample()
 
 
 def make_hangs_in_workers() -> Honest:

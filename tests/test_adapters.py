@@ -112,8 +112,17 @@ def test_a_stateful_loader_is_a_loader() -> None:
 
 
 def test_a_data_module_with_several_loaders_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match=r"SeveralLoaders returned a builtins.list.* name a factory that returns it"):
+    with pytest.raises(
+        UsageError,
+        match=r"SeveralLoaders returned a builtins.list, which holds 2 DataLoaders.* name a factory that returns it",
+    ):
         load_workload(WorkloadRequest(dataset="tests.data_modules:SeveralLoaders"))
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")  # Lightning's call
+def test_a_combined_loader_of_lightning_is_answered_with_the_loaders_to_choose_from() -> None:
+    with pytest.raises(UsageError, match=r"holds 2 DataLoaders: `\.iterables\['left'\]`, `\.iterables\['right'\]`"):
+        load_workload(WorkloadRequest(dataset="tests.data_modules:make_combined"))
 
 
 def test_a_dict_of_splits_is_answered_with_the_splits_to_choose_from() -> None:

@@ -33,7 +33,7 @@ FLOORS = (
         "namesakes",
     },
     {"schema", "request", "messages", "records"},
-    {"machine", "importing", "matching", "ruling", "nvml", "software", "storage"},
+    {"machine", "importing", "matching", "ruling", "failure_rates", "nvml", "software", "storage"},
     {"limits", "costs", "intervals", "scoring", "process_tree", "verdicts", "noise", "cgroups"},
     {
         "space",

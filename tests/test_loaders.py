@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from autotune.errors import UsageError
 from autotune.loaders import Gate, LoadedWorkload, adopt, build_loader
@@ -86,3 +86,34 @@ def test_a_dataset_without_a_length_is_loaded_in_the_order_of_its_sampler(order:
 def test_a_dataset_without_a_length_or_a_sampler_is_refused() -> None:
     with pytest.raises(UsageError, match="it lacks __len__"):
         adopt(Workload(dataset=WithoutLength()), "pkg.data:make")
+
+
+class Prefetches:
+    """Wraps a loader as timm's PrefetchLoader does."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+class Streams:
+    """Can only be gone through, as a loader of another library."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def test_what_wraps_a_loader_is_refused_with_the_way_to_the_loader() -> None:
+    wrapped = Prefetches(DataLoader(TensorDataset(torch.zeros(8, 1))))
+    with pytest.raises(UsageError, match=r"test_loaders\.Prefetches, which holds a DataLoader: `\.loader`"):
+        adopt(wrapped, "pkg:make")
+
+
+def test_what_can_only_be_gone_through_is_refused_with_what_to_return_instead() -> None:
+    with pytest.raises(UsageError, match=r"test_loaders\.Streams, which can only be gone through.*IterableDataset"):
+        adopt(Streams(), "pkg:make")

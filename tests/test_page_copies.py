@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from autotune.loaders import LoadedWorkload
 from autotune.page_copies import describe_copies, fit_copies, foresee_copies, read_anonymous, read_copied
@@ -57,6 +60,29 @@ def test_the_rate_is_taken_from_the_first_look_to_the_last(looks: list[tuple[int
 def test_a_small_dataset_is_not_watched_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.page_copies.LARGE_HEAP", 2**50)
     assert foresee_copies(LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(8, 1))))) is None
+
+
+class Raises(Dataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        raise ValueError("no label")
+
+
+def test_a_worker_that_is_watched_in_vain_ends_at_once_and_not_when_garbage_is_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("autotune.page_copies.LARGE_HEAP", 0)
+    gc.collect()
+    before = set(multiprocessing.active_children())
+    gc.disable()
+    try:
+        assert foresee_copies(LoadedWorkload(parts=Workload(dataset=Raises()))) is None
+        assert set(multiprocessing.active_children()) <= before
+    finally:
+        gc.enable()
+        gc.collect()
 
 
 def test_the_warning_gives_the_amount_and_the_way_out() -> None:

@@ -151,3 +151,21 @@ def test_a_trial_that_was_skipped_tells_why(constraints: dict[str, float], reaso
     told = tell_and_describe({"fate": "skipped", "constraints": constraints})
     assert told["outcome"] == "skipped"
     assert told["reason"] == reason
+
+
+def test_a_trial_that_was_never_proposed_is_kept_under_the_next_number_and_not_proposed_again() -> None:
+    search = open_one()
+    first = search.ask()
+    record = TrialRecord(
+        number=search.next_number,
+        config=SPACE.build({"num_workers": 1}),
+        fate="measured",
+        score=5.0,
+        constraints={"works": -1.0},
+        result=make_result(SPACE.build({"num_workers": 1}), 5.0),
+    )
+    search.add(record)
+    assert (first.number, record.number, search.next_number) == (0, 1, 2)
+    search.enqueue([record.config])
+    search.guide(lambda: first.config)
+    assert search.ask().config == first.config

@@ -198,7 +198,7 @@ def test_a_factory_that_gives_no_dataset_is_a_usage_error(factory: str, words: s
 def test_a_factory_that_hangs_is_ended_and_told_how_to_get_more_time() -> None:
     error = probe_error("make_hanging", stall_seconds=4.0)
     assert "made no progress" in str(error)
-    assert "--stall-time" in str(error)
+    assert str(error).count("--stall-time") == 1
 
 
 def test_a_step_factory_that_fails_is_named() -> None:
@@ -212,6 +212,23 @@ def test_a_dataset_that_fails_only_in_workers_rules_workers_out() -> None:
     assert "the handle does not survive a fork" in result.details
 
 
+@pytest.mark.parametrize(("workers", "index"), [(0, 21), (2, None)])
+def test_a_failure_tells_how_far_it_came_and_in_the_training_process_which_sample_it_was(
+    workers: int, index: int | None
+) -> None:
+    result = run_one("make_fails_at_one_sample", workers)
+    assert result.kind == "workload_failed"
+    assert result.samples in range(8, 65, 8)
+    assert result.index == index
+    assert not result.in_step
+
+
+def test_a_step_that_fails_in_a_trial_is_told_from_data_that_does() -> None:
+    with open_runner("make_honest", step="tests.misbehaving:make_step_that_fails", step_seconds=None) as runner:
+        runner.limit(LIMITS)
+        assert runner.run(make_request(workers=1)).in_step
+
+
 @pytest.mark.usefixtures("either_way")
 def test_a_worker_killed_by_a_signal_is_a_crash() -> None:
     result = run_one("make_kills_its_worker", workers=1)
@@ -222,6 +239,7 @@ def test_a_worker_killed_by_a_signal_is_a_crash() -> None:
 def test_a_hung_worker_is_a_stalled_trial() -> None:
     result = run_one("make_hangs_in_workers", workers=2, stall_seconds=5.0)
     assert result.kind == "stalled"
+    assert result.samples == 8  # of the batch that it waits for
 
 
 def test_an_epoch_that_ends_early_never_counts() -> None:

@@ -153,8 +153,15 @@ def test_a_failure_without_workers_ends_the_run_as_the_users_error() -> None:
 
 
 def test_a_run_without_any_feasible_configuration_says_what_happened() -> None:
-    with pytest.raises(NoFeasibleConfigError, match="stalled: it did what it was told"):
-        run(Bench(saturating, lambda config: "stalled"))
+    with pytest.raises(NoFeasibleConfigError, match="timed_out: it did what it was told"):
+        run(Bench(saturating, lambda config: "timed_out"))
+
+
+def test_a_dataset_that_hangs_with_workers_and_without_is_the_users_to_mend() -> None:
+    bench = Bench(saturating, lambda config: "stalled")
+    with pytest.raises(WorkloadError, match=r"The dataset itself fails: .* did what it was told, with and without"):
+        run(bench)
+    assert len(bench.asked) == 3  # the baseline, one with workers, and one with the fewest
 
 
 def test_a_baseline_that_cannot_run_leaves_no_speedup() -> None:
@@ -362,6 +369,152 @@ def test_a_failure_that_does_not_repeat_itself_costs_nothing() -> None:
     outcome = run(Bench(saturating, flaky))
     assert all(record.is_feasible for record in outcome.records)
     assert outcome.profile.dataloader.num_workers >= 12
+
+
+class Flaky(Bench):
+    """Goes through 1,000 samples a trial, in which the data raises at some of them, workers or not.
+
+    Args:
+        period: Samples from one failure to the next.
+        first: Samples before the first.
+    """
+
+    def __init__(self, period: int, first: int) -> None:
+        super().__init__(saturating)
+        self._period, self._until = period, first
+
+    def __call__(self, request: TrialRequest) -> TrialResult:
+        self.asked.append(request)
+        if self._until >= 1000:
+            self._until -= 1000
+            return make_result(request.config, saturating(request.config))
+        samples, self._until = self._until + 1, self._period
+        message = "raised ValueError: bits is not in [0, 8)"
+        return TrialResult(kind="workload_failed", config=request.config, message=message, samples=samples)
+
+
+def test_a_dataset_that_raises_now_and_then_is_the_users_to_mend_and_never_blamed_on_workers() -> None:
+    with pytest.raises(
+        WorkloadError, match=r"about \d+ of [\d,]+ samples raise ValueError: bits.*without workers"
+    ) as caught:
+        run(Flaky(period=480, first=1500))
+    assert "ruled out" not in str(caught.value)
+
+
+def test_an_error_once_in_many_trials_costs_no_result_and_is_a_warning_with_its_rate() -> None:
+    outcome = run(Flaky(period=9_500, first=4_500))
+    assert all(record.is_feasible for record in outcome.records)
+    (warning,) = (text for text in outcome.profile.result.warnings if "ValueError" in text)
+    assert warning.startswith("About ")
+    assert "ruled out" not in warning
+
+
+def test_one_exception_without_workers_costs_no_result() -> None:
+    struck: list[LoaderConfig] = []
+
+    def fails_once(config: LoaderConfig) -> TrialKind | None:
+        if (config.dataloader.num_workers, config.dataloader.batch_size) == (0, 64) and not struck:
+            struck.append(config)
+            return "workload_failed"
+        return None
+
+    request = make_request(batch_sizes=(32, 64), ranges={"num_workers": (0, 1)}, sampler="grid", trials=100)
+    outcome = run(Bench(saturating, fails_once), request)
+    assert struck
+    assert all(record.is_feasible for record in outcome.records)
+    assert any("In 1 of" in warning for warning in outcome.profile.result.warnings)
+
+
+def test_a_step_that_fails_at_one_batch_size_costs_that_batch_size_only() -> None:
+    def fails(config: LoaderConfig) -> TrialKind | None:
+        return "workload_failed" if config.dataloader.batch_size == 64 else None
+
+    request = make_request(batch_sizes=(32, 64), ranges={"num_workers": (0, 1)}, sampler="grid", trials=100)
+    outcome = run(Bench(saturating, fails), request)
+    assert (outcome.profile.dataloader.batch_size, outcome.profile.dataloader.num_workers) == (32, 1)
+
+
+class FailsInStep(Bench):
+    """Fails in the training step, wherever the batches come from."""
+
+    def __call__(self, request: TrialRequest) -> TrialResult:
+        result = super().__call__(request)
+        return result if result.kind == "completed" else result.model_copy(update={"in_step": True})
+
+
+def test_a_step_that_always_fails_is_blamed_and_not_the_dataset() -> None:
+    bench = FailsInStep(saturating, lambda config: "workload_failed")
+    with pytest.raises(WorkloadError, match=r"^The training step \(.*\) fails even without workers: it did what"):
+        run(bench)
+    assert len(bench.asked) == 2
+    with pytest.raises(WorkloadError, match=r"^The training step \(.*\) fails: it did what it was told"):
+        run(FailsInStep(saturating, lambda config: "workload_failed"), make_request(fixed={"num_workers": 2}))
+
+
+def test_data_that_starts_to_fail_ends_the_run_as_the_users_error_and_keeps_the_best_so_far() -> None:
+    bench = Bench(saturating, lambda config: "workload_failed" if len(bench.asked) > 3 else None)
+    with pytest.raises(WorkloadError, match=r"with and without workers.*The best so far was written to dltune\.json"):
+        run(bench)
+    found = load("dltune.json").profile
+    assert found.search.stopped == "the dataset failed"
+    assert found.search.feasible == 3
+
+
+def test_a_run_that_the_users_code_ended_is_not_continued_when_the_code_was_mended() -> None:
+    view = Stops()
+    with pytest.raises(WorkloadError):
+        run(Bench(saturating, lambda config: "workload_failed"))
+    run(Bench(saturating), view=view)
+    assert view.resumed == 0
+
+
+def test_the_trial_that_rules_workers_out_is_a_trial_like_the_others(workdir: Path) -> None:
+    bench = Bench(saturating, fails_with_workers)
+    outcome = run(bench)
+    tried = {config for config in bench.configs if config.dataloader.num_workers}
+    recorded = {record.config for record in outcome.records if record.result is not None}
+    assert tried <= recorded
+    assert len(tried) == 2
+    view = Stops()
+    run(Bench(saturating), make_request(resume=True), view)
+    assert view.resumed == len(outcome.records)
+
+
+def test_one_bad_round_of_workers_in_the_probe_is_looked_at_again_and_forgotten() -> None:
+    bench = Bench(saturating)
+    workload = waiting_workload().model_copy(update={"worker_failure": "was killed by SIGKILL"})
+    outcome = tune(make_request(), run_trial=bench, machine=make_machine(affinity_cpus=2), workload=workload)
+    first = next(config.dataloader for config in bench.configs if config.dataloader.num_workers)
+    assert (first.num_workers, first.prefetch_factor) == (1, 1)
+    assert outcome.profile.dataloader.num_workers >= 12
+    assert not outcome.profile.result.warnings
+
+
+def test_workers_that_failed_in_the_probe_and_fail_again_are_ruled_out_for_what_was_seen_with_the_fewest() -> None:
+    bench = Bench(saturating, lambda config: "crashed" if config.dataloader.num_workers else None)
+    workload = waiting_workload().model_copy(update={"worker_failure": "made no progress for 60 s"})
+    outcome = tune(make_request(), run_trial=bench, machine=make_machine(affinity_cpus=2), workload=workload)
+    assert {config.dataloader.num_workers for config in bench.configs} == {0, 1}
+    (warning,) = outcome.profile.result.warnings
+    assert "already with the fewest it did what it was told. Native code that does not survive a fork" in warning
+
+
+class FailsFresh(Bench):
+    """Cannot be started twice, as what takes a port or a lock."""
+
+    def __call__(self, request: TrialRequest) -> TrialResult:
+        if not request.fresh:
+            return super().__call__(request)
+        return TrialResult(kind="workload_failed", config=request.config, message="raised OSError: port 80 is taken")
+
+
+def test_what_fails_only_in_fresh_processes_leaves_the_best_of_the_search_unconfirmed_with_the_reason() -> None:
+    result = run(FailsFresh(saturating)).profile.result
+    assert result.confirmed_rounds == 0
+    assert result.samples_per_second == pytest.approx(12 * 133, rel=0.01)
+    (warning,) = result.warnings
+    assert "the best of the search, unconfirmed" in warning
+    assert "raised OSError: port 80 is taken" in warning
 
 
 # What can go wrong around it

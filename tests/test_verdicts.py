@@ -28,8 +28,8 @@ NO_MEMORY = (
 CAUGHT = "KeyError: Caught KeyError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n"
 
 
-def judge(error: str, details: str = "") -> Death:
-    return judge_failure(Failed(where="trial", error=error, details=details))
+def judge(error: str, details: str = "", *, on_device: bool = True) -> Death:
+    return judge_failure(Failed(where="trial", error=error, details=details, on_device=on_device))
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,29 @@ def judge(error: str, details: str = "") -> Death:
 )
 def test_an_error_is_named_by_what_its_text_says(kind: TrialKind, error: str) -> None:
     assert judge(error).kind == kind
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ValueError: uncorrectable errors in block 7 of shard 3",
+        "ValueError: sensor 4: bus error on the CAN interface",
+        "KeyError: 'the robot has fallen off the bus'",
+    ],
+)
+def test_words_of_the_users_own_are_no_symptom_of_the_machine(error: str) -> None:
+    assert judge(error).kind == "workload_failed"
+    assert name_death(1, error, on_device=True).kind == "crashed"
+
+
+@pytest.mark.parametrize(
+    "error",
+    ["RuntimeError: No CUDA GPUs are available", "RuntimeError: CUDA error: uncorrectable ECC error encountered"],
+)
+def test_where_no_device_is_in_use_none_can_be_lost(error: str) -> None:
+    assert judge(error, on_device=False).kind == "workload_failed"
+    assert name_death(1, error).kind == "crashed"
+    assert name_death(1, error, on_device=True).kind == "device_lost"
 
 
 def test_a_tensor_that_cannot_be_opened_for_want_of_descriptors_is_no_want_of_shm() -> None:
