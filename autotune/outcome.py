@@ -145,7 +145,7 @@ def _make_result(
         advice=advise(plan, config, bottleneck),
         warnings=(
             *(*workload.notes, *findings, *confirmation.noise),
-            *(*_warn_of_failures(confirmation.entrants), *_warn_of_growth(seen)),
+            *(*_warn_of_failures(confirmation.entrants if confirmation.rounds else ()), *_warn_of_growth(seen)),
         ),
     )
 
