@@ -25,7 +25,17 @@ _SAME_NAMES: Final = (
 )  # options that are called in TuningRequest as on the command line
 
 
-class Duration(click.ParamType[float]):
+if TYPE_CHECKING:
+    Seconds = click.ParamType[float]
+    Text = click.ParamType[str]
+    Sizes = click.ParamType[tuple[int, ...]]
+    Pair = click.ParamType[tuple[str, Any]]
+    Bounds = click.ParamType[tuple[str, tuple[int, int]]]
+else:  # generic since click 8.4 only, and 8.2 will do
+    Seconds = Text = Sizes = Pair = Bounds = click.ParamType
+
+
+class Duration(Seconds):
     """A length of time such as `35ms`, `3s` or `10m`, in seconds."""
 
     name = "duration"
@@ -40,7 +50,7 @@ class Duration(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
-class Budget(click.ParamType[str]):
+class Budget(Text):
     """An amount of memory: a share such as `80%`, or an amount such as `24GiB`."""
 
     name = "budget"
@@ -55,7 +65,7 @@ class Budget(click.ParamType[str]):
         return text
 
 
-class BatchSizes(click.ParamType[tuple[int, ...]]):
+class BatchSizes(Sizes):
     """One batch size that is pinned, or a list to choose from: `64` or `32,64,128`."""
 
     name = "sizes"
@@ -72,7 +82,7 @@ class BatchSizes(click.ParamType[tuple[int, ...]]):
         return sizes
 
 
-class Assignment(click.ParamType[tuple[str, Any]]):
+class Assignment(Pair):
     """`KEY=VALUE`, where the value is JSON or a bare word."""
 
     name = "key=value"
@@ -87,7 +97,7 @@ class Assignment(click.ParamType[tuple[str, Any]]):
         return key.strip(), read_value(text)
 
 
-class Range(click.ParamType[tuple[str, tuple[int, int]]]):
+class Range(Bounds):
     """`KNOB=LOW:HIGH`, both ends included."""
 
     name = "knob=low:high"

@@ -319,6 +319,13 @@ def test_help_imports_nothing_heavy() -> None:
     assert shown.stdout.strip() == "[]"
 
 
+def test_the_command_line_can_be_imported_where_clicks_types_are_not_generic_yet() -> None:
+    code = (
+        "import click; plain = type('ParamType', (), {'convert': None}); click.ParamType = plain; import autotune.options"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 def test_a_request_without_a_dataset_cannot_be_built() -> None:
     with pytest.raises(UsageError):
         build_request(parse() | {"dataset": None})
