@@ -4,7 +4,9 @@ import re
 import tomllib
 from pathlib import Path
 
-UNTESTED = ("torch",)  # an earlier one fetches gigabytes of CUDA; its bound is not tested, and it comes as in constraints
+UNTESTED = (
+    "torch",
+)  # an earlier one fetches gigabytes of CUDA; its bound is not tested, and it comes as in constraints
 
 bounds = tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
 pairs = [re.match(r"([\w-]+)>=([\d.]+)", bound).groups() for bound in bounds]

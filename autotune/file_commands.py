@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from autotune.view import View
 
 TARGETS: Final = ("kwargs", "statefuldataloader", "hf", "accelerate", "lightning", "timm", "yaml", "json", "env")
+TRUST: Final = click.option(
+    "--trust", is_flag=True, help="I have read FILE: import what it names even if others may have written it."
+)
 _FILE: Final = click.argument("file", type=click.Path(path_type=Path), default=Path("dltune.json"))
 
 
@@ -153,19 +156,25 @@ def _put_out(text: str, output: Path | None, *, force: bool) -> None:
     show_default=True,
     help="Load the dataset and compare the number and size of its samples.",
 )
+@TRUST
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
-def check(file: Path, profile: str | None, max_age: float | None, quick: bool, workload: bool, as_json: bool) -> None:
+def check(
+    file: Path, profile: str | None, max_age: float | None, quick: bool, workload: bool, trust: bool, as_json: bool
+) -> None:
     """Tell whether a profile still fits machine and data.
 
     FILE is the tuned file, dltune.json if left out. What decides is named as a reason: accelerators, CPUs, memory,
     /dev/shm, open files, the start method of workers, and the size of the samples. Other versions are named as well,
     and do not decide.
+
+    The dataset and the step that FILE names are imported and called, as make runs a Makefile: check files of your own,
+    or read them first. With --no-workload, and without --quick, nothing that it names is imported.
     """
     with report_errors(exit_code=2), interrupt_on_signals():
         from autotune.rechecking import check_file, describe_fitness
 
         view = _make_rounds_display() if quick else None
-        found = check_file(file, profile, max_age, quick=quick, with_workload=workload, view=view)
+        found = check_file(file, profile, max_age, quick=quick, with_workload=workload, trust=trust, view=view)
         print_result(found.model_dump_json(indent=2) if as_json else describe_fitness(found, str(file)))
     if not found.fits:
         sys.exit(1)

@@ -223,7 +223,6 @@ def build_request(options: dict[str, Any]) -> TuningRequest:
             step=options["step"],
             step_seconds=options["step_time"],
             device=options["device"],
-            working_dir=str(Path.cwd()),
         )
         same = {name: options[name] for name in _SAME_NAMES}
         return TuningRequest(

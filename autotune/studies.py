@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from autotune.errors import StudyError
 from autotune.locks import LockedError, hold
 from autotune.records import RECORD_FORMAT, TrialRecord
-from autotune.request import TuningRequest
+from autotune.request import TuningRequest, hide_password
 from autotune.schema import Hardware
 from autotune.space import SearchSpace
 from autotune.units import format_bytes
@@ -196,7 +196,7 @@ def _make_default() -> str:
 
 def _name_place(url: str | None) -> str:
     """Name a storage as the user knows it, without the password in it."""
-    return f"{FOLDER}/{DATABASE}" if url is None else re.sub(r"://[^@/]*@", "://***@", url)
+    return f"{FOLDER}/{DATABASE}" if url is None else hide_password(url)
 
 
 def _find_file(storage: RDBStorage) -> Path | None:

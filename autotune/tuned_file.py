@@ -1,6 +1,7 @@
 """Reads and writes dltune.json: whole, valid, and never at the cost of what others have written into it.
 
-What is read is not trusted. It is parsed, never run: no field names anything that is imported, opened or unpickled.
+What is read is not trusted. It is parsed, never run: nothing that a field names is imported, opened or unpickled here.
+Checking a profile against its workload and tuning it anew do import what it names; `trust` says which files may be.
 """
 
 from __future__ import annotations

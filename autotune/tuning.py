@@ -12,7 +12,7 @@ from autotune.ablating import Ablation
 from autotune.confirming import ROUNDS, Confirmation
 from autotune.containment import Containment, find_containment
 from autotune.deciding import FINALISTS, Decision, decide, pick_finalists
-from autotune.errors import NoFeasibleConfigError, OutputError, ProfileError, TrialError, UnsavedError
+from autotune.errors import NoFeasibleConfigError, OutputError, ProfileError, TrialError, UnsavedError, UsageError
 from autotune.evidence import gather_evidence
 from autotune.exploring import Exploration, find_best
 from autotune.importing import check_import_string
@@ -24,7 +24,7 @@ from autotune.noise import NoiseWatch
 from autotune.outcome import Outcome, make_profile, summarize_search
 from autotune.planning import Plan, make_plan
 from autotune.records import TrialRecord
-from autotune.request import TuningRequest
+from autotune.request import TuningRequest, WorkloadRequest, lacks_password
 from autotune.schema import SCHEMA_VERSION, TunedConfig, TunedFile
 from autotune.scoring import estimate
 from autotune.search import Search, open_search
@@ -218,16 +218,33 @@ def check_request(request: TuningRequest) -> None:
         request: What the user asked for.
 
     Raises:
-        UsageError: An import string is malformed.
+        UsageError: An import string is malformed, or the storage lacks its password.
         OutputError: The output path cannot be written.
         ProfileError: Something else than a tuned file lies at the output path.
     """
-    check_import_string("--dataset", request.workload.dataset)
-    if request.workload.step is not None:
-        check_import_string("--step", request.workload.step)
-    if request.workload.collate is not None:
-        check_import_string("--collate", request.workload.collate)
+    check_names(request.workload)
+    if request.storage is not None and lacks_password(request.storage):
+        raise UsageError(
+            f"The storage {request.storage} was given with a password, which is not written down: give the whole URL "
+            "again with --storage, or in DLTUNE_STORAGE."
+        )
     check_writable(Path(request.output))
+
+
+def check_names(workload: WorkloadRequest) -> None:
+    """Refuse import strings that name nothing.
+
+    Args:
+        workload: The workload that was asked for.
+
+    Raises:
+        UsageError: One is malformed.
+    """
+    check_import_string("--dataset", workload.dataset)
+    if workload.step is not None:
+        check_import_string("--step", workload.step)
+    if workload.collate is not None:
+        check_import_string("--collate", workload.collate)
 
 
 @contextmanager

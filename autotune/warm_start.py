@@ -83,7 +83,9 @@ def scale_workers(profile: TunedConfig, here: Hardware) -> LoaderConfig:
     return profile.config.model_copy(update={"dataloader": loader.model_copy(update={"num_workers": workers})})
 
 
-def ask_again(profile: TunedConfig, here: Hardware, output: str, trials: int | None = None) -> TuningRequest:
+def ask_again(
+    profile: TunedConfig, here: Hardware, output: str, trials: int | None = None, storage: str | None = None
+) -> TuningRequest:
     """Make the request that a profile was tuned with anew, for this machine.
 
     Args:
@@ -91,10 +93,11 @@ def ask_again(profile: TunedConfig, here: Hardware, output: str, trials: int | N
         here: This machine.
         output: The tuned file.
         trials: Most trials; None takes a third of those that were asked for.
+        storage: Optuna storage URL; None takes the one that was asked for.
 
     Returns:
-        The request. On a machine like that of the profile the result takes the profile's place; on another one it
-        gets a name of its own.
+        The request, for the current folder. On a machine like that of the profile the result takes the profile's
+        place; on another one it gets a name of its own.
 
     Raises:
         ProfileError: The profile does not hold its request, or one that cannot be read.
@@ -119,5 +122,6 @@ def ask_again(profile: TunedConfig, here: Hardware, output: str, trials: int | N
         "trials": trials or max(SEEDS + 1, asked.trials // TRIALS_SHARE),
         "resume": False,
         "study_name": None,
+        "storage": storage or asked.storage,
     }
-    return asked.model_copy(update=changes)
+    return asked.forget_folder().model_copy(update=changes)

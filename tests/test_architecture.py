@@ -30,6 +30,7 @@ FLOORS = (
         "interrupts",
         "clocks",
         "namesakes",
+        "trust",
     },
     {"schema", "request", "messages", "records"},
     {"machine", "importing", "matching", "ruling", "nvml", "software", "storage"},

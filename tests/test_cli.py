@@ -20,7 +20,7 @@ from autotune.errors import UsageError
 from autotune.options import build_request, name_parameters, read_project_options
 from autotune.schema import ProcessSettings
 from autotune.tuned_file import save_profile
-from tests.builders import make_config, make_profile
+from tests.builders import make_config, make_profile, make_request
 
 ROOT = str(Path(__file__).parent.parent)
 CLICK = tuple(int(part) for part in version("click").split(".")[:2])
@@ -322,10 +322,23 @@ def test_help_imports_nothing_heavy() -> None:
     assert shown.stdout.strip() == "[]"
 
 
+def test_the_folder_is_the_current_one_and_stands_nowhere_in_the_request(workdir: Path) -> None:
+    assert str(workdir) not in build_request(parse()).model_dump_json()
+
+
+@pytest.mark.parametrize("arguments", [("--storage", "nonsense://there/db"), ()], ids=["the option", "the environment"])
+def test_retune_opens_the_storage_that_is_given_and_not_that_of_the_profile(
+    workdir: Path, arguments: tuple[str, ...]
+) -> None:
+    request = make_request(storage="postgresql://me:secret@host/db").record()
+    save_profile(workdir / "dltune.json", make_profile(request=request))
+    result = invoke("retune", *arguments, env={} if arguments else {"DLTUNE_STORAGE": "nonsense://there/db"})
+    assert result.exit_code == 2
+    assert "nonsense://there/db cannot be opened" in result.stderr
+
+
 def test_the_command_line_can_be_imported_where_clicks_types_are_not_generic_yet() -> None:
-    code = (
-        "import click; plain = type('ParamType', (), {'convert': None}); click.ParamType = plain; import autotune.options"
-    )
+    code = "import click; click.ParamType = type('ParamType', (), {'convert': None}); import autotune.options"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
