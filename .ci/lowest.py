@@ -4,10 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
-UNTESTED = (
-    "torch",
-)  # an earlier one fetches gigabytes of CUDA; its bound is not tested, and it comes as in constraints
+UNTESTED = "torch"  # an earlier one fetches gigabytes of CUDA: its bound is not tested, and it is that of constraints
 
 bounds = tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
 pairs = [re.match(r"([\w-]+)>=([\d.]+)", bound).groups() for bound in bounds]
-print("\n".join(f"{name}=={version}" for name, version in pairs if name not in UNTESTED))  # noqa: T201
+print("\n".join(f"{name}=={version}" for name, version in pairs if name != UNTESTED))  # noqa: T201

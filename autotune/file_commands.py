@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from autotune.view import View
 
 TARGETS: Final = ("kwargs", "statefuldataloader", "hf", "accelerate", "lightning", "timm", "yaml", "json", "env")
+REPORTS: Final = (b"### dltune: ", b'<meta name="generator" content="dltune report">')  # in the beginning of each
+BEGINNING_BYTES: Final = 2000  # of a file, in which that stands
 TRUST: Final = click.option(
     "--trust", is_flag=True, help="I have read FILE: import what it names even if others may have written it."
 )
@@ -101,11 +103,12 @@ def export(file: Path, to: Target, profile: str | None, output: Path | None, for
     metavar="FILE",
     help="Where to write it; report.html if left out, stdout for Markdown.",
 )
-def report(file: Path, profile: str | None, form: str, output: Path | None) -> None:
+@click.option("--force", is_flag=True, help="Replace the output even if it is no report of dltune's.")
+def report(file: Path, profile: str | None, form: str, output: Path | None, force: bool) -> None:
     """Write a report on a profile, for people.
 
     FILE is the tuned file, dltune.json if left out. The page needs nothing beside itself: no network, no other file.
-    An earlier report is replaced.
+    An earlier report is replaced; another file is only with --force.
     """
     from autotune.profiles import choose_profile
 
@@ -121,7 +124,19 @@ def report(file: Path, profile: str | None, form: str, output: Path | None) -> N
 
             text = make_summary(chosen, str(file))
         _refuse_tuned_file(output, file)
-        _put_out(text, output, force=True)
+        _put_out(text, output, force=force or _is_report(output))
+
+
+def _is_report(path: Path | None) -> bool:
+    """Tell whether a report of ours lies at a path, which another one may replace."""
+    if path is None or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as stream:
+            beginning = stream.read(BEGINNING_BYTES)
+    except OSError:
+        return False
+    return any(mark in beginning for mark in REPORTS)
 
 
 def _refuse_tuned_file(output: Path | None, file: Path) -> None:
