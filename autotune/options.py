@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autotune.request import TuningRequest
 
 PROJECT_FILE: Final = "pyproject.toml"
+MOST_SHOWN: Final = 80  # characters of a value that is refused
 _SAME_NAMES: Final = (
     *("trials", "epochs", "seed", "sampler", "max_memory", "max_shm", "max_gpu_memory", "max_workers"),
     *("isolation", "output", "profile", "storage", "study_name", "resume"),
@@ -94,7 +95,10 @@ class Assignment(Pair):
         key, separator, text = str(value).partition("=")
         if not separator or not key.strip():
             self.fail(f"{value!r} is not of the form KEY=VALUE", param, ctx)
-        return key.strip(), read_value(text)
+        try:
+            return key.strip(), read_value(text)
+        except RecursionError:
+            self.fail(f"{_shorten(value)} is nested too deeply for JSON", param, ctx)
 
 
 class Range(Bounds):
@@ -110,19 +114,37 @@ class Range(Bounds):
             return cast("tuple[str, tuple[int, int]]", value)
         key, _, text = str(value).partition("=")
         low, _, high = text.partition(":")
-        if not (low.strip().isdigit() and high.strip().isdigit()):
-            self.fail(f"{value!r} is not of the form num_workers=0:16", param, ctx)
-        if int(low) > int(high):
-            self.fail(f"{value!r}: the lower end is above the upper one, give num_workers=0:16", param, ctx)
-        return key.strip(), (int(low), int(high))
+        try:
+            bounds = int(low), int(high)
+        except ValueError:
+            self.fail(f"{_shorten(value)} is not of the form num_workers=0:16", param, ctx)
+        if not 0 <= bounds[0] <= bounds[1]:
+            self.fail(f"{value!r}: the lower end is above the upper one or below 0, give num_workers=0:16", param, ctx)
+        return key.strip(), bounds
 
 
 def read_value(text: str) -> Any:
-    """Read a value given on the command line: JSON where it is JSON, else the text itself."""
+    """Read a value given on the command line: JSON where it is JSON, else the text itself.
+
+    Args:
+        text: What was given.
+
+    Returns:
+        The value.
+
+    Raises:
+        RecursionError: It is JSON that is nested more deeply than can be read.
+    """
     try:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _shorten(value: object) -> str:
+    """Write what was given so that a line can hold it."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def read_project_options(folder: Path) -> dict[str, Any]:

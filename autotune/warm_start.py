@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from autotune.errors import ProfileError
 from autotune.matching import compare_hardware
 from autotune.request import TuningRequest
-from autotune.schema import Hardware, LoaderConfig, Rate, TunedConfig, Value
+from autotune.schema import MOST_WORKERS, Hardware, LoaderConfig, Rate, TunedConfig, Value
 
 SEEDS: Final = 3  # of the earlier trials, the best ones are tried again
 TRIALS_SHARE: Final = 3  # a warm search may take this part of the trials of a cold one
@@ -79,7 +79,8 @@ def scale_workers(profile: TunedConfig, here: Hardware) -> LoaderConfig:
     loader = profile.dataloader
     if not loader.num_workers:
         return profile.config
-    workers = max(1, round(loader.num_workers * here.usable_cpus / profile.hardware.usable_cpus))
+    wanted = round(loader.num_workers * here.usable_cpus / profile.hardware.usable_cpus)
+    workers = min(max(1, wanted), MOST_WORKERS)
     return profile.config.model_copy(update={"dataloader": loader.model_copy(update={"num_workers": workers})})
 
 
