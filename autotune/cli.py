@@ -207,8 +207,7 @@ def _run(request: TuningRequest, options: dict[str, Any], earlier: TunedConfig |
     from autotune.report import describe_outcome
     from autotune.tuning import tune
 
-    view = _make_view(request, options)
-    with interrupt_on_signals():
+    with interrupt_on_signals(), _make_view(request, options) as view:
         outcome = tune(request, view=view, earlier=earlier)
         with finish_first():
             text = (
