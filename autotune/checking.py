@@ -146,6 +146,7 @@ def identify_workload(plan: Plan) -> WorkloadIdentity:
         samples=workload.samples,
         sample_bytes=workload.sample_bytes,
         step=request.describe_step(),
+        kind=workload.kind,
     )
 
 

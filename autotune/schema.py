@@ -18,6 +18,7 @@ SCHEMA_ID: Final = f"urn:dltune:schema:{SCHEMA_VERSION}"
 
 SharingStrategy = Literal["file_descriptor", "file_system"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
+DatasetKind = Literal["map", "iterable"]
 Bottleneck = Literal["step", "cpu", "waiting", "transfer", "copy", "epoch", "unknown"]
 
 Count = Annotated[int, Field(ge=0)]
@@ -216,6 +217,7 @@ class WorkloadIdentity(Value):
         samples: Samples in an epoch; None when an iterable dataset does not tell.
         sample_bytes: Bytes of tensors in one sample, mean.
         step: Import string of the step, `emulated 35.0 ms` or `built-in`.
+        kind: `map` or `iterable`: only the former can be shuffled by a loader; None in files of earlier versions.
     """
 
     dataset: str
@@ -223,6 +225,7 @@ class WorkloadIdentity(Value):
     samples: ToldCount | None
     sample_bytes: ToldBytes
     step: str
+    kind: DatasetKind | None = None
 
 
 class Baseline(Value):
