@@ -116,4 +116,5 @@ def describe_fitness(found: Fitness, file: str) -> str:
 def _describe_remeasured(found: Remeasured) -> str:
     now, then = format_rate(found.samples_per_second), format_rate(found.promised)
     speedup = f", {found.speedup:.2f} x the baseline" if found.speedup is not None else ""
-    return f"measured again: {now} of the {then} promised{speedup}"
+    machine = f"; the baseline reaches {found.machine_change:.2f} of what it did" if found.machine_change else ""
+    return f"measured again: {now} of the {then} promised{speedup}{machine}"

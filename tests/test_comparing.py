@@ -23,6 +23,7 @@ def test_a_difference_within_both_intervals_is_none() -> None:
 def test_a_difference_beyond_both_intervals_is_said_with_its_interval() -> None:
     found = compare_results(make_result_of("a", 100, (98, 102)), make_result_of("b", 150, (147, 153)))
     assert found.is_beyond_noise
+    assert found.ratio_ci95 is not None
     low, high = found.ratio_ci95
     assert low < 1.5 < high < 1.6
     assert "no difference" not in describe_comparison(found)
