@@ -331,6 +331,13 @@ def test_the_folder_is_the_current_one_and_stands_nowhere_in_the_request(workdir
     assert str(workdir) not in build_request(parse()).model_dump_json()
 
 
+def test_retune_writes_where_it_is_told_to(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile(request=make_request().record()))
+    result = invoke("retune", "--output", "nowhere/new.json")
+    assert result.exit_code == 1
+    assert "nowhere/new.json cannot be written: there is no folder" in result.stderr
+
+
 @pytest.mark.parametrize("arguments", [("--storage", "nonsense://there/db"), ()], ids=["the option", "the environment"])
 def test_retune_opens_the_storage_that_is_given_and_not_that_of_the_profile(
     workdir: Path, arguments: tuple[str, ...]
