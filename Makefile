@@ -4,9 +4,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 TEST_READY := .venv/.test-ready
 BENCH_READY := .venv/.bench-ready
+LOWEST := .venv-lowest/bin
+LOWEST_READY := .venv-lowest/.ready
+WITH_CHILDREN := trial_runner end_to_end adapters integrations page_in_browser dashboard benchmarks gpu_benchmark docs
 ALONE := tests/faults/test_budgets.py  # it measures; all other tests run in two processes
 
-.PHONY: demo test faults test-gpu lint types check bench bench-gpu replay clean help
+.PHONY: demo test test-lowest faults test-gpu lint types check bench bench-gpu replay clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,6 +34,22 @@ test: $(TEST_READY) ## Set up, then run the tests
 	$(BIN)/python -m pytest $(ALONE)
 	$(BIN)/python -m pytest tests/faults tests $(ALONE:%=--ignore %) --numprocesses 2 --dist loadfile
 
+$(LOWEST_READY): pyproject.toml constraints.txt .ci/lowest.py
+	$(PYTHON) -m venv .venv-lowest
+	$(LOWEST)/pip install --quiet --upgrade 'pip>=25.1'
+	$(LOWEST)/pip install --quiet --constraint constraints.txt torch
+	$(LOWEST)/python .ci/lowest.py > .venv-lowest/lowest.txt
+	$(LOWEST)/pip install --quiet --constraint .venv-lowest/lowest.txt --editable . pytest hypothesis
+	@touch $(LOWEST_READY)
+
+# torch's own lower bound is not tested here: an earlier torch than that of constraints.txt fetches gigabytes of CUDA.
+test-lowest: $(LOWEST_READY) ## Run one tuning and the tests that start no trials with the lowest versions allowed
+	$(LOWEST)/dltune --dataset tests.misbehaving:make_honest --batch-size 32 --max-workers 1 --trials 2 \
+		--trial-time 300ms --no-resume --output .venv-lowest/dltune.json --storage sqlite:///.venv-lowest/studies.db
+	$(LOWEST)/dltune check .venv-lowest/dltune.json
+	$(LOWEST)/dltune report .venv-lowest/dltune.json --format md
+	$(LOWEST)/python -m pytest tests --ignore tests/faults --ignore tests/gpu $(WITH_CHILDREN:%=--ignore tests/test_%.py)
+
 faults: $(READY) ## Run the fault tests alone, and print what became of each fault
 	$(BIN)/python -m pytest tests/faults --fault-matrix
 
@@ -44,7 +63,7 @@ lint: $(READY) ## Check style
 types: $(READY) ## Check types
 	$(BIN)/mypy
 
-check: lint types test ## Everything that CI runs
+check: lint types test test-lowest ## Everything that CI runs
 
 $(BENCH_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --group bench
@@ -63,4 +82,4 @@ replay: $(READY) ## Compare samplers on recorded grids (seconds)
 	$(BIN)/python -m benchmarks.replay
 
 clean: ## Remove what was made here
-	rm -rf .venv .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lowest .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -185,7 +185,7 @@ def _list_values(config: LoaderConfig) -> dict[str, str]:
 
 def describe_use(profile: TunedConfig, file: str) -> str:
     """Write the code that loads the answer."""
-    return f"import autotune\n\nloader = {describe_use_in_code(profile, 'map', file)}"
+    return f"import autotune\n\nloader = {describe_use_in_code(profile, profile.workload.kind or 'map', file)}"
 
 
 def describe_plain_use(profile: TunedConfig) -> str:
@@ -193,9 +193,13 @@ def describe_plain_use(profile: TunedConfig) -> str:
     lines = []
     if profile.process.sharing_strategy != "file_descriptor":
         lines.append(f"torch.multiprocessing.set_sharing_strategy({profile.process.sharing_strategy!r})")
-    own = "shuffle=True" if profile.dataloader.batch_size is not None else "**your_own_batching"
-    kwargs = "".join(f",\n    {name}={value!r}" for name, value in profile.config.loader_kwargs().items())
-    lines.append(f"loader = DataLoader(\n    dataset,\n    {own}{kwargs},\n)")
+    arguments = ["dataset"]
+    if profile.dataloader.batch_size is None:
+        arguments.append("**your_own_batching")
+    elif profile.workload.kind != "iterable":  # which DataLoader refuses to shuffle
+        arguments.append("shuffle=True")
+    arguments += [f"{name}={value!r}" for name, value in profile.config.loader_kwargs().items()]
+    lines += ["loader = DataLoader(", *(f"    {argument}," for argument in arguments), ")"]
     if profile.process.device_prefetch:
         lines.append("loader = autotune.device_prefetch(loader, device)")
     return "\n".join(lines)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
-from autotune.confirming import Confirmation
+from autotune.comparing import measure_width
+from autotune.confirming import Confirmation, Contestant
 from autotune.errors import UsageError
-from autotune.intervals import ratio_of_pairs
 from autotune.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
 from autotune.planning import Plan
-from autotune.schema import Hardware, Interval, Rate, Software, TunedConfig, Value, WorkloadIdentity
+from autotune.schema import (
+    Baseline,
+    Hardware,
+    Interval,
+    LoaderConfig,
+    Rate,
+    Software,
+    TunedConfig,
+    Value,
+    WorkloadIdentity,
+)
 from autotune.software import read_start_method, read_torch
-from autotune.units import format_rate
 
-KEPT: Final = 0.9  # of what was promised, or of the baseline; a profile that reaches less is tuned anew
+KEPT: Final = 0.9  # of what was promised, or of the baseline; a profile that surely reaches less is tuned anew
 
 
 class Remeasured(Value):
@@ -27,6 +37,10 @@ class Remeasured(Value):
         promised: What the profile says.
         speedup: Over the baseline, in rounds of the same minutes; None when the baseline could not run.
         speedup_ci95: Its 95 % interval.
+        kept: Share of the promise that it keeps, where the machine itself changed as the baseline did; of the plain
+            promise where the baseline of that time was not measured.
+        kept_ci95: Its 95 % interval, from the intervals of then and of now; None where it was measured once only.
+        machine_change: Throughput of the baseline over what it was then; None where it was not measured twice.
         noise: Sentences on what disturbed the measurement; empty when the machine was quiet.
     """
 
@@ -34,6 +48,9 @@ class Remeasured(Value):
     promised: Rate
     speedup: Rate | None
     speedup_ci95: Interval | None
+    kept: Rate
+    kept_ci95: Interval | None
+    machine_change: Rate | None = None
     noise: tuple[str, ...] = ()
 
 
@@ -105,12 +122,16 @@ def _judge(found: Remeasured | None) -> tuple[str, ...]:
         return ()
     if found.samples_per_second == 0:
         return ("it does not run any more",)
-    if found.speedup is not None and found.speedup < KEPT:
-        return (f"it is slower than the baseline: {found.speedup:.2f} times as fast",)
-    if found.samples_per_second < KEPT * found.promised:
-        now, then = format_rate(found.samples_per_second), format_rate(found.promised)
-        return (f"it reaches {now}, {found.samples_per_second / found.promised:.0%} of the {then} it promises",)
+    if found.speedup is not None and found.speedup_ci95 is not None and found.speedup_ci95[1] < KEPT:
+        return (f"it is slower than the baseline: {_describe_share(found.speedup, found.speedup_ci95)} times as fast",)
+    if found.kept_ci95 is not None and found.kept_ci95[1] < KEPT:
+        beside = "" if found.machine_change is None else ", after what the baseline itself changed"
+        return (f"it keeps {_describe_share(found.kept, found.kept_ci95)} of what it promises{beside}",)
     return ()
+
+
+def _describe_share(share: float, interval: Interval) -> str:
+    return f"{share:.2f} [{interval[0]:.2f}-{interval[1]:.2f}]"
 
 
 def remeasure(confirmation: Confirmation, profile: TunedConfig) -> Remeasured:
@@ -127,14 +148,51 @@ def remeasure(confirmation: Confirmation, profile: TunedConfig) -> Remeasured:
     baseline = confirmation.baseline
     ours = next(entrant for entrant in confirmation.entrants if entrant.config == profile.config)
     comparable = ours is not baseline and ours.rate > 0 and baseline.rate > 0
-    ratio, interval = ratio_of_pairs(ours.scores, baseline.scores) if comparable else (None, None)
+    ratio, interval = ours.compare(baseline) if comparable else (None, None)
+    change = _measure_change(baseline, profile.result.baseline)
+    kept, kept_interval = _compare_with_promise(ours, profile, change, ratio, interval)
     return Remeasured(
         samples_per_second=ours.rate,
         promised=profile.result.samples_per_second,
         speedup=ratio,
         speedup_ci95=interval,
+        kept=kept,
+        kept_ci95=kept_interval,
+        machine_change=change,
         noise=confirmation.noise,
     )
+
+
+def _measure_change(now: Contestant, then: Baseline | None) -> float | None:
+    """Give the baseline's throughput over what it was; None where it is another one, or was not measured twice."""
+    if then is None or not then.samples_per_second or not now.rate:
+        return None
+    is_same = LoaderConfig(dataloader=then.dataloader, process=then.process) == now.config
+    return now.rate / then.samples_per_second if is_same else None
+
+
+def _compare_with_promise(
+    ours: Contestant, profile: TunedConfig, change: float | None, speedup: float | None, interval: Interval | None
+) -> tuple[float, Interval | None]:
+    """Give the share of the promise that is kept, and its interval; less what the baseline itself changed."""
+    was = profile.result
+    if not ours.rate or not was.samples_per_second:
+        return 0.0, None
+    if change is not None and speedup is not None and was.speedup:
+        return _divide(speedup, interval, was.speedup, was.speedup_ci95)
+    now = ours.rate / (change or 1.0)
+    return _divide(now, ours.bound(), was.samples_per_second, was.samples_per_second_ci95)
+
+
+def _divide(
+    now: float, now_interval: Interval | None, then: float, then_interval: Interval | None
+) -> tuple[float, Interval | None]:
+    """Divide what is by what was, with the 95 % interval from the widths of both."""
+    ratio = now / then
+    if now_interval is None:
+        return ratio, None
+    factor = math.exp(math.hypot(measure_width(now_interval), measure_width(then_interval)))
+    return ratio, (ratio / factor, ratio * factor)
 
 
 def identify_workload(plan: Plan) -> WorkloadIdentity:
@@ -146,6 +204,7 @@ def identify_workload(plan: Plan) -> WorkloadIdentity:
         samples=workload.samples,
         sample_bytes=workload.sample_bytes,
         step=request.describe_step(),
+        kind=workload.kind,
     )
 
 

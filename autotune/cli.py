@@ -15,7 +15,7 @@ import click
 
 from autotune.errors import UsageError
 from autotune.exits import INTERRUPTED, NOTHING_MEASURED, print_result, report_errors
-from autotune.file_commands import COMMANDS
+from autotune.file_commands import COMMANDS, TRUST
 from autotune.interrupts import finish_first, interrupt_on_signals
 from autotune.manual import EPILOGS
 from autotune.options import (
@@ -160,26 +160,45 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
 @click.option(
     "--trials", type=click.IntRange(1), metavar="N", show_default="a third", help="Most configurations to try."
 )
+@click.option("-o", "--output", metavar="FILE", help="Where the result is written; the tuned file itself if left out.")
+@click.option(
+    "--storage", metavar="URL", envvar="DLTUNE_STORAGE", help="Optuna storage; that of the profile if left out."
+)
+@TRUST
 @click.option(
     "--json", "as_json", is_flag=True, envvar="DLTUNE_JSON", help="Print the profile as one JSON document on stdout."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Show nothing but the result and errors.")
 @click.option("-v", "--verbose", is_flag=True, help="Show phases, skipped configurations and tracebacks of trials.")
-def retune(file: Path, profile: str | None, trials: int | None, **options: Any) -> None:
+def retune(
+    file: Path,
+    profile: str | None,
+    trials: int | None,
+    output: str | None,
+    storage: str | None,
+    trust: bool,
+    **options: Any,
+) -> None:
     """Tune a profile anew, from where it stands.
 
     FILE is the tuned file, dltune.json if left out. The stored request is asked again, with a third of its trials. On
     another machine than the profile's the result gets a name of its own, and the search starts from the nearest
     profile. Other profiles stay; the earlier result becomes part of the history.
+
+    The dataset and the step that FILE names are imported and called, and the storage that it names is opened, as make
+    runs a Makefile: retune files of your own, or read them first.
     """
     with report_errors(interrupted=NOTHING_MEASURED):
         from autotune.machine import read_machine
         from autotune.profiles import describe_here, list_profiles, pick_fitting
+        from autotune.trust import refuse_what_others_may_write
         from autotune.warm_start import ask_again
 
+        if not trust:
+            refuse_what_others_may_write(file)
         machine = read_machine()
         earlier, _ = pick_fitting(list_profiles(file, profile), machine)
-        request = ask_again(earlier, describe_here(machine, earlier), str(file), trials)
+        request = ask_again(earlier, describe_here(machine, earlier), output or str(file), trials, storage)
         _run(request, options, earlier)
 
 
@@ -188,8 +207,7 @@ def _run(request: TuningRequest, options: dict[str, Any], earlier: TunedConfig |
     from autotune.report import describe_outcome
     from autotune.tuning import tune
 
-    view = _make_view(request, options)
-    with interrupt_on_signals():
+    with interrupt_on_signals(), _make_view(request, options) as view:
         outcome = tune(request, view=view, earlier=earlier)
         with finish_first():
             text = (

@@ -27,14 +27,14 @@ READABLE: Final = 1000  # of a unit; a larger number is better read in the next 
 
 
 def describe_command(recorded: Mapping[str, Any] | None) -> str | None:
-    """Write the shell commands that repeat a run.
+    """Write the shell command that repeats a run.
 
     Args:
         recorded: The request as it stands in a profile; None where it was not recorded.
 
     Returns:
-        One line for the folder to go to, and one for each option that is not at its default. None when there is no
-        record, or this version cannot read it.
+        One line for each option that is not at its default; to be typed in the folder of the code. None when there is
+        no record, or this version cannot read it.
     """
     if recorded is None:
         return None
@@ -43,7 +43,7 @@ def describe_command(recorded: Mapping[str, Any] | None) -> str | None:
     except ValidationError:
         return None
     options = [shlex.join(words) for words in list_options(request)]
-    return f"cd {shlex.quote(request.workload.working_dir)}\n" + " \\\n  ".join(["dltune", *options])
+    return " \\\n  ".join(["dltune", *options])
 
 
 def list_options(request: TuningRequest) -> list[list[str]]:
@@ -86,7 +86,7 @@ def _write_part(value: Any) -> str:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -12,7 +12,7 @@ from autotune.planning import Plan
 from autotune.records import TrialRecord
 from autotune.report import describe_skip
 from autotune.request import Knob
-from autotune.schema import BatchTime, CurvePoint, Evidence, LoaderConfig, TrialLine
+from autotune.schema import MOST_RATE, BatchTime, CurvePoint, Evidence, LoaderConfig, TrialLine
 from autotune.space import CONVENTION, list_values, make_config
 from autotune.surrogate import Prediction
 
@@ -51,7 +51,7 @@ def make_trial_line(number: int, record: TrialRecord, plan: Plan) -> TrialLine:
     Returns:
         The line, with the reason when it was skipped or failed.
     """
-    facts: dict[str, Any] = {"number": number, "expected": record.predicted}
+    facts: dict[str, Any] = {"number": number, "expected": min(record.predicted, MOST_RATE)}
     facts |= {"dataloader": record.config.dataloader, "process": record.config.process}
     result = record.result
     if result is None:
@@ -101,8 +101,8 @@ def trace_curve(plan: Plan, answer: LoaderConfig, predict: Predict) -> tuple[Cur
     return tuple(
         CurvePoint(
             num_workers=config.dataloader.num_workers,
-            samples_per_second=expected.samples_per_second,
-            relative_error=expected.relative_error,
+            samples_per_second=min(expected.samples_per_second, MOST_RATE),
+            relative_error=min(expected.relative_error, MOST_RATE),
         )
         for config, expected in zip(configs, predict(configs), strict=True)
     )

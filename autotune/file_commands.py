@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from autotune.view import View
 
 TARGETS: Final = ("kwargs", "statefuldataloader", "hf", "accelerate", "lightning", "timm", "yaml", "json", "env")
+REPORTS: Final = (b"### dltune: ", b'<meta name="generator" content="dltune report">')  # in the beginning of each
+BEGINNING_BYTES: Final = 2000  # of a file, in which that stands
+TRUST: Final = click.option(
+    "--trust", is_flag=True, help="I have read FILE: import what it names even if others may have written it."
+)
 _FILE: Final = click.argument("file", type=click.Path(path_type=Path), default=Path("dltune.json"))
 
 
@@ -98,11 +103,12 @@ def export(file: Path, to: Target, profile: str | None, output: Path | None, for
     metavar="FILE",
     help="Where to write it; report.html if left out, stdout for Markdown.",
 )
-def report(file: Path, profile: str | None, form: str, output: Path | None) -> None:
+@click.option("--force", is_flag=True, help="Replace the output even if it is no report of dltune's.")
+def report(file: Path, profile: str | None, form: str, output: Path | None, force: bool) -> None:
     """Write a report on a profile, for people.
 
     FILE is the tuned file, dltune.json if left out. The page needs nothing beside itself: no network, no other file.
-    An earlier report is replaced.
+    An earlier report is replaced; another file is only with --force.
     """
     from autotune.profiles import choose_profile
 
@@ -118,7 +124,19 @@ def report(file: Path, profile: str | None, form: str, output: Path | None) -> N
 
             text = make_summary(chosen, str(file))
         _refuse_tuned_file(output, file)
-        _put_out(text, output, force=True)
+        _put_out(text, output, force=force or _is_report(output))
+
+
+def _is_report(path: Path | None) -> bool:
+    """Tell whether a report of ours lies at a path, which another one may replace."""
+    if path is None or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as stream:
+            beginning = stream.read(BEGINNING_BYTES)
+    except OSError:
+        return False
+    return any(mark in beginning for mark in REPORTS)
 
 
 def _refuse_tuned_file(output: Path | None, file: Path) -> None:
@@ -153,19 +171,25 @@ def _put_out(text: str, output: Path | None, *, force: bool) -> None:
     show_default=True,
     help="Load the dataset and compare the number and size of its samples.",
 )
+@TRUST
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
-def check(file: Path, profile: str | None, max_age: float | None, quick: bool, workload: bool, as_json: bool) -> None:
+def check(
+    file: Path, profile: str | None, max_age: float | None, quick: bool, workload: bool, trust: bool, as_json: bool
+) -> None:
     """Tell whether a profile still fits machine and data.
 
     FILE is the tuned file, dltune.json if left out. What decides is named as a reason: accelerators, CPUs, memory,
     /dev/shm, open files, the start method of workers, and the size of the samples. Other versions are named as well,
     and do not decide.
+
+    The dataset and the step that FILE names are imported and called, as make runs a Makefile: check files of your own,
+    or read them first. With --no-workload, and without --quick, nothing that it names is imported.
     """
     with report_errors(exit_code=2), interrupt_on_signals():
         from autotune.rechecking import check_file, describe_fitness
 
         view = _make_rounds_display() if quick else None
-        found = check_file(file, profile, max_age, quick=quick, with_workload=workload, view=view)
+        found = check_file(file, profile, max_age, quick=quick, with_workload=workload, trust=trust, view=view)
         print_result(found.model_dump_json(indent=2) if as_json else describe_fitness(found, str(file)))
     if not found.fits:
         sys.exit(1)

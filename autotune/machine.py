@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from autotune.schema import Accelerator, Bytes, Count, Hardware, Value
 PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup")
 SHM: Final = Path("/dev/shm")
+DEV: Final = Path("/dev")
+VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 UNLIMITED_V1: Final = 1 << 60  # version 1 writes "no limit" as 9223372036854771712
 
 
@@ -331,6 +334,24 @@ def read_gpus(proc: Path = PROC, environ: Mapping[str, str] = os.environ) -> tup
             break  # as CUDA does: what follows an invalid entry is not seen
         names.append(name)
     return tuple(names)
+
+
+def may_have(gpu: str, dev: Path = DEV, environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether an accelerator that `read_gpus` does not list may be here all the same.
+
+    NVIDIA's driver lists its GPUs on Linux itself; in WSL, and those of AMD and Intel, have no name that can be read
+    without starting them. A process that can use one has its device file, and more is not asked for.
+
+    Args:
+        gpu: What it is called in a profile, by torch.
+        dev: Where the device files lie.
+        environ: An empty list of visible devices hides them.
+    """
+    if any(environ.get(name, "unset").strip() in ("", "-1") for name in VISIBLE):
+        return False
+    is_amd = re.search(r"\b(AMD|Radeon|Instinct)\b", gpu) is not None
+    file = "dri/renderD*" if gpu == "xpu" else "kfd" if is_amd else "dxg"
+    return any(dev.glob(file))
 
 
 class _Gpu(NamedTuple):

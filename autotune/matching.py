@@ -8,13 +8,14 @@ dataset's import string and the size of its samples decide as well, where they c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import IntEnum
 from typing import Final
 
 from autotune.schema import Hardware, Software, TunedConfig, Value, WorkloadIdentity
 from autotune.units import format_bytes, format_seconds
 
+DAY_SECONDS: Final = 86400.0
 SAME_BYTES: Final = 0.02  # of memory or /dev/shm: a kernel update moves them by less
 SAME_SIZE: Final = 0.1  # of the bytes of a sample: augmentation and padding move the mean by less
 SAME_LENGTH: Final = 0.5  # of the number of samples: it matters for short epochs only
@@ -137,15 +138,15 @@ def compare_age(created_at: datetime, now: datetime, most_seconds: float | None)
     Returns:
         One difference, or none.
     """
-    age = now - created_at
-    if most_seconds is None or age <= timedelta(seconds=most_seconds):
+    age = (now - created_at).total_seconds()
+    if most_seconds is None or age <= most_seconds:
         return ()
-    limit = timedelta(seconds=most_seconds)
-    return (Difference(what="age", was=f"at most {_describe_age(limit)}", here=_describe_age(age)),)
+    return (Difference(what="age", was=f"at most {_describe_age(most_seconds)}", here=_describe_age(age)),)
 
 
-def _describe_age(age: timedelta) -> str:
-    return f"{age.days} days" if age.days > 1 else format_seconds(age.total_seconds())
+def _describe_age(seconds: float) -> str:
+    days = int(seconds // DAY_SECONDS)
+    return f"{days} days" if days > 1 else format_seconds(seconds)
 
 
 class Fit(IntEnum):

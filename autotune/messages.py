@@ -266,7 +266,7 @@ class WorkloadProfile(Value):
     epoch_batches: ToldCount | None = None
     batching: Literal["batch_size", "own"]
     drop_last: bool = False
-    probe_batch_size: Annotated[int, Field(ge=1)]
+    probe_batch_size: Annotated[int, Field(ge=1, le=2**63 - 1)]
     largest_probed: ToldCount = 0
     load: LinearCost
     cpu_share: ToldRate

@@ -26,20 +26,22 @@ from autotune.matching import (
 from autotune.schema import Hardware, TunedConfig
 
 GIB: Final = 2**30
-MADE: Final = re.compile(r"(cpu|\S+x\d+)-[\d.]+c(-\d+[gm])?-[0-9a-f]{4}")  # without the memory in earlier versions
+MADE: Final = re.compile(r"(cpu|\S+x\d+)-[\d.]+c(-\d+[gm])?-[0-9a-f]{4,64}")  # without the memory in earlier versions
+DIGITS: Final = 4  # of the digest in a name; more where those are taken
 NOT_IN_A_NAME: Final = ("working_dir",)  # of the workload: the same code in another folder
 
 
-def make_profile_name(profile: TunedConfig) -> str:
+def make_profile_name(profile: TunedConfig, digits: int = DIGITS) -> str:
     """Name a profile after its machine and workload, as in `h100x1-12c-64g-a41f`.
 
     Args:
         profile: The profile, under whatever name.
+        digits: How long the digest is.
 
     Returns:
         Accelerators, CPUs, memory, and a digest of everything that decides.
     """
-    digest = hashlib.sha256(json.dumps(_list_what_decides(profile), sort_keys=True).encode()).hexdigest()[:4]
+    digest = hashlib.sha256(json.dumps(_list_what_decides(profile), sort_keys=True).encode()).hexdigest()[:digits]
     there = profile.hardware
     return f"{_describe_gpus(there)}-{there.usable_cpus:g}c-{_describe_memory(there.memory_limit_bytes)}-{digest}"
 
@@ -52,11 +54,15 @@ def settle_name(profile: TunedConfig, others: Iterable[TunedConfig]) -> TunedCon
         others: The profiles that lie in the file.
 
     Returns:
-        The profile, renamed. It never takes the place of one that was named by hand.
+        The profile, renamed. It never takes the place of one that was named by hand, nor of one for another machine or
+        workload whose digest begins alike: the digest is longer then.
     """
-    made = make_profile_name(profile)
+    others = tuple(others)
     alike = [other.name for other in others if MADE.fullmatch(other.name) and is_alike(other, profile)]
-    return profile.model_copy(update={"name": alike[0] if alike and made not in alike else made})
+    taken = {other.name for other in others} - set(alike)
+    names = [name for digits in range(DIGITS, 65) if (name := make_profile_name(profile, digits)) not in taken]
+    own = next((name for name in names if name in alike), None)
+    return profile.model_copy(update={"name": own or next(iter([*alike, *names]))})
 
 
 def is_alike(there: TunedConfig, here: TunedConfig) -> bool:

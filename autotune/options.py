@@ -19,13 +19,24 @@ if TYPE_CHECKING:
     from autotune.request import TuningRequest
 
 PROJECT_FILE: Final = "pyproject.toml"
+MOST_SHOWN: Final = 80  # characters of a value that is refused
 _SAME_NAMES: Final = (
     *("trials", "epochs", "seed", "sampler", "max_memory", "max_shm", "max_gpu_memory", "max_workers"),
     *("isolation", "output", "profile", "storage", "study_name", "resume"),
 )  # options that are called in TuningRequest as on the command line
 
 
-class Duration(click.ParamType[float]):
+if TYPE_CHECKING:
+    Seconds = click.ParamType[float]
+    Text = click.ParamType[str]
+    Sizes = click.ParamType[tuple[int, ...]]
+    Pair = click.ParamType[tuple[str, Any]]
+    Bounds = click.ParamType[tuple[str, tuple[int, int]]]
+else:  # generic since click 8.4 only, and 8.2 will do
+    Seconds = Text = Sizes = Pair = Bounds = click.ParamType
+
+
+class Duration(Seconds):
     """A length of time such as `35ms`, `3s` or `10m`, in seconds."""
 
     name = "duration"
@@ -40,7 +51,7 @@ class Duration(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
-class Budget(click.ParamType[str]):
+class Budget(Text):
     """An amount of memory: a share such as `80%`, or an amount such as `24GiB`."""
 
     name = "budget"
@@ -55,7 +66,7 @@ class Budget(click.ParamType[str]):
         return text
 
 
-class BatchSizes(click.ParamType[tuple[int, ...]]):
+class BatchSizes(Sizes):
     """One batch size that is pinned, or a list to choose from: `64` or `32,64,128`."""
 
     name = "sizes"
@@ -72,7 +83,7 @@ class BatchSizes(click.ParamType[tuple[int, ...]]):
         return sizes
 
 
-class Assignment(click.ParamType[tuple[str, Any]]):
+class Assignment(Pair):
     """`KEY=VALUE`, where the value is JSON or a bare word."""
 
     name = "key=value"
@@ -84,10 +95,13 @@ class Assignment(click.ParamType[tuple[str, Any]]):
         key, separator, text = str(value).partition("=")
         if not separator or not key.strip():
             self.fail(f"{value!r} is not of the form KEY=VALUE", param, ctx)
-        return key.strip(), read_value(text)
+        try:
+            return key.strip(), read_value(text)
+        except RecursionError:
+            self.fail(f"{_shorten(value)} is nested too deeply for JSON", param, ctx)
 
 
-class Range(click.ParamType[tuple[str, tuple[int, int]]]):
+class Range(Bounds):
     """`KNOB=LOW:HIGH`, both ends included."""
 
     name = "knob=low:high"
@@ -100,19 +114,37 @@ class Range(click.ParamType[tuple[str, tuple[int, int]]]):
             return cast("tuple[str, tuple[int, int]]", value)
         key, _, text = str(value).partition("=")
         low, _, high = text.partition(":")
-        if not (low.strip().isdigit() and high.strip().isdigit()):
-            self.fail(f"{value!r} is not of the form num_workers=0:16", param, ctx)
-        if int(low) > int(high):
-            self.fail(f"{value!r}: the lower end is above the upper one, give num_workers=0:16", param, ctx)
-        return key.strip(), (int(low), int(high))
+        try:
+            bounds = int(low), int(high)
+        except ValueError:
+            self.fail(f"{_shorten(value)} is not of the form num_workers=0:16", param, ctx)
+        if not 0 <= bounds[0] <= bounds[1]:
+            self.fail(f"{value!r}: the lower end is above the upper one or below 0, give num_workers=0:16", param, ctx)
+        return key.strip(), bounds
 
 
 def read_value(text: str) -> Any:
-    """Read a value given on the command line: JSON where it is JSON, else the text itself."""
+    """Read a value given on the command line: JSON where it is JSON, else the text itself.
+
+    Args:
+        text: What was given.
+
+    Returns:
+        The value.
+
+    Raises:
+        RecursionError: It is JSON that is nested more deeply than can be read.
+    """
     try:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _shorten(value: object) -> str:
+    """Write what was given so that a line can hold it."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def read_project_options(folder: Path) -> dict[str, Any]:
@@ -213,7 +245,6 @@ def build_request(options: dict[str, Any]) -> TuningRequest:
             step=options["step"],
             step_seconds=options["step_time"],
             device=options["device"],
-            working_dir=str(Path.cwd()),
         )
         same = {name: options[name] for name in _SAME_NAMES}
         return TuningRequest(

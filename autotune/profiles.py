@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from autotune.errors import ProfileError
-from autotune.machine import MachineProfile, read_gpus, read_machine
+from autotune.machine import DEV, MachineProfile, may_have, read_gpus, read_machine
 from autotune.matching import Fit, compare_hardware, rank_fit
 from autotune.schema import Accelerator, DataLoaderSettings, Hardware, LoaderConfig, TunedConfig, TunedFile
 from autotune.software import read_start_method_in_force
@@ -183,20 +183,28 @@ def pick_fitting(profiles: Sequence[TunedConfig], machine: MachineProfile) -> tu
     return best, rank
 
 
-def describe_here(machine: MachineProfile, profile: TunedConfig) -> Hardware:
+def describe_here(
+    machine: MachineProfile, profile: TunedConfig, *, gpus: Sequence[str] | None = None, dev: Path = DEV
+) -> Hardware:
     """Describe this machine by what a profile is bound to.
 
     Args:
         machine: This machine.
-        profile: On a machine with accelerators of several models, those of the profile's model count.
+        profile: On a machine with accelerators of several models, those of the profile's model count. One that can
+            be known by torch alone is taken for the profile's, and for as many, where it may be.
+        gpus: Names of the GPUs that the driver lists; None reads them.
+        dev: Where the device files lie.
 
     Returns:
         The fingerprint.
     """
     there = profile.hardware.gpu
-    gpus = [there if there and _may_be(gpu, there) else gpu for gpu in read_gpus()]
-    gpu = there if there in gpus else next(iter(gpus), None)
-    return machine.hardware(None if gpu is None else Accelerator(name=gpu, count=gpus.count(gpu)))
+    listed = read_gpus() if gpus is None else gpus
+    if not listed and there and may_have(there, dev):
+        return machine.hardware(Accelerator(name=there, count=profile.hardware.gpu_count))
+    names = [there if there and _may_be(gpu, there) else gpu for gpu in listed]
+    gpu = there if there in names else next(iter(names), None)
+    return machine.hardware(None if gpu is None else Accelerator(name=gpu, count=names.count(gpu)))
 
 
 def _may_be(gpu: str, there: str) -> bool:

@@ -20,6 +20,7 @@ from autotune.planning import Plan
 from autotune.profiles import describe_here, list_profiles, pick_fitting
 from autotune.request import TuningRequest
 from autotune.schema import TunedConfig
+from autotune.trust import refuse_what_others_may_write
 from autotune.units import format_rate
 from autotune.view import View
 from autotune.warm_start import ask_again
@@ -34,6 +35,7 @@ def check_file(
     *,
     quick: bool = False,
     with_workload: bool = True,
+    trust: bool = False,
     view: View | None = None,
 ) -> Fitness:
     """Check a profile of a tuned file.
@@ -44,26 +46,29 @@ def check_file(
         most_age_seconds: Age from which a profile is stale, in seconds; None for any.
         quick: Whether to measure it against its baseline again.
         with_workload: Whether to load the dataset and compare its samples.
+        trust: Whether to import what the file names although other users may have written it.
         view: Is told of each measurement.
 
     Returns:
         Whether it fits, with every reason.
 
     Raises:
-        ProfileError: The file cannot be read, has no such profile, or one without its request.
+        ProfileError: The file cannot be read, has no such profile, or one without its request; or others may have
+            written it, and the workload is to be loaded.
         UsageError: torch is not installed, or the workload is not what it was.
         WorkloadError: The workload fails.
     """
+    loads = quick or with_workload
+    if loads and not trust:
+        refuse_what_others_may_write(file)
     machine = read_machine()
     profile, _ = pick_fitting(list_profiles(file, name), machine)
     here = describe_here(machine, profile)
-    plan, found = None, None
-    if quick or with_workload:
-        request = ask_again(profile, here, str(file))
-        plan, found = _measure_again(request, profile, view or View()) if quick else (_plan_again(request), None)
+    request = ask_again(profile, here, str(file)) if loads else None
+    plan, found = _look_again(request, profile, view or View(), quick=quick) if request is not None else (None, None)
     return check_profile(
         profile,
-        here,
+        here if plan is None else plan.hardware,
         software=read_software(profile) if plan is None else plan.workload.software,
         workload=None if plan is None else identify_workload(plan),
         most_age_seconds=most_age_seconds,
@@ -71,18 +76,19 @@ def check_file(
     )
 
 
-def _plan_again(request: TuningRequest) -> Plan:
-    from autotune.tuning import plan_only  # brings Optuna along, which a look at the machine alone does not need
+def _look_again(
+    request: TuningRequest, profile: TunedConfig, view: View, *, quick: bool
+) -> tuple[Plan, Remeasured | None]:
+    """Load the workload, and measure the profile again if asked for; nothing is written."""
+    # brings Optuna along, which a look at the machine alone does not need
+    from autotune.tuning import check_names, open_runner, prepare
 
-    return plan_only(request)
-
-
-def _measure_again(request: TuningRequest, profile: TunedConfig, view: View) -> tuple[Plan, Remeasured]:
-    from autotune.tuning import open_runner, prepare  # as above
-
+    check_names(request.workload)
     request = request.model_copy(update={"trial_seconds": QUICK_SECONDS})
     with open_runner(request, view) as runner:
         plan = prepare(request, read_machine(), None, runner, view)
+        if not quick:
+            return plan, None
         confirmation = Confirmation(plan, runner.run, view, NoiseWatch(plan.machine.usable_cpus))
         return plan, remeasure(confirmation, profile)
 
@@ -110,4 +116,5 @@ def describe_fitness(found: Fitness, file: str) -> str:
 def _describe_remeasured(found: Remeasured) -> str:
     now, then = format_rate(found.samples_per_second), format_rate(found.promised)
     speedup = f", {found.speedup:.2f} x the baseline" if found.speedup is not None else ""
-    return f"measured again: {now} of the {then} promised{speedup}"
+    machine = f"; the baseline reaches {found.machine_change:.2f} of what it did" if found.machine_change else ""
+    return f"measured again: {now} of the {then} promised{speedup}{machine}"

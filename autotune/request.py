@@ -27,6 +27,8 @@ KNOBS: Final[tuple[Knob, ...]] = get_args(Knob)  # in the order in which a caref
 SEEDS: Final = 2**32  # numpy's generators know no others
 RANGED_KNOBS: Final = ("batch_size", "num_workers", "prefetch_factor")
 
+HIDDEN: Final = "***"  # stands for the password in a storage URL that is shown or written down
+
 MOST_SECONDS: Final = 1e9  # thirty years; no clock here is asked for more
 
 Positive = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
@@ -64,7 +66,7 @@ class WorkloadRequest(Value):
         step: Import string of a factory that returns `step(batch)`; None for an emulated or built-in step.
         step_seconds: Seconds an emulated accelerator is busy for each batch; None for a real step.
         device: `auto`, `cpu`, or a torch device such as `cuda:0`.
-        working_dir: Folder from which the import strings are resolved.
+        working_dir: Folder from which the import strings are resolved; by default the one that is current.
     """
 
     dataset: Annotated[Text, Field(min_length=1)]
@@ -142,8 +144,28 @@ class TuningRequest(Value):
     resume: bool | None = None
 
     def record(self) -> dict[str, Any]:
-        """Give what is written down of it, to ask for the same again: all but the password in a storage URL."""
-        values = self.model_dump(mode="json")
+        """Give what is written down of it, to ask for the same again on any machine.
+
+        Left out are the password in a storage URL, and the folder of this checkout: the file travels with the code.
+        """
+        values = self.forget_folder().model_dump(mode="json")
         if self.storage is not None:
-            values["storage"] = re.sub(r"://([^:/@]*):[^@]*@", r"://\1@", self.storage)
+            values["storage"] = hide_password(self.storage)
         return values
+
+    def forget_folder(self) -> Self:
+        """Give the same for the current folder, where it was for one of this machine by its whole path."""
+        if not self.workload.working_dir.startswith("/"):
+            return self
+        return self.model_copy(update={"workload": self.workload.model_copy(update={"working_dir": "."})})
+
+
+def hide_password(url: str) -> str:
+    """Write a storage URL without the password in it."""
+    url = re.sub(r"://([^:/@]*):[^@]*@", rf"://\1:{HIDDEN}@", url)
+    return re.sub(r"([?&]\w*(?:password|passwd|pwd)=)[^&#]*", rf"\1{HIDDEN}", url, flags=re.IGNORECASE)
+
+
+def lacks_password(url: str) -> bool:
+    """Tell whether a storage URL had a password, which was not written down."""
+    return f":{HIDDEN}@" in url or f"={HIDDEN}" in url

@@ -18,6 +18,7 @@ SCHEMA_ID: Final = f"urn:dltune:schema:{SCHEMA_VERSION}"
 
 SharingStrategy = Literal["file_descriptor", "file_system"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
+DatasetKind = Literal["map", "iterable"]
 Bottleneck = Literal["step", "cpu", "waiting", "transfer", "copy", "epoch", "unknown"]
 
 Count = Annotated[int, Field(ge=0)]
@@ -30,11 +31,15 @@ Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 # of such numbers within what a float holds, and loops over them short.
 ToldCount = Annotated[int, Field(ge=0, le=2**63 - 1)]
 ToldBytes = ToldCount
-ToldRate = Annotated[float, Field(ge=0, le=1e30)]
+MOST_RATE: Final = 1e30
+ToldRate = Annotated[float, Field(ge=0, le=MOST_RATE)]
+Product = ToldRate  # of numbers that were told
 ToldSeconds = Annotated[float, Field(ge=0, le=1e9)]
+ToldCpus = Annotated[float, Field(ge=1e-4, le=1e6)]
 BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Prefetch = Annotated[int, Field(ge=1, le=2**16)]
-Workers = Annotated[int, Field(ge=0, le=4096)]
+MOST_WORKERS: Final = 4096
+Workers = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
 
 
 def _refuse_reversed_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -44,8 +49,8 @@ def _refuse_reversed_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
     return bounds
 
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Interval = Annotated[tuple[Finite, Finite], AfterValidator(_refuse_reversed_bounds)]
+Bounded = Annotated[float, Field(ge=-1e30, le=1e30)]
+Interval = Annotated[tuple[Bounded, Bounded], AfterValidator(_refuse_reversed_bounds)]
 """A 95 % confidence interval: lower and upper bound in the unit of the value it belongs to."""
 
 
@@ -186,7 +191,7 @@ class Hardware(Value):
     compute_capability: str | None = None
     pcie: str | None = None
     cpu: str | None
-    usable_cpus: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    usable_cpus: ToldCpus
     memory_limit_bytes: ToldBytes
     shm_limit_bytes: ToldBytes
     nofile_limit: ToldCount
@@ -212,6 +217,7 @@ class WorkloadIdentity(Value):
         samples: Samples in an epoch; None when an iterable dataset does not tell.
         sample_bytes: Bytes of tensors in one sample, mean.
         step: Import string of the step, `emulated 35.0 ms` or `built-in`.
+        kind: `map` or `iterable`: only the former can be shuffled by a loader; None in files of earlier versions.
     """
 
     dataset: str
@@ -219,6 +225,7 @@ class WorkloadIdentity(Value):
     samples: ToldCount | None
     sample_bytes: ToldBytes
     step: str
+    kind: DatasetKind | None = None
 
 
 class Baseline(Value):
@@ -227,7 +234,7 @@ class Baseline(Value):
     description: str
     dataloader: DataLoaderSettings
     process: ProcessSettings = Field(default_factory=ProcessSettings)
-    samples_per_second: Rate
+    samples_per_second: ToldRate
     data_wait_fraction: Fraction
 
 
@@ -236,7 +243,7 @@ class BatchSizeResult(Value):
 
     batch_size: BatchSize | None
     dataloader: DataLoaderSettings
-    samples_per_second: Rate
+    samples_per_second: ToldRate
 
 
 class Contribution(Value):
@@ -250,8 +257,8 @@ class Contribution(Value):
     """
 
     setting: str
-    samples_per_second: Rate
-    speedup: Rate
+    samples_per_second: ToldRate
+    speedup: ToldRate
     speedup_ci95: Interval | None = None
 
     @property
@@ -273,7 +280,7 @@ class ConfirmedRounds(Value):
 
     dataloader: DataLoaderSettings
     process: ProcessSettings = Field(default_factory=ProcessSettings)
-    samples_per_second: tuple[Rate, ...] = ()
+    samples_per_second: tuple[ToldRate, ...] = ()
     failures: tuple[str, ...] = ()
 
 
@@ -308,22 +315,22 @@ class ProfileResult(Value):
         warnings: Sentences the reader of this profile must know.
     """
 
-    samples_per_second: Rate
+    samples_per_second: ToldRate
     samples_per_second_ci95: Interval | None
     confirmed_rounds: ToldCount
     epochs: Annotated[int, Field(ge=1, le=2**63 - 1)]
     baseline: Baseline | None
-    speedup: Rate | None
+    speedup: ToldRate | None
     speedup_ci95: Interval | None
     verdict: Literal["faster", "keep"]
-    ceiling_samples_per_second: Rate | None
+    ceiling_samples_per_second: ToldRate | None
     data_wait_fraction: Fraction
     bottleneck: Bottleneck
     peak_host_bytes: ToldBytes
     peak_shm_bytes: ToldBytes
     peak_gpu_bytes: ToldBytes
-    copy_bytes_per_second: Rate | None = None
-    copy_ceiling: Rate | None = None
+    copy_bytes_per_second: ToldRate | None = None
+    copy_ceiling: ToldRate | None = None
     by_batch_size: tuple[BatchSizeResult, ...] = ()
     rounds: tuple[ConfirmedRounds, ...] = ()
     departures: tuple[Contribution, ...] = ()
@@ -364,10 +371,10 @@ class SearchRecord(Value):
     infeasible: ToldCount
     skipped: ToldCount
     sampler: str
-    seed: int
+    seed: ToldCount
     study: str
     seconds: ToldSeconds
-    prediction_error: Rate | None = None
+    prediction_error: ToldRate | None = None
     stopped: str
 
 
@@ -387,15 +394,15 @@ class TrialLine(Value):
         reason: Why it was skipped or failed; empty otherwise.
     """
 
-    number: Count
+    number: ToldCount
     dataloader: DataLoaderSettings
     process: ProcessSettings = Field(default_factory=ProcessSettings)
     fate: Literal["completed", "stopped_early", "skipped", "failed"]
-    samples_per_second: Rate | None = None
-    relative_error: Rate | None = None
-    expected: Rate = 0.0
-    peak_host_bytes: Bytes = 0
-    peak_shm_bytes: Bytes = 0
+    samples_per_second: ToldRate | None = None
+    relative_error: ToldRate | None = None
+    expected: ToldRate = 0.0
+    peak_host_bytes: ToldBytes = 0
+    peak_shm_bytes: ToldBytes = 0
     reason: str = ""
 
 
@@ -408,9 +415,9 @@ class CurvePoint(Value):
         relative_error: One standard deviation, as a share of it.
     """
 
-    num_workers: Count
-    samples_per_second: Rate
-    relative_error: Rate
+    num_workers: Workers
+    samples_per_second: ToldRate
+    relative_error: ToldRate
 
 
 class BatchTime(Value):
@@ -425,12 +432,12 @@ class BatchTime(Value):
         step: The training step on a batch that is on the device.
     """
 
-    samples: Annotated[int, Field(ge=1)]
-    load: Seconds
-    collate: Seconds
-    transfer: Seconds
-    copy_seconds: Seconds = 0.0
-    step: Seconds
+    samples: Annotated[int, Field(ge=1, le=2**63 - 1)]
+    load: Product
+    collate: Product
+    transfer: Product
+    copy_seconds: Product = 0.0
+    step: Product
 
 
 class Evidence(Value):
@@ -456,7 +463,7 @@ class PastResult(Value):
     created_at: AwareDatetime
     dataloader: DataLoaderSettings
     process: ProcessSettings
-    samples_per_second: Rate
+    samples_per_second: ToldRate
     torch: str
 
 

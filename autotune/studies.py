@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from autotune.errors import StudyError
 from autotune.locks import LockedError, hold
 from autotune.records import RECORD_FORMAT, TrialRecord
-from autotune.request import TuningRequest
+from autotune.request import TuningRequest, hide_password
 from autotune.schema import Hardware
 from autotune.space import SearchSpace
 from autotune.units import format_bytes
@@ -161,16 +161,29 @@ def open_storage(url: str | None) -> Iterator[RDBStorage]:
     Raises:
         StudyError: It cannot be opened, or it is larger than what can be read.
     """
+    with _hush_logs():
+        with _explain(f"The record of trials at {_name_place(url)} cannot be opened", _ELSEWHERE):
+            storage = _connect(url or _make_default())
+        try:
+            _refuse_a_giant(storage)
+            yield storage
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+
+
+@contextmanager
+def _hush_logs() -> Iterator[None]:
+    """Keep the libraries from logging what dltune says itself, and leave the caller's levels as they were."""
+    pool = logging.getLogger("sqlalchemy.pool")  # shows where an interrupt cut it off
+    before = optuna.logging.get_verbosity(), pool.level
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # else it shows where an interrupt cut it off
-    with _explain(f"The record of trials at {_name_place(url)} cannot be opened", _ELSEWHERE):
-        storage = _connect(url or _make_default())
+    pool.setLevel(logging.CRITICAL)
     try:
-        _refuse_a_giant(storage)
-        yield storage
+        yield
     finally:
-        storage.remove_session()
-        storage.engine.dispose()
+        optuna.logging.set_verbosity(before[0])
+        pool.setLevel(before[1])
 
 
 def _connect(url: str) -> RDBStorage:
@@ -196,7 +209,7 @@ def _make_default() -> str:
 
 def _name_place(url: str | None) -> str:
     """Name a storage as the user knows it, without the password in it."""
-    return f"{FOLDER}/{DATABASE}" if url is None else re.sub(r"://[^@/]*@", "://***@", url)
+    return f"{FOLDER}/{DATABASE}" if url is None else hide_password(url)
 
 
 def _find_file(storage: RDBStorage) -> Path | None:

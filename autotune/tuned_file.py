@@ -1,18 +1,23 @@
 """Reads and writes dltune.json: whole, valid, and never at the cost of what others have written into it.
 
-What is read is not trusted. It is parsed, never run: no field names anything that is imported, opened or unpickled.
+What is read is not trusted. It is parsed, never run: nothing that a field names is imported, opened or unpickled here.
+Checking a profile against its workload and tuning it anew do import what it names; `trust` says which files may be.
 """
 
 from __future__ import annotations
 
+import glob
 import os
+import secrets
 import stat
+import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from autotune.errors import OutputError, ProfileError
 from autotune.locks import LockedError, hold
@@ -23,6 +28,10 @@ LOCK_SECONDS: Final = 30.0
 MOST_HISTORY: Final = 20  # earlier results of a profile that are kept
 MOST_BYTES: Final = 16 * 2**20  # of a tuned file; a profile is 4 KiB
 MOST_NAMED: Final = 10  # unknown fields in a warning
+NEW_MODE: Final = 0o644  # of a file that is not there yet: others who could write it could have their code run
+PIECE_SECONDS: Final = (
+    3600.0  # age from which a half-written file is nobody's any more; writing one takes less than one
+)
 
 
 def read_file(path: Path) -> TunedFile:
@@ -38,10 +47,17 @@ def read_file(path: Path) -> TunedFile:
         ProfileError: It cannot be read, is no file or too large for one of ours, is not JSON, is of another schema
             version, or is not valid.
     """
+    return _parse(_read_text(path), path)
+
+
+def _read_text(path: Path) -> bytes:
     try:
-        text = _read_bytes(path)
+        return _read_bytes(path)
     except (OSError, ValueError) as error:
         raise ProfileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def _parse(text: bytes, path: Path) -> TunedFile:
     try:
         return TunedFile.model_validate_json(text)
     except ValidationError as error:
@@ -96,7 +112,7 @@ def _read_despite(error: ValidationError, text: bytes, path: Path) -> TunedFile:
         raise ProfileError(f"{path} is not a tuned file: {_summarize(other.errors(include_url=False))}") from None
     names = ", ".join(_join(place) for place in unknown[:MOST_NAMED])
     more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
-    warnings.warn(f"{path}: ignored unknown fields {names}{more}", stacklevel=4)
+    warnings.warn(f"{path}: ignored unknown fields {names}{more}", stacklevel=5)
     return found
 
 
@@ -127,7 +143,7 @@ def _summarize(problems: list[Any]) -> str:
 
 
 def save_profile(path: Path, profile: TunedConfig, lock_seconds: float = LOCK_SECONDS) -> None:
-    """Write a profile into a tuned file, keeping the other profiles in it.
+    """Write a profile into a tuned file, keeping all else in it, and what a newer dltune wrote there as it stands.
 
     The file is written beside and renamed, under a lock, so that nobody ever reads half of it, and that of two who
     write at once neither loses a profile.
@@ -145,10 +161,7 @@ def save_profile(path: Path, profile: TunedConfig, lock_seconds: float = LOCK_SE
     real = Path(os.path.realpath(path))  # a link stays a link, and all its names share one lock
     try:
         with hold(real.with_name(f".{real.name}.lock"), lock_seconds):
-            others = read_file(path).profiles if path.exists() else ()
-            kept = tuple(other for other in others if other.name != profile.name)
-            written = _remember(profile, next((other for other in others if other.name == profile.name), None))
-            text = format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=(*kept, written)))
+            text = _insert(profile, path) if path.exists() else format_file(_hold_alone(profile))
             _refuse_what_could_not_be_read(path, text)
             write_atomically(real, text)
     except LockedError as error:
@@ -158,18 +171,36 @@ def save_profile(path: Path, profile: TunedConfig, lock_seconds: float = LOCK_SE
         raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
 
 
-def _remember(profile: TunedConfig, before: TunedConfig | None) -> TunedConfig:
-    """Give a profile the history of the one whose place it takes."""
-    if before is None:
-        return profile
-    past = PastResult(
+def _hold_alone(profile: TunedConfig) -> TunedFile:
+    return TunedFile(schema_version=SCHEMA_VERSION, profiles=(profile,))
+
+
+def _insert(profile: TunedConfig, path: Path) -> str:
+    """Give the text of a file with a profile put into it; the rest of its JSON stays, known or not."""
+    text = _read_text(path)
+    known = {other.name: other for other in _parse(text, path).profiles}
+    document = from_json(text)
+    written = profile.model_dump(mode="json")
+    others = [other for other in document.get("profiles", ()) if other["name"] != profile.name]
+    before = next((other for other in document.get("profiles", ()) if other["name"] == profile.name), None)
+    if before is not None:
+        past = _summarize_past(known[profile.name]).model_dump(mode="json")
+        written["history"] = [*before.get("history", ()), past][-MOST_HISTORY:]
+    return _format({**document, "profiles": [*others, written]})
+
+
+def _format(document: object) -> str:
+    return to_json(document, indent=2, inf_nan_mode="constants").decode() + "\n"
+
+
+def _summarize_past(before: TunedConfig) -> PastResult:
+    return PastResult(
         created_at=before.created_at,
         dataloader=before.dataloader,
         process=before.process,
         samples_per_second=before.result.samples_per_second,
         torch=before.software.torch,
     )
-    return profile.model_copy(update={"history": (*before.history, past)[-MOST_HISTORY:]})
 
 
 def _refuse_what_could_not_be_read(path: Path, text: str) -> None:
@@ -212,19 +243,19 @@ def format_file(file: TunedFile) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old or the new text, never a part.
+    """Write a file so that a reader sees the old or the new text, never a part, also when several write it at once.
 
     Args:
-        path: The file; who writes it at the same time must be kept out by a lock.
+        path: The file; of those who write it at the same time the last one wins.
         text: Its new content.
 
     Raises:
         OSError: It cannot be written; the old file is still there.
     """
     data = text.encode()
-    beside = path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)  # left by a process that was killed
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    _sweep(path)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, NEW_MODE)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             if path.exists():
@@ -236,3 +267,12 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def _sweep(path: Path) -> None:
+    """Remove the pieces that processes left which were killed while they wrote the file."""
+    with suppress(OSError):
+        for piece in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
+            with suppress(OSError):
+                if time.time() - piece.stat().st_mtime > PIECE_SECONDS:
+                    piece.unlink()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from autotune.ablating import Ablation
+from autotune.checking import identify_workload
 from autotune.confirming import ROUNDS, Confirmation, Contestant
 from autotune.containment import Containment, find_containment
 from autotune.deciding import FINALISTS, Decision, decide, pick_finalists
@@ -18,6 +19,7 @@ from autotune.errors import (
     ProfileError,
     TrialError,
     UnsavedError,
+    UsageError,
     WorkloadError,
 )
 from autotune.evidence import gather_evidence
@@ -32,7 +34,7 @@ from autotune.outcome import Outcome, make_profile, summarize_search
 from autotune.planning import Plan, make_plan
 from autotune.records import TrialRecord
 from autotune.report import describe_config
-from autotune.request import TuningRequest
+from autotune.request import TuningRequest, WorkloadRequest, lacks_password
 from autotune.schema import SCHEMA_VERSION, Contribution, TunedConfig, TunedFile
 from autotune.scoring import estimate
 from autotune.search import Search, open_search
@@ -195,6 +197,7 @@ def _conclude(plan: Plan, run: Run, end: End, study: str, seconds: float) -> Out
         (*run.exploration.findings, *doubts),
         peek(output),
     )
+    profile = profile.model_copy(update={"workload": identify_workload(plan)})  # which tells the kind of dataset, too
     try:
         save_profile(output, profile)
     except (OutputError, ProfileError) as error:
@@ -238,16 +241,33 @@ def check_request(request: TuningRequest) -> None:
         request: What the user asked for.
 
     Raises:
-        UsageError: An import string is malformed.
+        UsageError: An import string is malformed, or the storage lacks its password.
         OutputError: The output path cannot be written.
         ProfileError: Something else than a tuned file lies at the output path.
     """
-    check_import_string("--dataset", request.workload.dataset)
-    if request.workload.step is not None:
-        check_import_string("--step", request.workload.step)
-    if request.workload.collate is not None:
-        check_import_string("--collate", request.workload.collate)
+    check_names(request.workload)
+    if request.storage is not None and lacks_password(request.storage):
+        raise UsageError(
+            f"The storage {request.storage} was given with a password, which is not written down: give the whole URL "
+            "again with --storage, or in DLTUNE_STORAGE."
+        )
     check_writable(Path(request.output))
+
+
+def check_names(workload: WorkloadRequest) -> None:
+    """Refuse import strings that name nothing.
+
+    Args:
+        workload: The workload that was asked for.
+
+    Raises:
+        UsageError: One is malformed.
+    """
+    check_import_string("--dataset", workload.dataset)
+    if workload.step is not None:
+        check_import_string("--step", workload.step)
+    if workload.collate is not None:
+        check_import_string("--collate", workload.collate)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from autotune.limits import Limits
 from autotune.machine import MachineProfile
 from autotune.messages import Progress
@@ -11,7 +13,16 @@ from autotune.schema import LoaderConfig
 
 
 class View:
-    """Watches a run and shows nothing. Displays override what they care about."""
+    """Watches a run and shows nothing. Displays override what they care about.
+
+    As a context manager it is closed at the end, however that comes: a display may have taken the terminal over.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def show_machine(self, machine: MachineProfile, limits: Limits) -> None:
         """Called first, with what the machine allows and the budgets."""

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from autotune.errors import ProfileError
 from autotune.matching import compare_hardware
 from autotune.request import TuningRequest
-from autotune.schema import Hardware, LoaderConfig, Rate, TunedConfig, Value
+from autotune.schema import MOST_WORKERS, Hardware, LoaderConfig, Rate, TunedConfig, Value
 
 SEEDS: Final = 3  # of the earlier trials, the best ones are tried again
 TRIALS_SHARE: Final = 3  # a warm search may take this part of the trials of a cold one
@@ -79,11 +79,14 @@ def scale_workers(profile: TunedConfig, here: Hardware) -> LoaderConfig:
     loader = profile.dataloader
     if not loader.num_workers:
         return profile.config
-    workers = max(1, round(loader.num_workers * here.usable_cpus / profile.hardware.usable_cpus))
+    wanted = round(loader.num_workers * here.usable_cpus / profile.hardware.usable_cpus)
+    workers = min(max(1, wanted), MOST_WORKERS)
     return profile.config.model_copy(update={"dataloader": loader.model_copy(update={"num_workers": workers})})
 
 
-def ask_again(profile: TunedConfig, here: Hardware, output: str, trials: int | None = None) -> TuningRequest:
+def ask_again(
+    profile: TunedConfig, here: Hardware, output: str, trials: int | None = None, storage: str | None = None
+) -> TuningRequest:
     """Make the request that a profile was tuned with anew, for this machine.
 
     Args:
@@ -91,10 +94,11 @@ def ask_again(profile: TunedConfig, here: Hardware, output: str, trials: int | N
         here: This machine.
         output: The tuned file.
         trials: Most trials; None takes a third of those that were asked for.
+        storage: Optuna storage URL; None takes the one that was asked for.
 
     Returns:
-        The request. On a machine like that of the profile the result takes the profile's place; on another one it
-        gets a name of its own.
+        The request, for the current folder. On a machine like that of the profile the result takes the profile's
+        place; on another one it gets a name of its own.
 
     Raises:
         ProfileError: The profile does not hold its request, or one that cannot be read.
@@ -119,5 +123,6 @@ def ask_again(profile: TunedConfig, here: Hardware, output: str, trials: int | N
         "trials": trials or max(SEEDS + 1, asked.trials // TRIALS_SHARE),
         "resume": False,
         "study_name": None,
+        "storage": storage or asked.storage,
     }
-    return asked.model_copy(update=changes)
+    return asked.forget_folder().model_copy(update=changes)

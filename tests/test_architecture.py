@@ -31,6 +31,7 @@ FLOORS = (
         "interrupts",
         "clocks",
         "namesakes",
+        "trust",
     },
     {"schema", "request", "messages", "records"},
     {"machine", "importing", "matching", "ruling", "failure_rates", "nvml", "software", "storage"},

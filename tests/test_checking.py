@@ -13,7 +13,7 @@ from autotune.display import RoundsDisplay
 from autotune.messages import TrialRequest, TrialResult
 from autotune.planning import make_plan
 from autotune.rechecking import describe_fitness
-from autotune.schema import LoaderConfig
+from autotune.schema import LoaderConfig, TunedConfig
 from autotune.software import read_start_method, read_torch
 from autotune.view import View
 from tests.builders import (
@@ -21,6 +21,7 @@ from tests.builders import (
     make_limits,
     make_machine,
     make_profile,
+    make_profile_result,
     make_request,
     make_result,
     make_software,
@@ -31,8 +32,16 @@ PROFILE = make_profile(dataloader=make_config(8, 2).dataloader)
 PROMISED = PROFILE.result.samples_per_second
 
 
-def make_remeasured(share: float, speedup: float | None = 3.0) -> Remeasured:
-    return Remeasured(samples_per_second=share * PROMISED, promised=PROMISED, speedup=speedup, speedup_ci95=None)
+def make_remeasured(share: float, speedup: float | None = 3.0, width: float = 0.05) -> Remeasured:
+    """Build what was measured again: a share of the promise that is kept, with intervals of a relative half-width."""
+    return Remeasured(
+        samples_per_second=share * PROMISED,
+        promised=PROMISED,
+        speedup=speedup,
+        speedup_ci95=(speedup * (1 - width), speedup * (1 + width)) if speedup is not None else None,
+        kept=share,
+        kept_ci95=(share * (1 - width), share * (1 + width)) if share else None,
+    )
 
 
 def test_a_profile_fits_the_machine_it_was_tuned_on() -> None:
@@ -58,7 +67,7 @@ def test_everything_that_decides_is_a_reason_and_the_rest_is_advice() -> None:
 @pytest.mark.parametrize(
     ("remeasured", "words"),
     [
-        (make_remeasured(0.7), "70% of the"),
+        (make_remeasured(0.7), r"it keeps 0.70 [0.66-0.73] of what it promises"),
         (make_remeasured(1.0, speedup=0.8), "slower than the baseline"),
         (make_remeasured(0.0, speedup=None), "does not run"),
     ],
@@ -68,8 +77,59 @@ def test_a_profile_that_does_not_hold_when_measured_again_is_tuned_anew(remeasur
     assert words in reason
 
 
-def test_a_profile_that_holds_stays() -> None:
-    assert check_profile(PROFILE, PROFILE.hardware, remeasured=make_remeasured(0.95)).fits
+@pytest.mark.parametrize(
+    "remeasured",
+    [make_remeasured(0.95), make_remeasured(0.88), make_remeasured(1.0, speedup=0.88), make_remeasured(0.7, width=0.4)],
+)
+def test_a_profile_that_may_hold_within_the_noise_stays(remeasured: Remeasured) -> None:
+    assert check_profile(PROFILE, PROFILE.hardware, remeasured=remeasured).fits
+
+
+def remeasure_at(profile: TunedConfig, rate: float, baseline_rate: float) -> Remeasured:
+    """Measure a profile and its baseline again, at these throughputs."""
+    plan = make_plan(make_request(), make_machine(), make_workload(), make_limits())
+
+    def run_trial(request: TrialRequest) -> TrialResult:
+        return make_result(request.config, baseline_rate if request.config == plan.baseline else rate)
+
+    return remeasure(Confirmation(plan, run_trial, View()), profile)
+
+
+@pytest.mark.parametrize(
+    ("rate", "baseline_rate", "fits"),
+    [
+        (1800.0, 1000.0, True),  # as it was promised
+        (900.0, 500.0, True),  # the machine is half as fast today, and the profile worth what it was
+        (3600.0, 2000.0, True),
+        (1100.0, 1000.0, False),  # the machine is as it was, and the profile worth less
+        (1800.0, 2000.0, False),  # a promise that is kept by a faster machine alone
+    ],
+)
+def test_a_promise_is_held_against_what_the_baseline_itself_changed(
+    rate: float, baseline_rate: float, fits: bool
+) -> None:
+    found = remeasure_at(PROFILE, rate, baseline_rate)
+    assert found.machine_change == pytest.approx(baseline_rate / 1000, rel=0.01)
+    assert check_profile(PROFILE, PROFILE.hardware, remeasured=found).fits is fits
+
+
+def test_settings_that_were_kept_do_not_become_stale_by_a_slower_machine() -> None:
+    result = make_profile_result(verdict="keep", samples_per_second=1000.0, samples_per_second_ci95=(980.0, 1020.0))
+    kept = make_profile(dataloader=make_config().dataloader, result=result)
+    found = remeasure_at(kept, 500.0, 500.0)
+    assert found.speedup is None
+    assert found.kept == pytest.approx(1.0, rel=0.01)
+    assert check_profile(kept, kept.hardware, remeasured=found).fits
+
+
+def test_where_the_baseline_is_another_one_the_plain_promise_counts() -> None:
+    base = PROFILE.result.baseline
+    assert base is not None
+    other = base.model_copy(update={"dataloader": make_config(3).dataloader})
+    result = PROFILE.result.model_copy(update={"baseline": other})
+    found = remeasure_at(PROFILE.model_copy(update={"result": result}), 900.0, 500.0)
+    assert found.machine_change is None
+    assert found.kept == pytest.approx(0.5, rel=0.01)
 
 
 def test_a_profile_is_measured_again_in_turn_with_its_baseline() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from autotune.errors import UsageError
 from autotune.options import build_request, name_parameters, read_project_options
 from autotune.schema import ProcessSettings
 from autotune.tuned_file import save_profile
-from tests.builders import make_config, make_profile
+from tests.builders import make_config, make_profile, make_request
 
 ROOT = str(Path(__file__).parent.parent)
+CLICK = tuple(int(part) for part in version("click").split(".")[:2])
 pytestmark = pytest.mark.usefixtures("workdir")
 
 
@@ -52,6 +54,7 @@ def test_the_help_of_the_group_shows_commands_and_examples() -> None:
     assert all(word in text for word in ("tune", "show", "export", "schema", "Examples", "--dataset"))
 
 
+@pytest.mark.skipif(CLICK < (8, 4), reason="click suggests commands, and options in these words, since 8.4")
 @pytest.mark.parametrize(("typo", "meant"), [("shwo", "show"), ("--trails", "--trials"), ("--datset", "--dataset")])
 def test_a_typo_is_answered_with_what_was_meant(typo: str, meant: str) -> None:
     result = invoke(typo, "3")
@@ -77,6 +80,11 @@ def test_a_missing_dataset_is_a_usage_error() -> None:
         (("--fix", "colour=red"), "the knobs are batch_size"),
         (("--fix", "sharing_strategy=pigeon"), "the value does not suit it"),
         (("--range", "num_workers=9:3"), "num_workers=0:16"),
+        (("--range", "num_workers=0:\u00b2"), "is not of the form num_workers=0:16"),
+        (("--range", "num_workers=-1:3"), "below 0"),
+        (("--range", "num_workers=0:" + "9" * 5000), "is not of the form num_workers=0:16"),
+        (("--fix", "in_order=" + "[" * 100_000), "nested too deeply"),
+        (("--dataset-arg", "x=" + "[" * 100_000), "nested too deeply"),
         (("--trials", "0"), "x>=1"),
         (("--step", "pkg:step", "--step-time", "5ms"), "exclude each other"),
         (("--dataset-arg", "root"), "KEY=VALUE"),
@@ -317,6 +325,33 @@ def test_help_imports_nothing_heavy() -> None:
     code = f"import sys; import autotune.cli; print([name for name in {heavy} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+def test_the_folder_is_the_current_one_and_stands_nowhere_in_the_request(workdir: Path) -> None:
+    assert str(workdir) not in build_request(parse()).model_dump_json()
+
+
+def test_retune_writes_where_it_is_told_to(workdir: Path) -> None:
+    save_profile(workdir / "dltune.json", make_profile(request=make_request().record()))
+    result = invoke("retune", "--output", "nowhere/new.json")
+    assert result.exit_code == 1
+    assert "nowhere/new.json cannot be written: there is no folder" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--storage", "nonsense://there/db"), ()], ids=["the option", "the environment"])
+def test_retune_opens_the_storage_that_is_given_and_not_that_of_the_profile(
+    workdir: Path, arguments: tuple[str, ...]
+) -> None:
+    request = make_request(storage="postgresql://me:secret@host/db").record()
+    save_profile(workdir / "dltune.json", make_profile(request=request))
+    result = invoke("retune", *arguments, env={} if arguments else {"DLTUNE_STORAGE": "nonsense://there/db"})
+    assert result.exit_code == 2
+    assert "nonsense://there/db cannot be opened" in result.stderr
+
+
+def test_the_command_line_can_be_imported_where_clicks_types_are_not_generic_yet() -> None:
+    code = "import click; click.ParamType = type('ParamType', (), {'convert': None}); import autotune.options"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_a_request_without_a_dataset_cannot_be_built() -> None:

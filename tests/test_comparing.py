@@ -23,6 +23,7 @@ def test_a_difference_within_both_intervals_is_none() -> None:
 def test_a_difference_beyond_both_intervals_is_said_with_its_interval() -> None:
     found = compare_results(make_result_of("a", 100, (98, 102)), make_result_of("b", 150, (147, 153)))
     assert found.is_beyond_noise
+    assert found.ratio_ci95 is not None
     low, high = found.ratio_ci95
     assert low < 1.5 < high < 1.6
     assert "no difference" not in describe_comparison(found)
@@ -31,6 +32,19 @@ def test_a_difference_beyond_both_intervals_is_said_with_its_interval() -> None:
 def test_a_result_that_was_never_confirmed_needs_a_larger_difference() -> None:
     found = compare_results(make_result_of("a", 100, None), make_result_of("b", 110, None))
     assert not found.is_beyond_noise
+
+
+@pytest.mark.parametrize(("was", "now"), [(0, 100), (100, 0), (0, 0)])
+def test_where_nothing_was_delivered_there_is_no_ratio(was: float, now: float) -> None:
+    found = compare_results(make_result_of("a", was, None), make_result_of("b", now, (90, 110)))
+    assert (found.ratio, found.ratio_ci95, found.is_beyond_noise) == (None, None, False)
+    assert "cannot be compared" in describe_comparison(found)
+
+
+@pytest.mark.parametrize(("was", "now"), [(5e-324, 1e30), (1e30, 5e-324)])
+def test_numbers_at_their_bounds_are_compared(was: float, now: float) -> None:
+    first, second = make_result_of("a", was, (5e-324, 1e30)), make_result_of("b", now, (5e-324, 1e30))
+    assert describe_comparison(compare_results(first, second))
 
 
 def test_settings_and_conditions_that_differ_are_named() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -115,6 +118,28 @@ def test_a_module_that_does_not_exist_exits_2() -> None:
     finished = run("make_honest", "--dataset", "no_such_module:make")
     assert finished.returncode == 2
     assert "No module named 'no_such_module'" in finished.stderr
+
+
+def test_a_run_that_is_refused_leaves_the_terminal_its_cursor() -> None:
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "autotune.cli", "--dataset", "nocolon"],
+            env={**os.environ, "PYTHONPATH": ROOT, "TERM": "xterm"},
+            stdout=subprocess.DEVNULL,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        written = b"".join(read_until_hung_up(terminal))
+        assert process.wait(timeout=60) == 2
+    assert b"nocolon" in written
+    assert written.rfind(b"\x1b[?25h") >= written.rfind(b"\x1b[?25l")  # shown after it was hidden, if it was
+
+
+def read_until_hung_up(terminal: io.RawIOBase) -> Iterator[bytes]:
+    with contextlib.suppress(OSError):  # the other end was closed
+        while data := terminal.read(4096):
+            yield data
 
 
 def test_a_hanging_factory_exits_2_after_the_stall_time() -> None:

@@ -197,7 +197,7 @@ def test_evidence_of_no_trial_is_empty_but_for_what_the_probe_and_the_cost_model
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
-        ("postgresql://ada:secret@host:5432/db", "postgresql://ada@host:5432/db"),
+        ("postgresql://ada:secret@host:5432/db", "postgresql://ada:***@host:5432/db"),
         ("postgresql://host/db", "postgresql://host/db"),
         ("sqlite:///trials.db", "sqlite:///trials.db"),
     ],

@@ -99,6 +99,12 @@ def test_a_profile_ages() -> None:
     assert compare_age(now - timedelta(days=4000), now, None) == ()
 
 
+@pytest.mark.parametrize("most_seconds", [1e300, 99999999999 * 86400.0])
+def test_no_age_is_too_large_to_be_allowed(most_seconds: float) -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    assert compare_age(now - timedelta(days=4000), now, most_seconds) == ()
+
+
 @given(
     cpus=st.floats(0.1, 512, allow_nan=False),
     memory=st.integers(MIB, 2**50),

@@ -102,6 +102,15 @@ def test_of_several_that_are_alike_the_one_of_its_own_name_is_replaced() -> None
     assert settle_name(make_named(), [make_named("cpu-4c-d945"), make_named(own)]).name == own
 
 
+def test_a_profile_whose_digest_is_that_of_another_workload_takes_a_longer_one_and_keeps_it() -> None:
+    stranger = change_workload(make_named(make_profile_name(make_named())), dataset="pkg:other")
+    named = settle_name(make_named(), [stranger])
+    assert named.name == make_profile_name(make_named(), digits=5)
+    assert MADE.fullmatch(named.name)
+    assert settle_name(make_named(), [stranger, named]).name == named.name
+    assert settle_name(make_named(), [named]).name == named.name
+
+
 def test_a_profile_that_was_named_by_hand_is_left_alone() -> None:
     assert not MADE.fullmatch("mine")
     assert settle_name(make_named(), [make_named("mine")]).name == make_profile_name(make_named())

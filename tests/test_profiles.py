@@ -16,9 +16,9 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from autotune.errors import ProfileError
 from autotune.machine import read_gpus, read_machine
-from autotune.profiles import TunedLoader, choose_profile, clamp_config, load
+from autotune.profiles import TunedLoader, choose_profile, clamp_config, describe_here, load
 from autotune.schema import Accelerator, Hardware, ProcessSettings, WorkloadIdentity
-from tests.builders import MIB, make_config, make_machine, make_profile, write_profiles
+from tests.builders import MIB, make_config, make_machine, make_profile, write_files, write_profiles
 
 DATA: Any = range(10)
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -75,6 +75,34 @@ def test_a_profile_for_a_gpu_that_is_not_here_does_not_fit(tmp_path: Path) -> No
     elsewhere = make_profile("gpu", hardware=make_hardware_here(gpu="NVIDIA Z9000", gpu_count=1))
     with pytest.warns(UserWarning, match="instead of NVIDIA Z9000"):
         assert load(write_profiles(tmp_path, elsewhere)).fit == "clamped"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "file"),
+    [
+        ("NVIDIA GeForce RTX 4090", "dxg"),  # in WSL
+        ("Tesla T4", "dxg"),
+        ("AMD Instinct MI300X", "kfd"),
+        ("AMD Radeon RX 7900 XTX", "kfd"),
+        ("xpu", "dri/renderD128"),
+    ],
+)
+def test_an_accelerator_that_only_torch_can_name_is_the_profiles_where_its_device_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, file: str
+) -> None:
+    profile = make_profile(hardware=make_machine().hardware(Accelerator(name=gpu, count=2)))
+    assert describe_here(make_machine(), profile, gpus=(), dev=tmp_path).gpu is None
+    write_files(tmp_path, {file: ""})
+    assert describe_here(make_machine(), profile, gpus=(), dev=tmp_path) == profile.hardware
+    assert describe_here(make_machine(), profile, gpus=("NVIDIA A100",), dev=tmp_path).gpu == "NVIDIA A100"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert describe_here(make_machine(), profile, gpus=(), dev=tmp_path).gpu is None
+
+
+def test_the_device_of_another_maker_is_not_that_of_the_profile(tmp_path: Path) -> None:
+    profile = make_profile(hardware=make_machine().hardware(Accelerator(name="NVIDIA A100", count=1)))
+    write_files(tmp_path, {"kfd": "", "dri/renderD128": ""})
+    assert describe_here(make_machine(), profile, gpus=(), dev=tmp_path).gpu is None
 
 
 def test_on_mismatch_error_refuses_a_profile_of_another_machine(tmp_path: Path) -> None:

@@ -34,11 +34,24 @@ def test_the_page_is_written_beside_and_said_on_stderr(workdir: Path) -> None:
     assert (workdir / "report.html").read_text() == make_page(make_full_profile(name="mine"), "dltune.json")
 
 
-def test_an_earlier_report_is_replaced(workdir: Path) -> None:
+@pytest.mark.parametrize("form", ["html", "md"])
+def test_an_earlier_report_is_replaced(form: str) -> None:
     save()
-    (workdir / "out.html").write_text("earlier")
-    assert report("-o", "out.html").exit_code == 0
-    assert (workdir / "out.html").read_text().startswith("<!doctype html>")
+    for _ in range(2):
+        assert report("--format", form, "-o", "out").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["report.html", "out.md"])
+def test_a_file_that_is_no_report_is_replaced_only_by_force(workdir: Path, name: str) -> None:
+    save()
+    (workdir / name).write_text("<!doctype html><title>My thesis</title>")
+    arguments = () if name == "report.html" else ("--format", "md", "-o", name)
+    refused = report(*arguments)
+    assert refused.exit_code == 1
+    assert f"{name} is there already. Give --force to replace it." in refused.stderr
+    assert "My thesis" in (workdir / name).read_text()
+    assert report(*arguments, "--force").exit_code == 0
+    assert "My thesis" not in (workdir / name).read_text()
 
 
 def test_markdown_goes_to_stdout_unless_a_file_is_named(workdir: Path) -> None:

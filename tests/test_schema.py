@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -38,6 +38,21 @@ def build(fields: Mapping[str, Any], process: ProcessSettings | None = None) -> 
         return LoaderConfig(dataloader=DataLoaderSettings(**fields), process=process or ProcessSettings())
     except ValidationError:
         return None
+
+
+def list_numbers(part: Any, place: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """List the numbers in a JSON schema, and where they stand."""
+    if isinstance(part, Mapping) and part.get("type") in ("number", "integer") and "const" not in part:
+        yield place, part
+    inside = part.items() if isinstance(part, Mapping) else enumerate(part) if isinstance(part, list) else ()
+    for name, inner in inside:
+        yield from list_numbers(inner, f"{place}.{name}")
+
+
+def test_every_number_in_the_file_has_bounds() -> None:
+    numbers = list(list_numbers(TunedFile.model_json_schema()))
+    assert len(numbers) > 50
+    assert [place for place, number in numbers if "minimum" not in number or "maximum" not in number] == []
 
 
 @pytest.mark.filterwarnings(NO_ACCELERATOR, FEW_CPUS)

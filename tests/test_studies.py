@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,21 @@ def test_a_storage_of_gigabytes_is_refused_with_its_size(workdir: Path) -> None:
         file.truncate(3 * 2**30)
     with pytest.raises(StudyError, match=r"holds 3\.0 GiB, which is more than the 2\.0 GiB"):
         read_records(storage="sqlite:///big.db")
+
+
+@pytest.mark.parametrize("url", ["sqlite:///mine.db", "nonsense://there/db"])
+def test_the_log_levels_of_the_caller_are_as_they_were_after_a_run(url: str) -> None:
+    pool = logging.getLogger("sqlalchemy.pool")
+    before = optuna.logging.get_verbosity(), pool.level
+    try:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        pool.setLevel(logging.INFO)
+        with suppress(StudyError), open_storage(url):
+            assert (optuna.logging.get_verbosity(), pool.level) == (logging.ERROR, logging.CRITICAL)
+        assert (optuna.logging.get_verbosity(), pool.level) == (logging.WARNING, logging.INFO)
+    finally:
+        optuna.logging.set_verbosity(before[0])
+        pool.setLevel(before[1])
 
 
 def test_a_password_in_a_url_is_not_shown() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import stat
+import time
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -94,11 +95,67 @@ def test_text_that_cannot_be_encoded_leaves_the_old_file_and_no_pieces(tmp_path:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_piece_that_a_killed_process_left_is_swept_up(tmp_path: Path) -> None:
-    (tmp_path / ".dltune.json.new").write_text("half a fi")
+def test_a_piece_that_a_killed_process_left_is_swept_up_and_one_that_may_be_written_now_is_not(tmp_path: Path) -> None:
+    for name, age in ((".dltune.json.aa.new", 7200), (".dltune.json.bb.new", 0)):
+        (tmp_path / name).write_text("half a fi")
+        os.utime(tmp_path / name, times=(time.time() - age,) * 2)
     save_profile(tmp_path / "dltune.json", make_profile("a"))
     assert names(tmp_path / "dltune.json") == ["a"]
-    assert [path.name for path in tmp_path.iterdir()] == ["dltune.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"dltune.json", ".dltune.json.bb.new"}
+
+
+def test_two_who_write_one_file_at_once_disturb_each_other_in_nothing(tmp_path: Path) -> None:
+    """One writes in the middle of another's writing: when its text is down, and not yet under the name."""
+    path = tmp_path / "report.html"
+    replace = Path.replace
+
+    def be_overtaken(self: Path, target: Path) -> Path:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "replace", replace)
+            write_atomically(path, "theirs")
+        return replace(self, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", be_overtaken)
+        write_atomically(path, "ours")
+    assert path.read_text() == "ours"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file_can_be_written_by_its_owner_alone_whatever_the_shell_allows(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        save_profile(tmp_path / "dltune.json", make_profile())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "dltune.json").stat().st_mode) == 0o644
+
+
+def test_saving_keeps_what_a_newer_dltune_wrote_as_it_stands(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_profile("a"), make_profile("b"))
+    save_profile(path, make_profile("b", created_at=NOW))
+    document = json.loads(path.read_text())
+    document |= {"written_by": "dltune 9", "notes": [1, {"deep": None}, 1e16, 10**30]}
+    document["profiles"][0]["hardware"]["numa_nodes"] = 2
+    document["profiles"][0]["ranks"] = {"count": 8}
+    document["profiles"][1]["history"][0]["scores"] = [1.5, 2.5]
+    path.write_text(json.dumps(document))
+    with pytest.warns(UserWarning, match="ignored unknown fields"):
+        save_profile(path, make_profile("b", created_at=NOW + timedelta(days=1)))
+    with pytest.warns(UserWarning, match="ignored unknown fields"):
+        save_profile(path, make_profile("c"))
+    written = json.loads(path.read_text())
+    assert [profile["name"] for profile in written["profiles"]] == ["a", "b", "c"]
+    assert written["profiles"][0] == document["profiles"][0]
+    assert written["profiles"][1]["history"][0] == document["profiles"][1]["history"][0]
+    assert [written[name] for name in ("written_by", "notes")] == [document[name] for name in ("written_by", "notes")]
+
+
+def test_a_file_that_is_written_by_hand_without_profiles_gets_one(tmp_path: Path) -> None:
+    path = tmp_path / "dltune.json"
+    path.write_text('{"schema_version": 1}')
+    save_profile(path, make_profile("a"))
+    assert names(path) == ["a"]
 
 
 def test_a_link_stays_a_link_and_what_it_points_to_is_written(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import ProfileError
+from autotune.errors import ProfileError, UsageError
 from autotune.schema import TunedConfig
 from autotune.tuning import tune
 from autotune.warm_start import SEEDS, ask_again, plan_warm_start, scale_workers
@@ -84,6 +84,22 @@ def test_the_request_is_asked_again_for_this_machine() -> None:
     request = ask_again(earlier, earlier.hardware, "other.json", trials=7)
     assert (request.output, request.profile, request.trials, request.resume) == ("other.json", earlier.name, 7, False)
     assert request.workload == make_request().workload
+
+
+def test_the_request_is_asked_again_for_the_current_folder_and_another_storage() -> None:
+    request = make_request()
+    workload = request.workload.model_copy(update={"working_dir": "/home/ada/checkout"})
+    asked = request.model_copy(update={"workload": workload, "storage": "sqlite:////home/ada/studies.db"})
+    earlier = make_profile(request=asked.model_dump(mode="json"))
+    again = ask_again(earlier, earlier.hardware, "dltune.json", storage="sqlite:///here.db")
+    assert (again.workload.working_dir, again.storage) == (".", "sqlite:///here.db")
+
+
+def test_a_storage_without_its_password_is_refused_before_anything_is_started() -> None:
+    earlier = make_profile(request=make_request(storage="postgresql://me:secret@host/db").record())
+    request = ask_again(earlier, earlier.hardware, "dltune.json")
+    with pytest.raises(UsageError, match=r"//me:\*{3}@host/db was given with a password.*--storage, or in DLTUNE_ST"):
+        tune(request, run_trial=Bench(saturating), machine=MACHINE, workload=waiting_workload(), earlier=earlier)
 
 
 def test_a_profile_without_its_request_says_what_to_do() -> None:

@@ -28,10 +28,12 @@ from autotune.channel import Channel
 from autotune.cli import cli
 from autotune.errors import DltuneError, StudyError
 from autotune.exploring import Exploration
+from autotune.file_commands import TARGETS
 from autotune.messages import REPORT, Measured, Probed, TrialRequest, TrialResult
 from autotune.planning import Plan, make_plan
 from autotune.records import TrialRecord
 from autotune.report import describe_profile
+from autotune.schema import ProcessSettings, TunedConfig
 from autotune.scoring import estimate
 from autotune.search import Search, make_sampler, open_search
 from autotune.studies import KeptStudy, open_storage
@@ -39,6 +41,7 @@ from autotune.tuned_file import format_file, read_file
 from autotune.view import View
 from tests.builders import (
     make_config,
+    make_full_profile,
     make_limits,
     make_machine,
     make_measurement,
@@ -52,7 +55,7 @@ from tests.builders import (
 )
 from tests.faults.hostile import TRAP, draw_files, draw_texts
 
-CASES: Final = {"load": 3500, "show": 1500, "records": 2500, "reports": 2500, "bytes of a study": 150, "cells": 150}
+CASES: Final = {"load": 3000, "commands": 2000, "records": 2500, "reports": 2500, "bytes of a study": 150, "cells": 150}
 pytestmark = [pytest.mark.fault("Hostile files", needs="plain"), pytest.mark.usefixtures("nothing_runs")]
 
 
@@ -99,13 +102,19 @@ def _refuse_to_unpickle(*_: Any) -> None:
 # dltune.json
 
 
-def make_trapped_profile() -> str:
-    profile = make_profile()
-    workload = profile.workload.model_copy(update={"dataset": f"{TRAP}:fire", "dataset_args": {"root": "/data"}})
-    return profile.model_copy(update={"workload": workload}).model_dump_json()
+def make_trapped_profile(profile: TunedConfig) -> str:
+    names = {"dataset": f"{TRAP}:fire", "dataset_args": {"root": "/data"}, "step": f"{TRAP}:fire"}
+    workload = profile.workload.model_copy(update=names)
+    request = profile.request and profile.request | {"workload": names, "storage": f"{TRAP}://host/db"}
+    return profile.model_copy(update={"workload": workload, "request": request}).model_dump_json()
 
 
-FILE: Final = f'{{"$schema": "urn:x", "schema_version": 1, "profiles": [{make_trapped_profile()}]}}'
+def make_file(profile: TunedConfig) -> str:
+    return f'{{"$schema": "urn:x", "schema_version": 1, "profiles": [{make_trapped_profile(profile)}]}}'
+
+
+FILE: Final = make_file(make_profile())
+FULL_FILE: Final = make_file(make_full_profile(process=ProcessSettings(device_prefetch=True)))
 
 
 @pytest.fixture(scope="module")
@@ -130,18 +139,61 @@ def test_a_file_is_loaded_as_something_valid_or_refused(file: Path, data: bytes,
     assert found.config.loader_kwargs()["num_workers"] <= 4096
 
 
-@cases("show")
-@given(data=draw_files(FILE))
-def test_showing_a_file_prints_it_or_one_sentence_and_never_commands_the_terminal(file: Path, data: bytes) -> None:
+COMMANDS: Final = (
+    *(
+        ("show", "{}"),
+        ("show", "{}", "--json"),
+        ("report", "{}", "-o", "page", "--force"),
+        ("report", "{}", "--format", "md"),
+    ),
+    *(("export", "{}", "--force", "--to", target) for target in TARGETS),
+    *(
+        ("compare", "{}", "whole.json:cpu-4c-test"),
+        ("compare", "whole.json:cpu-4c-test", "{}:cpu-4c-test"),
+        ("compare", "{}", "{}", "--json"),
+    ),
+    *(
+        ("check", "{}", "--no-workload", "--max-age", "99999999999d"),
+        ("check", "{}", "--no-workload", "--max-age", "1us"),
+    ),
+    *(("check", "{}", "--no-workload", "--json"), ("check", "{}"), ("check", "{}", "--quick"), ("retune", "{}")),
+)  # of those that import what a file names, the refusal
+
+
+def test_every_command_that_takes_a_file_is_tried() -> None:
+    others = {"tune", "doctor", "completion", "schema"}
+    assert {command for command, *_ in COMMANDS} == set(cli.commands) - others
+
+
+@cases("commands")
+@given(data=draw_files(FULL_FILE), command=st.sampled_from(COMMANDS))
+def test_a_command_says_what_a_file_holds_or_one_sentence_and_never_commands_the_terminal(
+    file: Path, data: bytes, command: tuple[str, ...]
+) -> None:
+    Path("whole.json").write_text(FULL_FILE)
     file.write_bytes(data)
+    file.chmod(0o666)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        result = CliRunner().invoke(cli, ["show", str(file)])
-    event(str(result.exit_code))
-    assert result.exit_code in (0, 2), result.output
-    assert isinstance(result.exception, SystemExit | None)
+        result = CliRunner().invoke(cli, [word.format(file) for word in command])
+    event(f"{command[0]} {result.exit_code}")
+    assert isinstance(result.exception, SystemExit | None), (command, result.exception)
+    assert result.exit_code in ((0, 1, 2) if command[0] == "check" else (0, 2)), result.output
     assert all(mark.isprintable() or mark in "\n\t" for mark in result.output)
-    assert result.stderr.startswith("Error: ") == (result.exit_code == 2)
+    assert ("Error: " in result.stderr) == (result.exit_code == 2)
+    assert "Traceback" not in result.stderr
+
+
+def test_of_the_whole_file_every_command_has_something_to_say(file: Path) -> None:
+    """Else the test above would show nothing."""
+    Path("whole.json").write_text(FULL_FILE)
+    file.write_text(FULL_FILE)
+    file.chmod(0o666)
+    for command in COMMANDS:
+        found = CliRunner().invoke(cli, [word.format(file) for word in command])
+        runs_it = command[0] == "retune" or (command[0] == "check" and "--no-workload" not in command)
+        assert ("chmod" in found.stderr) == runs_it, (command, found.stderr)
+        assert found.exit_code == (2 if runs_it else 1 if command[0] == "check" else 0), (command, found.stderr)
 
 
 def test_a_file_full_of_numbers_at_their_bounds_is_described(file: Path) -> None:
