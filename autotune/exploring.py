@@ -79,12 +79,13 @@ class Exploration:
         search.guide(self._propose)
 
     def _start_warm(self, warm: WarmStart) -> list[LoaderConfig]:
-        """Take in what earlier trials reached, and give what is tried first: the baseline, then the earlier best."""
+        """Take in what earlier trials reached; what is tried first is near the baseline, then the earlier best."""
         for hint in warm.hints:
             self._surrogate.learn(hint.config, hint.samples_per_second, HINT_ERROR)
         self._surrogate.reopen()
         legal = set(self._plan.candidates)
-        return list(dict.fromkeys([self._plan.baseline, *(config for config in warm.seeds if config in legal)]))
+        near = self._plan.space.nearest(self._plan.baseline)
+        return list(dict.fromkeys([near, *(config for config in warm.seeds if config in legal)]))
 
     @property
     def best(self) -> TrialRecord | None:

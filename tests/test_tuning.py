@@ -26,7 +26,7 @@ from autotune.request import TuningRequest, WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig
 from autotune.tuning import tune
 from autotune.view import View
-from tests.builders import make_cost, make_gpu_workload, make_machine, make_result, make_workload
+from tests.builders import make_config, make_cost, make_gpu_workload, make_machine, make_result, make_workload
 
 Rate = Callable[[LoaderConfig], float]
 
@@ -243,6 +243,44 @@ def test_the_search_ends_when_nothing_improves() -> None:
     view = Stops()
     run(Bench(saturating), view=view)
     assert "no gain above" in view.reason or "measured before" in view.reason
+
+
+@pytest.mark.parametrize(
+    ("own", "options"),
+    [
+        (make_config(3, 3, 48, pin_memory=True), {}),
+        (make_config(11, 5, 48), {}),
+        (make_config(3, 3, 48), {"batch_sizes": (32, 64)}),
+    ],
+)
+def test_the_search_ends_as_early_with_the_users_own_loader_as_without(
+    own: LoaderConfig, options: dict[str, Any]
+) -> None:
+    view = Stops()
+    outcome = tune(
+        TuningRequest(workload=WorkloadRequest(dataset="pkg:make"), **options),
+        run_trial=Bench(saturating),
+        machine=make_machine(affinity_cpus=2),
+        workload=waiting_workload().model_copy(update={"baseline": own}),
+        view=view,
+    )
+    assert "all 40 trials" not in view.reason
+    assert outcome.profile.search.trials < 25
+    assert outcome.profile.result.baseline is not None
+    assert outcome.profile.result.baseline.dataloader == own.dataloader
+
+
+def test_a_warm_search_ends_early_with_the_users_own_loader() -> None:
+    workload = waiting_workload().model_copy(update={"baseline": make_config(3, 3, 48, pin_memory=True)})
+    parts: dict[str, Any] = {
+        "run_trial": Bench(saturating),
+        "machine": make_machine(affinity_cpus=2),
+        "workload": workload,
+    }
+    request = TuningRequest(workload=WorkloadRequest(dataset="pkg:make"))
+    earlier = tune(request, **parts).profile
+    again = tune(request.model_copy(update={"trials": 13}), **parts, earlier=earlier)
+    assert again.profile.search.trials < 10
 
 
 def test_a_small_space_is_exhausted_without_endless_repeats() -> None:
