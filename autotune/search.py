@@ -199,7 +199,7 @@ def open_search(
         StudyError: The study cannot be read, belongs to another request, or another run works on it.
         UsageError: The sampler needs a package that is not installed.
     """
-    with open_study(storage, request, space, hardware, warn) as kept:
+    with open_study(storage, request, hardware, warn) as kept:
         trials = kept.read(space)
         study = optuna.create_study(
             study_name=kept.name, sampler=make_sampler(request, space, len(trials)), direction="maximize"
@@ -250,7 +250,8 @@ def _make_distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
     for knob, choices in space.searched().items():
         if knob in RANGED_KNOBS:
             low, high = cast("tuple[int, int]", (choices[0], choices[-1]))
-            distributions[knob] = IntDistribution(low, high, log=low > 0)
+            in_doublings = knob != "num_workers"  # which may be 0 in another run, and a study knows one scale per knob
+            distributions[knob] = IntDistribution(low, high, log=in_doublings)
         else:
             distributions[knob] = CategoricalDistribution(choices)
     return distributions

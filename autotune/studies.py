@@ -38,6 +38,10 @@ MOST_STORAGE_BYTES: Final = 2**31  # of a SQLite file; a thousand runs leave les
 SILENT_SECONDS: Final = 900.0  # without a word from another machine, after which its run is taken for dead
 CLOCK_SECONDS: Final = 2.0  # by which two readings of one process's start may differ, where the clock is being set
 PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; another run makes its tables in a few tenths
+ASKED: Final = {
+    *("trial_seconds", "seed", "sampler", "batch_sizes", "fixed", "ranges"),
+    *("max_workers", "max_memory", "max_shm", "max_gpu_memory", "world_size"),
+}  # what makes another search of the same workload, and so a study of its own unless the user names one
 METRIC: Final = "samples per second"
 RECORD: Final = "dltune_record"
 _FORMAT: Final = "dltune_format"
@@ -56,7 +60,7 @@ class KeptTrial(NamedTuple):
 
     Attributes:
         record: Its line of the record.
-        grid_id: Its place in the grid, where a grid was searched.
+        grid_id: Its place in the grid, where the grid was searched that is searched now.
     """
 
     record: TrialRecord
@@ -88,29 +92,36 @@ class KeptStudy:
     def read(self, space: SearchSpace) -> list[KeptTrial]:
         """Read the trials of earlier runs, in order.
 
+        What is worth trying depends on what the probe measures and on the memory that is free at the moment, so two
+        runs of one request search spaces that differ a little.
+
         Args:
             space: What this run searches.
 
+        Returns:
+            The trials whose configurations are in the space.
+
         Raises:
-            StudyError: They cannot be read, come from another version, or from another space.
+            StudyError: They cannot be read, or come from another version.
         """
         with _explain(f"The trials of study {self.name} cannot be read", _AFRESH):
             trials = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
             found = ((trial, get_record(trial)) for trial in trials)
-            return [self._check(trial, text, space) for trial, text in found if text is not None]
+            kept = [(trial, self._check(trial, text)) for trial, text in found if text is not None]
+        return [
+            KeptTrial(record, _find_place(trial, space))
+            for trial, record in kept
+            if space.nearest(record.config) == record.config
+        ]
 
-    def _check(self, trial: FrozenTrial, text: str, space: SearchSpace) -> KeptTrial:
+    def _check(self, trial: FrozenTrial, text: str) -> TrialRecord:
         try:
-            record = TrialRecord.model_validate_json(text)
+            return TrialRecord.model_validate_json(text)
         except ValidationError as error:
             raise StudyError(
                 f"Study {self.name} holds trials of another version of dltune, or damaged ones: "
                 f"{error.error_count()} problems in trial {trial.number}. {_AFRESH}"
             ) from None
-        if space.build(space.params(record.config)) != record.config:
-            raise StudyError(f"Study {self.name} searched another space: trial {trial.number} is not in it. {_AFRESH}")
-        grid_id = trial.system_attrs.get("grid_id")
-        return KeptTrial(record, grid_id if isinstance(grid_id, int) else None)
 
     def append(self, trial: FrozenTrial, record: TrialRecord) -> None:
         """Store a finished trial with its record; what cannot be stored is said once and then let go."""
@@ -140,6 +151,13 @@ class KeptStudy:
                 f"Trials can no longer be stored in {self._place}: {_find_reason(error)}. The run goes on and writes "
                 "its result at the end; but if it is cut short, the next run cannot continue it from here."
             )
+
+
+def _find_place(trial: FrozenTrial, space: SearchSpace) -> int | None:
+    """Give the place of a trial in the grid; None where another grid was searched, or none."""
+    grid_id, grid = (trial.system_attrs.get(key) for key in ("grid_id", "search_space"))
+    is_same = grid == {knob: list(choices) for knob, choices in space.searched().items()}
+    return grid_id if is_same and isinstance(grid_id, int) else None
 
 
 def get_record(trial: FrozenTrial) -> str | None:
@@ -218,15 +236,12 @@ def _refuse_a_giant(storage: RDBStorage) -> None:
 
 
 @contextmanager
-def open_study(
-    storage: RDBStorage, request: TuningRequest, space: SearchSpace, hardware: Hardware, warn: Warn
-) -> Iterator[KeptStudy]:
+def open_study(storage: RDBStorage, request: TuningRequest, hardware: Hardware, warn: Warn) -> Iterator[KeptStudy]:
     """Open the study of a request on this hardware, or continue one that was cut short, and keep others out of it.
 
     Args:
         storage: Where it lies.
         request: What the user asked for.
-        space: What is searched.
         hardware: The machine; throughputs of different machines never mix in one study.
         warn: Is told, once, when nothing more can be stored.
 
@@ -236,7 +251,7 @@ def open_study(
     Raises:
         StudyError: It cannot be opened, another run works on it, or it belongs to another request, machine or version.
     """
-    identity = _identify(request, space, hardware)
+    identity = _identify(request, hardware)
     base = request.study_name or _make_name(request, identity)
     with _keep_others_out(storage, base):
         kept = _open(storage, request, hardware, base, identity, warn)
@@ -298,15 +313,14 @@ def _choose_name(request: TuningRequest, base: str, storage: RDBStorage) -> str:
     return f"{base}-run{count + 1}" if finished or request.resume is False else last
 
 
-def _identify(request: TuningRequest, space: SearchSpace, hardware: Hardware) -> str:
-    """Give what must be the same for trials to be comparable: workload, space, machine, length of the training run."""
-    parts = (request.workload, space.model_copy(update={"notes": ()}), hardware)
-    text = "\n".join([*(part.model_dump_json() for part in parts), str(request.epochs)])
+def _identify(request: TuningRequest, hardware: Hardware) -> str:
+    """Give what must be the same for trials to be comparable: workload, machine, length of the training run."""
+    text = "\n".join([request.workload.model_dump_json(), hardware.model_dump_json(), str(request.epochs)])
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _make_name(request: TuningRequest, identity: str) -> str:
-    text = f"{identity} {request.trial_seconds} {request.seed} {request.sampler}"
+    text = f"{identity} {request.model_dump_json(include=ASKED)}"
     return f"{request.workload.dataset}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
@@ -320,8 +334,8 @@ def _refuse_strangers(study: optuna.Study, identity: str) -> None:
         )
     if known.get(_IDENTITY, identity) != identity:
         raise StudyError(
-            f"Study {study.study_name} belongs to another workload, search space or machine, and throughputs of "
-            f"different ones cannot be compared. {_AFRESH}"
+            f"Study {study.study_name} belongs to another workload, machine or length of training, and throughputs "
+            f"of different ones cannot be compared. {_AFRESH}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from optuna.trial import TrialState
 
 from autotune.errors import StudyError
 from autotune.records import TrialRecord
-from autotune.request import TuningRequest
+from autotune.request import TuningRequest, WorkloadRequest
 from autotune.schema import Hardware
 from autotune.search import Search, open_search
 from autotune.space import SearchSpace
@@ -31,10 +32,10 @@ pytestmark = pytest.mark.usefixtures("workdir")
 
 @contextmanager
 def open_one(
-    space: SearchSpace = SPACE, hardware: Hardware = HARDWARE, warnings: list[str] | None = None, **options: Any
+    space: SearchSpace = SPACE, hardware: Hardware = HARDWARE, heard: list[str] | None = None, **options: Any
 ) -> Iterator[Search]:
     request: TuningRequest = make_request(**options)
-    heard = [] if warnings is None else warnings
+    heard = [] if heard is None else heard
     with (
         open_storage(request.storage) as storage,
         open_search(storage, request, space, hardware, heard.append) as search,
@@ -96,6 +97,57 @@ def test_a_request_of_another_length_of_training_gets_a_study_of_its_own() -> No
         assert search.name != other.name
 
 
+@pytest.mark.parametrize("options", [{}, {"study_name": "mine"}])
+def test_what_another_probe_thought_worth_trying_is_taken_over_as_far_as_this_one_does(options: dict[str, Any]) -> None:
+    with open_one(**options) as search:
+        told = tell_all(search, 0, 1, 2, 4, 8)
+    fewer = SPACE.model_copy(update={"num_workers": (0, 1, 2, 5)})
+    with open_one(fewer, **options) as search:
+        assert search.records() == told[:3]
+        tell_all(search, 5)
+    assert len(read_records(**options)) == 5
+
+
+def tell_all(search: Search, *workers: int) -> list[TrialRecord]:
+    """Measure the configurations with these numbers of workers."""
+    search.enqueue([SPACE.build({"num_workers": count}) for count in workers])
+    return [tell_one(search) for _ in workers]
+
+
+def test_a_range_without_zero_continues_a_study_with_it_and_is_stored() -> None:
+    heard: list[str] = []
+    with open_one(study_name="mine") as search:
+        tell_all(search, 0, 4)
+    positive = SPACE.model_copy(update={"num_workers": (2, 4), "batch_size": (16, 32)})
+    with open_one(positive, study_name="mine", heard=heard) as search:
+        tell_all(search, 2)
+    assert heard == []
+    assert len(load_study("mine").trials) == 3
+
+
+def test_a_request_with_other_pins_or_budgets_gets_a_study_of_its_own() -> None:
+    names = set()
+    changes: tuple[dict[str, Any], ...] = (
+        {},
+        {"fixed": {"in_order": True}},
+        {"ranges": {"num_workers": (0, 4)}},
+        {"batch_sizes": (32,)},
+        {"max_workers": 4},
+        {"max_memory": "4GiB"},
+        {"trial_seconds": 1.0},
+    )
+    for options in changes:
+        with open_one(**options) as search:
+            names.add(search.name)
+    assert len(names) == len(changes)
+
+
+def test_a_request_for_more_trials_or_time_continues_the_study_of_the_one_before() -> None:
+    with open_one(trials=5) as search:
+        told = tell_one(search)
+    assert read_records(trials=9, timeout_seconds=60.0, output="other.json") == [told]
+
+
 # Refusing
 
 
@@ -104,19 +156,21 @@ def test_a_named_study_of_another_machine_is_refused() -> None:
         pass
     larger = make_machine(affinity_cpus=8).hardware(None)
     with (
-        pytest.raises(StudyError, match="another workload, search space or machine"),
+        pytest.raises(StudyError, match="another workload, machine or length of training"),
         open_one(hardware=larger, study_name="mine"),
     ):
         pass
 
 
-def test_a_named_study_of_another_space_is_refused() -> None:
+@pytest.mark.parametrize("changes", [{"epochs": 3}, {"workload": WorkloadRequest(dataset="pkg.data:make_other")}])
+def test_a_named_study_of_another_workload_or_length_of_training_is_refused(changes: dict[str, Any]) -> None:
     with open_one(study_name="mine"):
         pass
-    other = SPACE.model_copy(update={"num_workers": (0, 1)})
+    request = make_request(study_name="mine").model_copy(update=changes)
     with (
-        pytest.raises(StudyError, match="another workload, search space or machine"),
-        open_one(space=other, study_name="mine"),
+        pytest.raises(StudyError, match="another workload, machine or length of training"),
+        open_storage(None) as storage,
+        open_search(storage, request, SPACE, HARDWARE, warnings.warn),
     ):
         pass
 
@@ -170,14 +224,13 @@ def test_a_study_of_a_newer_format_is_left_alone() -> None:
         read_records(study_name="mine")
 
 
-def test_a_record_of_a_configuration_outside_the_space_is_refused() -> None:
+def test_a_record_of_a_configuration_outside_the_space_is_not_taken_over() -> None:
     with open_one(study_name="mine") as search:
         record = tell_one(search)
     document = json.loads(record.model_dump_json())
     document["config"]["dataloader"] |= {"num_workers": 4000, "prefetch_factor": 2, "batch_size": 2**31 - 1}
     add_record("mine", json.dumps(document))
-    with pytest.raises(StudyError, match="trial 1 is not in it"):
-        read_records(study_name="mine")
+    assert read_records(study_name="mine") == [record]
 
 
 def test_a_database_of_a_newer_optuna_is_a_clear_error() -> None:

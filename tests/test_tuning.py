@@ -26,7 +26,7 @@ from autotune.request import TuningRequest, WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig
 from autotune.tuning import tune
 from autotune.view import View
-from tests.builders import make_config, make_cost, make_gpu_workload, make_machine, make_result, make_workload
+from tests.builders import GIB, make_config, make_cost, make_gpu_workload, make_machine, make_result, make_workload
 
 Rate = Callable[[LoaderConfig], float]
 
@@ -215,6 +215,30 @@ def test_an_unfinished_run_is_continued_with_what_it_learned() -> None:
     run(continued, view=view)
     assert view.resumed == 6
     assert not set(bench.configs) & set(continued.configs)
+
+
+@pytest.mark.parametrize("options", [{}, {"study_name": "mine"}])
+@pytest.mark.parametrize("load_seconds", [0.0095, 0.008])
+def test_an_unfinished_run_is_continued_although_the_probe_now_thinks_other_numbers_of_workers_useful(
+    load_seconds: float, options: dict[str, Any]
+) -> None:
+    def start(load_seconds: float, available: int, bench: Bench, view: View) -> None:
+        tune(
+            make_request(**options),
+            run_trial=bench,
+            machine=make_machine(affinity_cpus=2, memory_available_bytes=available),
+            workload=waiting_workload().model_copy(update={"load": make_cost(load_seconds)}),
+            view=view,
+        )
+
+    def die() -> None:
+        raise RuntimeError("killed")
+
+    killed, view = after(6, die), Stops()
+    with pytest.raises(RuntimeError, match="killed"):
+        start(0.010, 12 * GIB, killed, View())
+    start(load_seconds, 11 * GIB, Bench(saturating), view)
+    assert view.resumed >= 4  # what has more workers than are now thought useful is left out
 
 
 def test_a_finished_run_is_not_continued_unless_asked_to() -> None:
