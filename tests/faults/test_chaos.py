@@ -31,10 +31,10 @@ SEED: Final = int(os.environ.get("DLTUNE_CHAOS_SEED", "20261121"))
 SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 KILLS: Final = 50
 LANES: Final = {
-    "a": ("--isolation", "auto", "--max-workers", "2"),
-    "b": ("--isolation", "none", "--max-workers", "2"),
-    "c": ("--isolation", "auto"),  # here each probe says anew how many workers are useful, never quite the same
-    "d": ("--isolation", "none"),
+    "a": ("--dataset", "tests.misbehaving:make_honest", "--isolation", "auto", "--max-workers", "2"),
+    "b": ("--dataset", "tests.misbehaving:make_honest", "--isolation", "none", "--max-workers", "2"),
+    "c": ("--dataset", "tests.misbehaving:make_waiting", "--isolation", "auto"),  # each probe says anew how many
+    "d": ("--dataset", "tests.misbehaving:make_waiting", "--isolation", "none"),  # workers are useful, with its noise
 }  # mostly they wait, for a moment or for an end
 PHASES: Final = {"": 3.5, "search ": 1.2, "trial ": 1.2, "confirm ": 1.5}  # a word, and the seconds after it to kill in
 WEIGHTS: Final = (5, 3, 3, 1)
@@ -43,7 +43,7 @@ TRIALS: Final = 20
 ENDING_SECONDS: Final = 30.0  # for a run that was asked to end; usually it takes one
 VANISHING_SECONDS: Final = 8.0  # for what a killed run has started
 COMMAND: Final = (
-    *(sys.executable, "-m", "autotune.cli", "--dataset", "tests.misbehaving:make_honest", "--sampler", "random"),
+    *(sys.executable, "-m", "autotune.cli", "--sampler", "random"),
     *("--batch-size", "8", "--trial-time", "0.2s", "--epochs", "1", "--step-time", "1ms"),
     *("--trials", str(TRIALS)),
 )
