@@ -60,6 +60,7 @@ FLOORS = (
         "bars",
         "exhibits",
         "trial_table",
+        "timetable",
         "summary",
         "exporting",
     },

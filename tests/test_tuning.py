@@ -24,6 +24,7 @@ from autotune.messages import TrialKind, TrialRequest, TrialResult, WorkloadProf
 from autotune.outcome import Outcome
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig
+from autotune.timetable import Timetable
 from autotune.tuning import tune
 from autotune.view import View
 from tests.builders import GIB, make_config, make_cost, make_gpu_workload, make_machine, make_result, make_workload
@@ -563,3 +564,58 @@ def test_a_lost_device_ends_the_run_and_keeps_the_best_so_far(workdir: Path) -> 
 def test_a_step_that_breaks_the_device_without_workers_ends_the_run_with_its_words() -> None:
     with pytest.raises(WorkloadError, match="Training fails even without workers: it did what it was told"):
         tune_on_gpu(Bench(rate_on_gpu, lambda config: "device_failed"))
+
+
+# How long it takes
+
+
+class SlowBench(Bench):
+    """A bench that takes time, on a clock of its own: the start of a process, then what is measured."""
+
+    def __init__(self, start_seconds: float) -> None:
+        super().__init__(saturating)
+        self.now = 0.0
+        self._start_seconds = start_seconds
+
+    def __call__(self, request: TrialRequest) -> TrialResult:
+        self.now += request.seconds + (self._start_seconds if request.fresh else 0.0)
+        return super().__call__(request)
+
+
+@pytest.mark.parametrize("timeout_seconds", [8.0, 30.0, 45.0, 60.0, 90.0, 150.0])
+@pytest.mark.parametrize("start_seconds", [0.5, 5.0, 20.0])
+def test_a_run_keeps_to_its_time_but_for_one_measurement_and_says_what_it_left_out(
+    timeout_seconds: float, start_seconds: float
+) -> None:
+    bench = SlowBench(start_seconds)
+    request = make_request(timeout_seconds=timeout_seconds, sampler="random", batch_sizes=(16, 32))
+    timetable = Timetable(request, lambda: bench.now)
+    timetable.note_start(start_seconds)
+    result = tune(
+        request,
+        run_trial=bench,
+        machine=make_machine(affinity_cpus=2),
+        workload=waiting_workload(),
+        timetable=timetable,
+    ).profile.result
+    final_seconds = start_seconds + request.trial_seconds
+    assert bench.now <= timeout_seconds + final_seconds
+    if timeout_seconds > 2 * final_seconds:
+        assert result.confirmed_rounds >= 1
+        assert result.speedup is not None
+    said = [warning for warning in result.warnings if "--timeout" in warning]
+    assert len(said) == (result.confirmed_rounds < 3)
+
+
+def test_a_run_without_time_for_the_confirmation_writes_what_it_saw_and_is_continued_by_the_next(
+    workdir: Path,
+) -> None:
+    bench, request, view = SlowBench(60.0), make_request(timeout_seconds=20.0), Stops()
+    timetable = Timetable(request, lambda: bench.now)
+    timetable.note_start(60.0)
+    parts: dict[str, Any] = {"machine": make_machine(affinity_cpus=2), "workload": waiting_workload()}
+    result = tune(request, run_trial=bench, timetable=timetable, **parts).profile.result
+    assert (result.confirmed_rounds, result.samples_per_second_ci95) == (0, None)
+    assert any("seen once" in warning for warning in result.warnings)
+    run(Bench(saturating), view=view)
+    assert view.resumed == 2
