@@ -16,6 +16,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune.errors import UsageError
+from autotune.messages import RunTrial, TrialRequest, TrialResult
 from autotune.records import TrialRecord
 from autotune.request import RANGED_KNOBS, SEEDS, TuningRequest
 from autotune.schema import Hardware, LoaderConfig, Value
@@ -167,6 +168,23 @@ class Search:
         told = self._study.tell(trial, record.score)
         if self._kept is not None:
             self._kept.append(told, record)
+
+    def sign_at(self, run_trial: RunTrial) -> RunTrial:
+        """Say at every measurement that this run is still at work on its study.
+
+        Args:
+            run_trial: Measures one configuration.
+
+        Returns:
+            The same, signed for.
+        """
+
+        def run(request: TrialRequest) -> TrialResult:
+            if self._kept is not None:
+                self._kept.sign()
+            return run_trial(request)
+
+        return run
 
     def finish(self) -> None:
         """Mark the study as done, so that the next run starts a new one."""

@@ -15,6 +15,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,7 +37,9 @@ from autotune.units import format_bytes
 FOLDER: Final = ".dltune"
 DATABASE: Final = "studies.db"
 MOST_STORAGE_BYTES: Final = 2**31  # of a SQLite file; a thousand runs leave less, and a study is read as a whole
-SILENT_SECONDS: Final = 900.0  # without a word from another machine, after which its run is taken for dead
+SPARE_SECONDS: Final = 900.0  # beyond what a measurement may take, after which a silent run elsewhere is taken for dead
+LOADING_STALLS: Final = 21  # stall times that a measurement may take: 20 to load the dataset, one in the trial
+TRIAL_OVERHEAD: Final = 4  # times its own seconds that a trial may take
 CLOCK_SECONDS: Final = 2.0  # by which two readings of one process's start may differ, where the clock is being set
 PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; another run makes its tables in a few tenths
 ASKED: Final = {
@@ -74,14 +78,20 @@ class KeptStudy:
         study: The Optuna study.
         place: Where it lies, for messages.
         warn: Is told, once, when nothing more can be stored.
-        is_signed: Whether the study itself says who works on it, for want of a lock.
+        describe_owner: Says who works on the study, where for want of a lock the study itself must tell.
     """
 
-    def __init__(self, study: optuna.Study, place: str, warn: Warn, *, is_signed: bool = False) -> None:
+    def __init__(
+        self,
+        study: optuna.Study,
+        place: str,
+        warn: Warn,
+        describe_owner: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
         self._study = study
         self._place = place
         self._warn = warn
-        self._is_signed = is_signed
+        self._describe_owner = describe_owner
         self._is_lost = False
 
     @property
@@ -127,8 +137,12 @@ class KeptStudy:
         """Store a finished trial with its record; what cannot be stored is said once and then let go."""
         trial.system_attrs = trial.system_attrs | {RECORD: record.model_dump_json()}  # no dashboard shows these
         self._write(lambda: self._study.add_trial(trial))
-        if self._is_signed:
-            self._write(lambda: self._study.set_user_attr(_OWNER, _describe_owner()))
+
+    def sign(self) -> None:
+        """Say that this run is still at work; to be called before each measurement, of whatever part of the run."""
+        describe = self._describe_owner
+        if describe is not None:
+            self._write(lambda: self._study.set_user_attr(_OWNER, describe()))
 
     def finish(self) -> None:
         """Mark the study as done, so that the next run starts a new one."""
@@ -136,7 +150,7 @@ class KeptStudy:
 
     def close(self) -> None:
         """Leave the study to others."""
-        if self._is_signed and not self._is_lost:
+        if self._describe_owner is not None and not self._is_lost:
             with suppress(Exception):  # whatever a database raises: the mark grows old by itself
                 self._study.set_user_attr(_OWNER, None)
 
@@ -264,17 +278,17 @@ def open_study(storage: RDBStorage, request: TuningRequest, hardware: Hardware, 
 def _open(
     storage: RDBStorage, request: TuningRequest, hardware: Hardware, base: str, identity: str, warn: Warn
 ) -> KeptStudy:
-    is_signed = _find_file(storage) is None
+    describe_owner = partial(_describe_owner, storage, request) if _find_file(storage) is None else None
     with _explain(f"The study {base} cannot be opened", f"Move the record of trials away. {_ELSEWHERE}"):
         name = _choose_name(request, base, storage)
         study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
         _refuse_strangers(study, identity)
-        if is_signed:
-            _refuse_while_owned(study)
+        if describe_owner is not None:
+            _refuse_while_owned(study, storage)
         _label(study, {_FORMAT: RECORD_FORMAT, _IDENTITY: identity, **_describe(request, hardware)})
-        if is_signed:
-            study.set_user_attr(_OWNER, _describe_owner())
-    return KeptStudy(study, _name_place(request.storage), warn, is_signed=is_signed)
+        if describe_owner is not None:
+            study.set_user_attr(_OWNER, describe_owner())
+    return KeptStudy(study, _name_place(request.storage), warn, describe_owner)
 
 
 def _label(study: optuna.Study, words: dict[str, Any]) -> None:
@@ -359,26 +373,40 @@ def _describe_busy(name: str, who: str) -> str:
     return f"Study {name} is being worked on by another dltune ({who}). Wait for it, or give another --study-name."
 
 
-def _refuse_while_owned(study: optuna.Study) -> None:
+def _refuse_while_owned(study: optuna.Study, storage: RDBStorage) -> None:
     owner = study.user_attrs.get(_OWNER)
-    if owner is not None and not _is_dead(owner):
+    if owner is not None and not _is_dead(owner, storage):
         where = "" if owner.get("host") == socket.gethostname() else f" on {owner.get('host')}"
         raise StudyError(_describe_busy(study.study_name, f"process {owner.get('pid')}{where}"))
 
 
-def _describe_owner() -> dict[str, Any]:
+def _describe_owner(storage: RDBStorage, request: TuningRequest) -> dict[str, Any]:
     process = psutil.Process()
-    return {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time(), "seen": time.time()}
+    return {
+        "host": socket.gethostname(),
+        "pid": process.pid,
+        "started": process.create_time(),
+        "seen": _read_clock(storage),
+        "silent": SPARE_SECONDS + LOADING_STALLS * request.stall_seconds + TRIAL_OVERHEAD * request.trial_seconds,
+    }
 
 
-def _is_dead(owner: Any) -> bool:
+def _is_dead(owner: Any, storage: RDBStorage) -> bool:
     """Tell whether the run that signed a study is gone; one on another machine is by its silence."""
     try:
         if owner["host"] != socket.gethostname():
-            return bool(abs(time.time() - owner["seen"]) > SILENT_SECONDS)
+            return bool(_read_clock(storage) - owner["seen"] > owner["silent"])
         return bool(abs(psutil.Process(owner["pid"]).create_time() - owner["started"]) > CLOCK_SECONDS)
     except (psutil.Error, LookupError, ValueError, TypeError, OverflowError):
         return True
+
+
+def _read_clock(storage: RDBStorage) -> float:
+    """Read the clock of the database, in seconds: those of the machines that share it may differ by hours."""
+    with storage.engine.connect() as connection:
+        told = connection.exec_driver_sql("SELECT CURRENT_TIMESTAMP").scalar_one()
+    moment = datetime.fromisoformat(str(told))
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def tune(
         timetable.begin_search(FINALS)
         with open_search(storage, request, plan.space, plan.hardware, view.show_warning) as search:
             noise = NoiseWatch(plan.machine.usable_cpus) if run_trial is None else None
-            run_trial = timetable.watch(insist_on_device(run_trial or runner.run))
+            run_trial = search.sign_at(timetable.watch(insist_on_device(run_trial or runner.run)))
             warm = None if earlier is None else plan_warm_start(earlier, plan.hardware)
             run = Run(
                 Exploration(plan, search, run_trial, view, timetable.allows_trial, warm),

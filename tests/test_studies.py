@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -275,6 +276,35 @@ def test_a_study_whose_owner_is_dead_or_no_owner_is_taken_over(owner: object) ->
     read_records(storage=SERVER, study_name="mine")
     load_study("mine", SERVER).set_user_attr("dltune_owner", owner)
     read_records(storage=SERVER, study_name="mine")
+
+
+def move_owner(name: str, **changes: Any) -> None:
+    """Let the run that works on a study be one of another machine."""
+    study = load_study(name, SERVER)
+    study.set_user_attr("dltune_owner", study.user_attrs["dltune_owner"] | {"host": "elsewhere"} | changes)
+
+
+@pytest.mark.parametrize("hours", [-5, 0, 5])
+def test_a_run_on_another_machine_keeps_its_study_whatever_the_clocks_say(
+    hours: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+    with open_one(storage=SERVER, study_name="mine"):
+        move_owner("mine")
+        monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
+        with pytest.raises(StudyError, match=r"being worked on .* on elsewhere\)"):
+            read_records(storage=SERVER, study_name="mine")
+
+
+def test_a_run_on_another_machine_is_dead_when_it_was_silent_for_longer_than_any_trial_may_take() -> None:
+    options: dict[str, Any] = {"storage": SERVER, "study_name": "mine"}
+    with open_one(**options, stall_seconds=100.0):
+        seen = load_study("mine", SERVER).user_attrs["dltune_owner"]["seen"]
+        move_owner("mine", seen=seen - 2000.0)  # a dataset may take 20 times the stall time to load
+        with pytest.raises(StudyError, match="being worked on"):
+            read_records(**options)
+        move_owner("mine", seen=seen - 4000.0)
+        read_records(**options)
 
 
 def test_a_study_whose_owners_number_went_to_another_process_is_taken_over() -> None:

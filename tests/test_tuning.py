@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from autotune import load
@@ -518,6 +519,23 @@ def test_a_second_run_of_the_same_request_at_the_same_time_is_refused() -> None:
             run(Bench(saturating))
 
     assert run(after(5, run_again)).profile.result.confirmed_rounds == 3
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_run_signs_the_study_of_a_server_at_every_measurement(fresh: bool) -> None:
+    url, signatures = "sqlite:///file:server.db?uri=true", []
+
+    class Watched(Bench):
+        def __call__(self, request: TrialRequest) -> TrialResult:
+            if request.fresh == fresh:
+                study = optuna.load_study(study_name="mine", storage=url)
+                signatures.append(study.user_attrs["dltune_owner"].get("seen"))
+                study.set_user_attr("dltune_owner", study.user_attrs["dltune_owner"] | {"seen": 0.0})
+            return super().__call__(request)
+
+    run(Watched(saturating), make_request(storage=url, study_name="mine"))
+    assert len(signatures) > 2
+    assert all(signatures)
 
 
 def rate_on_gpu(config: LoaderConfig) -> float:
