@@ -590,8 +590,8 @@ def test_a_step_that_breaks_the_device_without_workers_ends_the_run_with_its_wor
 class SlowBench(Bench):
     """A bench that takes time, on a clock of its own: the start of a process, then what is measured."""
 
-    def __init__(self, start_seconds: float) -> None:
-        super().__init__(saturating)
+    def __init__(self, start_seconds: float, rate: Rate = saturating) -> None:
+        super().__init__(rate)
         self.now = 0.0
         self._start_seconds = start_seconds
 
@@ -637,3 +637,13 @@ def test_a_run_without_time_for_the_confirmation_writes_what_it_saw_and_is_conti
     assert any("seen once" in warning for warning in result.warnings)
     run(Bench(saturating), view=view)
     assert view.resumed == 2
+
+
+def test_a_baseline_that_is_the_best_seen_when_time_is_over_is_kept() -> None:
+    bench = SlowBench(60.0, lambda config: 100.0 / (1 + config.dataloader.num_workers))
+    request = make_request(timeout_seconds=20.0)
+    timetable = Timetable(request, lambda: bench.now)
+    timetable.note_start(60.0)
+    parts: dict[str, Any] = {"machine": make_machine(affinity_cpus=2), "workload": waiting_workload()}
+    found = tune(request, run_trial=bench, timetable=timetable, **parts).profile
+    assert (found.dataloader.num_workers, found.result.verdict) == (0, "keep")
