@@ -78,8 +78,9 @@ GPU_OPTIONS ?=  # such as --minutes 15, --only jpeg floats; --device cpu --quick
 bench-gpu: $(BENCH_READY) ## The same on a CUDA device, with real training steps (8 minutes)
 	$(BIN)/python -m benchmarks.gpu $(GPU_OPTIONS)
 
-replay: $(READY) ## Compare samplers on recorded grids (seconds)
+replay: $(READY) ## Compare samplers on recorded grids, and hold each grid out once (a minute)
 	$(BIN)/python -m benchmarks.replay
+	$(BIN)/python -m benchmarks.holdout
 
 clean: ## Remove what was made here
 	rm -rf .venv .venv-lowest .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis

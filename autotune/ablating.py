@@ -6,8 +6,7 @@ compared was measured alike, minutes of drift cancel, and the rounds tell how su
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from autotune.confirming import Contestant
@@ -64,13 +63,15 @@ class Ablation:
         self._view = view
         self.rows: tuple[Contribution, ...] = ()
 
-    def run(self, answer: LoaderConfig, whole: Contribution, deadline: float | None = None) -> None:
+    def run(
+        self, answer: LoaderConfig, whole: Contribution, has_time: Callable[[int], bool] = lambda count: True
+    ) -> None:
         """Measure the steps between the baseline and the answer, all of them in each round, both ends included.
 
         Args:
             answer: The configuration that was chosen.
             whole: What all steps gave together, as confirmed; it is the row where there is but one step.
-            deadline: Moment of `time.monotonic` after which no further round begins; None for no such moment.
+            has_time: Tells whether there is time for so many more measurements; else no further round begins.
         """
         rungs = list(list_rungs(self._plan.baseline, answer))
         if len(rungs) == 1:
@@ -78,7 +79,7 @@ class Ablation:
             return
         contestants = [Contestant(self._plan.baseline), *(Contestant(config) for _, config in rungs)]
         for _ in range(ROUNDS):
-            if deadline is not None and time.monotonic() > deadline:
+            if not has_time(len(contestants)):
                 return
             for contestant in contestants:
                 self._measure(contestant)

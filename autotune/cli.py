@@ -78,7 +78,12 @@ def cli() -> None:
 @click.option("--collate", metavar="PKG.MOD:FN", help="collate_fn, instead of the workload's own.")
 @click.option("--step", metavar="PKG.MOD:ATTR", help="Factory of your training step: make_step() -> step(batch).")
 @click.option("--step-time", type=Duration(), metavar="TIME", help="Emulate a device busy that long per batch: 35ms.")
-@click.option("--batch-size", type=BatchSizes(), metavar="N[,N...]", help="Pin the batch size, or list choices.")
+@click.option(
+    "--batch-size",
+    type=BatchSizes(),
+    metavar="N[,N...]",
+    help="Pin the batch size, or list choices; if left out, a ready DataLoader keeps its own, else 16 to 512.",
+)
 @click.option("--fix", type=Assignment(), multiple=True, metavar="KNOB=VALUE", help="Pin a knob: in_order=true.")
 @click.option(
     "--range",

@@ -6,7 +6,7 @@ Whatever was picked for being the best of many was also lucky; only a second loo
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from autotune.intervals import bound_rounds, ratio_of_pairs
@@ -19,6 +19,7 @@ from autotune.view import View
 
 ROUNDS: Final = 3
 MOST_ROUNDS: Final = 5
+PAIR: Final = 2  # the baseline and the first finalist, without which nothing is compared
 CONFIRM_PRECISION: Final = 0.015
 CONFIRM_FACTOR: Final = 1.0  # of a trial's time: the search gets less, because its winners are looked at again
 MAX_FAILURES: Final = 2  # of one configuration; the first is looked at once more, a second one was no bad luck
@@ -120,13 +121,23 @@ class Confirmation:
         run_trial: Measures one configuration.
         view: Is told what happens.
         watch: Looks at the machine between the rounds; None where trials are not run here.
+        has_time: Tells whether there is time for so many more measurements; the baseline and the first finalist are
+            measured once in any case.
     """
 
-    def __init__(self, plan: Plan, run_trial: RunTrial, view: View, watch: NoiseWatch | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        run_trial: RunTrial,
+        view: View,
+        watch: NoiseWatch | None = None,
+        has_time: Callable[[int], bool] = lambda count: True,
+    ) -> None:
         self._plan = plan
         self._run_trial = run_trial
         self._view = view
         self._watch = watch
+        self._has_time = has_time
         self.entrants: list[Contestant] = []
         self.baseline = Contestant(plan.baseline)
         self.finalists: list[Contestant] = []
@@ -143,12 +154,15 @@ class Confirmation:
         self.entrants = [self.baseline, *self.finalists]
         if self._watch is not None:
             self._watch.start()
-        while self.rounds < ROUNDS or (self.rounds < MOST_ROUNDS and (self._is_in_doubt() or self._is_scattered())):
+        while (self.rounds == 0 or self._has_time(1 + len(self.finalists))) and self._wants_more():
             if self._watch is not None:
                 self._watch.pause()
             self._run_round()
             self._drop_those_behind()
             self._describe_noise()
+
+    def _wants_more(self) -> bool:
+        return self.rounds < ROUNDS or (self.rounds < MOST_ROUNDS and (self._is_in_doubt() or self._is_scattered()))
 
     def _describe_noise(self) -> None:
         if self._watch is None:
@@ -159,10 +173,16 @@ class Confirmation:
     def _run_round(self) -> None:
         order = [self.baseline, *self.finalists]
         shift = self.rounds % len(order)
-        for contestant in (*order[shift:], *order[:shift]):
-            if not contestant.is_out and not self._measure(contestant):
+        turn = [contestant for contestant in (*order[shift:], *order[:shift]) if not contestant.is_out]
+        measured = 0
+        for contestant in turn:
+            if (self.rounds or measured >= PAIR) and not self._has_time(1):
+                break
+            if not self._measure(contestant):
                 self._measure(contestant)
-        self.rounds += 1
+            measured += 1
+        if measured == len(turn) or self.rounds == 0:
+            self.rounds += 1
 
     def _measure(self, contestant: Contestant) -> bool:
         """Measure once, and tell whether that worked."""

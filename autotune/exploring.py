@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from autotune.errors import WorkloadError
@@ -47,7 +46,7 @@ class Exploration:
         search: Proposes configurations and stores what came of them.
         run_trial: Measures one configuration.
         view: Is told what happens.
-        deadline: Moment of `time.monotonic` at which to stop; None for no such moment.
+        has_time: Tells, from the number of trials done, whether another one may begin.
         warm: What an earlier result says about where to look; None to start cold.
     """
 
@@ -57,14 +56,14 @@ class Exploration:
         search: Search,
         run_trial: RunTrial,
         view: View,
-        deadline: float | None = None,
+        has_time: Callable[[int], bool] = lambda tried: True,
         warm: WarmStart | None = None,
     ) -> None:
         self._plan = plan
         self._search = search
         self._run_trial = run_trial
         self._view = view
-        self._deadline = deadline
+        self._has_time = has_time
         self._demand = plan.demand_model()
         self._surrogate = Surrogate(plan.candidates, plan.predict)
         is_suspected = plan.workload.worker_failure is not None
@@ -81,12 +80,13 @@ class Exploration:
         search.guide(self._propose)
 
     def _start_warm(self, warm: WarmStart) -> list[LoaderConfig]:
-        """Take in what earlier trials reached, and give what is tried first: the baseline, then the earlier best."""
+        """Take in what earlier trials reached; what is tried first is near the baseline, then the earlier best."""
         for hint in warm.hints:
             self._surrogate.learn(hint.config, hint.samples_per_second, HINT_ERROR)
         self._surrogate.reopen()
         legal = set(self._plan.candidates)
-        return list(dict.fromkeys([self._plan.baseline, *(config for config in warm.seeds if config in legal)]))
+        near = self._plan.space.nearest(self._plan.baseline)
+        return list(dict.fromkeys([near, *(config for config in warm.seeds if config in legal)]))
 
     @property
     def best(self) -> TrialRecord | None:
@@ -135,7 +135,7 @@ class Exploration:
         request = self._plan.request
         if len(self.records) >= request.trials:
             return f"all {request.trials} trials done"
-        if self._deadline is not None and time.monotonic() > self._deadline:
+        if not self._has_time(len(self.records)):
             return "the time allowed by --timeout is used up"
         if (share := self._share_of_ceiling()) >= CEILING_SHARE:
             return f"the best reaches {share:.0%} of what the step allows"

@@ -14,7 +14,7 @@ from autotune.messages import TrialResult, WorkloadProfile
 from autotune.request import TuningRequest
 from autotune.schema import Hardware, LoaderConfig, Value
 from autotune.scoring import Estimate, estimate
-from autotune.space import SearchSpace, guess_configs, plan_baseline, plan_space
+from autotune.space import SearchSpace, describe_changed_baseline, guess_configs, plan_baseline, plan_space
 
 EXTRAPOLATION: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
 MOST_CANDIDATES: Final = 20_000  # proposals are chosen among; a space larger than this was made so by hand
@@ -81,9 +81,9 @@ class Plan(Value):
         return plan_convention(self.request, self.space, self.baseline, pinning=self.workload.pinning)
 
     def first_configs(self) -> list[LoaderConfig]:
-        """List what is tried first: the baseline, the cost model's best guesses, a common hand setting."""
+        """List what is tried first: what is nearest to the baseline in the space, then the cost model's guesses."""
         guesses = guess_configs(self.space, self.workload, self.machine, self.request.epochs, self.limits)
-        return list(dict.fromkeys([self.baseline, *guesses]))
+        return list(dict.fromkeys([self.space.nearest(self.baseline), *guesses]))
 
     @cached_property
     def _legal(self) -> tuple[LoaderConfig, ...]:
@@ -122,5 +122,8 @@ def make_plan(request: TuningRequest, machine: MachineProfile, workload: Workloa
         NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
     """
     space = plan_space(request, machine, workload, limits)
-    baseline = plan_baseline(request, workload, space)
+    baseline = plan_baseline(request, workload, space, limits)
+    note = None if workload.baseline is None else describe_changed_baseline(workload.baseline, baseline)
+    if note is not None:
+        space = space.model_copy(update={"notes": (*space.notes, note)})
     return Plan(request=request, machine=machine, workload=workload, limits=limits, space=space, baseline=baseline)

@@ -97,7 +97,8 @@ class TuningRequest(Value):
 
     Attributes:
         workload: What to tune.
-        batch_sizes: Batch sizes to choose from; None searches powers of two from 16 to 512.
+        batch_sizes: Batch sizes to choose from; None keeps that of a ready DataLoader, and searches powers of two from
+            16 to 512 for others.
         fixed: Knobs that are pinned to one value.
         ranges: Knobs narrowed to an inclusive range.
         trials: Most configurations to try.

@@ -17,6 +17,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from autotune.errors import UsageError
 from autotune.limits import RESOURCES
+from autotune.messages import RunTrial, TrialRequest, TrialResult
 from autotune.records import TrialRecord
 from autotune.request import RANGED_KNOBS, SEEDS, TuningRequest
 from autotune.schema import Hardware, LoaderConfig, Value
@@ -188,6 +189,23 @@ class Search:
         if self._kept is not None:
             self._kept.append(trial, record)
 
+    def sign_at(self, run_trial: RunTrial) -> RunTrial:
+        """Say at every measurement that this run is still at work on its study.
+
+        Args:
+            run_trial: Measures one configuration.
+
+        Returns:
+            The same, signed for.
+        """
+
+        def run(request: TrialRequest) -> TrialResult:
+            if self._kept is not None:
+                self._kept.sign()
+            return run_trial(request)
+
+        return run
+
     def finish(self) -> None:
         """Mark the study as done, so that the next run starts a new one."""
         if self._kept is not None:
@@ -219,7 +237,7 @@ def open_search(
         StudyError: The study cannot be read, belongs to another request, or another run works on it.
         UsageError: The sampler needs a package that is not installed.
     """
-    with open_study(storage, request, space, hardware, warn) as kept:
+    with open_study(storage, request, hardware, warn) as kept:
         trials = kept.read(space)
         study = optuna.create_study(
             study_name=kept.name, sampler=make_sampler(request, space, len(trials)), direction="maximize"
@@ -270,7 +288,8 @@ def _make_distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
     for knob, choices in space.searched().items():
         if knob in RANGED_KNOBS:
             low, high = cast("tuple[int, int]", (choices[0], choices[-1]))
-            distributions[knob] = IntDistribution(low, high, log=low > 0)
+            in_doublings = knob != "num_workers"  # which may be 0 in another run, and a study knows one scale per knob
+            distributions[knob] = IntDistribution(low, high, log=in_doublings)
         else:
             distributions[knob] = CategoricalDistribution(choices)
     return distributions

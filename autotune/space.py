@@ -110,6 +110,10 @@ class SearchSpace(Value):
         values = {**config.dataloader.model_dump(), **config.process.model_dump()}
         return {knob: _snap(values[knob], choices) for knob, choices in self.searched().items()}
 
+    def nearest(self, config: LoaderConfig) -> LoaderConfig:
+        """Give the configuration of the space that is nearest to another one: that one itself where it lies inside."""
+        return self.build(self.params(config))
+
     def configs(self) -> Iterator[LoaderConfig]:
         """Yield every distinct legal configuration of the space."""
         seen = set()
@@ -176,7 +180,7 @@ def plan_space(
     choices: dict[Knob, tuple[Choice, ...]] = {
         "batch_size": batch_sizes,
         "num_workers": _plan_workers(request, machine, workload, limits, batch_sizes, notes),
-        "prefetch_factor": PREFETCH_GRID,
+        "prefetch_factor": _plan_prefetching(workload),
         "pin_memory": _plan_pinning(workload, notes),
         "persistent_workers": _plan_persistence(request, workload, notes),
         "in_order": (False, True),
@@ -205,10 +209,7 @@ def _plan_batch_sizes(
     if workload.batching == "own":
         notes.append("batch_size is not tuned: the batches are made by the workload's own batch_sampler or dataset")
         return (None,)
-    wanted = request.batch_sizes or BATCH_GRID
-    fixed = request.fixed.get("batch_size")
-    if isinstance(fixed, int):
-        wanted = (fixed,)
+    wanted = _list_wanted_sizes(request, workload, notes)
     fitting = [
         size
         for size in sorted(set(wanted))
@@ -230,6 +231,29 @@ def _plan_batch_sizes(
     if request.batch_sizes is None and workload.samples:
         fitting = [size for size in fitting if size <= workload.samples] or fitting[:1]
     return tuple(fitting)
+
+
+def _list_wanted_sizes(request: TuningRequest, workload: WorkloadProfile, notes: list[str]) -> tuple[int, ...]:
+    """List the batch sizes that the user asked for: a ready DataLoader's own is one, since another changes training."""
+    fixed = request.fixed.get("batch_size")
+    if isinstance(fixed, int):
+        return (fixed,)
+    if request.batch_sizes is not None:
+        return request.batch_sizes
+    own = workload.baseline.dataloader.batch_size if workload.baseline is not None else None
+    if own is None or "batch_size" in request.ranges:
+        return BATCH_GRID if own is None else (*BATCH_GRID, own)
+    notes.append(
+        f"batch_size stays at {own}, that of your DataLoader: another one changes training, not only its speed. "
+        "List sizes with --batch-size to have them searched"
+    )
+    return (own,)
+
+
+def _plan_prefetching(workload: WorkloadProfile) -> tuple[int, ...]:
+    """List the batches ahead of the grid, and those of a ready DataLoader: its settings must be among the choices."""
+    own = workload.baseline.dataloader.prefetch_factor if workload.baseline is not None else None
+    return PREFETCH_GRID if own is None else tuple(sorted({*PREFETCH_GRID, own}))
 
 
 def _plan_workers(
@@ -255,7 +279,7 @@ def _plan_workers(
     most = min(limits.max_workers, suggest_most_workers(workload, size, machine.usable_cpus))
     if request.max_workers is not None or "num_workers" in request.ranges:
         most = limits.max_workers
-    feasible = [count for count in (*WORKER_GRID, most) if count <= most]
+    feasible = [count for count in (*WORKER_GRID, most) if count <= most] + _list_own_workers(request, workload)
     model = DemandModel.from_workload(workload)
     fitting = [count for count in feasible if _fits_smallest(count, batch_sizes, model, limits)]
     if max(fitting) < max(feasible):
@@ -265,6 +289,12 @@ def _plan_workers(
             f"{limits.nofile} files)"
         )
     return tuple(sorted(set(fitting)))
+
+
+def _list_own_workers(request: TuningRequest, workload: WorkloadProfile) -> list[int]:
+    """List the workers of a ready DataLoader, as far as the user allows them, whatever the probe thinks useful."""
+    own = workload.baseline.dataloader.num_workers if workload.baseline is not None else 0
+    return [own] if request.max_workers is None or own <= request.max_workers else []
 
 
 def _fits_smallest(workers: int, batch_sizes: Sequence[int | None], model: DemandModel, limits: Limits) -> bool:
@@ -326,26 +356,63 @@ def _list(choices: Sequence[Choice]) -> str:
     return ", ".join(str(choice) for choice in choices)
 
 
-def plan_baseline(request: TuningRequest, workload: WorkloadProfile, space: SearchSpace) -> LoaderConfig:
+def plan_baseline(
+    request: TuningRequest, workload: WorkloadProfile, space: SearchSpace, limits: Limits
+) -> LoaderConfig:
     """Choose what the tuned configuration is compared with.
 
     Args:
         request: What the user asked for.
         workload: What the probe found.
         space: The space; its only batch size is used where there is one.
+        limits: Budgets.
 
     Returns:
-        The settings of the user's ready DataLoader with the knobs that the request pins, else what is nearest to
-        PyTorch's defaults, at a batch size of 32, in the space: a baseline that is kept must honour every pin.
+        The settings of the user's ready DataLoader, changed only as far as pins, ranges, --max-workers and budgets
+        demand, because a baseline that is kept must honour them; else what is nearest to PyTorch's defaults, at a
+        batch size of 32, in the space.
     """
-    sizes = space.batch_size
     if workload.baseline is None:
-        default = LoaderConfig(dataloader=DataLoaderSettings(batch_size=_snap(DEFAULT_BATCH_SIZE, sizes)))
+        default = LoaderConfig(dataloader=DataLoaderSettings(batch_size=_snap(DEFAULT_BATCH_SIZE, space.batch_size)))
         return space.build(list_values(default))
     own = list_values(workload.baseline)
-    if len(sizes) == 1:
-        own["batch_size"] = sizes[0]
-    return make_config({**own, **request.fixed}, workload.multiprocessing_context)
+    for knob in request.ranges:
+        own[knob] = _snap(own[knob], space.choices()[knob])
+    if len(space.batch_size) == 1:
+        own["batch_size"] = space.batch_size[0]
+    if request.max_workers is not None:
+        own["num_workers"] = min(own["num_workers"], request.max_workers)
+    return _fit_workers({**own, **request.fixed}, workload, space, limits)
+
+
+def _fit_workers(
+    values: Mapping[Knob, Any], workload: WorkloadProfile, space: SearchSpace, limits: Limits
+) -> LoaderConfig:
+    """Take as many workers away as the budgets demand; none where that would not help."""
+    model = DemandModel.from_workload(workload)
+    fewer = [count for count in reversed(space.num_workers) if count < values["num_workers"]]
+    tried = [
+        make_config({**values, "num_workers": count}, workload.multiprocessing_context)
+        for count in (values["num_workers"], *fewer)
+    ]
+    return next((config for config in tried if not model.predict(config).find_violations(limits)), tried[0])
+
+
+def describe_changed_baseline(own: LoaderConfig, baseline: LoaderConfig) -> str | None:
+    """Say where the baseline is not the user's own DataLoader; None where it is.
+
+    Args:
+        own: Settings of the user's DataLoader.
+        baseline: What the tuned configuration is compared with.
+
+    Returns:
+        A sentence, for the notes.
+    """
+    before, after = list_values(own), list_values(baseline)
+    changes = [f"{knob}={after[knob]} instead of {before[knob]}" for knob in KNOBS if after[knob] != before[knob]]
+    if not changes:
+        return None
+    return f"the baseline is your DataLoader with {', '.join(changes)}: pins and budgets hold for it, too"
 
 
 def list_values(config: LoaderConfig) -> dict[Knob, Any]:

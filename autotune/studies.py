@@ -15,6 +15,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,9 +37,15 @@ from autotune.units import format_bytes
 FOLDER: Final = ".dltune"
 DATABASE: Final = "studies.db"
 MOST_STORAGE_BYTES: Final = 2**31  # of a SQLite file; a thousand runs leave less, and a study is read as a whole
-SILENT_SECONDS: Final = 900.0  # without a word from another machine, after which its run is taken for dead
+SPARE_SECONDS: Final = 900.0  # beyond what a measurement may take, after which a silent run elsewhere is taken for dead
+LOADING_STALLS: Final = 21  # stall times that a measurement may take: 20 to load the dataset, one in the trial
+TRIAL_OVERHEAD: Final = 4  # times its own seconds that a trial may take
 CLOCK_SECONDS: Final = 2.0  # by which two readings of one process's start may differ, where the clock is being set
 PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; another run makes its tables in a few tenths
+ASKED: Final = {
+    *("trial_seconds", "seed", "sampler", "batch_sizes", "fixed", "ranges"),
+    *("max_workers", "max_memory", "max_shm", "max_gpu_memory", "world_size"),
+}  # what makes another search of the same workload, and so a study of its own unless the user names one
 METRIC: Final = "samples per second"
 RECORD: Final = "dltune_record"
 _FORMAT: Final = "dltune_format"
@@ -56,7 +64,7 @@ class KeptTrial(NamedTuple):
 
     Attributes:
         record: Its line of the record.
-        grid_id: Its place in the grid, where a grid was searched.
+        grid_id: Its place in the grid, where the grid was searched that is searched now.
     """
 
     record: TrialRecord
@@ -70,14 +78,20 @@ class KeptStudy:
         study: The Optuna study.
         place: Where it lies, for messages.
         warn: Is told, once, when nothing more can be stored.
-        is_signed: Whether the study itself says who works on it, for want of a lock.
+        describe_owner: Says who works on the study, where for want of a lock the study itself must tell.
     """
 
-    def __init__(self, study: optuna.Study, place: str, warn: Warn, *, is_signed: bool = False) -> None:
+    def __init__(
+        self,
+        study: optuna.Study,
+        place: str,
+        warn: Warn,
+        describe_owner: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
         self._study = study
         self._place = place
         self._warn = warn
-        self._is_signed = is_signed
+        self._describe_owner = describe_owner
         self._is_lost = False
 
     @property
@@ -88,36 +102,47 @@ class KeptStudy:
     def read(self, space: SearchSpace) -> list[KeptTrial]:
         """Read the trials of earlier runs, in order.
 
+        What is worth trying depends on what the probe measures and on the memory that is free at the moment, so two
+        runs of one request search spaces that differ a little.
+
         Args:
             space: What this run searches.
 
+        Returns:
+            The trials whose configurations are in the space.
+
         Raises:
-            StudyError: They cannot be read, come from another version, or from another space.
+            StudyError: They cannot be read, or come from another version.
         """
         with _explain(f"The trials of study {self.name} cannot be read", _AFRESH):
             trials = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
             found = ((trial, get_record(trial)) for trial in trials)
-            return [self._check(trial, text, space) for trial, text in found if text is not None]
+            kept = [(trial, self._check(trial, text)) for trial, text in found if text is not None]
+        return [
+            KeptTrial(record, _find_place(trial, space))
+            for trial, record in kept
+            if space.nearest(record.config) == record.config
+        ]
 
-    def _check(self, trial: FrozenTrial, text: str, space: SearchSpace) -> KeptTrial:
+    def _check(self, trial: FrozenTrial, text: str) -> TrialRecord:
         try:
-            record = TrialRecord.model_validate_json(text)
+            return TrialRecord.model_validate_json(text)
         except ValidationError as error:
             raise StudyError(
                 f"Study {self.name} holds trials of another version of dltune, or damaged ones: "
                 f"{error.error_count()} problems in trial {trial.number}. {_AFRESH}"
             ) from None
-        if space.build(space.params(record.config)) != record.config:
-            raise StudyError(f"Study {self.name} searched another space: trial {trial.number} is not in it. {_AFRESH}")
-        grid_id = trial.system_attrs.get("grid_id")
-        return KeptTrial(record, grid_id if isinstance(grid_id, int) else None)
 
     def append(self, trial: FrozenTrial, record: TrialRecord) -> None:
         """Store a finished trial with its record; what cannot be stored is said once and then let go."""
         trial.system_attrs = trial.system_attrs | {RECORD: record.model_dump_json()}  # no dashboard shows these
         self._write(lambda: self._study.add_trial(trial))
-        if self._is_signed:
-            self._write(lambda: self._study.set_user_attr(_OWNER, _describe_owner()))
+
+    def sign(self) -> None:
+        """Say that this run is still at work; to be called before each measurement, of whatever part of the run."""
+        describe = self._describe_owner
+        if describe is not None:
+            self._write(lambda: self._study.set_user_attr(_OWNER, describe()))
 
     def finish(self) -> None:
         """Mark the study as done, so that the next run starts a new one."""
@@ -125,7 +150,7 @@ class KeptStudy:
 
     def close(self) -> None:
         """Leave the study to others."""
-        if self._is_signed and not self._is_lost:
+        if self._describe_owner is not None and not self._is_lost:
             with suppress(Exception):  # whatever a database raises: the mark grows old by itself
                 self._study.set_user_attr(_OWNER, None)
 
@@ -140,6 +165,13 @@ class KeptStudy:
                 f"Trials can no longer be stored in {self._place}: {_find_reason(error)}. The run goes on and writes "
                 "its result at the end; but if it is cut short, the next run cannot continue it from here."
             )
+
+
+def _find_place(trial: FrozenTrial, space: SearchSpace) -> int | None:
+    """Give the place of a trial in the grid; None where another grid was searched, or none."""
+    grid_id, grid = (trial.system_attrs.get(key) for key in ("grid_id", "search_space"))
+    is_same = grid == {knob: list(choices) for knob, choices in space.searched().items()}
+    return grid_id if is_same and isinstance(grid_id, int) else None
 
 
 def get_record(trial: FrozenTrial) -> str | None:
@@ -231,15 +263,12 @@ def _refuse_a_giant(storage: RDBStorage) -> None:
 
 
 @contextmanager
-def open_study(
-    storage: RDBStorage, request: TuningRequest, space: SearchSpace, hardware: Hardware, warn: Warn
-) -> Iterator[KeptStudy]:
+def open_study(storage: RDBStorage, request: TuningRequest, hardware: Hardware, warn: Warn) -> Iterator[KeptStudy]:
     """Open the study of a request on this hardware, or continue one that was cut short, and keep others out of it.
 
     Args:
         storage: Where it lies.
         request: What the user asked for.
-        space: What is searched.
         hardware: The machine; throughputs of different machines never mix in one study.
         warn: Is told, once, when nothing more can be stored.
 
@@ -249,7 +278,7 @@ def open_study(
     Raises:
         StudyError: It cannot be opened, another run works on it, or it belongs to another request, machine or version.
     """
-    identity = _identify(request, space, hardware)
+    identity = _identify(request, hardware)
     base = request.study_name or _make_name(request, identity)
     with _keep_others_out(storage, base):
         kept = _open(storage, request, hardware, base, identity, warn)
@@ -262,17 +291,17 @@ def open_study(
 def _open(
     storage: RDBStorage, request: TuningRequest, hardware: Hardware, base: str, identity: str, warn: Warn
 ) -> KeptStudy:
-    is_signed = _find_file(storage) is None
+    describe_owner = partial(_describe_owner, storage, request) if _find_file(storage) is None else None
     with _explain(f"The study {base} cannot be opened", f"Move the record of trials away. {_ELSEWHERE}"):
         name = _choose_name(request, base, storage)
         study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
         _refuse_strangers(study, identity)
-        if is_signed:
-            _refuse_while_owned(study)
+        if describe_owner is not None:
+            _refuse_while_owned(study, storage)
         _label(study, {_FORMAT: RECORD_FORMAT, _IDENTITY: identity, **_describe(request, hardware)})
-        if is_signed:
-            study.set_user_attr(_OWNER, _describe_owner())
-    return KeptStudy(study, _name_place(request.storage), warn, is_signed=is_signed)
+        if describe_owner is not None:
+            study.set_user_attr(_OWNER, describe_owner())
+    return KeptStudy(study, _name_place(request.storage), warn, describe_owner)
 
 
 def _label(study: optuna.Study, words: dict[str, Any]) -> None:
@@ -311,15 +340,14 @@ def _choose_name(request: TuningRequest, base: str, storage: RDBStorage) -> str:
     return f"{base}-run{count + 1}" if finished or request.resume is False else last
 
 
-def _identify(request: TuningRequest, space: SearchSpace, hardware: Hardware) -> str:
-    """Give what must be the same for trials to be comparable: workload, space, machine, length of the training run."""
-    parts = (request.workload, space.model_copy(update={"notes": ()}), hardware)
-    text = "\n".join([*(part.model_dump_json() for part in parts), str(request.epochs)])
+def _identify(request: TuningRequest, hardware: Hardware) -> str:
+    """Give what must be the same for trials to be comparable: workload, machine, length of the training run."""
+    text = "\n".join([request.workload.model_dump_json(), hardware.model_dump_json(), str(request.epochs)])
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _make_name(request: TuningRequest, identity: str) -> str:
-    text = f"{identity} {request.trial_seconds} {request.seed} {request.sampler}"
+    text = f"{identity} {request.model_dump_json(include=ASKED)}"
     return f"{request.workload.dataset}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
@@ -333,8 +361,8 @@ def _refuse_strangers(study: optuna.Study, identity: str) -> None:
         )
     if known.get(_IDENTITY, identity) != identity:
         raise StudyError(
-            f"Study {study.study_name} belongs to another workload, search space or machine, and throughputs of "
-            f"different ones cannot be compared. {_AFRESH}"
+            f"Study {study.study_name} belongs to another workload, machine or length of training, and throughputs "
+            f"of different ones cannot be compared. {_AFRESH}"
         )
 
 
@@ -358,26 +386,40 @@ def _describe_busy(name: str, who: str) -> str:
     return f"Study {name} is being worked on by another dltune ({who}). Wait for it, or give another --study-name."
 
 
-def _refuse_while_owned(study: optuna.Study) -> None:
+def _refuse_while_owned(study: optuna.Study, storage: RDBStorage) -> None:
     owner = study.user_attrs.get(_OWNER)
-    if owner is not None and not _is_dead(owner):
+    if owner is not None and not _is_dead(owner, storage):
         where = "" if owner.get("host") == socket.gethostname() else f" on {owner.get('host')}"
         raise StudyError(_describe_busy(study.study_name, f"process {owner.get('pid')}{where}"))
 
 
-def _describe_owner() -> dict[str, Any]:
+def _describe_owner(storage: RDBStorage, request: TuningRequest) -> dict[str, Any]:
     process = psutil.Process()
-    return {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time(), "seen": time.time()}
+    return {
+        "host": socket.gethostname(),
+        "pid": process.pid,
+        "started": process.create_time(),
+        "seen": _read_clock(storage),
+        "silent": SPARE_SECONDS + LOADING_STALLS * request.stall_seconds + TRIAL_OVERHEAD * request.trial_seconds,
+    }
 
 
-def _is_dead(owner: Any) -> bool:
+def _is_dead(owner: Any, storage: RDBStorage) -> bool:
     """Tell whether the run that signed a study is gone; one on another machine is by its silence."""
     try:
         if owner["host"] != socket.gethostname():
-            return bool(abs(time.time() - owner["seen"]) > SILENT_SECONDS)
+            return bool(_read_clock(storage) - owner["seen"] > owner["silent"])
         return bool(abs(psutil.Process(owner["pid"]).create_time() - owner["started"]) > CLOCK_SECONDS)
     except (psutil.Error, LookupError, ValueError, TypeError, OverflowError):
         return True
+
+
+def _read_clock(storage: RDBStorage) -> float:
+    """Read the clock of the database, in seconds: those of the machines that share it may differ by hours."""
+    with storage.engine.connect() as connection:
+        told = connection.exec_driver_sql("SELECT CURRENT_TIMESTAMP").scalar_one()
+    moment = datetime.fromisoformat(str(told))
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 @contextmanager

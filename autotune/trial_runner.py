@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -30,7 +31,7 @@ from autotune.messages import (
     WorkloadProfile,
 )
 from autotune.request import WorkloadRequest
-from autotune.units import format_bytes
+from autotune.units import format_bytes, format_seconds
 from autotune.verdicts import Death, judge_failure
 from autotune.watchdog import Watch
 
@@ -74,6 +75,8 @@ class TrialRunner:
         self._child: Child | None = None
         self._is_releasing = False
         self._limits: Limits | None = None
+        self._probe_end = math.inf
+        self.start_seconds: float | None = None  # what the last start of a process and of its dataset took
 
     def __enter__(self) -> Self:
         return self
@@ -90,22 +93,31 @@ class TrialRunner:
             self._child = None
         self._is_releasing = False
 
-    def probe(self, sizes: Sequence[int], limits: Limits, usable_cpus: float | None = None) -> WorkloadProfile:
+    def probe(
+        self,
+        sizes: Sequence[int],
+        limits: Limits,
+        usable_cpus: float | None = None,
+        most_seconds: float = math.inf,
+    ) -> WorkloadProfile:
         """Load the workload and profile it.
 
         Args:
             sizes: Batch sizes to measure with, where they can be set: the usual one, and the largest.
             limits: Budgets.
             usable_cpus: CPUs that can be kept busy; None for those of this machine.
+            most_seconds: What --timeout allows for it, in seconds.
 
         Returns:
             The profile.
 
         Raises:
-            UsageError: The workload cannot be what the user meant: no such attribute, no such device.
+            UsageError: The workload cannot be what the user meant: no such attribute, no such device; or --timeout
+                allows too little.
             WorkloadError: The user's code raised, hung or died.
         """
         self._limits = limits
+        self._probe_end = time.monotonic() + most_seconds
         usable_cpus = read_machine().usable_cpus if usable_cpus is None else usable_cpus
         order = Probe(batch_size=sizes[0], largest=max(sizes), usable_cpus=usable_cpus)
         outcome = self._give_probe(order)
@@ -113,9 +125,12 @@ class TrialRunner:
         if isinstance(outcome, Death) and self._phase == WORKER_PHASE:  # it may still work without workers
             failure = outcome.message if outcome.kind in CODE_FAILURES else None
             outcome = self._give_probe(order.model_copy(update={"with_workers": False}))
-        if isinstance(outcome, Probed):
+        is_late, self._probe_end = time.monotonic() >= self._probe_end, math.inf
+        if isinstance(outcome, Probed) and not is_late:
             return outcome.profile.model_copy(update={"worker_failure": failure})
         self.close()
+        if is_late and not isinstance(outcome, Failed):
+            raise UsageError(_describe_spent_time(most_seconds, self._workload.dataset))
         raise _explain_start(outcome, self._workload)
 
     def _give_probe(self, order: Probe) -> Child | Report | Death:
@@ -192,7 +207,8 @@ class TrialRunner:
         self._is_releasing = False
 
     def _watch(self, deadline_seconds: float) -> Watch:
-        return Watch(limits=self._budgets, stall_seconds=self._stall_seconds, deadline_seconds=deadline_seconds)
+        most_seconds = min(deadline_seconds, max(0.0, self._probe_end - time.monotonic()))
+        return Watch(limits=self._budgets, stall_seconds=self._stall_seconds, deadline_seconds=most_seconds)
 
     def limit(self, limits: Limits) -> None:
         """Put other budgets in force for the trials to come."""
@@ -203,6 +219,7 @@ class TrialRunner:
         self._await_release()
         if self._child is not None:
             return self._child
+        began = time.monotonic()
         child = Child(
             self._workload.working_dir, self._budgets, self._containment, self._note_progress, self._on_warning
         )
@@ -212,7 +229,17 @@ class TrialRunner:
             self._containment = Containment()  # what could be put up a moment ago cannot any more
             self._child = None
             return self._obtain_child()
-        return child if isinstance(answer, Ready) else answer
+        if not isinstance(answer, Ready):
+            return answer
+        self.start_seconds = time.monotonic() - began
+        return child
+
+
+def _describe_spent_time(seconds: float, dataset: str) -> str:
+    return (
+        f"Nothing could be tried: {dataset} was not loaded and profiled after the {format_seconds(seconds)} that "
+        "--timeout had left for it. Allow more time."
+    )
 
 
 def _make_result(

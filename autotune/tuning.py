@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,18 +35,19 @@ from autotune.planning import Plan, make_plan
 from autotune.records import TrialRecord
 from autotune.report import describe_config
 from autotune.request import TuningRequest, WorkloadRequest, lacks_password
-from autotune.schema import SCHEMA_VERSION, Contribution, TunedConfig, TunedFile
+from autotune.schema import SCHEMA_VERSION, Contribution, LoaderConfig, TunedConfig, TunedFile
 from autotune.scoring import estimate
 from autotune.search import Search, open_search
 from autotune.space import BATCH_GRID, DEFAULT_BATCH_SIZE
 from autotune.studies import open_storage
+from autotune.timetable import Timetable
 from autotune.trial_runner import TrialRunner
 from autotune.tuned_file import check_writable, format_file, peek, save_profile
 from autotune.view import View
 from autotune.warm_start import plan_warm_start
 
 FEWEST_COMPARED: Final = 2  # configurations that work, for the best of them to be worth writing down
-FRESH_START_SECONDS: Final = 3.0  # a fresh process, its imports and a dataset factory
+FINALS: Final = ROUNDS * (FINALISTS + 1)  # measurements of a whole confirmation
 
 
 def tune(
@@ -57,6 +58,7 @@ def tune(
     workload: WorkloadProfile | None = None,
     view: View | None = None,
     earlier: TunedConfig | None = None,
+    timetable: Timetable | None = None,
 ) -> Outcome:
     """Find the best loader configuration for a workload on this machine, and write it down.
 
@@ -67,12 +69,13 @@ def tune(
         workload: Profile of the workload; None probes it in a child process.
         view: Is told what happens.
         earlier: A result to start from, of this machine or of another one; None starts cold.
+        timetable: Shares out the time that the request allows; None begins with this call.
 
     Returns:
         The outcome; its profile has been written to `request.output`.
 
     Raises:
-        UsageError: The request asks for what cannot be.
+        UsageError: The request asks for what cannot be, or allows too little time to try anything.
         WorkloadError: The user's code fails where no configuration could help.
         NoFeasibleConfigError: No configuration works within the limits.
         StudyError: The record of trials cannot be used, or another run works on it.
@@ -80,27 +83,29 @@ def tune(
         OutputError: The tuned file cannot be written; an `UnsavedError`, at the end of a run, holds the profile.
         KeyboardInterrupt: Cut short before any configuration was measured.
     """
-    started = time.monotonic()
+    timetable = timetable or Timetable(request)
     view = view or View()
     check_request(request)
     with open_storage(request.storage) as storage, open_runner(request, view) as runner:
-        plan = prepare(request, machine or read_machine(), workload, runner, view)
+        plan = prepare(request, machine or read_machine(), workload, runner, view, timetable.left_seconds)
+        if runner.start_seconds is not None:
+            timetable.note_start(runner.start_seconds)
+        timetable.begin_search(FINALS)
         with open_search(storage, request, plan.space, plan.hardware, view.show_warning) as search:
             noise = NoiseWatch(plan.machine.usable_cpus, settle=runner.close) if run_trial is None else None
-            run_trial = insist_on_device(run_trial or runner.run)
-            deadline = started + request.timeout_seconds if request.timeout_seconds is not None else None
+            run_trial = search.sign_at(timetable.watch(insist_on_device(run_trial or runner.run)))
             warm = None if earlier is None else plan_warm_start(earlier, plan.hardware)
             run = Run(
-                Exploration(plan, search, run_trial, view, _plan_search_end(request, deadline), warm),
-                Confirmation(plan, run_trial, view, noise),
+                Exploration(plan, search, run_trial, view, timetable.allows_trial, warm),
+                Confirmation(plan, run_trial, view, noise, timetable.allows_finals),
                 Ablation(plan, run_trial, view),
             )
             view.show_resumed(search.name, len(run.exploration.records))
-            end = _go_through(plan, run, search, view, deadline)
+            end = _go_through(plan, run, search, view, timetable)
             with finish_first():
                 runner.close()
                 view.close()
-                outcome = _conclude(plan, run, end, search.name, time.monotonic() - started)
+                outcome = _conclude(plan, run, end, search.name, timetable.passed_seconds)
     if isinstance(end.cut_by, TrialError):
         raise TrialError(f"{end.cut_by} The best so far was written to {request.output}.")
     if isinstance(end.cut_by, WorkloadError):
@@ -123,23 +128,24 @@ class End(NamedTuple):
     Attributes:
         stopped: Why the search did, in words.
         cut_by: What cut the run short; None when it went to its end.
+        lacks: What there was no time for, as a sentence for the user; None when there was.
     """
 
     stopped: str
     cut_by: BaseException | None = None
+    lacks: str | None = None
 
 
-def _go_through(plan: Plan, run: Run, search: Search, view: View, deadline: float | None) -> End:
-    """Search, confirm and explain, as far as it goes."""
+def _go_through(plan: Plan, run: Run, search: Search, view: View, timetable: Timetable) -> End:
+    """Search, confirm and explain, as far as it goes and time allows."""
     stopped = None
     try:
         stopped = run.exploration.run()
         view.show_stop(stopped)
-        run.confirmation.run(
-            pick_finalists(run.exploration.records, plan.convention, run.exploration.is_legal, run.exploration.expect())
-        )
-        search.finish()
-        _explain(plan, run, deadline)
+        if timetable.allows_finals(1):
+            run.confirmation.run(_pick_finalists(plan, run.exploration))
+            search.finish()
+            _explain(plan, run, timetable)
     except KeyboardInterrupt as interrupt:
         return End(stopped or "interrupted", interrupt)
     except WorkloadError as error:
@@ -151,7 +157,16 @@ def _go_through(plan: Plan, run: Run, search: Search, view: View, deadline: floa
         return End(stopped or "the device was lost", error)
     except OSError as error:  # no room for a folder, no process left: what was measured is still worth having
         return End(stopped or "trials could no longer be run", _describe_refusal(error))
-    return End(stopped)
+    return End(stopped, lacks=_describe_haste(run.confirmation))
+
+
+def _describe_haste(confirmation: Confirmation) -> str | None:
+    """Say what of the confirmation --timeout left no time for."""
+    if confirmation.rounds >= ROUNDS:
+        return None
+    if not confirmation.rounds:
+        return "--timeout left no time to measure the answer again in fresh processes: its throughput was seen once"
+    return f"--timeout left time for {confirmation.rounds} of {ROUNDS} rounds in fresh processes"
 
 
 def insist_on_device(run_trial: RunTrial) -> RunTrial:
@@ -194,7 +209,7 @@ def _conclude(plan: Plan, run: Run, end: End, study: str, seconds: float) -> Out
         run.ablation.rows,
         summary,
         evidence,
-        (*run.exploration.findings, *doubts),
+        (*run.exploration.findings, *doubts, *([] if end.lacks is None else [end.lacks])),
         peek(output),
     )
     profile = profile.model_copy(update={"workload": identify_workload(plan)})  # which tells the kind of dataset, too
@@ -292,7 +307,12 @@ def open_runner(request: TuningRequest, view: View) -> Iterator[TrialRunner]:
 
 
 def prepare(
-    request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile | None, runner: TrialRunner, view: View
+    request: TuningRequest,
+    machine: MachineProfile,
+    workload: WorkloadProfile | None,
+    runner: TrialRunner,
+    view: View,
+    most_seconds: float = math.inf,
 ) -> Plan:
     """Probe machine and workload, plan limits and space.
 
@@ -302,12 +322,13 @@ def prepare(
         workload: Profile of the workload; None probes it.
         runner: Runs the probe, and gets the limits.
         view: Is told what is found.
+        most_seconds: What --timeout allows for the probe, in seconds.
 
     Returns:
         The plan.
 
     Raises:
-        UsageError: The request asks for what cannot be.
+        UsageError: The request asks for what cannot be, or allows too little time.
         WorkloadError: The user's code fails where no configuration could help.
         NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
         TrialError: The machine refuses to run trials.
@@ -316,7 +337,7 @@ def prepare(
     view.show_machine(machine, limits)
     if workload is None:
         try:
-            workload = runner.probe(_choose_probe_sizes(request), limits, machine.usable_cpus)
+            workload = runner.probe(_choose_probe_sizes(request), limits, machine.usable_cpus, most_seconds)
         except OSError as error:
             raise _describe_refusal(error) from None
     limits = plan_limits(machine, request, workload)
@@ -333,19 +354,14 @@ def _choose_probe_sizes(request: TuningRequest) -> tuple[int, int]:
     return min(sizes, key=lambda size: abs(size - DEFAULT_BATCH_SIZE)), max(sizes)
 
 
-def _plan_search_end(request: TuningRequest, deadline: float | None) -> float | None:
-    """Leave as much of the time allowed as the confirmation will need, but never all of it."""
-    if request.timeout_seconds is None or deadline is None:
-        return None
-    reserve = ROUNDS * (FINALISTS + 1) * (request.trial_seconds + FRESH_START_SECONDS)
-    return deadline - min(reserve, request.timeout_seconds / 2)
+def _pick_finalists(plan: Plan, exploration: Exploration) -> list[LoaderConfig]:
+    return pick_finalists(exploration.records, plan.convention, exploration.is_legal, exploration.expect())
 
 
-def _explain(plan: Plan, run: Run, deadline: float | None) -> None:
+def _explain(plan: Plan, run: Run, timetable: Timetable) -> None:
     """Measure what each setting gave, where there is an answer to explain and time left for it."""
     decision = _judge(plan, run.confirmation)
-    in_time = deadline is None or time.monotonic() < deadline
-    if decision is None or decision.verdict != "faster" or decision.speedup is None or not in_time:
+    if decision is None or decision.verdict != "faster" or decision.speedup is None:
         return
     whole = Contribution(
         setting="all",
@@ -353,7 +369,7 @@ def _explain(plan: Plan, run: Run, deadline: float | None) -> None:
         speedup=decision.speedup,
         speedup_ci95=decision.speedup_interval,
     )
-    run.ablation.run(decision.config, whole, deadline)
+    run.ablation.run(decision.config, whole, timetable.allows_steps)
 
 
 def _judge(plan: Plan, confirmation: Confirmation) -> Decision | None:

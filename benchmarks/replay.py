@@ -3,7 +3,8 @@
 The whole search runs as it would, with the trace in place of the child: seeds, screening, stopping and all. Each run
 is fed by one of two passes over the grid, with noise on top. The mean of both passes stands for the truth, and for the
 confirmation that picks among the finalists. 100 % is what the fastest configuration of one pass reached in the other,
-which luck did not help; a run can reach a little more.
+which luck did not help; a run can reach a little more. The default sampler and its constants were chosen with these
+grids in sight; what that does to the numbers, `holdout` tells.
 
     python -m benchmarks.replay [--seeds 10] [--samplers model tpe random ...]
 """

@@ -37,6 +37,18 @@ def make_honest(samples: int = SAMPLES, floats: int = 16) -> Honest:
     return Honest(samples, floats)
 
 
+class Waiting(Honest):
+    """Samples that are waited for: several times as many workers as CPUs are useful."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(5e-4)
+        return super().__getitem__(index)
+
+
+def make_waiting() -> Waiting:
+    return Waiting(SAMPLES, 16)
+
+
 def make_raising() -> NoReturn:
     raise ValueError("no such bucket: s3://example")
 

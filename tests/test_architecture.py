@@ -63,6 +63,7 @@ FLOORS = (
         "bars",
         "exhibits",
         "trial_table",
+        "timetable",
         "summary",
         "exporting",
     },

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from autotune import exploring
 from autotune.schema import LoaderConfig
 from benchmarks import comparison, fidelity, regret, report
 from benchmarks.footprint import FOOTPRINT_FILE, Footprint, judge_footprint
+from benchmarks.holdout import VARIANTS, Score, Variant, choose, hold_out, in_force
 from benchmarks.records import (
     Entrant,
     Line,
@@ -332,3 +334,42 @@ def test_a_rehearsal_never_lands_among_the_results() -> None:
     assert options.results != parse_arguments([])[0].results
     assert [workload.name for workload in workloads] == ["memory"]
     assert all(isinstance(as_config(kwargs), LoaderConfig) for kwargs in list_grid(workloads[0]))
+
+
+def make_score(trace: str, variant: str, share: float, trials: float = 10.0) -> Score:
+    return Score(trace=trace, variant=variant, share=share, trials=trials)
+
+
+def test_what_is_judged_on_a_grid_was_chosen_without_it() -> None:
+    scores = [
+        *(make_score(trace, "even", 0.97) for trace in "abc"),
+        *(make_score(trace, "lucky", share) for trace, share in zip("abc", (1.0, 0.9, 0.9), strict=True)),
+        *(make_score(trace, "spoilt", share) for trace, share in zip("abc", (0.5, 1.0, 1.0), strict=True)),
+    ]
+    assert [(score.trace, score.variant, score.share) for score in hold_out(scores)] == [
+        ("a", "spoilt", 0.5),
+        ("b", "even", 0.97),
+        ("c", "even", 0.97),
+    ]
+
+
+def test_of_variants_that_reach_as_much_the_one_with_fewest_trials_is_chosen() -> None:
+    scores = [
+        make_score("a", "long", 1.0, 40.0),
+        make_score("a", "short", 0.998, 9.0),
+        make_score("a", "bad", 0.9, 3.0),
+    ]
+    assert choose(scores) == "short"
+
+
+def test_a_changed_constant_is_as_before_afterwards() -> None:
+    before = exploring.PATIENCE
+    with in_force(Variant("model", exploring, "PATIENCE", 3)):
+        assert exploring.__dict__["PATIENCE"] == 3
+    assert before == exploring.PATIENCE
+
+
+def test_every_variant_but_a_plain_sampler_changes_a_constant_that_is_there() -> None:
+    assert [variant.label for variant in VARIANTS if variant.module is None] == ["model", "tpe", "random"]
+    for variant in VARIANTS:
+        assert variant.module is None or getattr(variant.module, variant.constant) != variant.value

@@ -20,8 +20,11 @@ def make_test_plan() -> Plan:
     return make_plan(make_request(batch_sizes=(32,)), make_machine(), make_workload(), make_limits())
 
 
-def confirm(rate: Rate, watch: NoiseWatch | None = None) -> Confirmation:
-    """Confirm two finalists by a formula of the configuration and of how often it was measured before."""
+def confirm(rate: Rate, watch: NoiseWatch | None = None, measurements: int = 1000) -> Confirmation:
+    """Confirm two finalists by a formula of the configuration and of how often it was measured before.
+
+    There is time for so many measurements.
+    """
     counts: dict[LoaderConfig, int] = {}
 
     def run_trial(request: TrialRequest) -> TrialResult:
@@ -29,7 +32,11 @@ def confirm(rate: Rate, watch: NoiseWatch | None = None) -> Confirmation:
         counts[request.config] = counts.get(request.config, -1) + 1
         return make_result(request.config, rate(request.config, counts[request.config]))
 
-    confirmation = Confirmation(make_test_plan(), run_trial, View(), watch)
+    def has_time(count: int) -> bool:
+        done = sum(counts.values()) + len(counts)
+        return done + count <= measurements
+
+    confirmation = Confirmation(make_test_plan(), run_trial, View(), watch, has_time)
     confirmation.run([FEW, MANY])
     return confirmation
 
@@ -112,3 +119,21 @@ def test_a_machine_that_slows_down_for_all_is_told_to_the_user() -> None:
 @pytest.mark.parametrize("watch", [None, NoiseWatch(2.0, read=lambda: None, sleep=lambda seconds: None)])
 def test_a_quiet_machine_is_not_complained_about(watch: NoiseWatch | None) -> None:
     assert confirm(steady, watch).noise == ()
+
+
+def flat(config: LoaderConfig, round_number: int) -> float:
+    return 100.0
+
+
+@pytest.mark.parametrize("measurements", range(12))
+def test_no_measurement_is_begun_that_there_is_no_time_for_but_one_of_baseline_and_best(measurements: int) -> None:
+    found = confirm(flat, measurements=measurements)
+    results = [len(entrant.results) for entrant in found.entrants]
+    assert sum(results) <= max(2, measurements)
+    assert [len(entrant.results) > 0 for entrant in found.entrants[:2]] == [True, True]
+    assert found.rounds == max(1, min(ROUNDS, measurements // 3))
+
+
+def test_a_finalist_that_there_was_no_time_for_is_out() -> None:
+    found = confirm(flat, measurements=2)
+    assert [finalist.config for finalist in found.finalists] == [FEW]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import optuna
 import pytest
@@ -10,10 +12,10 @@ import pytest
 from autotune.limits import Demand
 from autotune.records import TrialRecord
 from autotune.schema import LoaderConfig
-from autotune.search import Search, make_sampler
+from autotune.search import Search, make_sampler, open_search
 from autotune.space import SearchSpace
-from autotune.studies import KeptTrial
-from tests.builders import make_limits, make_request, make_result
+from autotune.studies import KeptTrial, open_storage
+from tests.builders import make_hardware, make_limits, make_request, make_result
 
 SPACE = SearchSpace(batch_size=(32,), num_workers=(0, 1, 2, 4, 8), pin_memory=(False,))
 SMALL = SearchSpace(
@@ -98,6 +100,19 @@ def test_a_grid_goes_on_where_it_was_cut_short() -> None:
     continued = open_one("grid", SMALL, [KeptTrial(*pair) for pair in zip(told, grid_ids, strict=True)])
     rest = [tell_one(continued).config for _ in range(5)]
     assert len({*rest, *(record.config for record in told)}) == 8
+
+
+def test_places_in_another_grid_say_nothing_about_this_one(workdir: Path) -> None:
+    request = make_request(sampler="grid", study_name="mine")
+    for space, wanted in ((SMALL, 4), (SMALL.model_copy(update={"num_workers": (1, 2, 3, 4, 8)}), 10)):
+        with (
+            open_storage(None) as storage,
+            open_search(storage, request, space, make_hardware(), warnings.warn) as search,
+        ):
+            known = {record.config for record in search.records()}
+            told = [tell_one(search).config for _ in range(wanted)]
+    assert len(known) == 4
+    assert known | set(told) == set(space.configs())
 
 
 def test_a_grid_that_is_exhausted_proposes_what_it_knows_and_breaks_nothing() -> None:

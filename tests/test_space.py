@@ -10,6 +10,7 @@ from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.limits import DemandModel, Limits, plan_limits
 from autotune.machine import MachineProfile
 from autotune.messages import WorkloadProfile
+from autotune.planning import make_plan
 from autotune.request import KNOBS, TuningRequest
 from autotune.schema import LoaderConfig, ProcessSettings
 from autotune.space import SearchSpace, guess_configs, list_values, plan_baseline, plan_space
@@ -235,29 +236,112 @@ def test_max_workers_opens_the_search_up_to_the_users_number() -> None:
     assert max(plan(make_request(max_workers=40), computing).num_workers) == 40
 
 
+OWN = make_config(3, 5, 48, persistent_workers=True)
+
+
+def bring(own: LoaderConfig) -> WorkloadProfile:
+    """Let the factory return a ready DataLoader with these settings."""
+    return WAITING.model_copy(update={"baseline": own})
+
+
+def find_baseline(
+    own: LoaderConfig | None = OWN,
+    limits: Limits | None = None,
+    workload: WorkloadProfile = WAITING,
+    **options: Any,
+) -> LoaderConfig:
+    request, limits = make_request(**options), limits or make_limits(max_workers=options.get("max_workers", 64))
+    workload = workload.model_copy(update={"baseline": own})
+    return plan_baseline(request, workload, plan(request, workload, limits=limits), limits)
+
+
 def test_the_baseline_is_torchs_default_at_the_size_nearest_to_32() -> None:
-    request = make_request(batch_sizes=(100, 50))
-    space = plan(request)
-    assert plan_baseline(request, WAITING, space) == make_config(0, batch_size=50)
+    assert find_baseline(None, batch_sizes=(100, 50)) == make_config(0, batch_size=50)
 
 
 def test_the_baseline_is_the_users_own_loader_where_there_is_one() -> None:
-    own = make_config(3, 5, 48, persistent_workers=True)
-    workload = WAITING.model_copy(update={"baseline": own})
-    assert plan_baseline(make_request(), workload, plan(workload=workload)) == own
+    assert find_baseline() == OWN
 
 
 def test_the_users_own_loader_is_compared_at_the_batch_size_that_was_pinned() -> None:
-    own = make_config(3, 5, 48)
-    request = make_request(batch_sizes=(256,))
-    workload = WAITING.model_copy(update={"baseline": own})
-    baseline = plan_baseline(request, workload, plan(request, workload))
-    assert baseline == make_config(3, 5, 256)
+    assert find_baseline(batch_sizes=(256,)).dataloader.batch_size == 256
+
+
+def test_the_users_own_loader_keeps_its_batch_size_beside_others_that_are_listed() -> None:
+    assert find_baseline(batch_sizes=(32, 64)) == OWN
 
 
 def test_the_baseline_of_own_batches_has_no_batch_size() -> None:
-    workload = make_workload(batching="own")
-    assert plan_baseline(make_request(), workload, plan(workload=workload)).dataloader.batch_size is None
+    assert find_baseline(None, workload=make_workload(batching="own")).dataloader.batch_size is None
+
+
+def test_a_ready_loader_keeps_its_batch_size_and_a_note_says_how_to_search_it() -> None:
+    space = plan(workload=bring(OWN))
+    assert space.batch_size == (48,)
+    assert any("batch_size stays at 48" in note and "--batch-size" in note for note in space.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"batch_sizes": (32, 64)}, (32, 64)),
+        ({"fixed": {"batch_size": 64}}, (64,)),
+        ({"ranges": {"batch_size": (40, 128)}}, (48, 64, 128)),
+    ],
+)
+def test_a_ready_loaders_batch_size_is_searched_where_sizes_are_asked_for(
+    options: dict[str, Any], sizes: tuple[int, ...]
+) -> None:
+    assert plan(make_request(**options), bring(OWN)).batch_size == sizes
+
+
+def test_the_settings_of_a_ready_loader_are_among_those_that_may_be_tried() -> None:
+    own = make_config(11, 5, 48, persistent_workers=True)
+    space = plan(workload=make_workload(cpu_share=1.0, baseline=own))
+    assert own in set(space.configs())
+
+
+def test_the_workers_of_a_ready_loader_are_not_added_where_every_worker_delivers_all_the_data() -> None:
+    assert plan(workload=make_workload(kind="iterable", duplicated=True, baseline=OWN)).num_workers == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "workers"),
+    [
+        ({"max_workers": 2}, 2),
+        ({"max_workers": 0}, 0),
+        ({"ranges": {"num_workers": (5, 9)}}, 5),
+        ({"ranges": {"num_workers": (0, 1)}}, 1),
+        ({"ranges": {"num_workers": (1, 4)}}, 3),
+        ({"fixed": {"num_workers": 7}}, 7),
+    ],
+)
+def test_the_baseline_has_as_many_workers_as_the_request_allows(options: dict[str, Any], workers: int) -> None:
+    assert find_baseline(**options).dataloader.num_workers == workers
+
+
+def test_the_baseline_has_only_batches_ahead_and_sizes_inside_a_range() -> None:
+    found = find_baseline(ranges={"prefetch_factor": (1, 4), "batch_size": (64, 128)}).dataloader
+    assert (found.prefetch_factor, found.batch_size) == (4, 64)
+
+
+def test_a_ready_loader_that_is_predicted_over_a_budget_is_compared_with_fewer_workers() -> None:
+    own, limits = make_config(16, 8, 32), make_limits(shm_bytes=16 * MIB)
+    workload = WAITING.model_copy(update={"sample_bytes": 16 * KIB})
+    found = find_baseline(own, limits, workload)
+    assert 0 < found.dataloader.num_workers < 16
+    assert not DemandModel.from_workload(workload).predict(found).find_violations(limits)
+    assert found.dataloader.prefetch_factor == 8
+
+
+def test_the_plan_says_where_the_baseline_is_not_quite_the_users_own() -> None:
+    request = make_request(max_workers=2, batch_sizes=(64,))
+    plans = [make_plan(asked, make_machine(), bring(OWN), make_limits()) for asked in (request, make_request())]
+    said, silent = [[note for note in found.space.notes if "baseline" in note] for found in plans]
+    assert silent == []
+    (note,) = said
+    assert "num_workers=2 instead of 3" in note
+    assert "batch_size=64 instead of 48" in note
 
 
 def guess(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +18,7 @@ from optuna.trial import TrialState
 
 from autotune.errors import StudyError
 from autotune.records import TrialRecord
-from autotune.request import TuningRequest
+from autotune.request import TuningRequest, WorkloadRequest
 from autotune.schema import Hardware
 from autotune.search import Search, open_search
 from autotune.space import SearchSpace
@@ -32,10 +34,10 @@ pytestmark = pytest.mark.usefixtures("workdir")
 
 @contextmanager
 def open_one(
-    space: SearchSpace = SPACE, hardware: Hardware = HARDWARE, warnings: list[str] | None = None, **options: Any
+    space: SearchSpace = SPACE, hardware: Hardware = HARDWARE, heard: list[str] | None = None, **options: Any
 ) -> Iterator[Search]:
     request: TuningRequest = make_request(**options)
-    heard = [] if warnings is None else warnings
+    heard = [] if heard is None else heard
     with (
         open_storage(request.storage) as storage,
         open_search(storage, request, space, hardware, heard.append) as search,
@@ -97,6 +99,57 @@ def test_a_request_of_another_length_of_training_gets_a_study_of_its_own() -> No
         assert search.name != other.name
 
 
+@pytest.mark.parametrize("options", [{}, {"study_name": "mine"}])
+def test_what_another_probe_thought_worth_trying_is_taken_over_as_far_as_this_one_does(options: dict[str, Any]) -> None:
+    with open_one(**options) as search:
+        told = tell_all(search, 0, 1, 2, 4, 8)
+    fewer = SPACE.model_copy(update={"num_workers": (0, 1, 2, 5)})
+    with open_one(fewer, **options) as search:
+        assert search.records() == told[:3]
+        tell_all(search, 5)
+    assert len(read_records(**options)) == 5
+
+
+def tell_all(search: Search, *workers: int) -> list[TrialRecord]:
+    """Measure the configurations with these numbers of workers."""
+    search.enqueue([SPACE.build({"num_workers": count}) for count in workers])
+    return [tell_one(search) for _ in workers]
+
+
+def test_a_range_without_zero_continues_a_study_with_it_and_is_stored() -> None:
+    heard: list[str] = []
+    with open_one(study_name="mine") as search:
+        tell_all(search, 0, 4)
+    positive = SPACE.model_copy(update={"num_workers": (2, 4), "batch_size": (16, 32)})
+    with open_one(positive, study_name="mine", heard=heard) as search:
+        tell_all(search, 2)
+    assert heard == []
+    assert len(load_study("mine").trials) == 3
+
+
+def test_a_request_with_other_pins_or_budgets_gets_a_study_of_its_own() -> None:
+    names = set()
+    changes: tuple[dict[str, Any], ...] = (
+        {},
+        {"fixed": {"in_order": True}},
+        {"ranges": {"num_workers": (0, 4)}},
+        {"batch_sizes": (32,)},
+        {"max_workers": 4},
+        {"max_memory": "4GiB"},
+        {"trial_seconds": 1.0},
+    )
+    for options in changes:
+        with open_one(**options) as search:
+            names.add(search.name)
+    assert len(names) == len(changes)
+
+
+def test_a_request_for_more_trials_or_time_continues_the_study_of_the_one_before() -> None:
+    with open_one(trials=5) as search:
+        told = tell_one(search)
+    assert read_records(trials=9, timeout_seconds=60.0, output="other.json") == [told]
+
+
 # Refusing
 
 
@@ -105,19 +158,21 @@ def test_a_named_study_of_another_machine_is_refused() -> None:
         pass
     larger = make_machine(affinity_cpus=8).hardware(None)
     with (
-        pytest.raises(StudyError, match="another workload, search space or machine"),
+        pytest.raises(StudyError, match="another workload, machine or length of training"),
         open_one(hardware=larger, study_name="mine"),
     ):
         pass
 
 
-def test_a_named_study_of_another_space_is_refused() -> None:
+@pytest.mark.parametrize("changes", [{"epochs": 3}, {"workload": WorkloadRequest(dataset="pkg.data:make_other")}])
+def test_a_named_study_of_another_workload_or_length_of_training_is_refused(changes: dict[str, Any]) -> None:
     with open_one(study_name="mine"):
         pass
-    other = SPACE.model_copy(update={"num_workers": (0, 1)})
+    request = make_request(study_name="mine").model_copy(update=changes)
     with (
-        pytest.raises(StudyError, match="another workload, search space or machine"),
-        open_one(space=other, study_name="mine"),
+        pytest.raises(StudyError, match="another workload, machine or length of training"),
+        open_storage(None) as storage,
+        open_search(storage, request, SPACE, HARDWARE, warnings.warn),
     ):
         pass
 
@@ -186,14 +241,13 @@ def test_a_study_of_a_newer_format_is_left_alone() -> None:
         read_records(study_name="mine")
 
 
-def test_a_record_of_a_configuration_outside_the_space_is_refused() -> None:
+def test_a_record_of_a_configuration_outside_the_space_is_not_taken_over() -> None:
     with open_one(study_name="mine") as search:
         record = tell_one(search)
     document = json.loads(record.model_dump_json())
     document["config"]["dataloader"] |= {"num_workers": 4000, "prefetch_factor": 2, "batch_size": 2**31 - 1}
     add_record("mine", json.dumps(document))
-    with pytest.raises(StudyError, match="trial 1 is not in it"):
-        read_records(study_name="mine")
+    assert read_records(study_name="mine") == [record]
 
 
 def test_a_database_of_a_newer_optuna_is_a_clear_error() -> None:
@@ -238,6 +292,35 @@ def test_a_study_whose_owner_is_dead_or_no_owner_is_taken_over(owner: object) ->
     read_records(storage=SERVER, study_name="mine")
     load_study("mine", SERVER).set_user_attr("dltune_owner", owner)
     read_records(storage=SERVER, study_name="mine")
+
+
+def move_owner(name: str, **changes: Any) -> None:
+    """Let the run that works on a study be one of another machine."""
+    study = load_study(name, SERVER)
+    study.set_user_attr("dltune_owner", study.user_attrs["dltune_owner"] | {"host": "elsewhere"} | changes)
+
+
+@pytest.mark.parametrize("hours", [-5, 0, 5])
+def test_a_run_on_another_machine_keeps_its_study_whatever_the_clocks_say(
+    hours: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+    with open_one(storage=SERVER, study_name="mine"):
+        move_owner("mine")
+        monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
+        with pytest.raises(StudyError, match=r"being worked on .* on elsewhere\)"):
+            read_records(storage=SERVER, study_name="mine")
+
+
+def test_a_run_on_another_machine_is_dead_when_it_was_silent_for_longer_than_any_trial_may_take() -> None:
+    options: dict[str, Any] = {"storage": SERVER, "study_name": "mine"}
+    with open_one(**options, stall_seconds=100.0):
+        seen = load_study("mine", SERVER).user_attrs["dltune_owner"]["seen"]
+        move_owner("mine", seen=seen - 2000.0)  # a dataset may take 20 times the stall time to load
+        with pytest.raises(StudyError, match="being worked on"):
+            read_records(**options)
+        move_owner("mine", seen=seen - 4000.0)
+        read_records(**options)
 
 
 def test_a_study_whose_owners_number_went_to_another_process_is_taken_over() -> None:

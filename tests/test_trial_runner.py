@@ -235,6 +235,27 @@ def test_a_worker_killed_by_a_signal_is_a_crash() -> None:
     assert result.kind == "crashed"
 
 
+def test_a_probe_that_has_not_ended_when_the_time_is_over_is_ended_with_a_way_out() -> None:
+    with open_runner("make_hanging") as runner, pytest.raises(UsageError) as caught:
+        runner.probe((8, 8), LIMITS, most_seconds=2.0)
+    assert "was not loaded and profiled after the 2.0 s that --timeout had left" in str(caught.value)
+    assert "make_hanging" in str(caught.value)
+
+
+def test_an_error_of_the_users_is_shown_even_when_the_time_is_over() -> None:
+    with open_runner("make_raising") as runner, pytest.raises(WorkloadError, match="no such bucket"):
+        runner.probe((8, 8), LIMITS, most_seconds=60.0)
+
+
+def test_what_the_start_of_a_process_took_is_known_afterwards() -> None:
+    with open_runner("make_honest") as runner:
+        runner.limit(LIMITS)
+        before = runner.start_seconds
+        runner.run(make_request(workers=0))
+        assert before is None
+        assert (runner.start_seconds or 0.0) > 0
+
+
 @pytest.mark.usefixtures("either_way")
 def test_a_hung_worker_is_a_stalled_trial() -> None:
     result = run_one("make_hangs_in_workers", workers=2, stall_seconds=5.0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import math
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from autotune import load
@@ -26,10 +28,11 @@ from autotune.messages import TrialKind, TrialRequest, TrialResult, WorkloadProf
 from autotune.outcome import Outcome
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.schema import DataLoaderSettings, LoaderConfig
+from autotune.timetable import Timetable
 from autotune.trial_runner import TrialRunner
 from autotune.tuning import prepare, tune
 from autotune.view import View
-from tests.builders import make_cost, make_gpu_workload, make_machine, make_result, make_workload
+from tests.builders import GIB, make_config, make_cost, make_gpu_workload, make_machine, make_result, make_workload
 
 Rate = Callable[[LoaderConfig], float]
 
@@ -228,6 +231,30 @@ def test_an_unfinished_run_is_continued_with_what_it_learned() -> None:
     assert not set(bench.configs) & set(continued.configs)
 
 
+@pytest.mark.parametrize("options", [{}, {"study_name": "mine"}])
+@pytest.mark.parametrize("load_seconds", [0.0095, 0.008])
+def test_an_unfinished_run_is_continued_although_the_probe_now_thinks_other_numbers_of_workers_useful(
+    load_seconds: float, options: dict[str, Any]
+) -> None:
+    def start(load_seconds: float, available: int, bench: Bench, view: View) -> None:
+        tune(
+            make_request(**options),
+            run_trial=bench,
+            machine=make_machine(affinity_cpus=2, memory_available_bytes=available),
+            workload=waiting_workload().model_copy(update={"load": make_cost(load_seconds)}),
+            view=view,
+        )
+
+    def die() -> None:
+        raise RuntimeError("killed")
+
+    killed, view = after(6, die), Stops()
+    with pytest.raises(RuntimeError, match="killed"):
+        start(0.010, 12 * GIB, killed, View())
+    start(load_seconds, 11 * GIB, Bench(saturating), view)
+    assert view.resumed >= 4  # what has more workers than are now thought useful is left out
+
+
 def test_a_finished_run_is_not_continued_unless_asked_to() -> None:
     run(Bench(saturating))
     afresh, resumed = Stops(), Stops()
@@ -254,6 +281,44 @@ def test_the_search_ends_when_nothing_improves() -> None:
     view = Stops()
     run(Bench(saturating), view=view)
     assert "no gain above" in view.reason or "measured before" in view.reason
+
+
+@pytest.mark.parametrize(
+    ("own", "options"),
+    [
+        (make_config(3, 3, 48, pin_memory=True), {}),
+        (make_config(11, 5, 48), {}),
+        (make_config(3, 3, 48), {"batch_sizes": (32, 64)}),
+    ],
+)
+def test_the_search_ends_as_early_with_the_users_own_loader_as_without(
+    own: LoaderConfig, options: dict[str, Any]
+) -> None:
+    view = Stops()
+    outcome = tune(
+        TuningRequest(workload=WorkloadRequest(dataset="pkg:make"), **options),
+        run_trial=Bench(saturating),
+        machine=make_machine(affinity_cpus=2),
+        workload=waiting_workload().model_copy(update={"baseline": own}),
+        view=view,
+    )
+    assert "all 40 trials" not in view.reason
+    assert outcome.profile.search.trials < 25
+    assert outcome.profile.result.baseline is not None
+    assert outcome.profile.result.baseline.dataloader == own.dataloader
+
+
+def test_a_warm_search_ends_early_with_the_users_own_loader() -> None:
+    workload = waiting_workload().model_copy(update={"baseline": make_config(3, 3, 48, pin_memory=True)})
+    parts: dict[str, Any] = {
+        "run_trial": Bench(saturating),
+        "machine": make_machine(affinity_cpus=2),
+        "workload": workload,
+    }
+    request = TuningRequest(workload=WorkloadRequest(dataset="pkg:make"))
+    earlier = tune(request, **parts).profile
+    again = tune(request.model_copy(update={"trials": 13}), **parts, earlier=earlier)
+    assert again.profile.search.trials < 10
 
 
 def test_a_small_space_is_exhausted_without_endless_repeats() -> None:
@@ -614,6 +679,23 @@ def test_a_second_run_of_the_same_request_at_the_same_time_is_refused() -> None:
     assert run(after(5, run_again)).profile.result.confirmed_rounds == 3
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_run_signs_the_study_of_a_server_at_every_measurement(fresh: bool) -> None:
+    url, signatures = "sqlite:///file:server.db?uri=true", []
+
+    class Watched(Bench):
+        def __call__(self, request: TrialRequest) -> TrialResult:
+            if request.fresh == fresh:
+                study = optuna.load_study(study_name="mine", storage=url)
+                signatures.append(study.user_attrs["dltune_owner"].get("seen"))
+                study.set_user_attr("dltune_owner", study.user_attrs["dltune_owner"] | {"seen": 0.0})
+            return super().__call__(request)
+
+    run(Watched(saturating), make_request(storage=url, study_name="mine"))
+    assert len(signatures) > 2
+    assert all(signatures)
+
+
 def rate_on_gpu(config: LoaderConfig) -> float:
     """Pinned copies gain a half, copies ahead a half again."""
     gain = 1.5 if config.dataloader.pin_memory else 1.0
@@ -663,7 +745,13 @@ def test_a_step_that_breaks_the_device_without_workers_ends_the_run_with_its_wor
 class RecordsOrders(TrialRunner):
     """Notes with how many CPUs a probe is to reckon."""
 
-    def probe(self, sizes: Sequence[int], limits: Limits, usable_cpus: float | None = None) -> WorkloadProfile:
+    def probe(
+        self,
+        sizes: Sequence[int],
+        limits: Limits,
+        usable_cpus: float | None = None,
+        most_seconds: float = math.inf,
+    ) -> WorkloadProfile:
         self.usable_cpus = usable_cpus
         return make_workload()
 
@@ -673,3 +761,68 @@ def test_a_probe_reckons_with_the_quota_of_the_cpus() -> None:
     with RecordsOrders(request.workload, request.stall_seconds) as runner:
         prepare(request, make_machine(affinity_cpus=64, quota_cpus=2.0), None, runner, View())
     assert runner.usable_cpus == 2.0
+
+
+# How long it takes
+
+
+class SlowBench(Bench):
+    """A bench that takes time, on a clock of its own: the start of a process, then what is measured."""
+
+    def __init__(self, start_seconds: float, rate: Rate = saturating) -> None:
+        super().__init__(rate)
+        self.now = 0.0
+        self._start_seconds = start_seconds
+
+    def __call__(self, request: TrialRequest) -> TrialResult:
+        self.now += request.seconds + (self._start_seconds if request.fresh else 0.0)
+        return super().__call__(request)
+
+
+@pytest.mark.parametrize("timeout_seconds", [8.0, 30.0, 45.0, 60.0, 90.0, 150.0])
+@pytest.mark.parametrize("start_seconds", [0.5, 5.0, 20.0])
+def test_a_run_keeps_to_its_time_but_for_one_measurement_and_says_what_it_left_out(
+    timeout_seconds: float, start_seconds: float
+) -> None:
+    bench = SlowBench(start_seconds)
+    request = make_request(timeout_seconds=timeout_seconds, sampler="random", batch_sizes=(16, 32))
+    timetable = Timetable(request, lambda: bench.now)
+    timetable.note_start(start_seconds)
+    result = tune(
+        request,
+        run_trial=bench,
+        machine=make_machine(affinity_cpus=2),
+        workload=waiting_workload(),
+        timetable=timetable,
+    ).profile.result
+    final_seconds = start_seconds + request.trial_seconds
+    assert bench.now <= timeout_seconds + final_seconds
+    if timeout_seconds > 2 * final_seconds:
+        assert result.confirmed_rounds >= 1
+        assert result.speedup is not None
+    said = [warning for warning in result.warnings if "--timeout" in warning]
+    assert len(said) == (result.confirmed_rounds < 3)
+
+
+def test_a_run_without_time_for_the_confirmation_writes_what_it_saw_and_is_continued_by_the_next(
+    workdir: Path,
+) -> None:
+    bench, request, view = SlowBench(60.0), make_request(timeout_seconds=20.0), Stops()
+    timetable = Timetable(request, lambda: bench.now)
+    timetable.note_start(60.0)
+    parts: dict[str, Any] = {"machine": make_machine(affinity_cpus=2), "workload": waiting_workload()}
+    result = tune(request, run_trial=bench, timetable=timetable, **parts).profile.result
+    assert (result.confirmed_rounds, result.samples_per_second_ci95) == (0, None)
+    assert any("seen once" in warning for warning in result.warnings)
+    run(Bench(saturating), view=view)
+    assert view.resumed == 2
+
+
+def test_a_baseline_that_is_the_best_seen_when_time_is_over_is_kept() -> None:
+    bench = SlowBench(60.0, lambda config: 100.0 / (1 + config.dataloader.num_workers))
+    request = make_request(timeout_seconds=20.0)
+    timetable = Timetable(request, lambda: bench.now)
+    timetable.note_start(60.0)
+    parts: dict[str, Any] = {"machine": make_machine(affinity_cpus=2), "workload": waiting_workload()}
+    found = tune(request, run_trial=bench, timetable=timetable, **parts).profile
+    assert (found.dataloader.num_workers, found.result.verdict) == (0, "keep")

@@ -30,7 +30,12 @@ ROOT: Final = Path(__file__).parents[2]
 SEED: Final = int(os.environ.get("DLTUNE_CHAOS_SEED", "20261121"))
 SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 KILLS: Final = 50
-LANES: Final = {"a": "auto", "b": "none", "c": "auto", "d": "none"}  # mostly they wait, for a moment or for an end
+LANES: Final = {
+    "a": ("--dataset", "tests.misbehaving:make_honest", "--isolation", "auto", "--max-workers", "2"),
+    "b": ("--dataset", "tests.misbehaving:make_honest", "--isolation", "none", "--max-workers", "2"),
+    "c": ("--dataset", "tests.misbehaving:make_waiting", "--isolation", "auto"),  # each probe says anew how many
+    "d": ("--dataset", "tests.misbehaving:make_waiting", "--isolation", "none"),  # workers are useful, with its noise
+}  # mostly they wait, for a moment or for an end
 PHASES: Final = {"": 3.5, "search ": 1.2, "trial ": 1.2, "confirm ": 1.5}  # a word, and the seconds after it to kill in
 WEIGHTS: Final = (5, 3, 3, 1)
 ARRIVING_SECONDS: Final = 40.0  # until a run says the word
@@ -38,8 +43,8 @@ TRIALS: Final = 20
 ENDING_SECONDS: Final = 30.0  # for a run that was asked to end; usually it takes one
 VANISHING_SECONDS: Final = 8.0  # for what a killed run has started
 COMMAND: Final = (
-    *(sys.executable, "-m", "autotune.cli", "--dataset", "tests.misbehaving:make_honest", "--sampler", "random"),
-    *("--batch-size", "8", "--trial-time", "0.2s", "--epochs", "1", "--max-workers", "2", "--step-time", "1ms"),
+    *(sys.executable, "-m", "autotune.cli", "--sampler", "random"),
+    *("--batch-size", "8", "--trial-time", "0.2s", "--epochs", "1", "--step-time", "1ms"),
     *("--trials", str(TRIALS)),
 )
 
@@ -49,13 +54,13 @@ class Lane:
 
     Args:
         folder: The folder; short, for the sockets that torch makes below it.
-        isolation: Walls around the trials: `auto` or `none`.
+        options: What its runs are given beside what all are.
     """
 
-    def __init__(self, folder: Path, isolation: str) -> None:
+    def __init__(self, folder: Path, options: tuple[str, ...]) -> None:
         self.folder = folder
         self.ends: Counter[str] = Counter()
-        self._options = ("--isolation", isolation)
+        self._options = options
         self._mark = uuid.uuid4().hex
         self._scratch = folder / "tmp"
         self._scratch.mkdir()
@@ -155,6 +160,7 @@ class Lane:
         (profile,) = read_file(self.output).profiles
         assert profile.search.trials == TRIALS
         assert profile.result.confirmed_rounds >= 3
+        assert _list_unfinished(self.folder / "work" / ".dltune" / "studies.db") == []
         self._check_what_is_left("the last run")
         assert sorted(path.name for path in (self.folder / "work").iterdir()) == [".dltune", "dltune.json"]
         assert sorted(path.name for path in (self.folder / "work" / ".dltune").iterdir()) == [
@@ -188,6 +194,16 @@ def _read_records(database: Path) -> list[str]:
         return [json.loads(text) for (text,) in connection.execute(query)]
 
 
+def _list_unfinished(database: Path) -> list[str]:
+    """List the studies that no later run has continued to their end."""
+    query = (
+        "SELECT study_name FROM studies WHERE study_id NOT IN "
+        "(SELECT study_id FROM study_user_attributes WHERE key = 'dltune_finished')"
+    )
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return [name for (name,) in connection.execute(query)]
+
+
 def _list_names() -> list[str]:
     return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem."))]
 
@@ -208,9 +224,9 @@ def folder() -> Iterator[Path]:
 @pytest.mark.fault("Chaos", needs="plain")
 def test_runs_that_are_killed_at_random_lose_nothing_but_the_trial_under_way(folder: Path) -> None:
     lanes = []
-    for name, isolation in LANES.items():
+    for name, options in LANES.items():
         (folder / name).mkdir()
-        lanes.append(Lane(folder / name, isolation))
+        lanes.append(Lane(folder / name, options))
 
     def go(lane: Lane, place: int) -> None:
         seed = SEED + place

@@ -1,0 +1,173 @@
+"""What replay's numbers are worth: its sampler and constants were chosen on the same grids that they are praised on.
+
+So each grid is held out once: of all variants (the samplers, and the default one with each of its constants halved and
+doubled or so) the one is taken that does best on the other grids, and judged on this one, which it has not seen.
+
+    python -m benchmarks.holdout [--seeds 10]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+import optuna
+
+from autotune import exploring, surrogate
+from autotune.request import SamplerName
+from autotune.schema import Value
+from benchmarks.replay import Replayed, read_traces, replay
+
+RESULTS: Final = Path("benchmarks/results/holdout.json")
+SHIPPED: Final = "model"
+TIE: Final = (
+    0.005  # of the mean share; among variants that lie closer to the best, the one with the fewest trials is taken
+)
+
+
+class Variant(NamedTuple):
+    """A way to search: a sampler, with one constant changed or none.
+
+    Attributes:
+        sampler: Its name.
+        module: Where the constant stands; None for none.
+        constant: Its name.
+        value: What it is changed to.
+    """
+
+    sampler: SamplerName
+    module: ModuleType | None = None
+    constant: str = ""
+    value: Any = None
+
+    @property
+    def label(self) -> str:
+        """Name it in one word."""
+        return self.sampler if self.module is None else f"{self.constant}={self.value}"
+
+
+VARIANTS: Final = (
+    Variant("model"),
+    Variant("tpe"),
+    Variant("random"),
+    *(Variant("model", exploring, "LEAST_GAIN", gain) for gain in (0.003, 0.012)),
+    *(Variant("model", exploring, "FEWEST_TRIALS", trials) for trials in (4, 12)),
+    *(Variant("model", exploring, "PATIENCE", trials) for trials in (5, 20)),
+    *(Variant("model", surrogate, "LEAST_NOISE", noise) for noise in (0.02, 0.08)),
+    *(Variant("model", surrogate, "WORKERS_SCALE", doublings) for doublings in (0.35, 1.4)),
+    *(Variant("model", surrogate, "SCALES", scales) for scales in ((0.5,), (1.0,), (2.0,))),
+)
+
+
+class Score(Value):
+    """What a variant reached on one grid, mean over the seeds.
+
+    Attributes:
+        trace: Name of the grid.
+        variant: Label of the variant.
+        share: Throughput of the best finalist, as a share of the best configuration's.
+        trials: Trials that were measured.
+    """
+
+    trace: str
+    variant: str
+    share: float
+    trials: float
+
+
+@contextmanager
+def in_force(variant: Variant) -> Iterator[None]:
+    """Change the constant of a variant for a while; it is no option, for users have no reason to touch it."""
+    if variant.module is None:
+        yield
+        return
+    before = getattr(variant.module, variant.constant)
+    setattr(variant.module, variant.constant, variant.value)
+    try:
+        yield
+    finally:
+        setattr(variant.module, variant.constant, before)
+
+
+def choose(scores: Sequence[Score]) -> str:
+    """Choose the variant that does best over some grids: by its mean share, and by its trials where that is a tie."""
+    labels = dict.fromkeys(score.variant for score in scores)
+    shares = {label: statistics.fmean(score.share for score in scores if score.variant == label) for label in labels}
+    trials = {label: statistics.fmean(score.trials for score in scores if score.variant == label) for label in labels}
+    ties = [label for label in labels if shares[label] >= max(shares.values()) - TIE]
+    return min(ties, key=lambda label: trials[label])
+
+
+def hold_out(scores: Sequence[Score]) -> list[Score]:
+    """Give for each grid what the variant reaches there that was chosen on the others."""
+    found = []
+    for trace in dict.fromkeys(score.trace for score in scores):
+        chosen = choose([score for score in scores if score.trace != trace])
+        found += [score for score in scores if score.trace == trace and score.variant == chosen]
+    return found
+
+
+def score_variants(seeds: int) -> list[Score]:
+    """Replay every grid with every variant."""
+    scores = []
+    for variant in VARIANTS:
+        for trace in read_traces():
+            with in_force(variant):
+                runs = [replay(trace, variant.sampler, seed) for seed in range(seeds)]
+            scores.append(_sum_up(variant.label, runs))
+    return scores
+
+
+def _sum_up(label: str, runs: Sequence[Replayed]) -> Score:
+    return Score(
+        trace=runs[0].trace,
+        variant=label,
+        share=statistics.fmean(run.share for run in runs),
+        trials=statistics.fmean(run.trials for run in runs),
+    )
+
+
+def print_table(scores: Sequence[Score], held_out: Sequence[Score]) -> None:
+    """Print for each grid what was chosen without it and what that reaches, beside what is shipped; then the means."""
+    print(
+        f"{'held out':12} {'chosen on the others':22} {'reaches':>8} {'trials':>7}   {'as shipped':>10} {'trials':>7}"
+    )
+    shipped = [score for score in scores if score.variant == SHIPPED]
+    for score, ours in zip(held_out, shipped, strict=True):
+        print(_describe(score.trace, score.variant, [score], [ours]))
+    print(_describe("all", "", held_out, shipped))
+
+
+def _describe(trace: str, variant: str, found: Sequence[Score], shipped: Sequence[Score]) -> str:
+    reached, trials, ours, our_trials = (
+        statistics.fmean(values)
+        for values in (
+            [score.share for score in found],
+            [score.trials for score in found],
+            [score.share for score in shipped],
+            [score.trials for score in shipped],
+        )
+    )
+    return f"{trace:12} {variant:22} {reached:8.1%} {trials:7.1f}   {ours:10.1%} {our_trials:7.1f}"
+
+
+def main() -> None:
+    """Hold every grid out once, print the table and keep the numbers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    scores = score_variants(options.seeds)
+    print_table(scores, hold_out(scores))
+    options.results.write_text(json.dumps([score.model_dump() for score in scores]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
