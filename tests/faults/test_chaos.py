@@ -33,8 +33,8 @@ KILLS: Final = 50
 LANES: Final = {
     "a": ("--dataset", "tests.misbehaving:make_honest", "--isolation", "auto", "--max-workers", "2"),
     "b": ("--dataset", "tests.misbehaving:make_honest", "--isolation", "none", "--max-workers", "2"),
-    "c": ("--dataset", "tests.misbehaving:make_waiting", "--isolation", "auto"),  # each probe says anew how many
-    "d": ("--dataset", "tests.misbehaving:make_waiting", "--isolation", "none"),  # workers are useful, with its noise
+    "c": ("--dataset", "tests.misbehaving:make_waiting", "--isolation", "auto"),  # each probe finds others useful
+    "d": ("--dataset", "tests.misbehaving:make_honest", "--isolation", "none", "--max-workers", "2"),
 }  # mostly they wait, for a moment or for an end
 PHASES: Final = {"": 3.5, "search ": 1.2, "trial ": 1.2, "confirm ": 1.5}  # a word, and the seconds after it to kill in
 WEIGHTS: Final = (5, 3, 3, 1)
