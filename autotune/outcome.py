@@ -110,15 +110,7 @@ def _make_result(
 ) -> ProfileResult:
     config, workload = decision.config, plan.workload
     copies = workload.copies
-    winner = next(
-        (
-            contestant
-            for contestant in (confirmation.baseline, *confirmation.finalists)
-            if contestant.config == config and contestant.results
-        ),
-        None,
-    )
-    seen = winner or _as_contestant(records, config, plan.request.epochs)
+    seen = _find_measured(confirmation, config) or _as_contestant(records, config, plan.request.epochs)
     bottleneck = find_bottleneck(config, workload, plan.machine.usable_cpus, decision.wait_fraction)
     ceiling = plan.ceiling_of(config.dataloader.batch_size)
     return ProfileResult(
@@ -143,11 +135,13 @@ def _make_result(
         departures=decision.departures,
         contributions=tuple(contributions),
         advice=advise(plan, config, bottleneck),
-        warnings=(
-            *(*workload.notes, *findings, *confirmation.noise),
-            *(*_warn_of_failures(confirmation.entrants if confirmation.rounds else ()), *_warn_of_growth(seen)),
-        ),
+        warnings=(*workload.notes, *findings, *_list_doubts(confirmation), *_warn_of_growth(seen)),
     )
+
+
+def _find_measured(confirmation: Confirmation, config: LoaderConfig) -> Contestant | None:
+    contestants = (confirmation.baseline, *confirmation.finalists)
+    return next((one for one in contestants if one.config == config and one.results), None)
 
 
 def _record_rounds(contestant: Contestant) -> ConfirmedRounds:
@@ -159,13 +153,16 @@ def _record_rounds(contestant: Contestant) -> ConfirmedRounds:
     )
 
 
-def _warn_of_failures(entrants: Sequence[Contestant]) -> tuple[str, ...]:
-    """Warn of what failed in a fresh process, and of what failed once and then worked."""
-    return tuple(
-        f"{len(one.failures)} of {len(one.results)} confirming trials of {describe_config(one.config)} failed: "
-        f"it {one.failures[0].message}"
-        for one in entrants
-        if one.failures
+def _list_doubts(confirmation: Confirmation) -> tuple[str, ...]:
+    """List what disturbed the final, and what failed in it, be it once only."""
+    failed = [one for one in confirmation.entrants if one.failures and confirmation.rounds]
+    return (
+        *confirmation.noise,
+        *(
+            f"{len(one.failures)} of {len(one.results)} confirming trials of {describe_config(one.config)} failed: "
+            f"it {one.failures[0].message}"
+            for one in failed
+        ),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from autotune.cli import cli
 from autotune.errors import ProfileError
-from autotune.trust import refuse_what_others_may_write
+from autotune.trust import is_private_group, refuse_what_others_may_write
 from tests.builders import make_profile, make_request, write_profiles
 
 MODULE = """
@@ -48,9 +50,24 @@ def test_a_file_that_others_may_write_is_refused_with_the_command_that_ends_it(t
     path = write_file(tmp_path)
     path.chmod(mode)
     with pytest.raises(ProfileError, match=rf"mode {mode:04o}\); end that with chmod go-w {path}\. .*--trust"):
-        refuse_what_others_may_write(path)
+        refuse_what_others_may_write(path, is_private=lambda group: False)
     path.chmod(mode & ~0o022)
     refuse_what_others_may_write(path)
+
+
+@pytest.mark.parametrize(("mode", "is_refused"), [(0o664, False), (0o666, True)])
+def test_where_the_group_is_the_users_own_its_right_to_write_is_not_that_of_others(
+    tmp_path: Path, mode: int, is_refused: bool
+) -> None:
+    path = write_file(tmp_path)
+    path.chmod(mode)
+    with pytest.raises(ProfileError) if is_refused else nullcontext():
+        refuse_what_others_may_write(path, is_private=lambda group: True)
+
+
+def test_a_group_that_nobody_knows_or_that_is_another_ones_is_not_private() -> None:
+    assert not is_private_group(2**31 - 7)
+    assert not any(is_private_group(entry.gr_gid) for entry in grp.getgrall() if entry.gr_gid != os.getgid())
 
 
 @pytest.mark.parametrize(("mode", "is_refused"), [(0o777, True), (0o1777, False), (0o755, False)])
