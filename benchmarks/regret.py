@@ -78,8 +78,9 @@ def _recall(entrant: Entrant, left_out: int) -> float:
 
 
 def list_finalists(result: WorkloadResult) -> list[Entrant]:
-    """List the best of the grid, with their whole runs."""
-    return [entrant for entrant in result.entrants if entrant.runs and any("grid" in label for label in entrant.labels)]
+    """List the best of the grid, with their whole runs; all that was trained where no grid was looked at."""
+    trained = [entrant for entrant in result.entrants if entrant.runs]
+    return [one for one in trained if not result.grid or any("grid" in label for label in one.labels)]
 
 
 def measure_regret(result: WorkloadResult) -> Regret | None:
@@ -153,6 +154,12 @@ def judge_regret(regrets: Sequence[Regret]) -> list[Verdict]:
             target=WORST_SHARE,
             sense="at least",
         ),
+        *_judge_promises(regrets),
+    ]
+
+
+def _judge_promises(regrets: Sequence[Regret]) -> list[Verdict]:
+    return [
         Verdict(
             what="promise of the tuning run, median error",
             value=find_median([abs(regret.promise_error) for regret in regrets if regret.promise_error is not None]),

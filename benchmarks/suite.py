@@ -52,6 +52,7 @@ class Options:
     Attributes:
         rounds: Rounds of the entrants.
         peers: Whether loadtune and random search are run.
+        grid: Whether the best of a grid is looked for; else choices are held against siblings, hand and defaults alone.
         quick: Whether to rehearse only.
         again: Whether to take choices and grid from the results that are there, and measure the rounds anew.
         results: Where results are written.
@@ -59,6 +60,7 @@ class Options:
 
     rounds: int
     peers: bool
+    grid: bool
     quick: bool
     again: bool
     results: Path
@@ -93,7 +95,7 @@ def run_sitting(workload: BenchWorkload, options: Options) -> WorkloadResult:
         return kept[0].model_copy(update={"entrants": tuple(run_rounds(workload, cleared, options.rounds))})
     cpus = count_whole_cpus(read_machine().usable_cpus)
     tunings = list(run_tuners(workload, cpus, options))
-    grid = screen(workload, [as_config(kwargs) for kwargs in list_grid(workload)])
+    grid = screen(workload, [as_config(kwargs) for kwargs in list_grid(workload)]) if options.grid else []
     labels = gather_labels(workload, tunings, grid)
     entrants = screen_entrants(workload, labels, grid)
     entrants = run_rounds(workload, entrants, options.rounds)
@@ -202,6 +204,8 @@ def gather_labels(
             wanted += [(label, config) for label, config in (("early", early), ("search", last)) if config is not None]
             wanted += [("sibling", make_sibling(tuning.config))]
     wanted += [("spread", as_config(kwargs)) for kwargs in list_spread(workload)]
+    if not grid:
+        wanted.append(("defaults", as_config({"batch_size": workload.batch_size, "num_workers": 0})))
     return merge_labels(wanted)
 
 
@@ -222,7 +226,7 @@ def screen_entrants(
     known = {seen.config: seen for seen in grid}
     known |= {seen.config: seen for seen in screen(workload, [c for c in labels if c not in known], shortest)}
     entrants = []
-    samples = next(seen.run.samples / len(seen.run.epoch_seconds) for seen in grid if not seen.run.given_up)
+    samples = next(seen.run.samples / len(seen.run.epoch_seconds) for seen in known.values() if not seen.run.given_up)
     for config, why in labels.items():
         epochs = plan_epochs(workload.epochs, samples / known[config].samples_per_second)
         if epochs is None:
@@ -302,13 +306,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> tuple[Options, li
     parser.add_argument("--results", type=Path, help=f"folder of the results ({RESULTS})")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the entrants (3)")
     parser.add_argument("--skip-peers", action="store_true", help="run neither loadtune nor random search")
+    parser.add_argument("--skip-grid", action="store_true", help="hold choices against siblings and hands alone")
     parser.add_argument("--quick", action="store_true", help="rehearse: one round of two epochs, kept elsewhere")
     parser.add_argument("--again", action="store_true", help="measure only the rounds anew, of choices kept earlier")
     given = parser.parse_args(arguments)
     if given.rounds < 1:
         parser.error("--rounds: at least 1")
     results = given.results or (Path(tempfile.gettempdir()) / "dltune-bench-quick" if given.quick else RESULTS)
-    options = Options(1 if given.quick else given.rounds, not given.skip_peers, given.quick, given.again, results)
+    rounds = 1 if given.quick else given.rounds
+    options = Options(rounds, not given.skip_peers, not given.skip_grid, given.quick, given.again, results)
     chosen = [workload for workload in WORKLOADS if workload.name in given.only]
     return options, [shorten(workload) if given.quick else workload for workload in chosen]
 
