@@ -39,7 +39,7 @@ from autotune.verdicts import Death, name_death, name_stall
 from autotune.watchdog import Breach, Reading, Watch
 
 TICK_SECONDS: Final = 0.05
-WALLED_TICK_SECONDS: Final = 0.1  # where the kernel holds the budgets, too
+WALLED_TICK_SECONDS: Final = 0.25  # where the kernel holds the budgets, too: a look takes CPU from those who load
 LOG_BYTES: Final = 4 * 2**20
 LOG_TAIL_BYTES: Final = 4000
 SCRATCH_PREFIX: Final = "dltune-"

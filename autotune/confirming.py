@@ -25,7 +25,7 @@ CONFIRM_FACTOR: Final = 1.0  # of a trial's time: the search gets less, because 
 MAX_FAILURES: Final = 2  # of one configuration; the first is looked at once more, a second one was no bad luck
 DOUBTFUL_SPEEDUPS: Final = (1.0, 1.1)  # a speed-up between these is worth more rounds when its interval holds 1
 SCATTER_RATIO: Final = 1.12  # fastest over slowest round of one configuration; above it the machine is not quiet
-BEHIND_RATIO: Final = {1: 0.88, 2: 0.95}  # of the best after so many rounds; below it nobody is measured again
+BEHIND_RATIO: Final = {1: 0.93, 2: 0.96}  # of the best after so many rounds; below it nobody is measured again
 
 
 class Contestant:

@@ -18,8 +18,7 @@ from autotune.records import TrialRecord
 from autotune.schema import Contribution, Interval, LoaderConfig, Value
 
 FINALISTS: Final = 3
-TIE_RATIO: Final = 0.98  # of the best's throughput; above it the cheaper configuration wins
-CONVENTION_RATIO: Final = 0.97  # of a configuration's throughput; above it its conventional sibling wins
+TIE_RATIO: Final = 0.97  # of the best's throughput, which was picked for being lucky; above it what costs less wins
 NEAR_RATIO: Final = 0.92  # of the best's in the search, whose trials know their throughput to about 5 %
 WORTHY_RATIO: Final = 0.75  # of the best's in the search, which may have been lucky; above it others are finalists, too
 MIN_SPEEDUP: Final = 1.02  # over the baseline, or over training as it was; below it that stays
@@ -67,8 +66,8 @@ def pick_finalists(
         expected: What each is expected to reach, in samples per second; what it measured where absent.
 
     Returns:
-        The best, its conventional sibling, that sibling as training was before where the best changes it, and the
-        cheapest one close to the best; filled up with the next best to `FINALISTS`. Empty when none works.
+        The best, its conventional sibling, the best of those that keep the batch size where that sibling does not, and
+        the fewest workers close to the best; filled up with the next best to `FINALISTS`. Empty when none works.
     """
     measured = {record.config: record for record in records if record.is_feasible}  # the last look counts
     rates = {config: record.score for config, record in measured.items()} | dict(expected or {})
@@ -78,12 +77,10 @@ def pick_finalists(
     best = ranked[0]
     close = [config for config in ranked if rates[config] >= NEAR_RATIO * rates[best]]
     fewest = min(close, key=lambda config: config.dataloader.num_workers)
-    unchanged = next((config for config in ranked if not convention.list_training_changes(config)), best)
-    siblings = (
-        convention.make_sibling(best),
-        convention.keep_training(unchanged if convention.list_training_changes(best) else best),
-        convention.make_sibling(fewest),
-    )
+    siblings = [convention.make_sibling(best), convention.make_sibling(fewest)]
+    if convention.list_training_changes(siblings[0]):  # the batch size, which a sibling shares
+        unchanged = next((config for config in ranked if not convention.list_training_changes(config)), best)
+        siblings.insert(1, convention.keep_training(unchanged))
     wanted = dict.fromkeys([best, *(config for config in siblings if config in measured or is_legal(config))])
     worthy = [config for config in ranked if config not in wanted and rates[config] >= WORTHY_RATIO * rates[best]]
     return [*wanted, *worthy[: max(0, FINALISTS - len(wanted))]]
@@ -135,14 +132,19 @@ def _settle_training(running: Sequence[Contestant], convention: Convention) -> l
 
 
 def _pick_cheapest(pool: Sequence[Contestant], convention: Convention, limits: Limits) -> Contestant:
-    """Pick what costs the user least among those that are as fast as the best."""
+    """Pick what costs the user least among those that are as fast as the best, and whose settings pay."""
     best = _lead(pool)
     ties = [contestant for contestant in pool if contestant.rate >= TIE_RATIO * best.rate]
-    cheapest = min(ties, key=lambda contestant: _rate_cost(contestant, convention, limits))
-    sibling = _find(pool, convention.make_sibling(cheapest.config))
-    if sibling is None or _is_tight(sibling, limits) > _is_tight(cheapest, limits):
-        return cheapest
-    return sibling if sibling.rate >= CONVENTION_RATIO * cheapest.rate else cheapest
+    paying = [contestant for contestant in ties if _pays(contestant, pool, convention, limits)]
+    return min(paying or ties, key=lambda contestant: _rate_cost(contestant, convention, limits))
+
+
+def _pays(contestant: Contestant, pool: Sequence[Contestant], convention: Convention, limits: Limits) -> bool:
+    """Tell whether leaving conventions is faster than keeping them, or spares a budget; keeping needs no reason."""
+    sibling = _find(pool, convention.make_sibling(contestant.config))
+    if sibling is None or sibling is contestant or _is_tight(sibling, limits) > _is_tight(contestant, limits):
+        return True
+    return sibling.rate < TIE_RATIO * contestant.rate
 
 
 def _rate_cost(contestant: Contestant, convention: Convention, limits: Limits) -> tuple[int, bool, int, int]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from autotune.messages import Command
     from autotune.schema import Value
 
-PROGRESS_SECONDS: Final = 0.2
+PROGRESS_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU from those who load
 HOUSE: Final = str(Path(__file__).parent)
 
 
@@ -122,6 +122,8 @@ class Host:
 
         where = "running step" if self._in_step else self._where
         words = _name_error(error) if self._where == "trial" else _add_advice(_name_error(error))
+        if where == "probe" and isinstance(error, Exception):
+            words = "\n".join(filter(None, (words, self._describe_rate())))
         trial = self._trial if self._where == "trial" else None
         return Failed(
             where=where,
@@ -131,6 +133,13 @@ class Host:
             samples=0 if trial is None else trial.count_samples(),
             index=None if trial is None else trial.find_index(error),
         )
+
+    def _describe_rate(self) -> str | None:
+        """Say how many samples raise, since one has."""
+        from autotune.sample_errors import describe_rate
+
+        self._show("counting samples that raise")
+        return describe_rate(self._workload)
 
     def _uses_device(self) -> bool:
         """Tell whether this process uses an accelerator: for the step, or because the dataset does."""

@@ -107,6 +107,15 @@ class FailsAtOneSample(Honest):
         return super().__getitem__(index)
 
 
+class Damaged(Honest):
+    """Cannot read one sample of eight."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index % 8 == 3:
+            raise ValueError("the file is damaged")
+        return super().__getitem__(index)
+
+
 class HangsInWorkers(Honest):
     """Never comes back in a worker."""
 
@@ -165,6 +174,10 @@ def make_fails_in_workers() -> Honest:
 
 def make_fails_at_one_sample() -> Honest:
     return FailsAtOneSample()
+
+
+def make_damaged() -> Honest:
+    return Damaged(SAMPLES, 16)
 
 
 def make_hangs_in_workers() -> Honest:

@@ -76,6 +76,7 @@ FLOORS = (
         "worker_costs",
         "copy_costs",
         "page_copies",
+        "sample_errors",
         "shared_files",
         "steps",
         "measure",
@@ -100,7 +101,7 @@ OWNERS = {
     "jinja2": {"page"},
 }
 COMMAND_LINE = {"cli", "file_commands", "exits"}
-TORCH_ROOMS = {"batches", "devices", "loaders", "prefetching", "probe", "steps", "worker_costs"}
+TORCH_ROOMS = {"batches", "devices", "loaders", "prefetching", "probe", "sample_errors", "steps", "worker_costs"}
 
 
 def read_imports(path: Path, *, top_only: bool = False) -> set[str]:

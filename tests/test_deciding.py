@@ -169,6 +169,18 @@ def test_a_conventional_sibling_within_three_per_cent_wins_and_one_further_behin
         assert decision.config == winner
 
 
+def test_fewer_workers_do_not_win_by_a_setting_that_does_not_pay() -> None:
+    """Else two losses of 3 % would add up: one for fewer workers, one for the convention."""
+    many, few = (
+        make_contestant(usual(8), 200.0, 200.0),
+        make_contestant(make_config(4, 8, persistent_workers=True), 195.0, 195.0),
+    )
+    sibling = make_contestant(usual(4), 193.0, 193.0)
+    decision = choose(make_contestant(BASELINE, 100.0, 100.0), [many, few, sibling])
+    assert decision is not None
+    assert decision.config == many.config
+
+
 def test_a_conventional_sibling_that_comes_near_a_budget_yields_to_a_setting_that_does_not() -> None:
     near = int(0.9 * LIMITS.memory_bytes)
     frugal = make_contestant(make_config(4, 1, persistent_workers=True), 200.0, 200.0, peak_host_bytes=GIB)

@@ -201,6 +201,12 @@ def test_a_factory_that_hangs_is_ended_and_told_how_to_get_more_time() -> None:
     assert str(error).count("--stall-time") == 1
 
 
+def test_samples_that_raise_now_and_then_are_counted_when_the_probe_meets_one() -> None:
+    error = probe_error("make_damaged")
+    assert "failed: ValueError: the file is damaged" in str(error)
+    assert "About 8 of 64 samples raise (one is sample " in str(error)
+
+
 def test_a_step_factory_that_fails_is_named() -> None:
     error = probe_error("make_honest", step="tests.misbehaving:make_raising_step", step_seconds=None)
     assert "tests.misbehaving:make_raising_step failed: RuntimeError: no checkpoint found" in str(error)
