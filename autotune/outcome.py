@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from autotune.advice import advise
+from autotune.checking import identify_workload
 from autotune.confirming import Confirmation, Contestant
 from autotune.costs import find_bottleneck
 from autotune.deciding import Decision
@@ -25,7 +26,6 @@ from autotune.schema import (
     SearchRecord,
     TunedConfig,
     Value,
-    WorkloadIdentity,
 )
 from autotune.units import format_bytes
 
@@ -76,18 +76,11 @@ def make_profile(
         The profile, under the name that was asked for, or one that is made of machine and workload.
     """
     request, workload = plan.request, plan.workload
-    identity = WorkloadIdentity(
-        dataset=request.workload.dataset,
-        dataset_args=request.workload.dataset_args,
-        samples=workload.samples,
-        sample_bytes=workload.sample_bytes,
-        step=request.workload.describe_step(),
-    )
     profile = TunedConfig(
         name=request.profile or "unnamed",
         hardware=plan.hardware,
         software=workload.software,
-        workload=identity,
+        workload=identify_workload(plan),
         dataloader=decision.config.dataloader,
         process=decision.config.process,
         result=_make_result(plan, records, confirmation, decision, contributions, findings),

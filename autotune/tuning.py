@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from autotune.ablating import Ablation
-from autotune.checking import identify_workload
 from autotune.confirming import ROUNDS, Confirmation, Contestant
 from autotune.containment import Containment, find_containment
 from autotune.deciding import FINALISTS, Decision, decide, pick_finalists
@@ -212,7 +211,6 @@ def _conclude(plan: Plan, run: Run, end: End, study: str, seconds: float) -> Out
         (*run.exploration.findings, *doubts, *([] if end.lacks is None else [end.lacks])),
         peek(output),
     )
-    profile = profile.model_copy(update={"workload": identify_workload(plan)})  # which tells the kind of dataset, too
     try:
         save_profile(output, profile)
     except (OutputError, ProfileError) as error:
