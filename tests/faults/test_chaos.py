@@ -151,8 +151,8 @@ class Lane:
     def _check_trials(self, trials: int) -> None:
         """Hold the trials of the last run against those that were told.
 
-        Where the probes agree, all of them are those that were asked for. Where they do not, a run passes over what lies
-        outside its space, and tries others for them, which a later run with a larger space takes over together.
+        Where the probes agree, they are as many as were asked for. Where they do not, a run passes over what lies
+        outside its space and tries others instead, and a later run with a larger space takes over all of them.
         """
         most = TRIALS if "--max-workers" in self._options else self.count_told()
         assert TRIALS <= trials <= most
