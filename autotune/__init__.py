@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from autotune.errors import DltuneError
-    from autotune.exporting import Export, export
-    from autotune.outcome import Outcome
-    from autotune.prefetching import device_prefetch
-    from autotune.profiles import TunedLoader, load
+    from autotune.profiles.export import Export, export
+    from autotune.confirm.profile_builder import Outcome
+    from autotune.profiles.device_prefetch import device_prefetch
+    from autotune.profiles.load import TunedLoader, load
     from autotune.request import TuningRequest, WorkloadRequest
-    from autotune.schema import TunedConfig, TunedFile
+    from autotune.profiles.schema import TunedConfig, TunedFile
     from autotune.tuning import tune
     from autotune.workload import Workload
 
@@ -38,17 +38,17 @@ __all__ = [
 
 _HOMES: Final = {
     "DltuneError": "autotune.errors",
-    "Export": "autotune.exporting",
-    "Outcome": "autotune.outcome",
-    "TunedConfig": "autotune.schema",
-    "TunedFile": "autotune.schema",
-    "TunedLoader": "autotune.profiles",
+    "Export": "autotune.profiles.export",
+    "Outcome": "autotune.confirm.profile_builder",
+    "TunedConfig": "autotune.profiles.schema",
+    "TunedFile": "autotune.profiles.schema",
+    "TunedLoader": "autotune.profiles.load",
     "TuningRequest": "autotune.request",
     "Workload": "autotune.workload",
     "WorkloadRequest": "autotune.request",
-    "device_prefetch": "autotune.prefetching",
-    "export": "autotune.exporting",
-    "load": "autotune.profiles",
+    "device_prefetch": "autotune.profiles.device_prefetch",
+    "export": "autotune.profiles.export",
+    "load": "autotune.profiles.load",
     "tune": "autotune.tuning",
 }
 

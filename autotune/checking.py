@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
-from autotune.comparing import measure_width
-from autotune.confirming import Confirmation, Contestant
+from autotune.profiles.compare import measure_width
+from autotune.confirm.confirmation import Confirmation, Contestant
 from autotune.errors import UsageError
-from autotune.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
-from autotune.planning import Plan
-from autotune.schema import (
+from autotune.profiles.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
+from autotune.search.plan import Plan
+from autotune.profiles.schema import (
     Baseline,
     Hardware,
     Interval,
@@ -24,7 +24,7 @@ from autotune.schema import (
     Value,
     WorkloadIdentity,
 )
-from autotune.software import read_start_method, read_torch
+from autotune.system.versions import read_start_method, read_torch
 
 KEPT: Final = 0.9  # of what was promised, or of the baseline; a profile that surely reaches less is tuned anew
 

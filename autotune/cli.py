@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autotune.errors import UsageError
-from autotune.exits import INTERRUPTED, NOTHING_MEASURED, print_result, report_errors
-from autotune.file_commands import COMMANDS, TRUST
-from autotune.interrupts import finish_first, interrupt_on_signals
-from autotune.manual import EPILOGS
-from autotune.options import (
+from autotune.commands.errors import INTERRUPTED, NOTHING_MEASURED, print_result, report_errors
+from autotune.commands.files import COMMANDS, TRUST
+from autotune.system.signals import finish_first, interrupt_on_signals
+from autotune.commands.manual import EPILOGS
+from autotune.commands.params import (
     Assignment,
     BatchSizes,
     Budget,
@@ -31,8 +31,8 @@ from autotune.options import (
 
 if TYPE_CHECKING:
     from autotune.request import TuningRequest
-    from autotune.schema import TunedConfig
-    from autotune.view import View
+    from autotune.profiles.schema import TunedConfig
+    from autotune.progress import View
 
 
 class TuneByDefault(click.Group):
@@ -194,10 +194,10 @@ def retune(
     runs a Makefile: retune files of your own, or read them first.
     """
     with report_errors(interrupted=NOTHING_MEASURED):
-        from autotune.machine import read_machine
-        from autotune.profiles import describe_here, list_profiles, pick_fitting
-        from autotune.trust import refuse_what_others_may_write
-        from autotune.warm_start import ask_again
+        from autotune.system.machine import read_machine
+        from autotune.profiles.load import describe_here, list_profiles, pick_fitting
+        from autotune.profiles.trust import refuse_what_others_may_write
+        from autotune.search.warm_start import ask_again
 
         if not trust:
             refuse_what_others_may_write(file)
@@ -209,7 +209,7 @@ def retune(
 
 def _run(request: TuningRequest, options: dict[str, Any], earlier: TunedConfig | None = None) -> None:
     """Tune and print the result."""
-    from autotune.report import describe_outcome
+    from autotune.report.text import describe_outcome
     from autotune.tuning import tune
 
     with interrupt_on_signals(), _make_view(request, options) as view:
@@ -233,10 +233,10 @@ def _run(request: TuningRequest, options: dict[str, Any], earlier: TunedConfig |
 
 def _make_view(request: TuningRequest, options: dict[str, Any]) -> View:
     if options["quiet"]:
-        from autotune.view import View
+        from autotune.progress import View
 
         return View()
-    from autotune.display import LiveDisplay, PlainDisplay
+    from autotune.commands.display import LiveDisplay, PlainDisplay
 
     display = LiveDisplay if sys.stderr.isatty() else PlainDisplay
     return display(request, verbose=options["verbose"])
@@ -257,8 +257,8 @@ def _print_config(ctx: click.Context) -> None:
 
 def _print_plan(request: TuningRequest) -> None:
     """Probe, plan, and show what would be tried first."""
-    from autotune.display import PlainDisplay
-    from autotune.report import describe_config
+    from autotune.commands.display import PlainDisplay
+    from autotune.report.text import describe_config
     from autotune.tuning import plan_only
 
     plan = plan_only(request, view=PlainDisplay(request))

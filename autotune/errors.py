@@ -1,6 +1,6 @@
 """The ways in which tuning cannot go on.
 
-A failed trial is a result (see `autotune.messages.TrialResult`), not an exception. What stands here ends
+A failed trial is a result (see `autotune.trial.protocol.TrialResult`), not an exception. What stands here ends
 a run: each class knows its exit code, and only the command line prints it.
 """
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from autotune.schema import BatchSize, SharingStrategy, Value, Workers
+from autotune.profiles.schema import BatchSize, SharingStrategy, Value, Workers
 from autotune.units import format_seconds
 
 IsolationMode = Literal["auto", "none"]

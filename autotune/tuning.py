@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from autotune.ablating import Ablation
-from autotune.confirming import ROUNDS, Confirmation, Contestant
-from autotune.containment import Containment, find_containment
-from autotune.deciding import FINALISTS, Decision, decide, pick_finalists
+from autotune.confirm.ablation import Ablation
+from autotune.confirm.confirmation import ROUNDS, Confirmation, Contestant
+from autotune.runner.sandbox import Containment, find_containment
+from autotune.confirm.decision import FINALISTS, Decision, decide, pick_finalists
 from autotune.errors import (
     NoFeasibleConfigError,
     OutputError,
@@ -21,29 +21,29 @@ from autotune.errors import (
     UsageError,
     WorkloadError,
 )
-from autotune.evidence import gather_evidence
-from autotune.exploring import Exploration, find_best
-from autotune.importing import check_import_string
-from autotune.interrupts import finish_first
-from autotune.limits import plan_limits
-from autotune.machine import MachineProfile, read_machine
-from autotune.messages import RunTrial, TrialRequest, TrialResult, WorkloadProfile
-from autotune.noise import NoiseWatch
-from autotune.outcome import Outcome, make_profile, summarize_search
-from autotune.planning import Plan, make_plan
-from autotune.records import TrialRecord
-from autotune.report import describe_config
+from autotune.confirm.evidence import gather_evidence
+from autotune.search.loop import Exploration, find_best
+from autotune.child.import_string import check_import_string
+from autotune.system.signals import finish_first
+from autotune.trial.budgets import plan_limits
+from autotune.system.machine import MachineProfile, read_machine
+from autotune.trial.protocol import RunTrial, TrialRequest, TrialResult, WorkloadProfile
+from autotune.confirm.interference import NoiseWatch
+from autotune.confirm.profile_builder import Outcome, make_profile, summarize_search
+from autotune.search.plan import Plan, make_plan
+from autotune.search.trial_record import TrialRecord
+from autotune.report.text import describe_config
 from autotune.request import TuningRequest, WorkloadRequest, lacks_password
-from autotune.schema import SCHEMA_VERSION, Contribution, LoaderConfig, TunedConfig, TunedFile
-from autotune.scoring import estimate
-from autotune.search import Search, open_search
-from autotune.space import BATCH_GRID, DEFAULT_BATCH_SIZE
-from autotune.studies import open_storage
-from autotune.timetable import Timetable
-from autotune.trial_runner import TrialRunner
-from autotune.tuned_file import check_writable, format_file, peek, save_profile
-from autotune.view import View
-from autotune.warm_start import plan_warm_start
+from autotune.profiles.schema import SCHEMA_VERSION, Contribution, LoaderConfig, TunedConfig, TunedFile
+from autotune.trial.throughput import estimate
+from autotune.search.sampler import Search, open_search
+from autotune.search.space import BATCH_GRID, DEFAULT_BATCH_SIZE
+from autotune.search.study import open_storage
+from autotune.trial.timetable import Timetable
+from autotune.runner.runner import TrialRunner
+from autotune.profiles.file import check_writable, format_file, peek, save_profile
+from autotune.progress import View
+from autotune.search.warm_start import plan_warm_start
 
 FEWEST_COMPARED: Final = 2  # configurations that work, for the best of them to be worth writing down
 FINALS: Final = ROUNDS * (FINALISTS + 1)  # measurements of a whole confirmation

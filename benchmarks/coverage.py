@@ -13,14 +13,14 @@ import statistics
 from dataclasses import dataclass
 from typing import Final
 
-from autotune.confirming import Confirmation
-from autotune.deciding import Decision, decide
-from autotune.limits import Limits
-from autotune.messages import EpochTrace, Measurement, TrialRequest, TrialResult
-from autotune.planning import Plan
-from autotune.schema import LoaderConfig
-from autotune.space import make_config
-from autotune.view import View
+from autotune.confirm.confirmation import Confirmation
+from autotune.confirm.decision import Decision, decide
+from autotune.trial.budgets import Limits
+from autotune.trial.protocol import EpochTrace, Measurement, TrialRequest, TrialResult
+from autotune.search.plan import Plan
+from autotune.profiles.schema import LoaderConfig
+from autotune.search.space import make_config
+from autotune.progress import View
 from benchmarks.traces import TRACES, Trace
 
 RUNS: Final = 2000

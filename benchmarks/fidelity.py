@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from autotune.intervals import bound_rounds
-from autotune.report import describe_config
-from autotune.schema import Interval, Value
+from autotune.trial.statistics import bound_rounds
+from autotune.report.text import describe_config
+from autotune.profiles.schema import Interval, Value
 from benchmarks.records import Entrant, WorkloadResult
 from benchmarks.verdicts import (
     Verdict,

@@ -23,14 +23,14 @@ from typing import IO, Final
 import psutil
 from pydantic import ValidationError
 
-from autotune.child import Child, Pulse
-from autotune.containment import Containment, find_containment
-from autotune.gauge import TREE_SECONDS
-from autotune.limits import plan_limits
-from autotune.machine import count_whole_cpus, read_machine
-from autotune.messages import Hello, Measured, Run, TrialRequest
-from autotune.schema import LoaderConfig, Value
-from autotune.watchdog import Watch
+from autotune.runner.process import Child, Pulse
+from autotune.runner.sandbox import Containment, find_containment
+from autotune.runner.usage import TREE_SECONDS
+from autotune.trial.budgets import plan_limits
+from autotune.system.machine import count_whole_cpus, read_machine
+from autotune.trial.protocol import Hello, Measured, Run, TrialRequest
+from autotune.profiles.schema import LoaderConfig, Value
+from autotune.runner.watchdog import Watch
 from benchmarks.peers import make_command, make_environment, read_study
 from benchmarks.records import Line, list_own_costs, write_text
 from benchmarks.trial import make_request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from autotune.schema import LoaderConfig, Value
+from autotune.profiles.schema import LoaderConfig, Value
 from benchmarks.records import Entrant, WorkloadResult
 from benchmarks.whole_run import Trained
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from autotune.report import describe_config
-from autotune.schema import Value
+from autotune.report.text import describe_config
+from autotune.profiles.schema import Value
 from benchmarks.comparison import compare_peers, tabulate_comparisons
 from benchmarks.fidelity import Pair, judge_fidelity, pair_up, tabulate_pairs
 from benchmarks.gpu_records import GpuEntrant, GpuResult

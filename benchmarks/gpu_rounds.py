@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from autotune.report import describe_config
-from autotune.schema import LoaderConfig
+from autotune.report.text import describe_config
+from autotune.profiles.schema import LoaderConfig
 from benchmarks.gpu_records import GpuEntrant, GpuRun, Order, Ready, Workplace
 from benchmarks.gpu_trainer import Trainee, TrainingError
 from benchmarks.gpu_workloads import GpuWorkload

@@ -26,11 +26,11 @@ from torch.multiprocessing import set_sharing_strategy
 from torch.utils.data import DataLoader
 
 import autotune
-from autotune.devices import make_clock, read_accelerator, resolve_device, synchronize
-from autotune.importing import import_attribute
-from autotune.machine import read_machine
-from autotune.nvml import GpuState, open_nvml, read_gpu_state
-from autotune.schema import Value
+from autotune.child.device import make_clock, read_accelerator, resolve_device, synchronize
+from autotune.child.import_string import import_attribute
+from autotune.system.machine import read_machine
+from autotune.system.nvml import GpuState, open_nvml, read_gpu_state
+from autotune.profiles.schema import Value
 from benchmarks.gpu_records import DeviceFacts, GpuRun, Order, Reading, Ready, Workplace
 from benchmarks.gpu_steps import Step
 from benchmarks.whole_run import Trained, count_samples

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, Value
+from autotune.profiles.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, Value
 from benchmarks.workloads import HAND
 
 WAYS: Final = ((False, False), (True, False), (True, True))  # to the device: pinned or not, copied ahead or not

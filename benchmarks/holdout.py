@@ -19,9 +19,10 @@ from typing import Any, Final, NamedTuple
 
 import optuna
 
-from autotune import exploring, surrogate
+from autotune.search.sampler import loop as exploring
+from autotune.search.sampler import surrogate
 from autotune.request import SamplerName
-from autotune.schema import Value
+from autotune.profiles.schema import Value
 from benchmarks.replay import Replayed, read_traces, replay
 
 RESULTS: Final = Path("benchmarks/results/holdout.json")

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from autotune.schema import Value
+from autotune.profiles.schema import Value
 from benchmarks.records import WorkloadResult, list_own_costs
 from benchmarks.regret import list_finalists, measure_share
 from benchmarks.verdicts import (

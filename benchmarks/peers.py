@@ -22,16 +22,16 @@ from typing import Any, Final
 import optuna
 
 from autotune import TunedConfig
-from autotune.exploring import HOPELESS_SHARE, SEARCH_PRECISION, SEARCH_SHARE
-from autotune.limits import DemandModel, plan_limits
-from autotune.machine import read_machine
-from autotune.messages import RunTrial, TrialRequest
-from autotune.planning import Plan, make_plan
-from autotune.records import TrialRecord
-from autotune.schema import LoaderConfig
-from autotune.scoring import estimate
-from autotune.studies import get_record
-from autotune.trial_runner import TrialRunner
+from autotune.search.loop import HOPELESS_SHARE, SEARCH_PRECISION, SEARCH_SHARE
+from autotune.trial.budgets import DemandModel, plan_limits
+from autotune.system.machine import read_machine
+from autotune.trial.protocol import RunTrial, TrialRequest
+from autotune.search.plan import Plan, make_plan
+from autotune.search.trial_record import TrialRecord
+from autotune.profiles.schema import LoaderConfig
+from autotune.trial.throughput import estimate
+from autotune.search.study import get_record
+from autotune.runner.runner import TrialRunner
 from benchmarks.records import Line, Tuning
 from benchmarks.trial import make_request
 from benchmarks.whole_run import resolve

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
-from autotune.schema import Interval, LoaderConfig, Value
+from autotune.profiles.schema import Interval, LoaderConfig, Value
 from benchmarks.whole_run import Trained
 
 TunerName = Literal["dltune", "random", "loadtune", "hand", "defaults"]

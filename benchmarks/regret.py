@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from autotune.report import describe_config
-from autotune.schema import Value
+from autotune.report.text import describe_config
+from autotune.profiles.schema import Value
 from benchmarks.records import Entrant, WorkloadResult
 from benchmarks.verdicts import (
     Verdict,

@@ -24,16 +24,16 @@ from typing import Final
 
 import optuna
 
-from autotune.deciding import pick_finalists
-from autotune.exploring import Exploration
-from autotune.intervals import student_t
-from autotune.messages import EpochTrace, Measurement, TrialRequest, TrialResult
-from autotune.planning import Plan
-from autotune.records import TrialRecord
+from autotune.confirm.decision import pick_finalists
+from autotune.search.loop import Exploration
+from autotune.trial.statistics import student_t
+from autotune.trial.protocol import EpochTrace, Measurement, TrialRequest, TrialResult
+from autotune.search.plan import Plan
+from autotune.search.trial_record import TrialRecord
 from autotune.request import SamplerName
-from autotune.schema import LoaderConfig, Value
-from autotune.search import Search, make_sampler
-from autotune.view import View
+from autotune.profiles.schema import LoaderConfig, Value
+from autotune.search.sampler import Search, make_sampler
+from autotune.progress import View
 from benchmarks.traces import TRACES, Trace
 
 RESULTS: Final = Path("benchmarks/results/replay.json")

@@ -17,14 +17,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from autotune.limits import plan_limits
-from autotune.machine import MachineProfile, read_machine
-from autotune.messages import TrialRequest, TrialResult, WorkloadProfile
-from autotune.planning import Plan, make_plan
+from autotune.trial.budgets import plan_limits
+from autotune.system.machine import MachineProfile, read_machine
+from autotune.trial.protocol import TrialRequest, TrialResult, WorkloadProfile
+from autotune.search.plan import Plan, make_plan
 from autotune.request import TuningRequest
-from autotune.schema import LoaderConfig, Value
-from autotune.space import SearchSpace
-from autotune.trial_runner import TrialRunner
+from autotune.profiles.schema import LoaderConfig, Value
+from autotune.search.space import SearchSpace
+from autotune.runner.runner import TrialRunner
 from benchmarks.trial import make_request
 from benchmarks.workloads import BenchWorkload, find_workload
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from autotune.confirming import CONFIRM_FACTOR, CONFIRM_PRECISION
-from autotune.limits import plan_limits
-from autotune.machine import read_machine
-from autotune.messages import TrialRequest, TrialResult
+from autotune.confirm.confirmation import CONFIRM_FACTOR, CONFIRM_PRECISION
+from autotune.trial.budgets import plan_limits
+from autotune.system.machine import read_machine
+from autotune.trial.protocol import TrialRequest, TrialResult
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.schema import LoaderConfig
-from autotune.scoring import estimate
-from autotune.trial_runner import TrialRunner
+from autotune.profiles.schema import LoaderConfig
+from autotune.trial.throughput import estimate
+from autotune.runner.runner import TrialRunner
 from benchmarks.records import Prediction
 from benchmarks.workloads import BenchWorkload
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-from autotune.schema import Value
+from autotune.profiles.schema import Value
 
 Unit = Literal["%", "s", "ms", "MB", ""]
 

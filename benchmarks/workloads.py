@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, Value
+from autotune.profiles.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, Value
 
 HAND: Final[dict[str, Any]] = {"prefetch_factor": 2, "persistent_workers": True}  # what a careful hand sets
 

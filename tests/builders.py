@@ -8,10 +8,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from autotune.confirming import Contestant
-from autotune.limits import Limits
-from autotune.machine import MachineProfile
-from autotune.messages import (
+from autotune.confirm.confirmation import Contestant
+from autotune.trial.budgets import Limits
+from autotune.system.machine import MachineProfile
+from autotune.trial.protocol import (
     CopyRates,
     EpochTrace,
     LinearBytes,
@@ -22,7 +22,7 @@ from autotune.messages import (
     WorkloadProfile,
 )
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.schema import (
+from autotune.profiles.schema import (
     Accelerator,
     Baseline,
     BatchTime,
@@ -43,7 +43,7 @@ from autotune.schema import (
     TunedFile,
     WorkloadIdentity,
 )
-from autotune.tuned_file import format_file
+from autotune.profiles.file import format_file
 
 KIB = 1024
 MIB = 1024**2

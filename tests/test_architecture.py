@@ -12,7 +12,7 @@ import pytest
 
 import autotune
 from autotune.cli import cli
-from autotune.file_commands import COMMANDS, TARGETS
+from autotune.commands.files import COMMANDS, TARGETS
 from tests.test_cli import list_options
 
 ROOT = Path(__file__).parent.parent
@@ -169,7 +169,7 @@ def test_importing_the_package_brings_nothing_along() -> None:
 
 
 def test_importing_the_childs_entry_brings_nothing_along() -> None:
-    assert list_heavy_after("import autotune.trial_host") == "[]"
+    assert list_heavy_after("import autotune.child.server") == "[]"
 
 
 def test_loading_needs_only_pydantic() -> None:
@@ -181,7 +181,7 @@ def test_tuning_from_python_leaves_torch_out_of_the_parent() -> None:
 
 
 def test_checking_leaves_optuna_out_until_the_workload_is_looked_at() -> None:
-    assert "optuna" not in list_heavy_after("import autotune.rechecking")
+    assert "optuna" not in list_heavy_after("import autotune.commands.rechecking")
 
 
 def test_all_public_names_are_there() -> None:

@@ -8,14 +8,14 @@ import pytest
 from rich.console import Console
 
 from autotune.checking import Remeasured, check_profile, read_software, remeasure
-from autotune.confirming import Confirmation
-from autotune.display import RoundsDisplay
-from autotune.messages import TrialRequest, TrialResult
-from autotune.planning import make_plan
-from autotune.rechecking import describe_fitness
-from autotune.schema import LoaderConfig, TunedConfig
-from autotune.software import read_start_method, read_torch
-from autotune.view import View
+from autotune.confirm.confirmation import Confirmation
+from autotune.commands.display import RoundsDisplay
+from autotune.trial.protocol import TrialRequest, TrialResult
+from autotune.search.plan import make_plan
+from autotune.commands.rechecking import describe_fitness
+from autotune.profiles.schema import LoaderConfig, TunedConfig
+from autotune.system.versions import read_start_method, read_torch
+from autotune.progress import View
 from tests.builders import (
     make_config,
     make_limits,

@@ -17,9 +17,9 @@ from click.testing import CliRunner, Result
 
 from autotune.cli import cli, tune
 from autotune.errors import UsageError
-from autotune.options import build_request, name_parameters, read_project_options
-from autotune.schema import ProcessSettings
-from autotune.tuned_file import save_profile
+from autotune.commands.params import build_request, name_parameters, read_project_options
+from autotune.profiles.schema import ProcessSettings
+from autotune.profiles.file import save_profile
 from tests.builders import make_config, make_profile, make_request
 
 ROOT = str(Path(__file__).parent.parent)
@@ -350,7 +350,7 @@ def test_retune_opens_the_storage_that_is_given_and_not_that_of_the_profile(
 
 
 def test_the_command_line_can_be_imported_where_clicks_types_are_not_generic_yet() -> None:
-    code = "import click; click.ParamType = type('ParamType', (), {'convert': None}); import autotune.options"
+    code = "import click; click.ParamType = type('ParamType', (), {'convert': None}); import autotune.commands.params"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

@@ -13,10 +13,10 @@ import torch
 import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
-from autotune.exporting import Target
-from autotune.schema import LoaderConfig, ProcessSettings
+from autotune.profiles.export import Target
+from autotune.profiles.schema import LoaderConfig, ProcessSettings
 from tests.builders import make_config
-from tests.test_exporting import export_config
+from tests.profiles.test_export import export_config
 
 DATA = TensorDataset(torch.arange(64.0))
 PLAIN = make_config(0, batch_size=16)

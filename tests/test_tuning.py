@@ -22,16 +22,16 @@ from autotune.errors import (
     UsageError,
     WorkloadError,
 )
-from autotune.exploring import LOOK_PRECISION, SEARCH_PRECISION
-from autotune.limits import Limits
-from autotune.messages import TrialKind, TrialRequest, TrialResult, WorkloadProfile
-from autotune.outcome import Outcome
+from autotune.search.loop import LOOK_PRECISION, SEARCH_PRECISION
+from autotune.trial.budgets import Limits
+from autotune.trial.protocol import TrialKind, TrialRequest, TrialResult, WorkloadProfile
+from autotune.confirm.profile_builder import Outcome
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.schema import DataLoaderSettings, LoaderConfig
-from autotune.timetable import Timetable
-from autotune.trial_runner import TrialRunner
+from autotune.profiles.schema import DataLoaderSettings, LoaderConfig
+from autotune.trial.timetable import Timetable
+from autotune.runner.runner import TrialRunner
 from autotune.tuning import prepare, tune
-from autotune.view import View
+from autotune.progress import View
 from tests.builders import GIB, make_config, make_cost, make_gpu_workload, make_machine, make_result, make_workload
 
 Rate = Callable[[LoaderConfig], float]

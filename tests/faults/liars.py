@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from autotune.channel import MOST_MESSAGE_BYTES
+from autotune.trial.channel import MOST_MESSAGE_BYTES
 
 LIES = {
     "noise": b"\x00\xff noise\n",

@@ -21,13 +21,13 @@ import psutil
 import pytest
 from pydantic import Field
 
-from autotune.containment import Containment
+from autotune.runner.sandbox import Containment
 from autotune.errors import DltuneError, WorkloadError
-from autotune.limits import Limits
-from autotune.messages import Progress, TrialRequest, TrialResult, WorkloadProfile
+from autotune.trial.budgets import Limits
+from autotune.trial.protocol import Progress, TrialRequest, TrialResult, WorkloadProfile
 from autotune.request import WorkloadRequest
-from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod, Value
-from autotune.trial_runner import TrialRunner
+from autotune.profiles.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod, Value
+from autotune.runner.runner import TrialRunner
 from tests.conftest import await_nothing_left, list_leftovers
 
 ROOT = Path(__file__).parents[2]

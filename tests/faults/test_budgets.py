@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.containment import Containment, find_containment
-from autotune.limits import Limits
-from autotune.messages import TrialRequest, TrialResult
+from autotune.runner.sandbox import Containment, find_containment
+from autotune.trial.budgets import Limits
+from autotune.trial.protocol import TrialRequest, TrialResult
 from autotune.request import WorkloadRequest
-from autotune.schema import DataLoaderSettings, LoaderConfig
-from autotune.trial_runner import TrialRunner
+from autotune.profiles.schema import DataLoaderSettings, LoaderConfig
+from autotune.runner.runner import TrialRunner
 from tests.faults.watcher import Watcher
 
 ROOT = str(Path(__file__).parents[2])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.containment import find_containment
+from autotune.runner.sandbox import find_containment
 from autotune.errors import UsageError, WorkloadError
 from tests.faults.stage import MIB, Play, Scene, is_alive, list_trial_processes, read_all, refuse, run, run_cli
 

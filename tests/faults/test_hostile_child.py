@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.messages import MOST_WORDS, TrialRequest
+from autotune.trial.protocol import MOST_WORDS, TrialRequest
 from autotune.request import WorkloadRequest
-from autotune.trial_runner import TrialRunner
+from autotune.runner.runner import TrialRunner
 from tests.builders import make_config
 from tests.faults.liars import LIES
 from tests.faults.stage import LIMITS, ROOT

@@ -24,21 +24,21 @@ from optuna.trial import TrialState
 from pydantic import ValidationError
 
 from autotune import load
-from autotune.channel import Channel
+from autotune.trial.channel import Channel
 from autotune.cli import cli
 from autotune.errors import DltuneError, StudyError
-from autotune.exploring import Exploration
-from autotune.file_commands import TARGETS
-from autotune.messages import REPORT, Measured, Probed, TrialRequest, TrialResult
-from autotune.planning import Plan, make_plan
-from autotune.records import TrialRecord
-from autotune.report import describe_profile
-from autotune.schema import ProcessSettings, TunedConfig
-from autotune.scoring import estimate
-from autotune.search import Search, make_sampler, open_search
-from autotune.studies import KeptStudy, open_storage
-from autotune.tuned_file import format_file, read_file
-from autotune.view import View
+from autotune.search.loop import Exploration
+from autotune.commands.files import TARGETS
+from autotune.trial.protocol import REPORT, Measured, Probed, TrialRequest, TrialResult
+from autotune.search.plan import Plan, make_plan
+from autotune.search.trial_record import TrialRecord
+from autotune.report.text import describe_profile
+from autotune.profiles.schema import ProcessSettings, TunedConfig
+from autotune.trial.throughput import estimate
+from autotune.search.sampler import Search, make_sampler, open_search
+from autotune.search.study import KeptStudy, open_storage
+from autotune.profiles.file import format_file, read_file
+from autotune.progress import View
 from tests.builders import (
     make_config,
     make_full_profile,

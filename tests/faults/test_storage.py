@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.tuned_file import read_file, save_profile
+from autotune.profiles.file import read_file, save_profile
 from tests.builders import make_profile
 from tests.faults.capabilities import find_namespace
 from tests.faults.stage import QUICK, ROOT

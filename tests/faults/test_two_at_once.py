@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from autotune.tuned_file import read_file
+from autotune.profiles.file import read_file
 from tests.faults.stage import ROOT
 from tests.faults.test_storage import BRIEF
 
 SAVE = """
 import sys
 from pathlib import Path
-from autotune.tuned_file import save_profile
+from autotune.profiles.file import save_profile
 from tests.builders import make_profile
 for number in range(10):
     save_profile(Path("dltune.json"), make_profile(f"{sys.argv[1]}-{number}"))
 """
 OPEN = """
 import sys, time
-from autotune.search import open_search
-from autotune.studies import open_storage
+from autotune.search.sampler import open_search
+from autotune.search.study import open_storage
 from tests.builders import make_machine, make_request
-from autotune.space import SearchSpace
+from autotune.search.space import SearchSpace
 space = SearchSpace(batch_size=(32,), num_workers=(0, 1))
 request = make_request(study_name=sys.argv[1])
 print("ready", flush=True)

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from autotune.copy_costs import CudaBench, measure_copies
-from autotune.devices import (
+from autotune.child.probe_h2d import CudaBench, measure_copies
+from autotune.child.device import (
     BusyDevice,
     cap_memory,
     make_clock,

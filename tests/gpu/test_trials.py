@@ -8,11 +8,11 @@ import pytest
 
 from autotune import TunedConfig, load
 from autotune.errors import WorkloadError
-from autotune.limits import Limits
-from autotune.messages import TrialRequest, TrialResult
+from autotune.trial.budgets import Limits
+from autotune.trial.protocol import TrialRequest, TrialResult
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
-from autotune.trial_runner import TrialRunner
+from autotune.profiles.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.runner.runner import TrialRunner
 from autotune.tuning import tune
 
 ROOT = str(Path(__file__).parent.parent.parent)

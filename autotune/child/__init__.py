@@ -1,0 +1,1 @@
+"""Runs in the trial process, with torch; started by name, imported by nobody."""

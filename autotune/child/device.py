@@ -1,0 +1,155 @@
+"""The little that dltune needs of an accelerator. On the CPU every call here is free.
+
+CUDA is known in full. Other accelerators (Apple's mps, Intel's xpu) are reached through `torch.accelerator`, without
+pinning, budgets or a clock of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import torch
+
+from autotune.child.step_timer import Clock, EventClock, HostClock
+from autotune.errors import UsageError
+from autotune.profiles.schema import Accelerator
+
+CALIBRATION_CYCLES: Final = 50_000_000  # 25 to 50 ms: an idle GPU takes as long to raise its clock
+
+
+def resolve_device(name: str) -> torch.device:
+    """Turn the user's words into a device that exists here.
+
+    Args:
+        name: `auto` for the current accelerator or else the CPU, or a torch device string.
+
+    Returns:
+        The device, made current; no other one is touched.
+
+    Raises:
+        UsageError: The device is not known or not there.
+    """
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = accelerator or torch.device("cpu") if name == "auto" else _parse_device(name)
+    if device.type == "cpu":
+        return device
+    if accelerator is None or device.type != accelerator.type:
+        raise UsageError(f"--device {name}: torch finds no such accelerator here. Use --device cpu or auto.")
+    if (device.index or 0) >= torch.accelerator.device_count():
+        raise UsageError(f"--device {name}: this machine has {torch.accelerator.device_count()} of them.")
+    torch.accelerator.set_device_index(device.index or 0)
+    return torch.device(device.type, device.index or 0)
+
+
+def _parse_device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"--device {name}: not a torch device. Use auto, cpu or one such as cuda:0.") from None
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def make_clock(device: torch.device) -> Clock:
+    """Start a clock that tells when the device ends each step, without waiting for it."""
+    if device.type == "cuda":
+        return EventClock(lambda: torch.cuda.Event(enable_timing=True, blocking=True))
+    return HostClock()
+
+
+def can_pin(device: torch.device) -> bool:
+    """Tell whether pinned host memory speeds copies to the device up."""
+    return device.type == "cuda"
+
+
+def read_accelerator(device: torch.device) -> Accelerator | None:
+    """Read what the accelerator is; None on the CPU."""
+    if device.type == "cpu":
+        return None
+    count = torch.accelerator.device_count()
+    if device.type != "cuda":
+        return Accelerator(name=device.type, count=count)
+    facts = torch.cuda.get_device_properties(device)
+    alike = [index for index in range(count) if torch.cuda.get_device_name(index) == facts.name]
+    return Accelerator(
+        name=facts.name,
+        count=len(alike),
+        memory_bytes=facts.total_memory,
+        compute_capability=f"{facts.major}.{facts.minor}",
+        uuid=str(getattr(facts, "uuid", "")) or None,
+    )
+
+
+def read_room(device: torch.device) -> int:
+    """Read the device memory that this process holds or could still get, in bytes; 0 where it does not tell.
+
+    What other processes hold, and what CUDA itself took for this one, is not in it.
+    """
+    if device.type != "cuda":
+        return 0
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + int(torch.cuda.memory_reserved(device))
+
+
+def cap_memory(device: torch.device, limit_bytes: int | None) -> None:
+    """Have the allocator refuse to hold more than this, as if the device had no more.
+
+    Args:
+        device: The device; only CUDA's allocator can be bound.
+        limit_bytes: Most bytes; None leaves it as it is.
+    """
+    if device.type == "cuda" and limit_bytes is not None:
+        share = min(1.0, limit_bytes / torch.cuda.get_device_properties(device).total_memory)
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Give back what the allocator keeps for later, and start to record its peak anew."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def read_peak(device: torch.device) -> int:
+    """Read the largest device memory the allocator held since `reset_peak`, in bytes."""
+    return int(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else 0
+
+
+class BusyDevice:
+    """Keeps a device busy for a given time without keeping the host busy.
+
+    On the CPU, where host and device are one, the caller sleeps. On CUDA a kernel spins for a number of
+    clock cycles, calibrated once by events.
+
+    Args:
+        device: The device.
+        seconds: How long it is busy at each call.
+    """
+
+    def __init__(self, device: torch.device, seconds: float) -> None:
+        self._seconds = seconds
+        self._cycles = int(seconds * _measure_clock(device)) if device.type == "cuda" else 0
+
+    def __call__(self) -> None:
+        """Occupy the device once."""
+        if self._cycles:
+            torch.cuda._sleep(self._cycles)
+        else:
+            time.sleep(self._seconds)
+
+
+def _measure_clock(device: torch.device) -> float:
+    """Measure the cycles that torch's spinning kernel counts in a second, once the device is awake."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(CALIBRATION_CYCLES)
+    start.record()
+    torch.cuda._sleep(CALIBRATION_CYCLES)
+    end.record()
+    torch.cuda.synchronize(device)
+    milliseconds: float = start.elapsed_time(end)
+    return CALIBRATION_CYCLES / (milliseconds / 1000)

@@ -1,0 +1,202 @@
+"""Puts walls around the process it runs in: a memory cgroup, a /dev/shm of its own, process numbers of its own.
+
+It runs in a trial's process before anything of the user's is imported, and needs the standard library only.
+`python -m autotune.child.namespaces WALLS` puts the walls up, looks whether they stand, and exits with 0 or the reason.
+
+What the walls are for: a private /dev/shm tells exactly what the trial uses of it and vanishes with the trial; in a
+process namespace nothing outlives its init, whatever it forks, ignores or renames; a cgroup holds the trial to its
+memory, and the kernel's out-of-memory killer inside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+CLONE_NEWNS: Final = 0x0002_0000
+CLONE_NEWUSER: Final = 0x1000_0000
+CLONE_NEWPID: Final = 0x2000_0000
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
+MS_REC, MS_SLAVE = 0x4000, 0x8_0000
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+STATUS_BYTES: Final = 4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Walls:
+    """What to put up.
+
+    Attributes:
+        cgroup: Folder of the cgroup to join; None to stay where we are.
+        shm_bytes: Size of a private /dev/shm; 0 to use the one that is there.
+        shm_names: Most names in it.
+        own_pids: Whether processes get a namespace; needs a private /dev/shm, whose names carry process numbers.
+    """
+
+    cgroup: str | None = None
+    shm_bytes: int = 0
+    shm_names: int = 0
+    own_pids: bool = False
+
+    def to_json(self) -> str:
+        """Write as an argument of a command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Walls:
+        """Read such an argument."""
+        return cls(**json.loads(text))
+
+
+def put_up(walls: Walls, descriptor: int | None = None) -> None:
+    """Put walls up around this process.
+
+    With a process namespace the caller goes on in a grandchild: this process and the new init only wait, and end as
+    the grandchild ends.
+
+    Args:
+        walls: Which ones.
+        descriptor: The caller's line to its parent; only the process that goes on keeps it open.
+
+    Raises:
+        OSError: The system does not allow it.
+    """
+    if walls.cgroup is not None:
+        (Path(walls.cgroup) / "cgroup.procs").write_text("0")
+    if walls.shm_bytes:
+        _enter_namespaces(walls.own_pids)
+        _mount(
+            "tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, f"mode=1777,size={walls.shm_bytes},nr_inodes={walls.shm_names}"
+        )
+    if walls.own_pids:
+        _continue_under_init(descriptor)
+
+
+def _enter_namespaces(own_pids: bool) -> None:
+    """Leave the mounts, and with `own_pids` the process numbers, of the rest of the machine."""
+    flags = CLONE_NEWNS | (CLONE_NEWPID if own_pids else 0)
+    if _libc.unshare(flags):  # not privileged: a user namespace, in which everybody stays who they are
+        user, group = os.geteuid(), os.getegid()
+        _call("unshare", _libc.unshare(flags | CLONE_NEWUSER))
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    _call("mount /", _libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None))
+
+
+def _mount(kind: str, place: str, flags: int, options: str = "") -> None:
+    name = kind.encode()
+    _call(f"mount {place}", _libc.mount(name, place.encode(), name, flags, options.encode()))
+
+
+def _call(what: str, result: int) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _continue_under_init(descriptor: int | None) -> None:
+    """Return in the first process after init; this one and init wait for it."""
+    die_with_parent()  # again: a new user namespace may have cleared it
+    ours, theirs = os.pipe()
+    init = os.fork()
+    if init:
+        os.close(theirs)
+        _close(descriptor)
+        _end_after(init, ours)
+    die_with_parent()
+    os.close(ours)
+    _mount("proc", "/proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    main = os.fork()
+    if main:
+        _close(descriptor)
+        _reap_until(main, theirs)
+    os.close(theirs)
+    os.setsid()  # a signal to its group must not reach those that wait
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that forked it ends, or the thread of it that did."""
+    signal_at_parents_end(signal.SIGKILL)
+
+
+def signal_at_parents_end(number: signal.Signals) -> None:
+    """Have the kernel signal this process when the one that forked it ends, or the thread of it that did.
+
+    Args:
+        number: The signal.
+    """
+    _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all processes below this one whose own parents end."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _reap_until(main: int, report: int) -> NoReturn:
+    """Be init: bury the dead, and leave when the first child does, which ends all others."""
+    while True:
+        pid, status = os.wait()
+        if pid == main:
+            os.write(report, status.to_bytes(STATUS_BYTES, "little"))
+            os._exit(0)
+
+
+def _end_after(init: int, report: int) -> NoReturn:
+    """Wait for init, then end as the process under it did: init itself cannot die by a signal."""
+    told = os.read(report, STATUS_BYTES)
+    _, status = os.waitpid(init, 0)
+    end_like(int.from_bytes(told, "little") if told else status)
+
+
+def end_like(status: int) -> NoReturn:
+    """End this process as another one did.
+
+    Args:
+        status: How that one ended, as waited for.
+    """
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.kill(os.getpid(), number)
+    os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
+
+
+def _check(walls: Walls) -> None:
+    """Raise OSError unless the walls stand."""
+    status = os.statvfs("/dev/shm")
+    if walls.shm_bytes and status.f_blocks * status.f_frsize > walls.shm_bytes + status.f_frsize:
+        raise OSError("the private /dev/shm is not in force")
+    if walls.own_pids and Path("/proc/self").readlink() != Path(str(os.getpid())):
+        raise OSError("/proc does not show the process namespace")
+
+
+def main() -> None:
+    """Try the walls named on the command line."""
+    try:
+        walls = Walls.from_json(sys.argv[1])
+        put_up(walls)
+        _check(walls)
+    except OSError as error:
+        sys.exit(error.strerror or str(error))
+
+
+if __name__ == "__main__":
+    main()

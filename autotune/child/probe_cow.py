@@ -1,0 +1,127 @@
+"""Foresees the memory that workers take by touching what they share with the training process.
+
+Forked workers share the dataset with it until somebody writes. Python writes a count into every object that it looks
+at, so a list of a million names is copied page by page into every worker: too slowly for a trial to show it, and
+again in every worker. A copy shows as memory that becomes a worker's own while its size stays what it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from autotune.profiles.batches import count_samples
+from autotune.child.workload_loading import LoadedWorkload, build_loader, count_samples_promised, forks_workers
+from autotune.profiles.schema import DataLoaderSettings, LoaderConfig
+from autotune.units import format_bytes
+from autotune.child.probe_workers import take_down
+
+PROC: Final = Path("/proc")
+LARGE_HEAP: Final = 192 * 2**20  # of the training process; copies of a smaller one are not worth the time
+WORTH_BYTES: Final = 64 * 2**20  # of copies in one worker that are worth a warning
+SEEN_BYTES: Final = 2**20  # of copies seen; less may be anything
+LOOK_SECONDS: Final = 0.5  # spent on watching one worker
+SETTLING_SHARE: Final = 0.3  # of that time, in which a new worker copies what any worker copies
+BATCH_SIZE: Final = 32
+
+Look = tuple[int, int]
+"""Samples delivered so far, and bytes that the worker has copied by then."""
+
+
+def foresee_copies(workload: LoadedWorkload) -> str | None:
+    """Watch one worker, and say what it will have copied when it has seen the whole dataset.
+
+    Args:
+        workload: The pipeline.
+
+    Returns:
+        A sentence; None where it is not worth one, or cannot be seen.
+    """
+    heap = read_anonymous(PROC / "self")["Anonymous"]
+    if heap < LARGE_HEAP or not forks_workers(workload):
+        return None
+    try:
+        looks = list(_watch_worker(workload))
+    except Exception as error:  # whatever it is, the trials with workers will meet it and name it
+        take_down(error)
+        return None
+    if not looks or looks[-1][1] - looks[0][1] < SEEN_BYTES:
+        return None
+    rate = fit_copies(looks)
+    samples = count_samples_promised(workload)
+    copies = heap if samples is None and rate else min(heap, int(rate * (samples or 0)))
+    return describe_copies(rate, copies) if copies >= WORTH_BYTES else None
+
+
+def _watch_worker(workload: LoadedWorkload) -> Iterator[Look]:
+    """Run one worker for a while, and look at its memory before the first batch is asked for and after each."""
+    size = None if workload.batching == "own" else BATCH_SIZE
+    settings = DataLoaderSettings(batch_size=size, num_workers=1, prefetch_factor=2)
+    loader = build_loader(workload, LoaderConfig(dataloader=settings))
+    before = {child.pid for child in multiprocessing.active_children()}
+    batches = iter(loader)
+    (worker,) = (child for child in multiprocessing.active_children() if child.pid not in before)
+    samples = 0
+    start = time.perf_counter()
+    for batch in itertools.takewhile(lambda _: time.perf_counter() < start + LOOK_SECONDS, batches):
+        samples += count_samples(batch, size or 1)
+        if time.perf_counter() > start + SETTLING_SHARE * LOOK_SECONDS:
+            yield samples, read_copied(PROC / str(worker.pid))
+
+
+def read_copied(folder: Path) -> int:
+    """Read how much a process has copied of what it shared with one other, up to a constant.
+
+    A page shared by two counts half in each one's proportional size, and whole when it has been copied; what a
+    process allocates counts whole in both sizes.
+
+    Args:
+        folder: The process's folder in /proc.
+
+    Returns:
+        Bytes; only differences mean something.
+    """
+    sizes = read_anonymous(folder)
+    return 2 * (sizes["Pss_Anon"] - sizes["Anonymous"])
+
+
+def read_anonymous(folder: Path) -> dict[str, int]:
+    """Read the anonymous memory of a process, in bytes: in all, and its proportional share."""
+    sizes = {"Anonymous": 0, "Pss_Anon": 0}
+    try:
+        lines = (folder / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return sizes
+    for line in lines:
+        key, _, rest = line.partition(":")
+        if key in sizes:
+            sizes[key] = int(rest.split()[0]) * 1024
+    return sizes
+
+
+def fit_copies(looks: list[Look]) -> float:
+    """Give the bytes copied for each sample, 0 or more, from the first look to the last."""
+    if len(looks) < 2 or looks[-1][0] <= looks[0][0]:
+        return 0.0
+    return max(0.0, (looks[-1][1] - looks[0][1]) / (looks[-1][0] - looks[0][0]))
+
+
+def describe_copies(rate: float, copies: int) -> str:
+    """Put it into a sentence.
+
+    Args:
+        rate: Bytes copied for each sample.
+        copies: Bytes that one worker will have copied in the end.
+
+    Returns:
+        What happens, how much it is, and what to do.
+    """
+    return (
+        f"Each worker will copy up to {format_bytes(copies)} of the dataset's memory ({format_bytes(1000 * rate)} in "
+        f"1,000 samples; 8 workers: {format_bytes(8 * copies)}), more than short trials show: Python writes into every "
+        "object that it reads. Keep names and labels in numpy arrays or tensors instead of lists and dicts."
+    )

@@ -1,0 +1,141 @@
+"""Decides how long a trial goes on: whole epochs where they are short, else a window and mini-epochs.
+
+A long epoch is not run to its end. Its sampler is told to stop, the pipeline drains as it does at the end of
+any epoch, and mini-epochs then show what starting over costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from autotune.trial.protocol import EpochTrace, Measurement, StopReason, TrialRequest
+from autotune.trial.throughput import bound_samples_per_second, estimate, measure_steady
+
+FIRST_EPOCH_SHARE: Final = 0.6  # of the trial's time, when there are later epochs to see as well
+LOOK_SECONDS: Final = 0.1  # between two looks at the statistics of an epoch under way
+MOST_BATCHES: Final = 4096  # of one epoch; keeps the record small
+ABANDON_FACTOR: Final = 2.0  # of the trial's time; then the queue is not even drained
+FEWEST_LATER_EPOCHS: Final = 2
+OVERTIME: Final = 0.5  # of the trial's time, to see a third epoch: the second is often slower than the rest
+OPEN_END: Final = 1 << 62
+
+
+def complete_round(batches: int, workers: int, epoch_batches: int | None) -> int:
+    """Give the next number of batches, from `batches` on, that leaves the same rest of a round as a whole epoch."""
+    return batches + ((epoch_batches or 0) - batches) % max(1, workers)
+
+
+class Pacer:
+    """Answers, batch after batch, whether the epoch and the trial go on.
+
+    Args:
+        request: What to measure.
+        epoch_batches: Batches in a whole epoch; None when not known.
+    """
+
+    def __init__(self, request: TrialRequest, epoch_batches: int | None) -> None:
+        self.request = request
+        self.epoch_batches = epoch_batches
+        self._next_look = LOOK_SECONDS
+        self.verdict: StopReason | None = None
+        self._knows_pace = False
+
+    def should_close(self, batches: int, look: Callable[[], EpochTrace], is_first: bool, elapsed: float) -> bool:
+        """Decide whether the epoch under way should hand out no further batch.
+
+        Args:
+            batches: Batches consumed so far in this epoch.
+            look: Gives the epoch so far; called seldom, because it costs time.
+            is_first: Whether it is the trial's first.
+            elapsed: Seconds since the trial began.
+
+        Returns:
+            Whether to stop the sampler.
+        """
+        if elapsed < self._next_look and batches < MOST_BATCHES:
+            return False
+        self._next_look = elapsed + LOOK_SECONDS
+        trace = look()
+        if is_first and self._is_hopeless(trace):
+            self.verdict = "hopeless"
+            return True
+        share = FIRST_EPOCH_SHARE if is_first and self.request.epochs > 1 else 1.0
+        if batches >= MOST_BATCHES or elapsed > share * self.request.seconds:
+            return True
+        self._knows_pace = is_first and self._is_steady_precise(trace)
+        return self._knows_pace
+
+    def should_abandon(self, elapsed: float) -> bool:
+        """Decide whether even draining the queue would take too long.
+
+        Args:
+            elapsed: Seconds since the trial began.
+
+        Returns:
+            Whether to leave the epoch where it is.
+        """
+        return elapsed > ABANDON_FACTOR * self.request.seconds
+
+    def plan_next(self, traces: Sequence[EpochTrace], elapsed: float) -> int | StopReason:
+        """Decide what follows an epoch.
+
+        Args:
+            traces: The epochs so far.
+            elapsed: Seconds since the trial began.
+
+        Returns:
+            The most batches of the next epoch, or why the trial ends here.
+        """
+        if self.verdict is not None:
+            return self.verdict
+        if self.epoch_batches is None or len(traces) >= self.request.epochs:
+            return self._name_end(traces[-1])
+        measurement = self._measurement(traces)
+        ahead = estimate(measurement, self.request.config, self.request.epochs)
+        if len(traces) > FEWEST_LATER_EPOCHS and ahead.is_precise(self.request.precision):
+            return "precise"
+        left = self.request.seconds - elapsed
+        if len(traces) > 1 and self._is_out_of_reach(ahead.upper):
+            return "hopeless"
+        if ahead.epoch_seconds <= left:
+            return OPEN_END
+        if len(traces) > FEWEST_LATER_EPOCHS or left < -OVERTIME * self.request.seconds:
+            return "time"
+        if ahead.epoch_seconds <= left + OVERTIME * self.request.seconds and traces[-1].closed_after is None:
+            return OPEN_END
+        return self._mini_epoch() if len(traces) == 1 or left > 0 else "time"
+
+    def _name_end(self, last: EpochTrace) -> StopReason:
+        if last.closed_after is None:
+            return "done"
+        return "precise" if self._knows_pace else "time"
+
+    def _mini_epoch(self) -> int:
+        loader = self.request.config.dataloader
+        workers = max(1, loader.num_workers)
+        shortest = workers * ((loader.prefetch_factor or 0) + 2) + 2
+        return complete_round(shortest, workers, self.epoch_batches)
+
+    def _measurement(self, traces: Sequence[EpochTrace]) -> Measurement:
+        return Measurement(epochs=tuple(traces), epoch_batches=self.epoch_batches, stopped="time")
+
+    def _is_out_of_reach(self, samples_per_second: float) -> bool:
+        floor = self.request.hopeless_below
+        return floor is not None and samples_per_second < floor
+
+    def _is_hopeless(self, trace: EpochTrace) -> bool:
+        if self.request.hopeless_below is None:
+            return False
+        return self._is_out_of_reach(bound_samples_per_second(trace, self.request.config, self.epoch_batches))
+
+    def _is_steady_precise(self, trace: EpochTrace) -> bool:
+        """Whether a long epoch's pace is known, so that its remaining batches would teach nothing."""
+        batches_left = math.inf if self.epoch_batches is None else self.epoch_batches - trace.batches
+        if batches_left < trace.batches:
+            return False
+        steady = measure_steady([trace], self.request.config)
+        if steady.half_width is None:
+            return False
+        return steady.half_width <= self.request.precision * steady.batch_seconds

@@ -1,0 +1,122 @@
+"""What consumes the batches: the user's training step, an emulated accelerator, or a small built-in one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from autotune.profiles.batches import find_tensors, move_batch
+from autotune.child.device import BusyDevice
+from autotune.errors import UsageError
+from autotune.child.import_string import import_attribute
+from autotune.request import WorkloadRequest
+
+Step = Callable[[Any], object]
+FEATURES: Final = 1024  # of each tensor of a sample that the built-in model looks at
+HIDDEN: Final = 64
+
+
+def make_step(request: WorkloadRequest, device: torch.device) -> Step:
+    """Make the step that a request asks for.
+
+    Args:
+        request: Names the user's factory, or an emulated time, or neither.
+        device: Where training happens.
+
+    Returns:
+        A function that takes one batch of the loader.
+
+    Raises:
+        Exception: Whatever the user's factory raises.
+    """
+    if request.step is not None:
+        return _make_own_step(request.step, device)
+    if request.step_seconds is not None:
+        return _make_emulated_step(request.step_seconds, device)
+    return BuiltInStep(device)
+
+
+def _make_own_step(name: str, device: torch.device) -> Step:
+    """Call the user's factory, with the device if it takes one."""
+    factory: Callable[..., Step] = import_attribute(name)
+    step = _call_with_device(factory, device)
+    if not callable(step):
+        raise UsageError(f"--step {name}: it returned a {type(step).__name__}, not a function step(batch).")
+    return step
+
+
+def _call_with_device(factory: Callable[..., Step], device: torch.device) -> Step:
+    """Give the device as the parameter of that name, or as one that must be given; never as a setting of another name.
+
+    A wrapper that takes anything hides what it wraps, which most likely asks for the device.
+    """
+    parameters = inspect.signature(factory).parameters.values()
+    if any(one.name == "device" and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in parameters):
+        return factory(device=device)
+    return factory(device) if any(map(_must_be_given, parameters)) else factory()
+
+
+def _must_be_given(parameter: inspect.Parameter) -> bool:
+    if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+        return parameter.default is parameter.empty
+    return parameter.kind is parameter.VAR_POSITIONAL
+
+
+def _make_emulated_step(seconds: float, device: torch.device) -> Step:
+    occupy = BusyDevice(device, seconds)
+
+    def step(batch: Any) -> None:
+        if device.type != "cpu":
+            move_batch(batch, device)
+        occupy()
+
+    return step
+
+
+class BuiltInStep:
+    """A training step for any batch: copy to the device, forward, backward, optimizer.
+
+    The model is small: one linear layer for each tensor of the batch, over at most 1,024 of its features.
+
+    Args:
+        device: Where the model lives.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._model: nn.ModuleList | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def __call__(self, batch: Any) -> None:
+        """Train on one batch.
+
+        Args:
+            batch: Anything; parts that are not numeric tensors are passed over.
+        """
+        tensors = [_select_features(tensor) for tensor in find_tensors(move_batch(batch, self._device))]
+        if not tensors:
+            return
+        if self._model is None or self._optimizer is None or len(self._model) < len(tensors):
+            self._build(len(tensors))
+        assert self._model is not None
+        assert self._optimizer is not None
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = sum(layer(tensor).square().mean() for layer, tensor in zip(self._model, tensors, strict=False))
+        torch.autograd.backward(loss)
+        self._optimizer.step()
+
+    def _build(self, tensors: int) -> None:
+        self._model = nn.ModuleList(nn.Linear(FEATURES, HIDDEN) for _ in range(tensors)).to(self._device)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-6)
+
+
+def _select_features(tensor: torch.Tensor) -> torch.Tensor:
+    """Shape a tensor of any shape and type as (samples, 1024) floats."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    rows = tensor.reshape(tensor.shape[0] if tensor.dim() else 1, -1)[:, :FEATURES].detach().float()
+    return nn.functional.pad(rows, (0, FEATURES - rows.shape[1]))

@@ -1,0 +1,1 @@
+"""Measures the finalists again, decides, and explains."""

@@ -1,0 +1,121 @@
+"""What would help beyond the settings of a loader, where the probe shows it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from autotune.search.cost_model import suggest_most_workers
+from autotune.search.plan import Plan
+from autotune.report.text import describe_config
+from autotune.profiles.schema import Bottleneck, LoaderConfig
+from autotune.search.space import WORKER_GRID
+from autotune.units import format_bytes, format_percent, format_seconds
+
+WAITS: Final = 0.5  # CPU share below which a sample mostly waits
+COLLATE_SHARE: Final = 0.25  # of loading; a collate_fn that takes less is not worth a look
+WORTH: Final = 1.05  # predicted gain that makes a larger budget worth mentioning
+OWN_THREADS: Final = 1.3  # CPUs kept busy by loading in one process, above which it must have threads of its own
+SHARED_STEP: Final = 1.2  # CPUs kept busy by the step, above which its threads get in the way of workers
+
+
+def advise(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> tuple[str, ...]:
+    """List what the user could change outside the loader's settings.
+
+    Args:
+        plan: What the probe and the machine showed.
+        config: The configuration that was chosen.
+        bottleneck: What bounds it.
+
+    Returns:
+        Sentences, the most useful first; none where nothing stands out.
+    """
+    found = (
+        _advise_fetching(plan, bottleneck),
+        _advise_collate(plan, config, bottleneck),
+        _advise_budget(plan, config, bottleneck),
+        _advise_loading_threads(plan),
+        _advise_step_threads(plan, bottleneck),
+        _advise_epochs(plan, config, bottleneck),
+        _advise_copies(plan, config, bottleneck),
+    )
+    return tuple(sentence for sentence in found if sentence is not None)
+
+
+def _advise_fetching(plan: Plan, bottleneck: Bottleneck) -> str | None:
+    workload = plan.workload
+    is_slow = workload.cpu_share < WAITS and bottleneck in ("waiting", "epoch", "cpu")
+    if workload.kind != "map" or workload.has_getitems or not is_slow or workload.batching == "own":
+        return None
+    return (
+        f"Samples are fetched one by one, and each waits {format_seconds(workload.load.sample_seconds)} "
+        f"(CPU {format_percent(workload.cpu_share)}): a dataset with __getitems__(indices) that asks for a whole "
+        "batch at once waits once instead."
+    )
+
+
+def _advise_collate(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
+    size = config.dataloader.batch_size or plan.workload.probe_batch_size
+    collate, load = plan.workload.collate.per_batch(size), plan.workload.load.per_batch(size)
+    if bottleneck not in ("cpu", "transfer") or collate < COLLATE_SHARE * load:
+        return None
+    return (
+        f"Collating takes {format_percent(min(1.0, collate / load))} of loading a batch "
+        f"({format_seconds(collate)} of {format_seconds(load)}): a cheaper collate_fn, or smaller samples "
+        "(uint8 instead of float32, converted in the step), would pay."
+    )
+
+
+def _advise_budget(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
+    """Name the limit that keeps a configuration with more workers out, if the model expects a gain from it."""
+    if bottleneck not in ("waiting", "cpu") or not config.dataloader.num_workers:
+        return None
+    size = config.dataloader.batch_size or plan.workload.probe_batch_size
+    most = suggest_most_workers(plan.workload, size, plan.machine.usable_cpus)
+    for workers in (count for count in WORKER_GRID if config.dataloader.num_workers < count <= most):
+        larger = config.model_copy(update={"dataloader": config.dataloader.model_copy(update={"num_workers": workers})})
+        violations = plan.demand_model().predict(larger).find_violations(plan.limits)
+        gain = plan.predict(larger) / plan.predict(config)
+        if violations and gain >= WORTH:
+            needs = "; ".join(violation.describe() for violation in violations)
+            return f"{describe_config(larger)} is expected to be {gain - 1:.0%} faster, and is over a limit: {needs}."
+    return None
+
+
+def _advise_loading_threads(plan: Plan) -> str | None:
+    if plan.workload.cpu_share < OWN_THREADS:
+        return None
+    return (
+        f"Loading keeps {plan.workload.cpu_share:.1f} CPUs busy in one process, so it starts threads of its own, "
+        "and each worker does the same: limit them in worker_init_fn, as with cv2.setNumThreads(0), or by "
+        "OMP_NUM_THREADS=1."
+    )
+
+
+def _advise_step_threads(plan: Plan, bottleneck: Bottleneck) -> str | None:
+    if bottleneck != "cpu" or plan.workload.step_cpus < SHARED_STEP:
+        return None
+    return (
+        f"The step computes on {plan.workload.step_cpus:.1f} CPUs, which the workers need as well: try fewer threads "
+        "for it, as with torch.set_num_threads(1)."
+    )
+
+
+def _advise_epochs(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
+    if bottleneck != "epoch":
+        return None
+    keep = "" if config.dataloader.persistent_workers else "persistent_workers=True, or "
+    return (
+        f"Epochs are short, and filling the queue anew takes much of each: {keep}a sampler that goes through the data "
+        "several times in one epoch, would spread that cost."
+    )
+
+
+def _advise_copies(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
+    copies = plan.workload.copies
+    if bottleneck != "copy" or copies is None:
+        return None
+    rate = format_bytes(copies.of(pinned=config.dataloader.pin_memory))
+    return (
+        f"Copying to the device bounds the run, at {rate}/s: send smaller samples (uint8 or float16 instead of "
+        "float32, converted on the device), or fewer of their features."
+    )

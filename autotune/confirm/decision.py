@@ -1,0 +1,202 @@
+"""Picks who goes into the final and who wins it, by what each costs the user.
+
+Of configurations that are equally fast, the one is taken that trains as before, then the one with the fewest workers,
+then the one whose settings are the conventional ones, then the one with the least memory. A setting leaves its
+convention only where the measurement shows that this pays: so the final holds the conventional sibling of the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Final, Literal
+
+from autotune.confirm.confirmation import Contestant
+from autotune.search.convention import Convention, describe_difference
+from autotune.trial.budgets import Limits
+from autotune.search.trial_record import TrialRecord
+from autotune.profiles.schema import Contribution, Interval, LoaderConfig, Value
+
+FINALISTS: Final = 3
+TIE_RATIO: Final = 0.97  # of the best's throughput, which was picked for being lucky; above it what costs less wins
+NEAR_RATIO: Final = 0.92  # of the best's in the search, whose trials know their throughput to about 5 %
+WORTHY_RATIO: Final = 0.75  # of the best's in the search, which may have been lucky; above it others are finalists, too
+MIN_SPEEDUP: Final = 1.02  # over the baseline, or over training as it was; below it that stays
+TIGHT_SHARE: Final = 0.8  # of a budget; a configuration that uses more yields to one that does not
+
+
+class Decision(Value):
+    """The answer.
+
+    Attributes:
+        config: The configuration to use.
+        verdict: `faster`, or `keep` the baseline.
+        samples_per_second: Its throughput, median of the rounds.
+        interval: 95 % interval of that; None without at least two rounds.
+        wait_fraction: Share of the run spent waiting for data.
+        speedup: Over the baseline; None when the baseline could not run.
+        speedup_interval: Its 95 % interval.
+        runner_up: A faster configuration that was passed over for a cheaper one within noise, if any.
+        departures: What the settings gave that left their convention, or that change training.
+    """
+
+    config: LoaderConfig
+    verdict: Literal["faster", "keep"]
+    samples_per_second: float
+    interval: Interval | None
+    wait_fraction: float
+    speedup: float | None
+    speedup_interval: Interval | None
+    runner_up: LoaderConfig | None = None
+    departures: tuple[Contribution, ...] = ()
+
+
+def pick_finalists(
+    records: Sequence[TrialRecord],
+    convention: Convention,
+    is_legal: Callable[[LoaderConfig], bool],
+    expected: Mapping[LoaderConfig, float] | None = None,
+) -> list[LoaderConfig]:
+    """Pick the configurations that deserve a second look.
+
+    Args:
+        records: The search's record.
+        convention: What settings keep unless leaving it pays.
+        is_legal: Whether a configuration, perhaps one that was never tried, is within the limits.
+        expected: What each is expected to reach, in samples per second; what it measured where absent.
+
+    Returns:
+        The best, its conventional sibling, the best of those that keep the batch size where that sibling does not, and
+        the fewest workers close to the best; filled up with the next best to `FINALISTS`. Empty when none works.
+    """
+    measured = {record.config: record for record in records if record.is_feasible}  # the last look counts
+    rates = {config: record.score for config, record in measured.items()} | dict(expected or {})
+    ranked = sorted(measured, key=lambda config: rates[config], reverse=True)
+    if not ranked:
+        return []
+    best = ranked[0]
+    close = [config for config in ranked if rates[config] >= NEAR_RATIO * rates[best]]
+    fewest = min(close, key=lambda config: config.dataloader.num_workers)
+    siblings = [convention.make_sibling(best), convention.make_sibling(fewest)]
+    if convention.list_training_changes(siblings[0]):  # the batch size, which a sibling shares
+        unchanged = next((config for config in ranked if not convention.list_training_changes(config)), best)
+        siblings.insert(1, convention.keep_training(unchanged))
+    wanted = dict.fromkeys([best, *(config for config in siblings if config in measured or is_legal(config))])
+    worthy = [config for config in ranked if config not in wanted and rates[config] >= WORTHY_RATIO * rates[best]]
+    return [*wanted, *worthy[: max(0, FINALISTS - len(wanted))]]
+
+
+def decide(
+    baseline: Contestant, finalists: Sequence[Contestant], convention: Convention, limits: Limits
+) -> Decision | None:
+    """Decide by what the final measured.
+
+    Args:
+        baseline: The baseline's rounds; they may have failed.
+        finalists: The others' rounds.
+        convention: What settings keep unless leaving it pays.
+        limits: Budgets; who comes near one yields to who does not.
+
+    Returns:
+        The decision, or None when neither the baseline nor any finalist ran.
+    """
+    running = [contestant for contestant in finalists if contestant.rate > 0]
+    if not running:
+        return _keep(baseline) if baseline.rate > 0 else None
+    pool = _settle_training(running, convention)
+    best = _lead(pool)
+    cheapest = _pick_cheapest(pool, convention, limits)
+    for winner in (cheapest, best):
+        if baseline.rate <= 0 or winner.is_faster_than(baseline, MIN_SPEEDUP, running):
+            departures = _list_departures(winner, running, convention)
+            return _announce(winner, baseline, best, running).model_copy(update={"departures": departures})
+    return _keep(baseline)
+
+
+def _lead(contestants: Sequence[Contestant]) -> Contestant:
+    return max(contestants, key=lambda contestant: contestant.rate)
+
+
+def _settle_training(running: Sequence[Contestant], convention: Convention) -> list[Contestant]:
+    """Give those that change training as little as pays: more only for a gain that is larger than its interval."""
+
+    def count_changes(contestant: Contestant) -> int:
+        return len(convention.list_training_changes(contestant.config))
+
+    pool: list[Contestant] = []
+    for _, group in groupby(sorted(running, key=count_changes), key=count_changes):
+        changed = list(group)
+        if not pool or _lead(changed).is_faster_than(_lead(pool), MIN_SPEEDUP, running):
+            pool = changed
+    return pool
+
+
+def _pick_cheapest(pool: Sequence[Contestant], convention: Convention, limits: Limits) -> Contestant:
+    """Pick what costs the user least among those that are as fast as the best, and whose settings pay."""
+    best = _lead(pool)
+    ties = [contestant for contestant in pool if contestant.rate >= TIE_RATIO * best.rate]
+    paying = [contestant for contestant in ties if _pays(contestant, pool, convention, limits)]
+    return min(paying or ties, key=lambda contestant: _rate_cost(contestant, convention, limits))
+
+
+def _pays(contestant: Contestant, pool: Sequence[Contestant], convention: Convention, limits: Limits) -> bool:
+    """Tell whether leaving conventions is faster than keeping them, or spares a budget; keeping needs no reason."""
+    sibling = _find(pool, convention.make_sibling(contestant.config))
+    if sibling is None or sibling is contestant or _is_tight(sibling, limits) > _is_tight(contestant, limits):
+        return True
+    return sibling.rate < TIE_RATIO * contestant.rate
+
+
+def _rate_cost(contestant: Contestant, convention: Convention, limits: Limits) -> tuple[int, bool, int, int]:
+    departures = len(convention.list_departures(contestant.config))
+    workers = contestant.config.dataloader.num_workers
+    return workers, _is_tight(contestant, limits), departures, contestant.peak_host_bytes
+
+
+def _is_tight(contestant: Contestant, limits: Limits) -> bool:
+    """Tell whether a configuration comes so near a budget that a little more memory in training would break it."""
+    return (
+        contestant.peak_host_bytes > TIGHT_SHARE * limits.memory_bytes
+        or contestant.peak_shm_bytes > TIGHT_SHARE * limits.shm_bytes
+    )
+
+
+def _find(contestants: Sequence[Contestant], config: LoaderConfig) -> Contestant | None:
+    return next((contestant for contestant in contestants if contestant.config == config), None)
+
+
+def _list_departures(
+    winner: Contestant, running: Sequence[Contestant], convention: Convention
+) -> tuple[Contribution, ...]:
+    """List what leaving conventions gave, as far as the final holds the configurations that keep them."""
+    unchanged = [one for one in running if not convention.list_training_changes(one.config)]
+    sibling = _find(running, convention.make_sibling(winner.config))
+    rivals = [sibling] if sibling is not None else []
+    if unchanged and "batch_size" in convention.list_training_changes(winner.config):
+        rivals.append(_lead(unchanged))
+    return tuple(_describe_gain(winner, rival, running) for rival in rivals if rival is not winner)
+
+
+def _describe_gain(winner: Contestant, rival: Contestant, field: Sequence[Contestant]) -> Contribution:
+    speedup, interval = winner.compare(rival, field)
+    setting = describe_difference(winner.config, rival.config)
+    return Contribution(setting=setting, samples_per_second=winner.rate, speedup=speedup, speedup_ci95=interval)
+
+
+def _announce(winner: Contestant, baseline: Contestant, best: Contestant, field: Sequence[Contestant]) -> Decision:
+    speedup, interval = winner.compare(baseline, field) if baseline.rate > 0 else (None, None)
+    return Decision(
+        config=winner.config,
+        verdict="faster",
+        samples_per_second=winner.rate,
+        interval=winner.bound(field, [baseline]),
+        wait_fraction=sum(winner.waits) / len(winner.waits),
+        speedup=speedup,
+        speedup_interval=interval,
+        runner_up=best.config if best is not winner else None,
+    )
+
+
+def _keep(baseline: Contestant) -> Decision:
+    kept = {"verdict": "keep", "speedup": 1.0, "speedup_interval": (1.0, 1.0)}
+    return _announce(baseline, baseline, baseline, ()).model_copy(update=kept)

@@ -1,0 +1,129 @@
+"""Compares two results: what they set, and whether one is faster beyond the noise of both."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from autotune.profiles.matching import compare_hardware, compare_software, compare_workloads
+from autotune.profiles.schema import Interval, ProfileResult, Rate, TunedConfig, Value
+from autotune.units import format_rate
+
+MOST_LOG: Final = 69.0  # of a ratio, which is then 1e30: a larger one is written as that
+UNCONFIRMED: Final = 0.1  # relative half-width of a throughput that was never confirmed
+
+
+class Comparison(Value):
+    """How a second result differs from a first.
+
+    Attributes:
+        first: Name of the first.
+        second: Name of the second.
+        rates: Samples per second of both.
+        ratio: Throughput of the second over that of the first; None where either delivered nothing.
+        ratio_ci95: Its 95 % interval, from the intervals of both as if they were independent; None likewise.
+        settings: Settings that differ, as `num_workers 8 -> 12`.
+        conditions: Machines, versions and workloads that differ; where there are any, rates are not comparable.
+    """
+
+    first: str
+    second: str
+    rates: tuple[Rate, Rate]
+    ratio: Rate | None
+    ratio_ci95: Interval | None
+    settings: tuple[str, ...]
+    conditions: tuple[str, ...]
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether the interval of the ratio leaves 1 out."""
+        if self.ratio_ci95 is None:
+            return False
+        low, high = self.ratio_ci95
+        return not low <= 1 <= high
+
+
+def compare_results(first: TunedConfig, second: TunedConfig) -> Comparison:
+    """Compare two results.
+
+    Args:
+        first: What is compared with.
+        second: What is compared.
+
+    Returns:
+        The differences.
+    """
+    rates = (first.result.samples_per_second, second.result.samples_per_second)
+    ratio, interval = _divide(first.result, second.result)
+    conditions = (
+        *compare_hardware(first.hardware, second.hardware),
+        *compare_software(first.software, second.software),
+        *compare_workloads(first.workload, second.workload),
+    )
+    return Comparison(
+        first=first.name,
+        second=second.name,
+        rates=rates,
+        ratio=ratio,
+        ratio_ci95=interval,
+        settings=_list_settings(first, second),
+        conditions=tuple(difference.describe() for difference in conditions),
+    )
+
+
+def _divide(first: ProfileResult, second: ProfileResult) -> tuple[float | None, Interval | None]:
+    """Divide the throughput of the second by that of the first, and give the 95 % interval of the ratio."""
+    if not first.samples_per_second or not second.samples_per_second:
+        return None, None
+    ratio = math.log(second.samples_per_second) - math.log(first.samples_per_second)
+    width = math.hypot(measure_width(first.samples_per_second_ci95), measure_width(second.samples_per_second_ci95))
+    return _raise(ratio), (_raise(ratio - width), _raise(ratio + width))
+
+
+def _raise(log: float) -> float:
+    return math.exp(min(log, MOST_LOG))
+
+
+def measure_width(interval: Interval | None) -> float:
+    """Measure the half-width of a 95 % interval on the logarithmic scale; a usual one where there is none.
+
+    Args:
+        interval: Of a throughput or a ratio; None for what was never confirmed.
+
+    Returns:
+        The half-width, which is about the relative one where it is small.
+    """
+    if interval is None or interval[0] <= 0:
+        return UNCONFIRMED
+    return (math.log(interval[1]) - math.log(interval[0])) / 2
+
+
+def _list_settings(first: TunedConfig, second: TunedConfig) -> tuple[str, ...]:
+    before = first.dataloader.model_dump() | first.process.model_dump()
+    after = second.dataloader.model_dump() | second.process.model_dump()
+    return tuple(f"{name} {before[name]} -> {after[name]}" for name in before if before[name] != after[name])
+
+
+def _describe_ratio(found: Comparison) -> str:
+    if found.ratio_ci95 is None:
+        return "which cannot be compared: where nothing was delivered, there is no ratio"
+    low, high = found.ratio_ci95
+    ratio = f"{found.ratio:.2f} [{low:.2f}-{high:.2f}] times as fast"
+    return ratio if found.is_beyond_noise else f"no difference beyond noise: {ratio}"
+
+
+def describe_comparison(found: Comparison) -> str:
+    """Write a comparison for people.
+
+    Args:
+        found: The comparison.
+
+    Returns:
+        Lines: the verdict first, then what differs.
+    """
+    rates = f"{format_rate(found.rates[0])} -> {format_rate(found.rates[1])}"
+    lines = [f"{found.first} -> {found.second}: {rates}, {_describe_ratio(found)}"]
+    lines += [f"  {setting}" for setting in found.settings] or ["  the same settings"]
+    if found.conditions:
+        lines.append(f"  not measured alike: {'; '.join(found.conditions)}")
+    return "\n".join(lines)

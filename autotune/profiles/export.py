@@ -1,0 +1,271 @@
+"""Writes a tuned configuration in the words of other libraries, and names every setting they have no place for.
+
+None of these libraries is imported here. What their arguments are called was read in their sources, and the tests
+load every export with the library it is for; docs/exports.md says which versions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, get_args
+
+from autotune.errors import UsageError
+from autotune.profiles.schema import LoaderConfig, TunedConfig, Value
+
+Target = Literal["kwargs", "statefuldataloader", "hf", "accelerate", "lightning", "timm", "yaml", "json", "env"]
+Setting = int | bool | str
+Settings = Mapping[str, Setting]
+
+TARGETS: Final[tuple[Target, ...]] = get_args(Target)
+OF_A_LOADER: Final = (
+    *("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "in_order"),
+    "multiprocessing_context",
+)  # what DataLoader takes
+OF_A_LOOP: Final = ("non_blocking", "device_prefetch")  # what the training loop does; left out where it need not
+ALL: Final = (*OF_A_LOADER, "sharing_strategy", *OF_A_LOOP)
+
+
+class Unheld(Value):
+    """A setting that the target has no place for.
+
+    Attributes:
+        field: Its name, as DataLoader calls it.
+        value: What was tuned; None for a batch size that the workload decides itself.
+        is_lost: Whether something else than the tuned value is in force unless the reader does something about it.
+        remark: What happens, or what to do.
+    """
+
+    field: str
+    value: Setting | None
+    is_lost: bool
+    remark: str
+
+    def describe(self) -> str:
+        """Say it in one sentence."""
+        return f"{self.field}={self.value!r} is not held: {self.remark}."
+
+
+class Export(Value):
+    """A configuration in the words of one target.
+
+    Attributes:
+        target: What it is for.
+        text: The export, to be printed or written to a file; ends with a line break.
+        notes: Sentences its reader must know; where the format has comments, they stand in the text as well.
+        unheld: The settings that the target has no place for; each is described in `notes`.
+    """
+
+    target: Target
+    text: str
+    notes: tuple[str, ...]
+    unheld: tuple[Unheld, ...]
+
+
+def _choose_nothing(_settings: Settings) -> Settings:
+    return {}
+
+
+def _choose_for_accelerate(settings: Settings) -> Settings:
+    """Keep the batch size per process, and let copies from pinned memory overlap with the step."""
+    return {"split_batches": False, "non_blocking": settings["pin_memory"]}
+
+
+def _write_python(settings: Settings) -> str:
+    lines = [f"    {json.dumps(name)}: {_quote(value)}," for name, value in settings.items()]
+    return "\n".join(["{", *lines, "}"])
+
+
+def _quote(value: Setting) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _write_json(settings: Settings) -> str:
+    return json.dumps(settings, indent=2)
+
+
+def _write_yaml(settings: Settings) -> str:
+    return "\n".join(f"{name}: {json.dumps(value)}" for name, value in settings.items())
+
+
+def _write_yaml_for_lightning(settings: Settings) -> str:
+    return "\n".join(["data:", *(f"  {line}" for line in _write_yaml(settings).splitlines())])
+
+
+def _write_variables(settings: Settings) -> str:
+    """Write assignments without quotes, which not every reader of such files takes away."""
+    words = {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
+    return "\n".join(f"{name}={word}" for name, word in words.items())
+
+
+def _write_flags(settings: Settings) -> str:
+    """Write command-line flags; one that is off is left out."""
+    flags = ((name, value) for name, value in settings.items() if value is not False)
+    return " ".join(name if value is True else f"{name} {value}" for name, value in flags)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """A target: who reads the export, and what it can say.
+
+    Attributes:
+        name: What reads it.
+        names: Its name for each setting that it holds.
+        write: Formats settings under its names.
+        choose: Settings of its own, without which the tuned ones would mean something else or gain nothing.
+        own: What it does by itself about a setting that it does not hold.
+        remarks: What to say of a setting that is not held, and that it does not happen to agree with.
+        hint: A sentence on how to use the export.
+        has_comments: Whether lines that start with `#` may stand above the settings.
+    """
+
+    name: str
+    names: Mapping[str, str]
+    write: Callable[[Settings], str]
+    choose: Callable[[Settings], Settings] = _choose_nothing
+    own: Settings = dataclasses.field(default_factory=lambda: {"sharing_strategy": "file_descriptor"})
+    remarks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    hint: str = ""
+    has_comments: bool = True
+
+
+_REMARKS: Final = {
+    "multiprocessing_context": 'call torch.multiprocessing.set_start_method("{value}") before anything else',
+    "sharing_strategy": 'call torch.multiprocessing.set_sharing_strategy("{value}") before the first worker starts, '
+    "and in worker_init_fn too where workers are not forked",
+    "non_blocking": "copy batches with batch.to(device, non_blocking=True)",
+    "device_prefetch": "go through autotune.device_prefetch(loader, device) instead of the loader",
+}
+_SAME: Final = {name: name for name in OF_A_LOADER}
+_READERS: Final[Mapping[Target, _Reader]] = {
+    "kwargs": _Reader("torch.utils.data.DataLoader", _SAME, _write_python),
+    "statefuldataloader": _Reader(
+        "torchdata.stateful_dataloader.StatefulDataLoader",
+        _SAME,
+        _write_python,
+        hint="snapshot_every_n_steps was not tuned and is left as it is",
+    ),
+    "hf": _Reader(
+        "transformers.TrainingArguments",
+        {name: f"dataloader_{name}" for name in OF_A_LOADER} | {"batch_size": "per_device_train_batch_size"},
+        _write_yaml,
+        remarks={
+            "batch_size": "the Trainer makes batches of per_device_train_batch_size, 8 if you leave that out",
+            "non_blocking": "give accelerator_config={{'non_blocking': True}} beside it",
+        },
+    ),
+    "accelerate": _Reader(
+        "accelerate.utils.DataLoaderConfiguration",
+        {"non_blocking": "non_blocking"},
+        _write_python,
+        choose=_choose_for_accelerate,
+        remarks=dict.fromkeys(OF_A_LOADER, "give it to the DataLoader (--to kwargs); Accelerator.prepare() keeps it"),
+    ),
+    "lightning": _Reader(
+        "lightning.pytorch.cli.LightningCLI",
+        _SAME,
+        _write_yaml_for_lightning,
+        own={"sharing_strategy": "file_descriptor", "non_blocking": True},
+        hint="These are arguments of your DataModule's __init__; where it has a class_path, put them under init_args",
+    ),
+    "timm": _Reader(
+        "timm's train.py",
+        {"batch_size": "--batch-size", "num_workers": "--workers", "pin_memory": "--pin-mem"},
+        _write_flags,
+        own={
+            "prefetch_factor": 2,
+            "persistent_workers": True,
+            "in_order": True,
+            "sharing_strategy": "file_descriptor",
+            "non_blocking": True,
+            "device_prefetch": True,
+        },
+        remarks={
+            "batch_size": "timm makes batches of --batch-size, 128 if you leave that out",
+            "prefetch_factor": "timm stays with PyTorch's 2",
+            "persistent_workers": "timm keeps its workers from one epoch to the next",
+            "in_order": "timm's batches come in order",
+        },
+        has_comments=False,
+    ),
+    "yaml": _Reader("code of your own", {name: name for name in ALL}, _write_yaml),
+    "json": _Reader("code of your own", {name: name for name in ALL}, _write_json, has_comments=False),
+    "env": _Reader("a shell", {name: f"DATALOADER_{name.upper()}" for name in ALL}, _write_variables),
+}
+
+
+def export(profile: TunedConfig, to: Target, *, force: bool = False) -> Export:
+    """Write a tuned configuration in the words of another library.
+
+    Args:
+        profile: A profile of a tuned file. It is exported as it was tuned, and not fitted to this machine.
+        to: What will read the export.
+        force: Export a setting even if the target gives up a promise because of it.
+
+    Returns:
+        The text, and what the target cannot hold.
+
+    Raises:
+        UsageError: There is no such target, or it gives up a promise and `force` is not given.
+    """
+    if to not in _READERS:
+        raise UsageError(f"{to!r} is none of {', '.join(TARGETS)}.")
+    gives_up_resuming = to == "statefuldataloader" and not profile.dataloader.in_order
+    if gives_up_resuming and not force:
+        raise UsageError(
+            f"Profile {profile.name} has in_order=False: StatefulDataLoader then gives no guarantee that it resumes "
+            "where it stopped. Tune with --fix in_order=true, or give --force to do without."
+        )
+    reader = _READERS[to]
+    settings = _list_settings(profile.config)
+    unheld = _find_unheld(reader, settings)
+    notes = [_describe_batch_size(reader, profile.dataloader.batch_size)]
+    notes += [f"{reader.hint}."] if reader.hint else []
+    notes += ["With in_order=False nothing guarantees that it resumes where it stopped."] if gives_up_resuming else []
+    notes += [setting.describe() for setting in unheld]
+    held = {reader.names[field]: value for field, value in settings.items() if field in reader.names}
+    comments = [f"# {line}" for line in (_describe_source(profile, reader), *notes)] if reader.has_comments else []
+    text = "\n".join([*comments, reader.write({**held, **reader.choose(settings)}), ""])
+    return Export(target=to, text=text, notes=tuple(notes), unheld=unheld)
+
+
+def _list_settings(config: LoaderConfig) -> Settings:
+    """List what a configuration sets, in the order of `ALL`; what counts only with workers is left out without them."""
+    settings = config.loader_kwargs()
+    if config.dataloader.num_workers:
+        settings["sharing_strategy"] = config.process.sharing_strategy
+    settings |= {name: True for name in OF_A_LOOP if getattr(config.process, name)}
+    return {name: settings[name] for name in ALL if name in settings}
+
+
+def _find_unheld(reader: _Reader, settings: Settings) -> tuple[Unheld, ...]:
+    unheld = [_explain(reader, field, value) for field, value in settings.items() if field not in reader.names]
+    if "batch_size" in reader.names and "batch_size" in reader.remarks and "batch_size" not in settings:
+        unheld.insert(0, Unheld(field="batch_size", value=None, is_lost=True, remark=reader.remarks["batch_size"]))
+    return tuple(unheld)
+
+
+def _explain(reader: _Reader, field: str, value: Setting) -> Unheld:
+    if reader.own.get(field) == value:
+        return Unheld(field=field, value=value, is_lost=False, remark="it is what happens anyway")
+    remark = (dict(_REMARKS) | dict(reader.remarks))[field].format(value=value)
+    return Unheld(field=field, value=value, is_lost=True, remark=remark)
+
+
+def _describe_batch_size(reader: _Reader, size: int | None) -> str:
+    name = reader.names.get("batch_size", "batch_size")
+    if size is None:
+        return f"{name} is not set: this workload makes its own batches."
+    return f"{name} is per process: N processes take N x {size} samples a step."
+
+
+def _describe_source(profile: TunedConfig, reader: _Reader) -> str:
+    """Say what was tuned where, in one line whatever the names in the file contain."""
+    there = profile.hardware
+    gpu = f"{there.gpu_count} x {there.gpu}" if there.gpu else "no GPU"
+    words = (
+        f"For {reader.name}: profile {profile.name} of {profile.workload.dataset}, tuned by dltune "
+        f"{profile.software.dltune} on {profile.created_at:%Y-%m-%d} with {there.usable_cpus:g} CPUs and {gpu}."
+    )
+    return repr(words)[1:-1]  # a line break in a name must not end the comment

@@ -1,0 +1,278 @@
+"""Reads and writes dltune.json: whole, valid, and never at the cost of what others have written into it.
+
+What is read is not trusted. It is parsed, never run: nothing that a field names is imported, opened or unpickled here.
+Checking a profile against its workload and tuning it anew do import what it names; `trust` says which files may be.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import secrets
+import stat
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import from_json, to_json
+
+from autotune.errors import OutputError, ProfileError
+from autotune.system.locks import LockedError, hold
+from autotune.profiles.schema import SCHEMA_VERSION, PastResult, TunedConfig, TunedFile
+from autotune.units import format_bytes
+
+LOCK_SECONDS: Final = 30.0
+MOST_HISTORY: Final = 20  # earlier results of a profile that are kept
+MOST_BYTES: Final = 16 * 2**20  # of a tuned file; a profile is 4 KiB
+MOST_NAMED: Final = 10  # unknown fields in a warning
+NEW_MODE: Final = 0o644  # of a file that is not there yet: others who could write it could have their code run
+PIECE_SECONDS: Final = (
+    3600.0  # age from which a half-written file is nobody's any more; writing one takes less than one
+)
+
+
+def read_file(path: Path) -> TunedFile:
+    """Read and validate a tuned file.
+
+    Args:
+        path: Where it is.
+
+    Returns:
+        The file; fields that this version does not know are ignored with a warning.
+
+    Raises:
+        ProfileError: It cannot be read, is no file or too large for one of ours, is not JSON, is of another schema
+            version, or is not valid.
+    """
+    return _parse(_read_text(path), path)
+
+
+def _read_text(path: Path) -> bytes:
+    try:
+        return _read_bytes(path)
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def _parse(text: bytes, path: Path) -> TunedFile:
+    try:
+        return TunedFile.model_validate_json(text)
+    except ValidationError as error:
+        return _read_despite(error, text, path)
+
+
+def peek(path: Path) -> tuple[TunedConfig, ...]:
+    """Read the profiles of a file that may not be there, or not be ours; there are none in it then."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return read_file(path).profiles
+    except ProfileError:
+        return ()
+
+
+def _read_bytes(path: Path) -> bytes:
+    """Read a regular file of a size that can be ours: a pipe may never end, and a device never does."""
+    with open(path, "rb", opener=_open_without_waiting) as stream:  # Path.open takes no opener
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ProfileError(f"{path} is not a regular file.")
+        if status.st_size > MOST_BYTES:
+            raise ProfileError(
+                f"{path} holds {format_bytes(status.st_size)}; a tuned file holds {format_bytes(MOST_BYTES)} at most."
+            )
+        return stream.read(MOST_BYTES)
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _read_despite(error: ValidationError, text: bytes, path: Path) -> TunedFile:
+    """Read a file again without the fields that are unknown, when nothing else is wrong with it."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    if (version := _read_version(text)) is not None and version > SCHEMA_VERSION:
+        raise ProfileError(
+            f"{path} was written by a newer dltune (schema {version}; this one reads {SCHEMA_VERSION}). Update dltune, "
+            "or use another file."
+        ) from None
+    extra = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
+    unknown = list(dict.fromkeys(extra))  # a key may stand there twice
+    if not extra or len(extra) < len(problems):
+        raise ProfileError(f"{path} is not a tuned file of schema {SCHEMA_VERSION}: {_summarize(problems)}") from None
+    document = from_json(text)
+    for place in unknown:
+        _drop(document, place)
+    try:
+        found = TunedFile.model_validate(document)
+    except ValidationError as other:
+        raise ProfileError(f"{path} is not a tuned file: {_summarize(other.errors(include_url=False))}") from None
+    names = ", ".join(_join(place) for place in unknown[:MOST_NAMED])
+    more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+    warnings.warn(f"{path}: ignored unknown fields {names}{more}", stacklevel=5)
+    return found
+
+
+def _read_version(text: bytes) -> int | None:
+    """Read the schema version of a document that is otherwise not understood."""
+    try:
+        document = from_json(text)
+    except ValueError:
+        return None
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    return version if isinstance(version, int) else None
+
+
+def _drop(document: Any, place: tuple[int | str, ...]) -> None:
+    for step in place[:-1]:
+        document = document[step]
+    del document[place[-1]]
+
+
+def _join(place: tuple[int | str, ...]) -> str:
+    return ".".join(str(step) for step in place) or "the whole"
+
+
+def _summarize(problems: list[Any]) -> str:
+    first = problems[0]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{_join(first['loc'])}: {first['msg']}{more}."
+
+
+def save_profile(path: Path, profile: TunedConfig, lock_seconds: float = LOCK_SECONDS) -> None:
+    """Write a profile into a tuned file, keeping all else in it, and what a newer dltune wrote there as it stands.
+
+    The file is written beside and renamed, under a lock, so that nobody ever reads half of it, and that of two who
+    write at once neither loses a profile.
+
+    Args:
+        path: The tuned file; made when it is not there.
+        profile: Replaces the profile of the same name, whose result becomes part of its history.
+        lock_seconds: Most seconds to wait for another process that is writing it.
+
+    Raises:
+        ProfileError: What lies at the path is not a tuned file; it is left as it is.
+        OutputError: The file cannot be written.
+    """
+    _check_folder(path)
+    real = Path(os.path.realpath(path))  # a link stays a link, and all its names share one lock
+    try:
+        with hold(real.with_name(f".{real.name}.lock"), lock_seconds):
+            text = _insert(profile, path) if path.exists() else format_file(_hold_alone(profile))
+            _refuse_what_could_not_be_read(path, text)
+            write_atomically(real, text)
+    except LockedError as error:
+        who = f"process {error.holder}" if error.holder else "another process"
+        raise OutputError(f"{path} has been locked by {who} for {lock_seconds:g} s.") from None
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def _hold_alone(profile: TunedConfig) -> TunedFile:
+    return TunedFile(schema_version=SCHEMA_VERSION, profiles=(profile,))
+
+
+def _insert(profile: TunedConfig, path: Path) -> str:
+    """Give the text of a file with a profile put into it; the rest of its JSON stays, known or not."""
+    text = _read_text(path)
+    known = {other.name: other for other in _parse(text, path).profiles}
+    document = from_json(text)
+    written = profile.model_dump(mode="json")
+    others = [other for other in document.get("profiles", ()) if other["name"] != profile.name]
+    before = next((other for other in document.get("profiles", ()) if other["name"] == profile.name), None)
+    if before is not None:
+        past = _summarize_past(known[profile.name]).model_dump(mode="json")
+        written["history"] = [*before.get("history", ()), past][-MOST_HISTORY:]
+    return _format({**document, "profiles": [*others, written]})
+
+
+def _format(document: object) -> str:
+    return to_json(document, indent=2, inf_nan_mode="constants").decode() + "\n"
+
+
+def _summarize_past(before: TunedConfig) -> PastResult:
+    return PastResult(
+        created_at=before.created_at,
+        dataloader=before.dataloader,
+        process=before.process,
+        samples_per_second=before.result.samples_per_second,
+        torch=before.software.torch,
+    )
+
+
+def _refuse_what_could_not_be_read(path: Path, text: str) -> None:
+    if len(text.encode()) > MOST_BYTES:
+        raise OutputError(
+            f"{path} would hold more than {format_bytes(MOST_BYTES)}, which is not read. Give another --output."
+        )
+
+
+def check_writable(path: Path) -> None:
+    """Refuse an output path that cannot be written, before minutes are spent on it.
+
+    Args:
+        path: The tuned file to be.
+
+    Raises:
+        OutputError: Its folder is missing or cannot be written, or the path is a folder.
+        ProfileError: Something else than a tuned file lies there.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder; give a file with --output.")
+    _check_folder(path)
+    if path.exists():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            read_file(path)
+
+
+def _check_folder(path: Path) -> None:
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise OutputError(f"{path} cannot be written: there is no folder {folder}.")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{path} cannot be written: the folder {folder} is read-only.")
+
+
+def format_file(file: TunedFile) -> str:
+    """Write a tuned file as indented JSON."""
+    return file.model_dump_json(indent=2, by_alias=True) + "\n"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old or the new text, never a part, also when several write it at once.
+
+    Args:
+        path: The file; of those who write it at the same time the last one wins.
+        text: Its new content.
+
+    Raises:
+        OSError: It cannot be written; the old file is still there.
+    """
+    data = text.encode()
+    _sweep(path)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, NEW_MODE)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            if path.exists():
+                os.fchmod(descriptor, stat.S_IMODE(path.stat().st_mode))
+            stream.write(data)
+            stream.flush()
+            os.fsync(descriptor)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _sweep(path: Path) -> None:
+    """Remove the pieces that processes left which were killed while they wrote the file."""
+    with suppress(OSError):
+        for piece in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
+            with suppress(OSError):
+                if time.time() - piece.stat().st_mtime > PIECE_SECONDS:
+                    piece.unlink()

@@ -1,0 +1,89 @@
+"""The report as one HTML page that needs nothing else: no network, no other file, no library.
+
+Everything a tuned file says is untrusted: the template escapes it, and a content security policy lets the page run
+its own script, wear its own style, and ask for nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from autotune.report.answer import (
+    describe_headline,
+    describe_plain_use,
+    describe_use,
+    list_facts,
+    list_figures,
+    list_settings,
+)
+from autotune.report.reproduce import describe_command
+from autotune.report.exhibits import list_exhibits
+from autotune.report.text import describe_settings, list_notes
+from autotune.profiles.schema import TunedConfig
+from autotune.report.trial_table import list_columns, list_rows
+from autotune.units import format_rate
+
+
+def make_page(profile: TunedConfig, file: str) -> str:
+    """Write the report.
+
+    Args:
+        profile: The profile.
+        file: Path of the tuned file, as training code names it.
+
+    Returns:
+        A whole HTML document.
+    """
+    style, script = _read_part("report.css"), _read_part("report.js")
+    template = _open_environment().get_template("report.html")
+    return template.render(
+        profile=profile,
+        headline=describe_headline(profile),
+        figures=list_figures(profile),
+        settings=list_settings(profile),
+        use=describe_use(profile, file),
+        plain_use=describe_plain_use(profile),
+        notes=list_notes(profile),
+        exhibits=list_exhibits(profile),
+        columns=list_columns(),
+        rows=list_rows(profile),
+        command=describe_command(profile.request),
+        facts=list_facts(profile),
+        style=style,
+        script=script,
+        policy=write_policy(style, script),
+    )
+
+
+@cache
+def _open_environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("autotune.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"rate": format_rate, "settings": describe_settings}
+    return environment
+
+
+def _read_part(name: str) -> str:
+    return files("autotune.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def write_policy(style: str, script: str) -> str:
+    """Write the content security policy: this style, this script, and nothing else from anywhere."""
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

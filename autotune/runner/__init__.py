@@ -1,0 +1,1 @@
+"""Starts, sandboxes, watches and ends trial processes, and says why one failed."""

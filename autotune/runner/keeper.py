@@ -1,0 +1,118 @@
+"""Stands in for the init of a process namespace, where a trial has none: it keeps the trial's processes below it.
+
+The first process of a trial stays behind as its keeper and never runs code of the user's. Processes whose parents end
+become its children, so whatever leaves the session, clears its environment or takes another name can still be found;
+and when the trial's main process or the tuner ends, however that happens, it ends all of them.
+
+A signal at the parent's end, asked for by each process (PR_SET_PDEATHSIG), would not do: it comes at the end of the
+thread that forked, so it kills what a short-lived thread of the dataset has started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from autotune.child.namespaces import adopt_orphans, die_with_parent, end_like, signal_at_parents_end
+
+PROC: Final = Path("/proc")
+CLEANERS: Final = (b"torch_shm_manager", b"multiprocessing.resource_tracker")
+PARENT_ENDED: Final = signal.SIGUSR1  # or one of its threads only
+END: Final = signal.SIGTERM
+KILL_SECONDS: Final = 0.01  # between two looks at what is still there
+
+
+def continue_under_keeper(tuner: int, descriptor: int) -> None:
+    """Return in a new process; this one becomes its keeper, and ends as that one does.
+
+    Args:
+        tuner: The process that started this one.
+        descriptor: The line to the tuner; only the process that goes on keeps it open.
+    """
+    keeper = os.getpid()
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a tuner that ignores it has handed that down
+    adopt_orphans()
+    signal_at_parents_end(PARENT_ENDED)
+    main = os.fork()
+    if main:
+        os.close(descriptor)
+        status = _await_end(main, tuner)
+        _end_descendants()
+        end_like(status)
+    die_with_parent()  # the keeper has one thread
+    if os.getppid() != keeper:
+        os._exit(3)
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+
+def _await_end(main: int, tuner: int) -> int:
+    """Bury the dead until the main process is one of them, the tuner is gone, or says so; give how to end."""
+    while os.getppid() == tuner:
+        if signal.sigwait({signal.SIGCHLD, PARENT_ENDED, END}) == END:
+            return END
+        status = _bury().get(main)
+        if status is not None:
+            return status
+    return signal.SIGKILL
+
+
+def _bury() -> dict[int, int]:
+    """Give the status of each child that has ended."""
+    buried = {}
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            buried[found[0]] = found[1]
+    return buried
+
+
+def _end_descendants() -> None:
+    """Kill what is left, without those who remove the names of the dead and end by themselves then."""
+    while victims := [pid for pid in list_tree(os.getpid())[1:] if not is_cleaner(pid)]:
+        for pid in victims:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(KILL_SECONDS)
+        _bury()
+
+
+def list_tree(pid: int, proc: Path = PROC) -> list[int]:
+    """List a process and its living descendants by parentage.
+
+    Args:
+        pid: The root of the tree.
+        proc: Where procfs is mounted.
+
+    Returns:
+        Process ids, the root first.
+    """
+    found = [pid]
+    for parent in found:
+        found.extend(_read_children(parent, proc))
+    return found
+
+
+def _read_children(pid: int, proc: Path) -> list[int]:
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in (proc / str(pid) / "task").iterdir():
+            text = (task / "children").read_text()
+            children.extend(int(child) for child in text.split())
+    return children
+
+
+def is_cleaner(pid: int, proc: Path = PROC) -> bool:
+    """Tell whether a process is there to remove the names that dead ones leave in /dev/shm.
+
+    Args:
+        pid: The process.
+        proc: Where procfs is mounted.
+    """
+    with contextlib.suppress(OSError):
+        command = (proc / str(pid) / "cmdline").read_bytes()
+        return any(cleaner in command for cleaner in CLEANERS)
+    return False

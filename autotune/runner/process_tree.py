@@ -1,0 +1,181 @@
+"""Finds every process of a trial and ends it, without touching any other.
+
+Killing a process group is not enough: `torch_shm_manager` and whatever a dataset starts may leave the
+session, and orphans change their parent. So each trial's processes carry a mark in their environment, which
+every descendant inherits; whoever carries it belongs to the trial. A process that clears its environment, or writes a
+title over it, is left to the trial's keeper. `torch_shm_manager` and multiprocessing's resource tracker are spared for
+a moment: they are the ones who remove the names of dead processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from autotune.runner.keeper import is_cleaner
+from autotune.system.machine import PROC, SHM, read_text
+
+MARK: Final = "DLTUNE_TRIAL"
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
+
+
+def list_marked(mark: str, proc: Path = PROC) -> list[int]:
+    """List all processes that carry a trial's mark in their environment.
+
+    Args:
+        mark: The value of the `DLTUNE_TRIAL` variable.
+        proc: Where procfs is mounted.
+
+    Returns:
+        Process ids, without zombies and without our own.
+    """
+    others = (int(folder.name) for folder in proc.iterdir() if folder.name.isdigit())
+    return [pid for pid in others if pid != os.getpid() and _is_marked(pid, mark, proc)]
+
+
+def _is_marked(pid: int, mark: str, proc: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return f"{MARK}={mark}".encode() in (proc / str(pid) / "environ").read_bytes().split(b"\0")
+    return False
+
+
+def end_trial(mark: str, keeper: int | None = None, proc: Path = PROC) -> list[int]:
+    """End every process that carries a trial's mark, the cleaners last.
+
+    Args:
+        mark: The trial's mark.
+        keeper: The process that ends by itself when it has ended those of the trial that hide their mark.
+        proc: Where procfs is mounted.
+
+    Returns:
+        The processes that are still there after twice the time that cleaners get; usually none.
+    """
+    deadline = time.monotonic() + CLEANER_GRACE_SECONDS
+    while marked := list_marked(mark, proc):
+        overdue = time.monotonic() > deadline
+        victims = [pid for pid in marked if overdue or not (pid == keeper or is_cleaner(pid, proc))]
+        for pid in marked:  # those who are spared must not be stopped
+            _signal(pid, mark, proc, signal.SIGKILL if pid in victims else signal.SIGCONT)
+        if time.monotonic() > deadline + CLEANER_GRACE_SECONDS:
+            return marked
+        time.sleep(0.01 if victims else 0.05)
+    return []
+
+
+def _signal(pid: int, mark: str, proc: Path, number: signal.Signals) -> None:
+    """Signal one process, if it carries the mark, so that a reused number is not hit."""
+    descriptor = _hold_number(pid)
+    try:
+        if _is_marked(pid, mark, proc):
+            _send(pid, descriptor, number)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _hold_number(pid: int) -> int | None:
+    """Give a descriptor of a process, whose number may be reused; None where Python or the kernel has none.
+
+    Some Pythons were built without the call, and some sandboxes refuse it. Then there is a moment between looking at
+    the mark and sending the signal; numbers are not reused that soon.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _send(pid: int, descriptor: int | None, number: signal.Signals) -> None:
+    try:
+        if descriptor is not None:
+            signal.pidfd_send_signal(descriptor, number)
+            return
+    except ProcessLookupError:  # it has ended, and the number may be another's by now
+        return
+    except OSError:  # a sandbox may allow the one call and refuse the other
+        pass
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def describe_survivors(pids: Sequence[int], proc: Path = PROC) -> str:
+    """Say which processes of a trial could not be ended, and what to do about them.
+
+    Args:
+        pids: The processes, at least one.
+        proc: Where procfs is mounted.
+    """
+    names = ", ".join(f"{pid} ({read_text(proc / str(pid) / 'comm').strip() or 'unknown'})" for pid in pids)
+    return (
+        f"Processes of a trial are still there {2 * CLEANER_GRACE_SECONDS:.0f} s after they were killed: {names}. "
+        "They wait for a disk or a network that does not answer, or run as another user, and may disturb what is "
+        f"measured. End them before training: kill -9 {' '.join(map(str, pids))}"
+    )
+
+
+def bound_memory(pids: Iterable[int], proc: Path = PROC) -> int:
+    """Bound the private memory of processes from above, cheaply.
+
+    Args:
+        pids: Process ids.
+        proc: Where procfs is mounted.
+
+    Returns:
+        Bytes: the sum of resident pages that are neither files nor shared memory. Pages shared since a fork
+        count once per process, so the truth is at most this.
+    """
+    pages = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (proc / str(pid) / "statm").read_text().split()
+            pages += int(fields[1]) - int(fields[2])
+    return pages * PAGE_BYTES
+
+
+def measure_memory(pids: Iterable[int], proc: Path = PROC) -> int:
+    """Measure the memory of processes exactly, at about 2 ms a process.
+
+    Args:
+        pids: Process ids.
+        proc: Where procfs is mounted.
+
+    Returns:
+        Bytes: the sum of proportional set sizes less their part of shared memory, which is counted
+        where it lies, in /dev/shm.
+    """
+    return sum(_read_private_bytes(pid, proc) for pid in pids)
+
+
+def _read_private_bytes(pid: int, proc: Path) -> int:
+    sizes = {"Pss": 0, "Pss_Shmem": 0}
+    with contextlib.suppress(OSError, ValueError):
+        for line in (proc / str(pid) / "smaps_rollup").read_text().splitlines():
+            key, _, rest = line.partition(":")
+            if key in sizes:
+                sizes[key] = int(rest.split()[0]) * 1024
+    return max(0, sizes["Pss"] - sizes["Pss_Shmem"])
+
+
+def remove_segments(pids: Iterable[int], shm: Path = SHM) -> list[str]:
+    """Remove shared-memory names that dead processes of a trial left behind.
+
+    Args:
+        pids: Processes that belonged to the trial. Names of others are never touched.
+        shm: Where POSIX shared memory lies.
+
+    Returns:
+        The names removed.
+    """
+    removed = []
+    for pid in set(pids):
+        for path in shm.glob(f"torch_{pid}_*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+                removed.append(path.name)
+    return removed

@@ -1,0 +1,325 @@
+"""Gives trials to a child, warm or fresh, and turns what comes back into results with a named kind."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from autotune.runner.process import Child, OnProgress, OnWarning, Usage
+from autotune.runner.sandbox import Containment, find_containment
+from autotune.errors import UsageError, WorkloadError
+from autotune.search.failure_rates import CODE_FAILURES
+from autotune.trial.budgets import Limits
+from autotune.system.machine import read_machine
+from autotune.trial.protocol import (
+    WORKER_PHASE,
+    Failed,
+    Hello,
+    Measured,
+    Probe,
+    Probed,
+    Progress,
+    Ready,
+    Release,
+    Report,
+    Run,
+    TrialRequest,
+    TrialResult,
+    WorkloadProfile,
+)
+from autotune.request import WorkloadRequest
+from autotune.units import format_bytes, format_seconds
+from autotune.runner.failures import Death, judge_failure
+from autotune.runner.watchdog import Watch
+
+RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
+EXIT_HINT: Final = (
+    "\nSomething called sys.exit(): code at the top of a module that reads sys.argv, perhaps. "
+    'Guard it with if __name__ == "__main__".'
+)
+NO_WALLS: Final = "isolation: "  # how trial_host says that its walls could not be put up
+TRIAL_OVERHEAD: Final = 4.0  # of the trial's seconds: starting workers, draining, a last batch
+
+
+class TrialRunner:
+    """Runs trials of one workload in child processes.
+
+    Use it as a context manager; leaving it ends every process it started.
+
+    Args:
+        workload: What the child loads.
+        stall_seconds: Most seconds without progress.
+        on_progress: Called with what the child reports while it works.
+        containment: Walls to put up around each child; None for all that this machine allows.
+        on_warning: Called with a sentence when processes of a trial cannot be ended.
+    """
+
+    def __init__(
+        self,
+        workload: WorkloadRequest,
+        stall_seconds: float,
+        on_progress: OnProgress = lambda progress: None,
+        containment: Containment | None = None,
+        on_warning: OnWarning = lambda sentence: None,
+    ) -> None:
+        self._workload = workload
+        self._containment = find_containment() if containment is None else containment
+        self._stall_seconds = stall_seconds
+        self._on_progress = on_progress
+        self._on_warning = on_warning
+        self._phase = ""
+        self._batches = 0
+        self._child: Child | None = None
+        self._is_releasing = False
+        self._limits: Limits | None = None
+        self._probe_end = math.inf
+        self.start_seconds: float | None = None  # what the last start of a process and of its dataset took
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child, if there is one, and everything it started."""
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+        self._is_releasing = False
+
+    def probe(
+        self,
+        sizes: Sequence[int],
+        limits: Limits,
+        usable_cpus: float | None = None,
+        most_seconds: float = math.inf,
+    ) -> WorkloadProfile:
+        """Load the workload and profile it.
+
+        Args:
+            sizes: Batch sizes to measure with, where they can be set: the usual one, and the largest.
+            limits: Budgets.
+            usable_cpus: CPUs that can be kept busy; None for those of this machine.
+            most_seconds: What --timeout allows for it, in seconds.
+
+        Returns:
+            The profile.
+
+        Raises:
+            UsageError: The workload cannot be what the user meant: no such attribute, no such device; or --timeout
+                allows too little.
+            WorkloadError: The user's code raised, hung or died.
+        """
+        self._limits = limits
+        self._probe_end = time.monotonic() + most_seconds
+        usable_cpus = read_machine().usable_cpus if usable_cpus is None else usable_cpus
+        order = Probe(batch_size=sizes[0], largest=max(sizes), usable_cpus=usable_cpus)
+        outcome = self._give_probe(order)
+        failure = None
+        if isinstance(outcome, Death) and self._phase == WORKER_PHASE:  # it may still work without workers
+            failure = outcome.message if outcome.kind in CODE_FAILURES else None
+            outcome = self._give_probe(order.model_copy(update={"with_workers": False}))
+        is_late, self._probe_end = time.monotonic() >= self._probe_end, math.inf
+        if isinstance(outcome, Probed) and not is_late:
+            return outcome.profile.model_copy(update={"worker_failure": failure})
+        self.close()
+        if is_late and not isinstance(outcome, Failed):
+            raise UsageError(_describe_spent_time(most_seconds, self._workload.dataset))
+        raise _explain_start(outcome, self._workload)
+
+    def _give_probe(self, order: Probe) -> Child | Report | Death:
+        outcome = self._obtain_child()
+        if isinstance(outcome, Child):
+            outcome = outcome.command(order, self._watch(self._stall_seconds * 4))
+        if isinstance(outcome, Death):
+            outcome = blame_kernel(outcome, self._usage, self._budgets)
+            self.close()
+        return outcome
+
+    def _note_progress(self, progress: Progress) -> None:
+        self._phase, self._batches = progress.phase, progress.batches
+        self._on_progress(progress)
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        """Run one trial.
+
+        Args:
+            request: What to measure.
+
+        Returns:
+            What became of it. A child that failed is ended with its whole tree; the next trial gets a new one.
+        """
+        started = time.monotonic()
+        self._batches = 0
+        if request.fresh:
+            self.close()
+        outcome = self._obtain_child()
+        if isinstance(outcome, Child):
+            deadline = request.seconds * TRIAL_OVERHEAD + self._stall_seconds
+            budgeted = request.model_copy(update={"gpu_bytes": self._budgets.gpu_bytes})
+            outcome = outcome.command(Run(trial=budgeted), self._watch(deadline))
+        output = self._child.read_output() if self._child is not None and isinstance(outcome, Failed) else ""
+        result = _make_result(request, outcome, self._usage, self._budgets, output)
+        result = check_gpu_memory(self._count_samples(result, outcome), self._budgets)
+        self._wind_down(result)
+        return result.model_copy(update={"seconds": time.monotonic() - started})
+
+    def _count_samples(self, result: TrialResult, outcome: Child | Report | Death) -> TrialResult:
+        """Add how far a failed trial came: what the child tells, or what it told before it died."""
+        if isinstance(outcome, Failed):
+            in_step = outcome.where == "running step"
+            return result.model_copy(update={"samples": outcome.samples, "in_step": in_step, "index": outcome.index})
+        if result.measurement is not None:
+            return result
+        return result.model_copy(update={"samples": (self._batches + 1) * (result.config.dataloader.batch_size or 1)})
+
+    @property
+    def _budgets(self) -> Limits:
+        assert self._limits is not None, "probe() or limit() comes first: walls are built for the limits"
+        return self._limits
+
+    @property
+    def _usage(self) -> Usage:
+        return Usage() if self._child is None else self._child.usage
+
+    def _wind_down(self, result: TrialResult) -> None:
+        """Have the workers taken down while others go on; a child that failed is ended."""
+        if self._child is None:
+            return
+        if result.kind == "completed":
+            self._child.send(Release())
+            self._is_releasing = True
+        else:
+            self.close()
+
+    def _await_release(self) -> None:
+        """Wait until the workers of the trial before are down; a child that does not let go of them is ended."""
+        if self._child is not None and self._is_releasing:
+            watch = self._watch(RELEASE_SECONDS).model_copy(update={"stall_seconds": RELEASE_SECONDS})
+            if not isinstance(self._child.receive(watch), Ready):
+                self.close()
+        self._is_releasing = False
+
+    def _watch(self, deadline_seconds: float) -> Watch:
+        most_seconds = min(deadline_seconds, max(0.0, self._probe_end - time.monotonic()))
+        return Watch(limits=self._budgets, stall_seconds=self._stall_seconds, deadline_seconds=most_seconds)
+
+    def limit(self, limits: Limits) -> None:
+        """Put other budgets in force for the trials to come."""
+        self._limits = limits
+
+    def _obtain_child(self) -> Child | Report | Death:
+        """Give the living child, or start one and have it load the workload."""
+        self._await_release()
+        if self._child is not None:
+            return self._child
+        began = time.monotonic()
+        child = Child(
+            self._workload.working_dir, self._budgets, self._containment, self._note_progress, self._on_warning
+        )
+        self._child = child
+        answer = child.command(Hello(workload=self._workload), self._watch(self._stall_seconds * 20))
+        if isinstance(answer, Death) and answer.details.startswith(NO_WALLS) and self._containment != Containment():
+            self._containment = Containment()  # what could be put up a moment ago cannot any more
+            self._child = None
+            return self._obtain_child()
+        if not isinstance(answer, Ready):
+            return answer
+        self.start_seconds = time.monotonic() - began
+        return child
+
+
+def _describe_spent_time(seconds: float, dataset: str) -> str:
+    return (
+        f"Nothing could be tried: {dataset} was not loaded and profiled after the {format_seconds(seconds)} that "
+        "--timeout had left for it. Allow more time."
+    )
+
+
+def _make_result(
+    request: TrialRequest, outcome: Child | Report | Death, usage: Usage, limits: Limits, output: str
+) -> TrialResult:
+    seen = {"peak_host_bytes": usage.host_bytes, "peak_shm_bytes": usage.shm_bytes}
+    if isinstance(outcome, Measured):
+        return TrialResult(kind="completed", config=request.config, measurement=outcome.measurement, **seen)
+    death = judge_failure(outcome, usage.describe_shm(), output) if isinstance(outcome, Failed) else outcome
+    if not isinstance(death, Death):
+        death = Death(kind="crashed", message=f"was answered out of turn ({type(outcome).__name__})")
+    death = blame_kernel(death, usage, limits)
+    return TrialResult(kind=death.kind, config=request.config, message=death.message, details=death.details, **seen)
+
+
+def blame_kernel(death: Death, usage: Usage, limits: Limits) -> Death:
+    """Let a kernel that killed for memory explain what looks like a lost process or a hang.
+
+    Args:
+        death: What the trial's end looked like.
+        usage: What was counted meanwhile.
+        limits: Budgets.
+
+    Returns:
+        The same, or an `out_of_memory` one.
+    """
+    if not usage.oom_kills or death.kind not in ("crashed", "stalled", "workload_failed"):
+        return death
+    seen = f" at {format_bytes(usage.host_bytes)} of host memory" if usage.host_bytes else ""
+    budget = format_bytes(limits.memory_bytes)
+    message = f"was struck by the kernel's out-of-memory killer{seen}, against a budget of {budget}"
+    return death.model_copy(update={"kind": "out_of_memory", "message": message})
+
+
+def check_gpu_memory(result: TrialResult, limits: Limits) -> TrialResult:
+    """Turn a trial whose allocator went over the device's budget into a failure.
+
+    Args:
+        result: What became of the trial.
+        limits: Budgets.
+
+    Returns:
+        The result, or an `out_of_memory` one with the number against the limit.
+    """
+    budget = limits.gpu_bytes
+    used = result.measurement.peak_gpu_bytes if result.measurement is not None else 0
+    if budget is None or used <= budget:
+        return result
+    message = f"used {format_bytes(used)} of device memory against a budget of {format_bytes(budget)}"
+    return result.model_copy(update={"kind": "out_of_memory", "measurement": None, "message": message})
+
+
+def _explain_start(outcome: Child | Report | Death, workload: WorkloadRequest) -> UsageError | WorkloadError:
+    """Say why the workload could not be loaded or profiled, in the words the user needs."""
+    if isinstance(outcome, Failed):
+        return _explain_failure(outcome, workload)
+    if not isinstance(outcome, Death):
+        return WorkloadError(f"{workload.dataset}: its process answered out of turn ({type(outcome).__name__}).")
+    source = f"While {workload.dataset} was loaded and profiled, its process"
+    advice = {
+        "timed_out": " If it needs longer, allow it with --stall-time.",
+        "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
+    }.get(outcome.kind, "")
+    return WorkloadError(f"{source} {outcome.message}.{advice}", outcome.details)
+
+
+def _explain_failure(failed: Failed, workload: WorkloadRequest) -> UsageError | WorkloadError:
+    kind, _, text = failed.error.partition(": ")
+    if kind.rpartition(".")[2] == "UsageError":
+        return UsageError(text)
+    if kind.rpartition(".")[2] == "WorkloadError":
+        return WorkloadError(text)
+    hint = EXIT_HINT if kind == "SystemExit" else ""
+    if failed.where == "running step":
+        source = f"The training step ({workload.describe_step()}) failed on a batch"
+        return WorkloadError(f"{source}: {failed.error}", failed.details)
+    if failed.where == "step":
+        source = f"The step factory {workload.step}"
+    elif failed.where == "dataset":
+        source = f"The dataset factory {workload.dataset}"
+    else:
+        source = f"Loading the first batches of {workload.dataset} in the training process"
+    return WorkloadError(f"{source} failed: {failed.error}{hint}", failed.details)

@@ -1,0 +1,113 @@
+"""Finds out which walls this machine allows around a trial; where it allows none, a trial runs plainly.
+
+A plain trial is still watched, found by the mark in its processes' environment and kept together by its keeper, and
+ended as a whole. The walls add what watching cannot: exact numbers, limits that the kernel holds, and an end that
+nothing escapes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from autotune.runner.memory_cgroup import TrialGroup, find_parent
+from autotune.child.namespaces import Walls
+from autotune.trial.budgets import Limits
+from autotune.system.machine import SHM
+from autotune.profiles.schema import Value
+
+FENCE: Final = 1.04  # times a budget: where the kernel stops what the watchdog, at the budget, has not ended yet
+PROBE_SECONDS: Final = 10.0
+PROBE_SHM_BYTES: Final = 2**20
+PROBE_SHM_NAMES: Final = 64
+OURS: Final = re.compile(r"torch_|sem\.")  # names in /dev/shm that no dataset reads
+
+
+class Containment(Value):
+    """The walls that this machine allows.
+
+    Attributes:
+        own_shm: Whether a trial can have a /dev/shm of its own.
+        own_pids: Whether it can have process numbers of its own.
+        cgroup: Where it can have a memory cgroup; None where it cannot.
+        missing: For each wall that cannot be put up, why.
+    """
+
+    own_shm: bool = False
+    own_pids: bool = False
+    cgroup: Path | None = None
+    missing: tuple[str, ...] = ()
+
+    def make_group(self, limits: Limits) -> TrialGroup | None:
+        """Make a trial's memory cgroup, where that is possible."""
+        if self.cgroup is None:
+            return None
+        try:
+            return TrialGroup.make(self.cgroup, int(limits.memory_bytes * FENCE))
+        except OSError:
+            return None
+
+    def plan_walls(self, limits: Limits, group: TrialGroup | None) -> Walls:
+        """Plan the walls of one trial.
+
+        Args:
+            limits: Its budgets.
+            group: Its memory cgroup.
+
+        Returns:
+            What its first process is to put up.
+        """
+        cgroup = str(group.folder) if group is not None else None
+        if not self.own_shm or not limits.shm_bytes:
+            return Walls(cgroup=cgroup)
+        names = os.statvfs(SHM).f_files
+        return Walls(cgroup, int(limits.shm_bytes * FENCE), names, self.own_pids)
+
+
+@lru_cache(maxsize=1)
+def find_containment() -> Containment:
+    """Try, in a process of its own and once, which walls can be put up.
+
+    Returns:
+        What was found.
+    """
+    cgroup = find_parent()
+    missing = [] if cgroup is not None else ["memory cgroup: none that this user may write"]
+    shm_problem = _find_shm_problem()
+    both_problem = shm_problem or _try(Walls(None, PROBE_SHM_BYTES, PROBE_SHM_NAMES, own_pids=True))
+    if both_problem is None:
+        return Containment(own_shm=True, own_pids=True, cgroup=cgroup, missing=tuple(missing))
+    missing.append(f"process namespace: {both_problem}")
+    shm_problem = shm_problem or _try(Walls(None, PROBE_SHM_BYTES, PROBE_SHM_NAMES))
+    if shm_problem is not None:
+        missing.append(f"private /dev/shm: {shm_problem}")
+    return Containment(own_shm=shm_problem is None, cgroup=cgroup, missing=tuple(missing))
+
+
+def _find_shm_problem(shm: Path = SHM) -> str | None:
+    """Tell why a private /dev/shm would hide something, or make possible what training cannot do."""
+    if sys.platform != "linux":
+        return "this is not Linux"
+    try:
+        strangers = [path.name for path in shm.iterdir() if not OURS.match(path.name)]
+    except OSError as error:
+        return f"{shm}: {error.strerror}"
+    if strangers:
+        return f"{shm} holds what a dataset may want to read ({strangers[0]})"
+    return None if os.access(shm, os.W_OK) else f"{shm} is read-only"
+
+
+def _try(walls: Walls) -> str | None:
+    """Put walls up in a process of their own; give the reason why it failed, or None."""
+    command = [sys.executable, "-P", "-m", "autotune.child.namespaces", walls.to_json()]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    said = done.stderr.strip().splitlines()
+    return None if done.returncode == 0 else said[-1] if said else f"exit code {done.returncode}"

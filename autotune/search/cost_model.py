@@ -1,0 +1,219 @@
+"""Predicts what a configuration would reach, from what the probe measured.
+
+The model is the simplest that tells waiting from computing. Four things bound the pace, each by itself: the training
+process (step, and taking batches over), the workers' waiting, the CPUs that all of them share, and the turn-over
+between epochs. It need not be right, only good enough to point at where to look first: trials correct it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from autotune.system.machine import count_whole_cpus
+from autotune.trial.protocol import WorkloadProfile
+from autotune.profiles.schema import Bottleneck, LoaderConfig, Seconds, Value
+
+RECEIVING: Final = 0.5  # of a batch's transfer is spent in the training process, the rest in the worker
+SPARE_WORKERS: Final = 2
+LITTLE_WAITING: Final = 0.1  # share of a run that is spent waiting for data where the step decides
+NOTHING: Final = 1e-9  # samples per second of an epoch without a batch
+GENEROSITY: Final = 2  # workers offered to the search per worker that the model thinks useful
+
+
+class Pace(Value):
+    """Seconds per batch that each part would need if it alone bounded the run.
+
+    Attributes:
+        training: The training process and its device: taking the batch over, copying it there, the step.
+        waiting: The workers, taking turns.
+        computing: The CPUs, shared by workers and training process.
+    """
+
+    training: Seconds
+    waiting: Seconds
+    computing: Seconds
+
+    @property
+    def batch_seconds(self) -> float:
+        """The slowest part decides."""
+        return max(self.training, self.waiting, self.computing, 1e-7)
+
+
+def predict_pace(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> Pace:
+    """Predict the steady pace of a configuration.
+
+    Args:
+        config: The configuration.
+        workload: What the probe measured.
+        usable_cpus: CPUs that can be kept busy.
+
+    Returns:
+        Seconds per batch, part by part. Without workers everything happens in turn in the training process.
+    """
+    size = config.dataloader.batch_size or workload.probe_batch_size
+    workers = config.dataloader.num_workers
+    load, step = workload.load.per_batch(size), workload.step.per_batch(size)
+    if workers == 0:
+        return Pace(training=_predict_training(config, workload, load), waiting=0.0, computing=0.0)
+    transfer = workload.transfer.per_batch(size)
+    busy = load * workload.cpu_share + transfer + step * workload.step_cpus
+    return Pace(
+        training=_predict_training(config, workload, RECEIVING * transfer),
+        waiting=(load + transfer) / workers,
+        computing=busy / usable_cpus,
+    )
+
+
+def _predict_training(config: LoaderConfig, workload: WorkloadProfile, host: float) -> float:
+    """Predict the seconds a batch takes from the loader through the step.
+
+    On the CPU one thing comes after the other. A device computes while the host gets the next batch, but a copy from
+    pageable memory keeps both, and one from pinned memory on the step's own stream keeps the device.
+    """
+    step = workload.step.per_batch(config.dataloader.batch_size or workload.probe_batch_size)
+    if workload.copies is None:
+        return host + step
+    copy = predict_copy(config, workload)
+    if not config.dataloader.pin_memory:
+        return copy + max(host, step)
+    hidden = workload.copies.overlap * min(copy, step) if config.process.device_prefetch else 0.0
+    return max(host, copy + step - hidden)
+
+
+def predict_copy(config: LoaderConfig, workload: WorkloadProfile) -> float:
+    """Predict the seconds that copying one batch to the device takes; 0 where nothing is copied."""
+    if workload.copies is None:
+        return 0.0
+    size = config.dataloader.batch_size or workload.probe_batch_size
+    return size * workload.sample_bytes / workload.copies.of(pinned=config.dataloader.pin_memory)
+
+
+def predict_samples_per_second(
+    config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, epochs: int
+) -> float:
+    """Predict the throughput of a training run.
+
+    Args:
+        config: The configuration.
+        workload: What the probe measured.
+        usable_cpus: CPUs that can be kept busy.
+        epochs: Length of the run in epochs.
+
+    Returns:
+        Samples per second, greater than zero.
+    """
+    size = config.dataloader.batch_size or workload.probe_batch_size
+    steady = predict_pace(config, workload, usable_cpus).batch_seconds
+    batches = count_epoch_batches(workload, size)
+    if batches is None:
+        return size / steady
+    if batches == 0:
+        return NOTHING
+    workers = config.dataloader.num_workers
+    start = workload.start.per_batch(workers) if workers else 0.0
+    fill = workload.load.per_batch(size) if workers else 0.0
+    cold = predict_cold_seconds(config, workload, usable_cpus)
+    starts = 1 if config.dataloader.persistent_workers else epochs
+    total = max(epochs * (batches * steady + fill) + starts * start + cold, 1e-9)
+    return epochs * batches * size / total
+
+
+def predict_cold_seconds(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> float:
+    """Predict what the first epoch of a fresh process costs beyond that of a warm one.
+
+    The workers of the first epoch import and cache by themselves what a warm process has long imported. With the
+    `file_system` strategy each starts a shared-memory manager of its own as well: measured with torch 2.13 on two
+    CPUs, 1.1 to 1.3 s for 10 to 12 workers, a sixth of a ten-epoch run of 512 samples.
+
+    Args:
+        config: The configuration.
+        workload: What the probe measured.
+        usable_cpus: CPUs that can be kept busy.
+
+    Returns:
+        Seconds; 0 without workers.
+    """
+    workers = config.dataloader.num_workers
+    if not workers:
+        return 0.0
+    managers = workload.manager_seconds if config.process.sharing_strategy == "file_system" else 0.0
+    return (workload.first_use_seconds + managers) * max(1.0, workers / usable_cpus)
+
+
+def count_epoch_batches(workload: WorkloadProfile, batch_size: int) -> int | None:
+    """Count the batches of an epoch.
+
+    Args:
+        workload: The probed workload.
+        batch_size: Samples per batch.
+
+    Returns:
+        Batches, or None when the length of the data is not known.
+    """
+    if workload.epoch_batches is not None:
+        return workload.epoch_batches
+    if workload.samples is None:
+        return None
+    whole, rest = divmod(workload.samples, batch_size)
+    return whole + (1 if rest and not workload.drop_last else 0)
+
+
+def suggest_most_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: float) -> int:
+    """Bound the search by what can still help, not by the number of CPUs.
+
+    Samples that compute saturate the CPUs with about as many workers; samples that wait want as many
+    workers as it takes to hide the waiting.
+
+    Args:
+        workload: What the probe measured.
+        batch_size: Samples per batch.
+        usable_cpus: CPUs that can be kept busy.
+
+    Returns:
+        About twice the workers that the model thinks useful, at least the CPUs plus two.
+    """
+    load = max(workload.load.per_batch(batch_size), 1e-7)
+    step = max(workload.step.per_batch(batch_size), 1e-7)
+    cpu_seconds = max(load * min(1.0, workload.cpu_share) / usable_cpus, 1e-7)
+    useful = load / max(step, cpu_seconds)
+    return max(count_whole_cpus(usable_cpus), math.ceil(GENEROSITY * useful)) + SPARE_WORKERS
+
+
+def find_bottleneck(
+    config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, wait_fraction: float
+) -> Bottleneck:
+    """Name what bounds a measured run.
+
+    Args:
+        config: The configuration that ran.
+        workload: What the probe measured.
+        usable_cpus: CPUs that can be kept busy.
+        wait_fraction: Share of the run spent waiting for data.
+
+    Returns:
+        `step`, `copy` (from host to device), `cpu` (workers computing), `waiting` (workers waiting on storage),
+        `transfer` (handing batches over), or `epoch` (starting and refilling at every epoch).
+    """
+    if _is_bound_by_copies(config, workload, usable_cpus):
+        return "copy"
+    if wait_fraction < LITTLE_WAITING:
+        return "step"
+    size = config.dataloader.batch_size or workload.probe_batch_size
+    load, step = workload.load.per_batch(size), workload.step.per_batch(size)
+    if config.dataloader.num_workers == 0:
+        return "step" if step > load else ("cpu" if workload.cpu_share > 0.5 else "waiting")
+    pace = predict_pace(config, workload, usable_cpus)
+    if pace.batch_seconds <= pace.training:
+        return "epoch" if pace.training < 2 * step else "transfer"
+    if pace.computing < pace.waiting:
+        return "waiting" if workload.cpu_share < 0.5 else "cpu"
+    return "transfer" if workload.transfer.per_batch(size) > load * workload.cpu_share else "cpu"
+
+
+def _is_bound_by_copies(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> bool:
+    """Tell whether copying takes longer than the step, and the rest of the loader keeps up with it."""
+    copy = predict_copy(config, workload)
+    pace = predict_pace(config, workload, usable_cpus)
+    step = workload.step.per_batch(config.dataloader.batch_size or workload.probe_batch_size)
+    return copy > max(step, pace.waiting, pace.computing)

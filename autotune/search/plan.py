@@ -1,0 +1,129 @@
+"""Everything that is known before the first trial, in one value."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cached_property
+from typing import Final
+
+from autotune.search.convention import Convention, plan_convention
+from autotune.search.cost_model import predict_cold_seconds, predict_samples_per_second
+from autotune.trial.budgets import DemandModel, Limits
+from autotune.system.machine import MachineProfile
+from autotune.trial.protocol import TrialResult, WorkloadProfile
+from autotune.request import TuningRequest
+from autotune.profiles.schema import Hardware, LoaderConfig, Value
+from autotune.trial.throughput import Estimate, estimate
+from autotune.search.space import SearchSpace, describe_changed_baseline, guess_configs, plan_baseline, plan_space
+
+EXTRAPOLATION: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
+MOST_CANDIDATES: Final = 20_000  # proposals are chosen among; a space larger than this was made so by hand
+REFUTED: Final = 1.05  # of the ceiling; a throughput above it shows that the ceiling was measured too low
+
+
+class Plan(Value):
+    """What a run has to work with.
+
+    Attributes:
+        request: What the user asked for.
+        machine: What the machine allows.
+        workload: What the probe found.
+        limits: Budgets.
+        space: What is searched.
+        baseline: What the answer is compared with.
+    """
+
+    request: TuningRequest
+    machine: MachineProfile
+    workload: WorkloadProfile
+    limits: Limits
+    space: SearchSpace
+    baseline: LoaderConfig
+
+    @property
+    def hardware(self) -> Hardware:
+        """The fingerprint of the machine."""
+        return self.machine.hardware(self.workload.accelerator)
+
+    @property
+    def ceiling(self) -> float:
+        """Samples per second that the step reaches on batches that are always ready, at its best batch size."""
+        return max(self.ceiling_of(size) for size in self.space.batch_size)
+
+    def ceiling_of(self, batch_size: int | None) -> float:
+        """Give the step's ceiling at one batch size, in samples per second."""
+        size = batch_size or self.workload.probe_batch_size
+        return size / max(1e-9, self.workload.step.per_batch(size))
+
+    def knows_ceiling(self, config: LoaderConfig, samples_per_second: float) -> bool:
+        """Tell whether the step's ceiling was measured near this batch size, and the throughput does not refute it."""
+        size = config.dataloader.batch_size or self.workload.probe_batch_size
+        measured = size <= EXTRAPOLATION * max(self.workload.largest_probed, self.workload.probe_batch_size)
+        return measured and samples_per_second <= REFUTED * self.ceiling_of(config.dataloader.batch_size)
+
+    def predict(self, config: LoaderConfig) -> float:
+        """Predict the throughput of a configuration, in samples per second."""
+        return predict_samples_per_second(config, self.workload, self.machine.usable_cpus, self.request.epochs)
+
+    def cold_seconds(self, config: LoaderConfig) -> float:
+        """Predict what a fresh process pays beyond what a warm trial shows, in seconds."""
+        return predict_cold_seconds(config, self.workload, self.machine.usable_cpus)
+
+    def estimate(self, result: TrialResult) -> Estimate | None:
+        """Estimate what a fresh process would reach from a warm trial; None when the trial failed."""
+        if result.measurement is None:
+            return None
+        return estimate(result.measurement, result.config, self.request.epochs, self.cold_seconds(result.config))
+
+    @cached_property
+    def convention(self) -> Convention:
+        """What settings keep unless leaving it is measured to pay."""
+        return plan_convention(self.request, self.space, self.baseline, pinning=self.workload.pinning)
+
+    def first_configs(self) -> list[LoaderConfig]:
+        """List what is tried first: what is nearest to the baseline in the space, then the cost model's guesses."""
+        guesses = guess_configs(self.space, self.workload, self.machine, self.request.epochs, self.limits)
+        return list(dict.fromkeys([self.space.nearest(self.baseline), *guesses]))
+
+    @cached_property
+    def _legal(self) -> tuple[LoaderConfig, ...]:
+        return tuple(itertools.islice(self.space.configs(), MOST_CANDIDATES))
+
+    @cached_property
+    def candidates(self) -> tuple[LoaderConfig, ...]:
+        """The configurations that the search may propose: legal, and not predicted to break a limit."""
+        model = self.demand_model()
+        return tuple(config for config in self._legal if not model.predict(config).find_violations(self.limits))
+
+    @property
+    def left_out(self) -> int:
+        """Legal configurations that are predicted to break a limit, and so are never proposed."""
+        return len(self._legal) - len(self.candidates)
+
+    def demand_model(self) -> DemandModel:
+        """Give the model that predicts what a configuration would use."""
+        return DemandModel.from_workload(self.workload)
+
+
+def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, limits: Limits) -> Plan:
+    """Plan a run.
+
+    Args:
+        request: What the user asked for.
+        machine: What the machine allows.
+        workload: What the probe found.
+        limits: Budgets.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UsageError: A pinned or narrowed knob leaves nothing that is legal here.
+        NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
+    """
+    space = plan_space(request, machine, workload, limits)
+    baseline = plan_baseline(request, workload, space, limits)
+    note = None if workload.baseline is None else describe_changed_baseline(workload.baseline, baseline)
+    if note is not None:
+        space = space.model_copy(update={"notes": (*space.notes, note)})
+    return Plan(request=request, machine=machine, workload=workload, limits=limits, space=space, baseline=baseline)

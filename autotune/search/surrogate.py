@@ -1,0 +1,255 @@
+"""Learns from each trial how far the cost model is off, and says which configuration is worth trying next.
+
+The cost model knows the shape of the answer, not its details: how workers disturb each other, what keeping them
+saves, whether order matters. Those show in the ratio of measured to predicted throughput. A Gaussian process over
+the knobs interpolates the logarithm of that ratio (Rasmussen and Williams, Gaussian Processes for Machine Learning,
+algorithm 2.1); the next trial is the one with the largest expected improvement (Jones et al. 1998).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.profiles.schema import LoaderConfig, Rate, Value
+
+Numbers = NDArray[np.floating]
+
+BIAS: Final = 0.4  # standard deviations of the logarithm of measured over predicted: of the whole model,
+WORKERS: Final = 0.3  # along the number of workers,
+BATCH_SIZE: Final = 0.2  # along the batch size,
+PREFETCH: Final = 0.1  # along the batches ahead,
+SWITCH: Final = 0.08  # of each switch (pinning, persistence, order, sharing) by itself,
+SWITCH_BY_WORKERS: Final = 0.08  # and of the switch at a particular number of workers
+WORKERS_SCALE: Final = 0.7  # doublings of the number of workers over which the error stays alike
+OTHER_SCALE: Final = 1.5  # doublings of the batch size or of the batches ahead
+LEAST_NOISE: Final = 0.04  # of one trial, relative: what the machine's drift alone does
+SCALES: Final = (0.5, 1.0, 2.0)  # of all those deviations; the data choose
+DOUBTFUL: Final = -1.5  # standard deviations below what the other measurements say
+FEWEST_WITNESSES: Final = 4
+FAILURE_SCALE: Final = 0.5  # doublings of workers, queue or batch size within which a failure is expected again
+SWITCHES: Final = 5
+
+
+class Prediction(Value):
+    """What a configuration is expected to reach.
+
+    Attributes:
+        samples_per_second: The expectation.
+        relative_error: One standard deviation, as a share of it.
+    """
+
+    samples_per_second: Rate
+    relative_error: Rate
+
+
+class Proposal(Value):
+    """A configuration worth trying.
+
+    Attributes:
+        config: The configuration.
+        gain: Expected improvement over the best so far, as a share of it.
+    """
+
+    config: LoaderConfig
+    gain: Rate
+
+
+class Surrogate:
+    """The cost model as corrected by the trials so far.
+
+    Args:
+        candidates: Every configuration that may be proposed.
+        predict: The cost model, in samples per second.
+    """
+
+    def __init__(self, candidates: Sequence[LoaderConfig], predict: Callable[[LoaderConfig], float]) -> None:
+        self._candidates = list(candidates)
+        self._predict = predict
+        self._points = _list_points(self._candidates)
+        self._logs = np.log([predict(config) for config in self._candidates])
+        self._index = {config: number for number, config in enumerate(self._candidates)}
+        self._is_open = np.ones(len(self._candidates), dtype=bool)
+        self._measured: dict[LoaderConfig, tuple[float, float]] = {}  # logarithm of measured over predicted, its noise
+        self._failed: list[LoaderConfig] = []
+
+    def learn(self, config: LoaderConfig, samples_per_second: float, relative_error: float) -> None:
+        """Take in what a trial measured; it stands in for what an earlier trial of the same configuration did.
+
+        Args:
+            config: The configuration, a candidate or not.
+            samples_per_second: Its throughput, greater than zero.
+            relative_error: Half-width of the 95 % interval, as a share; infinite where unknown.
+        """
+        self.close([config])
+        ratio = math.log(samples_per_second / self._predict(config))
+        self._measured[config] = ratio, math.hypot(LEAST_NOISE, min(relative_error, 0.5) / 2)
+
+    def fail(self, config: LoaderConfig) -> None:
+        """Take in that a trial failed: configurations like it are proposed only when the rest promises much less."""
+        self.close([config])
+        self._failed.append(config)
+
+    def close(self, configs: Iterable[LoaderConfig]) -> None:
+        """Never propose these."""
+        for config in configs:
+            if config in self._index:
+                self._is_open[self._index[config]] = False
+
+    def reopen(self) -> None:
+        """Allow every candidate to be proposed: what was learnt of them so far is not a result of this run."""
+        self._is_open[:] = True
+
+    def predict(self, configs: Sequence[LoaderConfig]) -> list[Prediction]:
+        """Predict throughputs.
+
+        Args:
+            configs: Configurations, measured or not.
+
+        Returns:
+            A prediction for each; for one that was measured it is smoother than the measurement, which was also luck.
+        """
+        logs = np.log([self._predict(config) for config in configs])
+        mean, deviation = self._infer(_list_points(configs))
+        return [
+            Prediction(samples_per_second=math.exp(log + shift), relative_error=spread)
+            for log, shift, spread in zip(logs, mean, deviation, strict=True)
+        ]
+
+    def propose(self) -> Proposal | None:
+        """Name the configuration with the largest expected improvement.
+
+        Returns:
+            The proposal, or None when every candidate has been closed.
+        """
+        open_ones = np.flatnonzero(self._is_open)
+        if not len(open_ones):
+            return None
+        mean, deviation = self._infer(self._points[open_ones])
+        heights = self._logs[open_ones] + mean
+        gains = _expect_improvement(heights, deviation, self._find_best()) * self._hope(self._points[open_ones])
+        top = int(np.argmax(gains))
+        return Proposal(config=self._candidates[open_ones[top]], gain=float(gains[top]))
+
+    def doubt(self) -> Proposal | None:
+        """Name the measurement that the others believe least, if it would be the best were they right.
+
+        Each is compared with what all others predict in its place (Rasmussen and Williams, section 5.4.2).
+
+        Returns:
+            The configuration and its expected gain; None when all measurements are credible.
+        """
+        seen = list(self._measured)
+        if len(seen) < FEWEST_WITNESSES:
+            return None
+        ratios, noises = self._list_ratios()
+        _, factor = _choose_scale(_list_points(seen), ratios, noises)
+        inverse = _solve(factor, np.eye(len(ratios)))
+        deviation = 1 / np.sqrt(np.diag(inverse))
+        shortfall = (inverse @ ratios) * deviation  # in standard deviations, negative below what the others say
+        heights = np.log([self._predict(config) for config in seen]) + ratios - shortfall * deviation
+        gains = _expect_improvement(heights, deviation, self._find_best()) * (shortfall < DOUBTFUL)
+        top = int(np.argmax(gains))
+        return Proposal(config=seen[top], gain=float(gains[top])) if gains[top] > 0 else None
+
+    def _find_best(self) -> float:
+        """Logarithm of the best throughput, smoothed over what was measured; minus infinity before any."""
+        if not self._measured:
+            return -math.inf
+        return max(math.log(found.samples_per_second) for found in self.predict(list(self._measured)))
+
+    def _hope(self, points: Numbers) -> Numbers:
+        """Chance that a configuration works: small near a failed one, and beyond it where it asks for more."""
+        hope = np.ones(len(points))
+        for failed in _list_points(self._failed):
+            beyond = np.maximum(0.0, failed[:3] - points[:, :3])  # workers, batches ahead, batch size
+            same = np.exp(-0.5 * (beyond**2).sum(axis=1) / FAILURE_SCALE**2)
+            hope *= 1 - 0.95 * same
+        return hope
+
+    def _infer(self, points: Numbers) -> tuple[Numbers, Numbers]:
+        """Mean and standard deviation of the logarithm of measured over predicted at some points."""
+        if not self._measured:
+            return np.zeros(len(points)), np.sqrt(_correlate(points, points[:1] * 0, is_same=True))
+        seen = _list_points(list(self._measured))
+        ratios, noises = self._list_ratios()
+        scale, factor = _choose_scale(seen, ratios, noises)
+        across = scale**2 * _correlate(points, seen)
+        mean = across @ _solve(factor, ratios)
+        explained = np.linalg.solve(factor, across.T)
+        prior = scale**2 * _correlate(points, points[:1], is_same=True)
+        return mean, np.sqrt(np.maximum(1e-8, prior - (explained**2).sum(axis=0)))
+
+    def _list_ratios(self) -> tuple[Numbers, Numbers]:
+        pairs = list(self._measured.values())
+        return np.array([ratio for ratio, _ in pairs]), np.array([noise for _, noise in pairs])
+
+
+def _choose_scale(seen: Numbers, ratios: Numbers, noises: Numbers) -> tuple[float, Numbers]:
+    """Choose the deviations under which the measurements are likeliest, and factorize their covariance."""
+    return max((_factorize(seen, scale, noises) for scale in SCALES), key=lambda pair: _weigh(ratios, pair[1]))
+
+
+def _factorize(seen: Numbers, scale: float, noises: Numbers) -> tuple[float, Numbers]:
+    covariance = scale**2 * _correlate(seen, seen) + np.diag(noises**2)
+    factor: Numbers = np.linalg.cholesky(covariance)
+    return scale, factor
+
+
+def _list_points(configs: Sequence[LoaderConfig]) -> Numbers:
+    """Turn configurations into rows: workers, batches ahead and batch size in doublings, then the switches."""
+    rows = [
+        (
+            math.log2(1 + config.dataloader.num_workers),
+            math.log2(config.dataloader.prefetch_factor or 1),
+            math.log2(config.dataloader.batch_size or 1),
+            config.dataloader.pin_memory,
+            config.dataloader.persistent_workers,
+            config.dataloader.in_order,
+            config.process.sharing_strategy == "file_system",
+            config.process.device_prefetch,
+        )
+        for config in configs
+    ]
+    return np.array(rows, dtype=np.float64).reshape(len(rows), 3 + SWITCHES)
+
+
+def _correlate(points: Numbers, others: Numbers, *, is_same: bool = False) -> Numbers:
+    """Covariance of the error between two lists of points, or with itself at each point."""
+    if is_same:
+        total = BIAS**2 + WORKERS**2 + BATCH_SIZE**2 + PREFETCH**2 + SWITCHES * (SWITCH**2 + SWITCH_BY_WORKERS**2)
+        return np.full(len(points), total)
+    gaps = points[:, None, :] - others[None, :, :]
+    near = np.exp(-0.5 * (gaps[..., 0] / WORKERS_SCALE) ** 2)
+    ahead = np.exp(-0.5 * (gaps[..., 1] / OTHER_SCALE) ** 2)
+    sizes = np.exp(-0.5 * (gaps[..., 2] / OTHER_SCALE) ** 2)
+    alike = (gaps[..., 3:] == 0).sum(axis=-1)
+    smooth: Numbers = BIAS**2 + WORKERS**2 * near + BATCH_SIZE**2 * sizes + PREFETCH**2 * ahead * near
+    covariance: Numbers = smooth + alike * (SWITCH**2 + SWITCH_BY_WORKERS**2 * near)
+    return covariance
+
+
+def _solve(factor: Numbers, values: Numbers) -> Numbers:
+    solution: Numbers = np.linalg.solve(factor.T, np.linalg.solve(factor, values))
+    return solution
+
+
+def _weigh(values: Numbers, factor: Numbers) -> float:
+    """Log marginal likelihood, less a constant."""
+    return float(-0.5 * values @ _solve(factor, values) - np.log(np.diag(factor)).sum())
+
+
+def _expect_improvement(heights: Numbers, deviation: Numbers, best: float) -> Numbers:
+    """Expected improvement in the logarithm, which is that of the throughput as a share, nearly."""
+    if best == -math.inf:
+        chances: Numbers = np.exp(heights - heights.max())
+        return chances
+    z = (heights - best) / deviation
+    cumulative = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    improvement: Numbers = np.maximum(0.0, deviation * (z * cumulative + density))
+    return improvement

@@ -1,0 +1,76 @@
+"""The record of a run: one line for every configuration that was proposed.
+
+Lines are read back by later runs, so what changes their meaning changes `RECORD_FORMAT`; its history:
+    1: first format.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from autotune.trial.protocol import TrialResult
+from autotune.profiles.schema import LoaderConfig, ToldCount, Value
+
+RECORD_FORMAT: Final = 1
+LEAST_SCORE: Final = 1e-9  # samples per second, one in thirty years; below it a trial delivered nothing
+MOST_SCORE: Final = 1e30  # no machine measures that; with it, what is predicted from measurements stays a number
+
+Fate = Literal["measured", "skipped", "repeated"]
+Expected = Annotated[float, Field(ge=0, le=1e200)]
+
+
+class TrialRecord(Value):
+    """One line of the record that outlives the process.
+
+    Attributes:
+        number: Number of the trial in its study, from 0.
+        config: The configuration.
+        fate: `measured`, `skipped` without a trial, or `repeated` from an earlier record.
+        score: Throughput in samples per second; predicted when skipped, 0 when failed.
+        predicted: Throughput expected before it was measured, in samples per second; 0 when not known.
+        constraints: How far over each limit (positive) or under it.
+        result: The outcome; None when skipped or repeated.
+    """
+
+    number: ToldCount
+    config: LoaderConfig
+    fate: Fate
+    score: Expected
+    predicted: Expected = 0.0
+    constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]]
+    result: TrialResult | None = None
+
+    @model_validator(mode="after")
+    def _refuse_what_was_never_measured(self) -> Self:
+        if self.result is not None and self.result.config != self.config:
+            raise ValueError("the result is that of another configuration")
+        if self.result is not None and self.score > MOST_SCORE:
+            raise ValueError("nothing is that fast")
+        return self
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether it was measured, completed, and delivered something."""
+        result = self.result
+        was_measured = result is not None and result.kind == "completed" and result.measurement is not None
+        return was_measured and self.score >= LEAST_SCORE
+
+    def describe(self) -> dict[str, Any]:
+        """Give what a person reads of it in a dashboard, by names that carry their units; only what is known."""
+        result = self.result
+        found: dict[str, Any] = {
+            "outcome": self.fate if result is None else result.kind,
+            "expected_samples_per_second": round(self.predicted, 1),
+        }
+        if result is not None:
+            peaks = {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
+            found |= peaks | {"reason": result.message}
+        elif self.fate == "skipped":
+            found["reason"] = self._describe_skip()
+        return {name: value for name, value in found.items() if value}
+
+    def _describe_skip(self) -> str:
+        over = [name for name, distance in self.constraints.items() if distance > 0]
+        return "workers are ruled out" if "works" in over else f"predicted over a limit: {', '.join(over)}"

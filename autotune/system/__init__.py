@@ -1,0 +1,1 @@
+"""What this machine and its container allow; reads /proc, cgroups and the driver, never torch."""

@@ -1,0 +1,88 @@
+"""The versions at hand, read without importing torch: that takes seconds, and a check is asked for before every job."""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, NamedTuple, cast
+
+from autotune.profiles.schema import StartMethod
+
+WORDS: Final = ("__version__", "cuda")
+
+
+class TorchBuild(NamedTuple):
+    """The build of torch that is installed.
+
+    Attributes:
+        version: Such as `2.13.0+cu130`.
+        cuda: The version of CUDA that it was built for; None for a build without.
+    """
+
+    version: str
+    cuda: str | None
+
+
+def read_torch(folder: Path | None = None) -> TorchBuild | None:
+    """Read which build of torch is installed.
+
+    Args:
+        folder: The folder of the package; None finds the one that would be imported.
+
+    Returns:
+        The build; None where there is none.
+    """
+    folder = folder or _find_torch()
+    words = _read_assignments(folder / "version.py") if folder is not None else {}
+    if "__version__" in words:
+        return TorchBuild(str(words["__version__"]), words.get("cuda"))
+    try:
+        return TorchBuild(version("torch"), None)
+    except PackageNotFoundError:
+        return None
+
+
+def read_own_version() -> str:
+    """Read dltune's version; one that runs from its sources alone does not know it."""
+    try:
+        return version("dltune")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _find_torch() -> Path | None:
+    spec = find_spec("torch")
+    places = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(places))) if places else None
+
+
+def _read_assignments(path: Path) -> dict[str, str | None]:
+    """Read the texts that a file of plain assignments gives to the words we look for, without running it."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return {}
+    return {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and target.id in WORDS and isinstance(node.value.value, str | None)
+    }
+
+
+def read_start_method() -> StartMethod:
+    """Read how this Python starts worker processes when nobody says otherwise; asking decides nothing."""
+    return cast("StartMethod", multiprocessing.get_all_start_methods()[0])
+
+
+def read_start_method_in_force() -> StartMethod:
+    """Read how this process starts its workers: as somebody chose, or by the default; asking decides nothing.
+
+    `multiprocessing.get_start_method()` does decide: whoever chooses another method afterwards gets a RuntimeError.
+    """
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return read_start_method() if chosen is None else cast("StartMethod", chosen)

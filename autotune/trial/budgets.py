@@ -1,0 +1,290 @@
+"""What a trial may use, and what a configuration would need: rejected before it can do harm.
+
+A worker's batches travel through /dev/shm. At most `num_workers * prefetch_factor + 2` of them exist at
+once, each tensor rounded up to pages; with the `file_descriptor` strategy each tensor also holds a
+descriptor in the training process. What trials measure corrects the share that cannot be read off:
+the memory that training process and workers take for themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Self
+
+from autotune.errors import UsageError
+from autotune.system.machine import MachineProfile, count_whole_cpus
+from autotune.trial.protocol import LinearBytes, TrialResult, WorkloadProfile
+from autotune.request import TuningRequest
+from autotune.profiles.schema import Bytes, Count, LimitsRecord, LoaderConfig, Value
+from autotune.units import format_bytes, parse_budget
+
+PAGE_BYTES: Final = 4096
+WORKER_BYTES: Final = 24 * 2**20  # private memory of an idle forked worker, torch 2.13: 15 to 25 MiB
+BASE_FILES: Final = 64  # interpreter, libraries, the user's own; measured 30 to 50
+WORKER_FILES: Final = 6  # queue, sentinel and resource-sharer ends per worker in the parent
+MOST_WORKERS: Final = 64
+MEMORY_RESERVE: Final = 0.03  # of physical memory that must stay free whatever the budget says
+RESOURCES: Final = ("memory", "shm", "files", "gpu")  # by the names of their constraints
+
+
+class Limits(Value):
+    """Budgets for everything one training process and its workers use on this host.
+
+    Attributes:
+        memory_bytes: Host memory.
+        reserve_bytes: Host memory that must stay available to others.
+        shm_bytes: /dev/shm.
+        nofile: Open files of one process.
+        gpu_bytes: Device memory; None on the CPU.
+        max_workers: Upper bound of num_workers.
+    """
+
+    memory_bytes: Bytes
+    reserve_bytes: Bytes
+    shm_bytes: Bytes
+    nofile: Count
+    gpu_bytes: Bytes | None = None
+    max_workers: Count = MOST_WORKERS
+
+    def record(self) -> LimitsRecord:
+        """Give the part that is written into the profile."""
+        return LimitsRecord(**self.model_dump(exclude={"reserve_bytes"}))
+
+
+class Violation(Value):
+    """One limit that a configuration would break, or broke."""
+
+    resource: str
+    needed: float
+    limit: float
+
+    def describe(self) -> str:
+        """Say it with the number against the limit."""
+        if self.resource == "open files":
+            return f"{self.resource}: {self.needed:,.0f} needed of {self.limit:,.0f}"
+        return f"{self.resource}: {format_bytes(self.needed)} needed of {format_bytes(self.limit)}"
+
+
+class Demand(Value):
+    """What a configuration is expected to use at its peak."""
+
+    memory_bytes: Bytes
+    shm_bytes: Bytes
+    files: Count
+    gpu_bytes: Bytes = 0
+
+    def find_violations(self, limits: Limits) -> tuple[Violation, ...]:
+        """List the limits that this demand breaks."""
+        pairs = (
+            ("host memory", self.memory_bytes, limits.memory_bytes),
+            ("/dev/shm", self.shm_bytes, limits.shm_bytes),
+            ("open files", self.files, limits.nofile),
+            ("device memory", self.gpu_bytes, self.gpu_bytes if limits.gpu_bytes is None else limits.gpu_bytes),
+        )
+        return tuple(
+            Violation(resource=name, needed=needed, limit=limit) for name, needed, limit in pairs if needed > limit
+        )
+
+    def constraints(self, limits: Limits) -> dict[str, float]:
+        """Give Optuna's constraints: how far over (positive) or under each limit, as a share of it."""
+        used = (self.memory_bytes, self.shm_bytes, self.files, self.gpu_bytes)
+        budgets = (limits.memory_bytes, limits.shm_bytes, limits.nofile, limits.gpu_bytes)
+        return {
+            name: needed / max(1, budget) - 1 if budget is not None else -1.0
+            for name, needed, budget in zip(RESOURCES, used, budgets, strict=True)
+        }
+
+
+class OwnPeak(Value):
+    """What the processes of a trial used at their peak, the batches left out: the training process, and its workers."""
+
+    workers: Count
+    own_bytes: Bytes
+
+
+class DemandModel(Value):
+    """Predicts a configuration's demand; `learn` returns a better one.
+
+    Attributes:
+        base_bytes: Memory of the training process itself, at least.
+        worker_bytes: Private memory of one worker, at least.
+        peaks: Of trials that used more than was predicted, one for each number of workers.
+        sample_bytes: Bytes of tensors per sample.
+        batch_tensors: Tensors in a batch.
+        probe_batch_size: Batch size when the configuration leaves batching to the user's code.
+        pinning: Whether pin_memory has an effect on the device in use.
+        gpu_bytes: Device memory that the allocator holds for a step.
+    """
+
+    base_bytes: Bytes
+    worker_bytes: Bytes = WORKER_BYTES
+    peaks: tuple[OwnPeak, ...] = ()
+    sample_bytes: Bytes
+    batch_tensors: Count
+    probe_batch_size: Count
+    pinning: bool = False
+    gpu_bytes: LinearBytes = LinearBytes()
+
+    @classmethod
+    def from_workload(cls, workload: WorkloadProfile) -> Self:
+        """Start from what the probe saw."""
+        return cls(
+            base_bytes=workload.rss_bytes,
+            sample_bytes=workload.sample_bytes,
+            batch_tensors=workload.batch_tensors,
+            probe_batch_size=workload.probe_batch_size,
+            pinning=workload.pinning,
+            gpu_bytes=workload.gpu_bytes,
+        )
+
+    def predict(self, config: LoaderConfig) -> Demand:
+        """Predict the peak demand of a configuration.
+
+        Args:
+            config: The configuration.
+
+        Returns:
+            Bytes and files for the whole process tree.
+        """
+        loader = config.dataloader
+        batch_bytes = self._batch_bytes(config)
+        gpu_bytes = self._predict_gpu(config, batch_bytes)
+        if loader.num_workers == 0:
+            memory_bytes = self.base_bytes + 2 * (batch_bytes + self._pinned_bytes(config))
+            return Demand(memory_bytes=memory_bytes, shm_bytes=0, files=BASE_FILES, gpu_bytes=gpu_bytes)
+        live = count_live_batches(config)
+        shm_bytes = live * batch_bytes
+        held = live * self.batch_tensors if config.process.sharing_strategy == "file_descriptor" else 0
+        return Demand(
+            memory_bytes=self._predict_own(loader.num_workers)
+            + loader.num_workers * batch_bytes
+            + max(shm_bytes, live * self._pinned_bytes(config)),
+            shm_bytes=shm_bytes,
+            files=BASE_FILES + WORKER_FILES * loader.num_workers + held,
+            gpu_bytes=gpu_bytes,
+        )
+
+    def _predict_own(self, workers: int) -> int:
+        """Predict what training process and workers use beside the batches.
+
+        Of all pairs of a base and a share for each worker that account for every peak, the one that exceeds them least.
+        One peak alone does not tell the two apart; then it is the pair that promises least: a prediction that is too
+        low costs a trial, one that is too high rules out what nobody will try.
+        """
+        bases = {share: self._explain_peaks(share) for share in self._list_shares()}
+        shown = sum(peak.workers for peak in self.peaks)
+        _, own_bytes = min(
+            (len(self.peaks) * base + shown * share, base + workers * share) for share, base in bases.items()
+        )
+        return own_bytes
+
+    def _explain_peaks(self, share: int) -> int:
+        """Give the base that accounts for every peak where each worker takes so much."""
+        return max([self.base_bytes, *(peak.own_bytes - peak.workers * share for peak in self.peaks)])
+
+    def _list_shares(self) -> list[int]:
+        """List what a worker may take: the least, and the rises from any peak to any other, and to the base."""
+        points = [(0, self.base_bytes), *((peak.workers, peak.own_bytes) for peak in self.peaks)]
+        rises = [(more - less) // (many - few) for few, less in points for many, more in points if many > few]
+        return [self.worker_bytes, *(rise for rise in rises if rise > self.worker_bytes)]
+
+    def _pinned_bytes(self, config: LoaderConfig) -> int:
+        """Give the page-locked memory of a batch; torch rounds each block up to a power of two and keeps it."""
+        if not self.pinning or not config.dataloader.pin_memory or not self.sample_bytes:
+            return 0
+        samples, tensors = config.dataloader.batch_size or self.probe_batch_size, max(1, self.batch_tensors)
+        return tensors * _round_up_to_power(-(-samples * self.sample_bytes // tensors))
+
+    def _predict_gpu(self, config: LoaderConfig, batch_bytes: int) -> int:
+        samples = config.dataloader.batch_size or self.probe_batch_size
+        ahead = 2 * batch_bytes if config.process.device_prefetch else 0
+        return self.gpu_bytes.per_batch(samples) + ahead if self.gpu_bytes != LinearBytes() else 0
+
+    def _batch_bytes(self, config: LoaderConfig) -> int:
+        samples = config.dataloader.batch_size or self.probe_batch_size
+        pages = -(-samples * self.sample_bytes // PAGE_BYTES) + max(1, self.batch_tensors)  # each tensor is rounded up
+        return pages * PAGE_BYTES if self.sample_bytes else 0
+
+    def learn(self, result: TrialResult) -> DemandModel:
+        """Correct what processes use by what a trial used.
+
+        Args:
+            result: A trial with workers whose memory was sampled.
+
+        Returns:
+            A model that would have predicted at least this trial's memory.
+        """
+        return self._learn_gpu(result)._learn_own(result)
+
+    def _learn_gpu(self, result: TrialResult) -> DemandModel:
+        """Raise what a step needs in any case, by what a trial held beyond the prediction."""
+        used = result.measurement.peak_gpu_bytes if result.measurement is not None else 0
+        beyond = used - self.predict(result.config).gpu_bytes
+        if beyond <= 0:
+            return self
+        higher = self.gpu_bytes.model_copy(update={"fixed_bytes": self.gpu_bytes.fixed_bytes + beyond})
+        return self.model_copy(update={"gpu_bytes": higher})
+
+    def _learn_own(self, result: TrialResult) -> DemandModel:
+        workers = result.config.dataloader.num_workers
+        if not workers or not result.peak_host_bytes:
+            return self
+        pinned = count_live_batches(result.config) * self._pinned_bytes(result.config)
+        shared = max(result.peak_shm_bytes, pinned) + workers * self._batch_bytes(result.config)
+        peak = OwnPeak(workers=workers, own_bytes=max(0, result.peak_host_bytes - shared))
+        if peak.own_bytes <= self._predict_own(workers):
+            return self
+        others = (other for other in self.peaks if other.workers != workers)
+        return self.model_copy(update={"peaks": (*others, peak)})
+
+
+def _round_up_to_power(size: int) -> int:
+    """Round up to a power of two."""
+    return 1 << (size - 1).bit_length() if size > 1 else size
+
+
+def count_live_batches(config: LoaderConfig) -> int:
+    """Count the batches that can lie in shared memory at once."""
+    loader = config.dataloader
+    return loader.num_workers * (loader.prefetch_factor or 0) + 2
+
+
+def plan_limits(machine: MachineProfile, request: TuningRequest, workload: WorkloadProfile | None = None) -> Limits:
+    """Turn the user's budgets into bytes on this machine.
+
+    Args:
+        machine: What the machine allows.
+        request: The user's budgets, for the whole host.
+        workload: What the probe found of the accelerator; None before it.
+
+    Returns:
+        Budgets of one of the `world_size` training processes that share the host.
+
+    Raises:
+        UsageError: A budget cannot be read.
+    """
+    share = request.world_size
+    most_workers = max(MOST_WORKERS, 2 * count_whole_cpus(machine.usable_cpus))
+    return Limits(
+        memory_bytes=_parse("--max-memory", request.max_memory, machine.memory_available_bytes) // share,
+        reserve_bytes=int(machine.memory_limit_bytes * MEMORY_RESERVE),
+        shm_bytes=_parse("--max-shm", request.max_shm, machine.shm_free_bytes) // share if machine.shm_writable else 0,
+        nofile=machine.nofile_limit,
+        gpu_bytes=_plan_gpu_bytes(request, workload) if workload is not None else None,
+        max_workers=most_workers if request.max_workers is None else request.max_workers,
+    )
+
+
+def _plan_gpu_bytes(request: TuningRequest, workload: WorkloadProfile) -> int | None:
+    """Take the user's share of the whole device, but never what other processes hold of it."""
+    whole = workload.accelerator.memory_bytes if workload.accelerator is not None else 0
+    if not whole:
+        return None
+    budget = _parse("--max-gpu-memory", request.max_gpu_memory, whole)
+    return min(budget, workload.gpu_room_bytes) if workload.gpu_room_bytes else budget
+
+
+def _parse(option: str, text: str, whole: int) -> int:
+    try:
+        return min(parse_budget(text, whole), whole)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}. Give a share such as 80% or an amount such as 24GiB.") from None

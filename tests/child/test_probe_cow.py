@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from autotune.child.workload_loading import LoadedWorkload
+from autotune.child.probe_cow import describe_copies, fit_copies, foresee_copies, read_anonymous, read_copied
+from autotune.workload import Workload
+from tests.builders import write_files
+
+MIB = 2**20
+SHARED = "Rss: 4000 kB\nAnonymous: 2000 kB\nPss_Anon: 1000 kB\n"
+COPIED = "Rss: 4000 kB\nAnonymous: 2000 kB\nPss_Anon: 1500 kB\n"
+GROWN = "Rss: 5000 kB\nAnonymous: 3000 kB\nPss_Anon: 2000 kB\n"
+
+
+@pytest.mark.parametrize(("later", "copied"), [(SHARED, 0), (COPIED, 1000 * 1024), (GROWN, 0)])
+def test_a_copied_page_is_told_from_one_that_was_allocated(later: str, copied: int, tmp_path: Path) -> None:
+    folders = [
+        write_files(tmp_path / str(number), {"smaps_rollup": text}) for number, text in enumerate((SHARED, later))
+    ]
+    before, after = (read_copied(folder) for folder in folders)
+    assert after - before == copied
+
+
+def test_a_worker_that_has_ended_shares_nothing(tmp_path: Path) -> None:
+    assert read_anonymous(tmp_path) == {"Anonymous": 0, "Pss_Anon": 0}
+
+
+def test_a_forked_process_is_seen_to_copy_what_it_writes_to() -> None:
+    kept = bytearray(b"x" * 64 * MIB)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        before = read_copied(Path("/proc/self"))
+        kept[:: os.sysconf("SC_PAGE_SIZE")] = b"y" * len(kept[:: os.sysconf("SC_PAGE_SIZE")])
+        os.write(writer, str(read_copied(Path("/proc/self")) - before).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert 60 * MIB < int(os.read(reader, 100)) < 70 * MIB
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("looks", "rate"),
+    [([], 0), ([(10, 5)], 0), ([(10, 0), (30, 100)], 5), ([(10, 100), (30, 0)], 0), ([(10, 0), (10, 9)], 0)],
+)
+def test_the_rate_is_taken_from_the_first_look_to_the_last(looks: list[tuple[int, int]], rate: float) -> None:
+    assert fit_copies(looks) == rate
+
+
+def test_a_small_dataset_is_not_watched_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.child.probe_cow.LARGE_HEAP", 2**50)
+    assert foresee_copies(LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(8, 1))))) is None
+
+
+class Raises(Dataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        raise ValueError("no label")
+
+
+def test_a_worker_that_is_watched_in_vain_ends_at_once_and_not_when_garbage_is_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("autotune.child.probe_cow.LARGE_HEAP", 0)
+    gc.collect()
+    before = set(multiprocessing.active_children())
+    gc.disable()
+    try:
+        assert foresee_copies(LoadedWorkload(parts=Workload(dataset=Raises()))) is None
+        assert set(multiprocessing.active_children()) <= before
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+def test_the_warning_gives_the_amount_and_the_way_out() -> None:
+    words = describe_copies(rate=4096, copies=140 * MIB)
+    assert "copy up to 140 MiB" in words
+    assert "3.9 MiB in 1,000 samples" in words
+    assert "8 workers: 1.1 GiB" in words
+    assert "numpy arrays or tensors" in words

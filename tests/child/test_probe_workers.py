@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.multiprocessing import get_sharing_strategy
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+
+from autotune.errors import WorkloadError
+from autotune.child.workload_loading import LoadedWorkload
+from autotune.trial.protocol import Probe
+from autotune.child.probe import profile_workload
+from autotune.profiles.schema import ProcessSettings
+from autotune.child.probe_workers import (
+    count_round_workers,
+    fetch_samples,
+    fit_start,
+    is_duplicated,
+    measure_manager_start,
+    share_first_use,
+    single_thread,
+    take_census,
+    time_handover,
+    time_round,
+)
+from autotune.profiles.worker_init import ShareWatch
+from autotune.workload import Workload
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+def load(dataset: Dataset[object], **parts: object) -> LoadedWorkload:
+    return LoadedWorkload(parts=Workload(dataset=dataset, **parts))  # type: ignore[arg-type]  # as a test names them
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __init__(self, *, sharded: bool, random: bool = False) -> None:
+        self._sharded = sharded
+        self._random = random
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker is not None and self._sharded else (0, 1)
+        for number in range(first, 40, step):
+            yield torch.tensor([number]) + self._random * torch.rand(1)
+
+
+class DrawsAnEpoch(IterableDataset[torch.Tensor]):
+    """Draws as many samples as an epoch is to have, in every worker, as WebDataset's resampled shards do."""
+
+    def __init__(self, asked: str, *, same: bool = False) -> None:
+        self._asked = asked
+        self._same = same
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        known = getattr(worker, self._asked) if worker is not None else None
+        draws = random.Random(0 if worker is None or self._same else f"{worker.seed} {known}")
+        return (torch.tensor([draws.random()]) for _ in range(40))
+
+
+def read_which_worker(worker: int) -> None:
+    """Do as PyTorch's documentation has it where the workers' shares are set up from outside the dataset."""
+    info = get_worker_info()
+    assert info is not None
+    assert worker < info.num_workers
+
+
+class FailsInWorkers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        assert get_worker_info() is None, "only the training process may read this"
+        return torch.zeros(1)
+
+
+class Batches(Dataset[int]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError("it has __getitems__")
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [10 * index for index in indices]
+
+
+def test_a_round_is_timed_and_one_that_fails_in_the_workers_is_unknown() -> None:
+    seconds = time_round(load(TensorDataset(torch.zeros(8, 1))), 2)
+    assert seconds is not None
+    assert seconds > 0
+    assert time_round(load(FailsInWorkers()), 2) is None
+
+
+def test_starting_is_what_a_round_takes_beyond_loading_and_grows_with_the_workers() -> None:
+    cost = fit_start(0.15, 0.45, workers=4, load_seconds=0.02)
+    assert cost is not None
+    assert cost.per_batch(1) == pytest.approx(0.13)
+    assert cost.per_batch(4) == pytest.approx(0.43)
+    assert fit_start(None, 0.45, 4, 0.02) is None
+
+
+def test_a_warm_round_that_happens_to_be_slower_costs_a_fresh_process_nothing() -> None:
+    assert share_first_use(0.2, 0.3, 4, usable_cpus=2) == 0
+    assert share_first_use(None, 0.3, 4, usable_cpus=2) == 0
+    assert share_first_use(0.5, 0.3, 1, usable_cpus=2) == pytest.approx(0.2)
+
+
+def test_samples_are_fetched_as_a_loader_would_fetch_them() -> None:
+    assert fetch_samples(load(Batches()), 3) == [0, 10, 20]
+    assert len(fetch_samples(load(TensorDataset(torch.zeros(5, 1))), 9)) == 5
+    assert [int(sample) for sample in fetch_samples(load(Stream(sharded=True)), 2)] == [0, 1]
+
+
+def test_the_order_of_the_workloads_own_sampler_is_kept() -> None:
+    assert fetch_samples(load(Batches(), sampler=[7, 3]), 2) == [70, 30]
+
+
+def test_handing_over_a_large_batch_costs_more_than_a_small_one() -> None:
+    samples = [torch.zeros(256, 1024)]
+    workload = load(TensorDataset(samples[0]))
+    small, large = (sum(time_handover(workload, samples, size)) for size in (1, 64))
+    assert large > 2 * small > 0
+
+
+def test_an_iterable_dataset_that_does_not_shard_itself_is_found_out() -> None:
+    assert is_duplicated(load(Stream(sharded=False)))
+    assert not is_duplicated(load(Stream(sharded=True)))
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_an_unsharded_dataset_that_is_random_is_found_out_by_its_number_of_samples(sharded: bool) -> None:
+    workload = load(Stream(sharded=sharded, random=True))
+    take_census(workload)
+    assert workload.census.samples == 40
+    assert is_duplicated(workload) is not sharded
+
+
+@pytest.mark.parametrize("asked", ["id", "num_workers"])
+def test_a_dataset_that_asks_which_worker_it_is_in_and_draws_an_epoch_in_each_is_not_taken_for_duplicated(
+    asked: str,
+) -> None:
+    workload = load(DrawsAnEpoch(asked))
+    take_census(workload)
+    assert not is_duplicated(workload)
+    assert workload.census.is_per_worker
+
+
+def test_a_dataset_that_only_seeds_itself_in_each_worker_delivers_its_data_once_more() -> None:
+    workload = load(DrawsAnEpoch("seed"))
+    take_census(workload)
+    assert is_duplicated(workload)
+    assert not workload.census.is_per_worker
+
+
+def test_asking_which_worker_it_is_does_not_excuse_delivering_the_same() -> None:
+    workload = load(DrawsAnEpoch("num_workers", same=True))
+    take_census(workload)
+    assert is_duplicated(workload)
+
+
+def test_shares_that_are_set_up_from_outside_the_dataset_are_asked_for_as_well() -> None:
+    workload = load(Stream(sharded=False, random=True), worker_init_fn=read_which_worker)
+    take_census(workload)
+    assert workload.census.asks_which_worker
+    assert not is_duplicated(workload)
+
+
+def test_a_dataset_with_an_epoch_for_each_worker_is_tuned_with_a_note_that_says_so() -> None:
+    workload = load(DrawsAnEpoch("id"))
+    order = Probe(batch_size=8, largest=8, usable_cpus=1.0)
+    profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
+    assert not profile.duplicated
+    (note,) = profile.notes
+    assert "Each worker delivers an epoch of its own (40 samples)" in note
+    assert "get_worker_info()" in note
+
+
+def test_what_watches_a_worker_travels_to_one_that_is_spawned(tmp_path: Path) -> None:
+    watch = ShareWatch(str(tmp_path / "asked"), read_which_worker)
+    assert pickle.loads(pickle.dumps(watch)) == watch
+
+
+def test_an_epoch_too_long_to_be_counted_leaves_the_census_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.child.probe_workers.CENSUS_SECONDS", 0.0)
+    workload = load(Stream(sharded=True))
+    take_census(workload)
+    assert workload.census.samples is None
+    assert not workload.census.is_exceeded(10**9)
+
+
+def test_a_dataset_that_answers_a_query_with_too_few_samples_is_refused() -> None:
+    class Short(Batches):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return indices[1:]
+
+    with pytest.raises(WorkloadError, match="returned 2 samples for 3 indices"):
+        fetch_samples(load(Short()), 3)
+
+
+def test_a_single_thread_is_given_back_even_after_an_error() -> None:
+    threads = torch.get_num_threads()
+    with pytest.raises(ZeroDivisionError), single_thread():
+        divmod(1, torch.get_num_threads() - 1)
+    assert torch.get_num_threads() == threads
+
+
+def test_starting_the_shared_memory_manager_costs_something_or_nothing_but_never_less() -> None:
+    assert measure_manager_start(usable_cpus=1) >= 0
+
+
+def test_handing_over_is_timed_with_the_strategy_that_most_trials_share_memory_by(tmp_path: Path) -> None:
+    def collate(samples: list[object]) -> torch.Tensor:
+        if get_worker_info() is not None:
+            (tmp_path / get_sharing_strategy()).touch()
+        return torch.zeros(len(samples))
+
+    measure_manager_start(1)
+    time_handover(load(TensorDataset(torch.zeros(8, 1)), collate_fn=collate), [torch.zeros(1)], size=2)
+    assert [path.name for path in tmp_path.iterdir()] == [ProcessSettings().sharing_strategy]
+
+
+def test_what_a_worker_pays_on_few_cpus_is_not_multiplied_by_those_it_may_not_use() -> None:
+    workers = count_round_workers(usable_cpus=2.5)
+    assert workers == 6
+    wall = 0.1 * workers / 2.5  # each worker pays 0.1 s of CPU time
+    assert share_first_use(0.3 + wall, 0.3, workers, usable_cpus=2.5) == pytest.approx(0.1)
+
+
+def test_a_probe_takes_rounds_of_as_many_workers_as_its_share_of_the_cpus_calls_for(tmp_path: Path) -> None:
+    workload = load(TensorDataset(torch.zeros(64, 1)), worker_init_fn=lambda worker: (tmp_path / str(worker)).touch())
+    order = Probe(batch_size=8, largest=8, usable_cpus=1.0)
+    profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]

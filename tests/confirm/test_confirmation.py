@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from autotune.confirm.confirmation import MOST_ROUNDS, ROUNDS, Confirmation
+from autotune.trial.protocol import TrialRequest, TrialResult
+from autotune.confirm.interference import NoiseWatch
+from autotune.search.plan import Plan, make_plan
+from autotune.profiles.schema import LoaderConfig
+from autotune.progress import View
+from tests.builders import make_config, make_limits, make_machine, make_request, make_result, make_workload
+
+Rate = Callable[[LoaderConfig, int], float]
+FEW, MANY = make_config(2), make_config(8)
+
+
+def make_test_plan() -> Plan:
+    return make_plan(make_request(batch_sizes=(32,)), make_machine(), make_workload(), make_limits())
+
+
+def confirm(rate: Rate, watch: NoiseWatch | None = None, measurements: int = 1000) -> Confirmation:
+    """Confirm two finalists by a formula of the configuration and of how often it was measured before.
+
+    There is time for so many measurements.
+    """
+    counts: dict[LoaderConfig, int] = {}
+
+    def run_trial(request: TrialRequest) -> TrialResult:
+        assert request.fresh
+        counts[request.config] = counts.get(request.config, -1) + 1
+        return make_result(request.config, rate(request.config, counts[request.config]))
+
+    def has_time(count: int) -> bool:
+        done = sum(counts.values()) + len(counts)
+        return done + count <= measurements
+
+    confirmation = Confirmation(make_test_plan(), run_trial, View(), watch, has_time)
+    confirmation.run([FEW, MANY])
+    return confirmation
+
+
+def steady(config: LoaderConfig, round_number: int) -> float:
+    return 100.0 + 100.0 * config.dataloader.num_workers
+
+
+def test_a_quiet_machine_needs_three_rounds() -> None:
+    assert confirm(steady).rounds == ROUNDS
+
+
+def test_rounds_of_the_best_that_lie_far_apart_are_followed_by_more() -> None:
+    found = confirm(lambda config, number: steady(config, number) * (1.3 if number % 2 else 1.0))
+    assert found.rounds == MOST_ROUNDS
+
+
+def test_who_is_behind_is_not_measured_again() -> None:
+    found = confirm(steady)
+    assert [finalist.config for finalist in found.finalists] == [MANY]
+    assert len(found.finalists[0].scores) == ROUNDS
+
+
+def confirm_with_failures(failures: int) -> Confirmation:
+    """Confirm two finalists, of which the faster one fails so many times before it works."""
+    left = failures
+
+    def run_trial(request: TrialRequest) -> TrialResult:
+        nonlocal left
+        if request.config == MANY and left:
+            left -= 1
+            return make_result(request.config, kind="workload_failed", message="had its port taken")
+        return make_result(request.config, steady(request.config, 0))
+
+    confirmation = Confirmation(make_test_plan(), run_trial, View())
+    confirmation.run([FEW, MANY])
+    return confirmation
+
+
+def test_a_trial_that_failed_is_looked_at_once_more_before_its_configuration_is_given_up() -> None:
+    found = confirm_with_failures(1)
+    assert [finalist.config for finalist in found.finalists] == [MANY]
+    assert len(found.finalists[0].scores) == ROUNDS
+
+
+def test_a_configuration_that_fails_twice_is_given_up() -> None:
+    assert [finalist.config for finalist in confirm_with_failures(2).finalists] == [FEW]
+
+
+def test_what_of_ours_still_runs_is_ended_before_others_are_looked_at() -> None:
+    order: list[str] = []
+    watch = NoiseWatch(
+        2.0,
+        read=lambda: order.append("read"),
+        sleep=lambda seconds: None,
+        settle=lambda: order.append("settle"),
+    )
+    watch.pause()
+    assert order[0] == "settle"
+
+
+def test_the_conventional_sibling_of_the_best_is_measured_as_often_as_the_best_however_far_behind() -> None:
+    odd, sibling = make_config(8, 4, persistent_workers=True), make_config(8, 2, persistent_workers=True)
+
+    def run_trial(request: TrialRequest) -> TrialResult:
+        return make_result(request.config, 200.0 if request.config == odd else 100.0)
+
+    confirmation = Confirmation(make_test_plan(), run_trial, View())
+    confirmation.run([odd, sibling, MANY])
+    assert {one.config: len(one.scores) for one in confirmation.finalists} == {odd: ROUNDS, sibling: ROUNDS}
+
+
+def test_a_machine_that_slows_down_for_all_is_told_to_the_user() -> None:
+    watch = NoiseWatch(2.0, read=lambda: None, sleep=lambda seconds: None)
+    found = confirm(lambda config, number: steady(config, number) * 0.8**number, watch)
+    assert len(found.noise) == 1
+    assert "slower or faster between rounds" in found.noise[0]
+
+
+@pytest.mark.parametrize("watch", [None, NoiseWatch(2.0, read=lambda: None, sleep=lambda seconds: None)])
+def test_a_quiet_machine_is_not_complained_about(watch: NoiseWatch | None) -> None:
+    assert confirm(steady, watch).noise == ()
+
+
+def flat(config: LoaderConfig, round_number: int) -> float:
+    return 100.0
+
+
+@pytest.mark.parametrize("measurements", range(12))
+def test_no_measurement_is_begun_that_there_is_no_time_for_but_one_of_baseline_and_best(measurements: int) -> None:
+    found = confirm(flat, measurements=measurements)
+    results = [len(entrant.results) for entrant in found.entrants]
+    assert sum(results) <= max(2, measurements)
+    assert [len(entrant.results) > 0 for entrant in found.entrants[:2]] == [True, True]
+    assert found.rounds == max(1, min(ROUNDS, measurements // 3))
+
+
+def test_a_finalist_that_there_was_no_time_for_is_out() -> None:
+    found = confirm(flat, measurements=2)
+    assert [finalist.config for finalist in found.finalists] == [FEW]

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import UserDict, namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import autotune
+from autotune.profiles.device_prefetch import Copy, PlainLane, record_use, send_ahead
+
+CPU = torch.device("cpu")
+
+
+class DiaryLane:
+    """A way to a device that writes down what it is asked to do."""
+
+    def __init__(self) -> None:
+        self.diary: list[str] = []
+
+    def send(self, batch: Any) -> Copy:
+        self.diary.append(f"send {batch}")
+        return Copy(batch)
+
+    def take(self, copy: Copy) -> Any:
+        self.diary.append(f"take {copy.batch}")
+        return copy.batch
+
+
+def test_the_next_batch_is_on_its_way_before_this_one_is_given_out() -> None:
+    lane = DiaryLane()
+    for batch in send_ahead(iter("abc"), lane):
+        lane.diary.append(f"step {batch}")
+    assert lane.diary == [
+        "send a",
+        "send b",
+        "take a",
+        "step a",
+        "send c",
+        "take b",
+        "step b",
+        "take c",
+        "step c",
+    ]
+
+
+@pytest.mark.parametrize("batches", ["", "a"])
+def test_short_epochs_are_whole(batches: str) -> None:
+    assert list(send_ahead(iter(batches), DiaryLane())) == list(batches)
+
+
+def test_an_error_of_the_loader_comes_after_the_batches_before_it() -> None:
+    def fail_third() -> Iterator[str]:
+        yield from "ab"
+        raise OSError("the disk is gone")
+
+    batches = send_ahead(fail_third(), DiaryLane())
+    assert [next(batches), next(batches)] == ["a", "b"]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(batches)
+
+
+def test_an_epoch_can_be_left_early_and_another_one_begun() -> None:
+    loader = autotune.device_prefetch([1, 2, 3], "cpu")
+    for batch in loader:
+        if batch == 2:
+            break
+    assert list(loader) == [1, 2, 3]
+    assert len(loader) == 3
+
+
+def test_without_an_accelerator_batches_stay_where_they_are() -> None:
+    batch = torch.ones(2)
+    (received,) = autotune.device_prefetch([batch], CPU)
+    assert received is batch
+
+
+Pair = namedtuple("Pair", "left right")  # as user code has them
+
+
+@dataclass
+class Labelled:
+    images: torch.Tensor
+    labels: list[torch.Tensor]
+    source: str
+
+
+class Custom:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def to(self, device: torch.device) -> Custom:
+        return Custom(self.tensor.to(device))
+
+
+META = torch.device("meta")  # a device that every build of torch has; nothing is computed there
+
+
+def move(batch: Any) -> Any:
+    (moved,) = send_ahead(iter([batch]), PlainLane(META))
+    return moved
+
+
+def test_nested_batches_keep_their_shape() -> None:
+    one = torch.ones(2)
+    moved = move({"pair": Pair(one, (one, [one])), "labelled": Labelled(one, [one], "web"), "name": "x", "n": 3})
+    assert isinstance(moved["pair"], Pair)
+    assert isinstance(moved["labelled"], Labelled)
+    assert (moved["name"], moved["n"], moved["labelled"].source) == ("x", 3, "web")
+    found = [moved["pair"].left, moved["pair"].right[0], moved["pair"].right[1][0], moved["labelled"].images]
+    assert [tensor.device for tensor in (*found, moved["labelled"].labels[0])] == [META] * 5
+
+
+def test_mappings_keep_their_type() -> None:
+    moved = move(UserDict(images=torch.ones(2)))
+    assert isinstance(moved, UserDict)
+    assert moved["images"].device == META
+
+
+def test_custom_types_move_by_their_own_method() -> None:
+    moved = move([Custom(torch.ones(2))])
+    assert moved[0].tensor.device == META
+
+
+class Diary:
+    """A custom batch, or a tensor's stand-in, that notes which stream uses it."""
+
+    def __init__(self) -> None:
+        self.streams: list[Any] = []
+
+    def record_stream(self, stream: Any) -> None:
+        self.streams.append(stream)
+
+
+def test_a_custom_type_is_told_of_the_stream_that_uses_it() -> None:
+    batch = Diary()
+    record_use(batch, "stream")
+    assert batch.streams == ["stream"]
+
+
+def test_training_code_gets_it_without_the_rest_of_dltune() -> None:
+    code = (
+        "import sys, autotune; autotune.device_prefetch([1], 'cpu'); "
+        "print([name for name in ('optuna', 'pydantic', 'click') if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"

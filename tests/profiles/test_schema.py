@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+from torch.utils.data import DataLoader
+
+from autotune.profiles.schema import DataLoaderSettings, Interval, LoaderConfig, ProcessSettings, TunedFile
+from tests.builders import make_config, make_profile, make_profile_result
+
+FIELDS = st.fixed_dictionaries(
+    {"batch_size": st.none() | st.integers(-1, 40)},
+    optional={
+        "num_workers": st.integers(-1, 3),
+        "prefetch_factor": st.none() | st.integers(-1, 4),
+        "pin_memory": st.booleans(),
+        "persistent_workers": st.booleans(),
+        "in_order": st.booleans(),
+    },
+)
+PROCESSES = st.builds(
+    ProcessSettings,
+    sharing_strategy=st.sampled_from(["file_descriptor", "file_system"]),
+    multiprocessing_context=st.sampled_from([None, "fork", "spawn", "forkserver"]),
+)
+DATA: Any = range(10)  # torch asks for no more than a sequence
+NO_ACCELERATOR = "ignore:.*pin_memory.*no accelerator:UserWarning"
+FEW_CPUS = "ignore:This DataLoader will create:UserWarning"
+
+
+def build(fields: Mapping[str, Any], process: ProcessSettings | None = None) -> LoaderConfig | None:
+    """Build a configuration, or None where the schema refuses it."""
+    try:
+        return LoaderConfig(dataloader=DataLoaderSettings(**fields), process=process or ProcessSettings())
+    except ValidationError:
+        return None
+
+
+def list_numbers(part: Any, place: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """List the numbers in a JSON schema, and where they stand."""
+    if isinstance(part, Mapping) and part.get("type") in ("number", "integer") and "const" not in part:
+        yield place, part
+    inside = part.items() if isinstance(part, Mapping) else enumerate(part) if isinstance(part, list) else ()
+    for name, inner in inside:
+        yield from list_numbers(inner, f"{place}.{name}")
+
+
+def test_every_number_in_the_file_has_bounds() -> None:
+    numbers = list(list_numbers(TunedFile.model_json_schema()))
+    assert len(numbers) > 50
+    assert [place for place, number in numbers if "minimum" not in number or "maximum" not in number] == []
+
+
+@pytest.mark.filterwarnings(NO_ACCELERATOR, FEW_CPUS)
+@given(fields=FIELDS, process=PROCESSES)
+@example(fields={"batch_size": 4, "num_workers": 2, "prefetch_factor": 0}, process=ProcessSettings())
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+def test_settings_are_refused_or_accepted_by_a_real_data_loader(
+    fields: dict[str, Any], process: ProcessSettings
+) -> None:
+    config = build(fields, process)
+    if config is None:
+        return
+    loader: DataLoader[int] = DataLoader(DATA, **config.loader_kwargs())
+    assert loader.num_workers == config.dataloader.num_workers
+    assert loader.in_order == config.dataloader.in_order
+    if config.dataloader.num_workers == 0:
+        assert sum(len(batch) for batch in iter(loader)) == 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"prefetch_factor": 2}, "prefetch_factor needs num_workers"),
+        ({"persistent_workers": True}, "persistent_workers needs num_workers"),
+        ({"in_order": False}, "in_order=False needs num_workers"),
+        ({"num_workers": 2}, "prefetch_factor is required"),
+        ({"num_workers": 2, "prefetch_factor": 0}, "greater than or equal to 1"),
+        ({"num_workers": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_what_no_loader_accepts_is_refused_with_the_reason(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        DataLoaderSettings(batch_size=4, **fields)
+
+
+@given(fields=FIELDS, process=PROCESSES)
+def test_a_configuration_survives_json(fields: dict[str, Any], process: ProcessSettings) -> None:
+    config = build(fields, process)
+    if config is not None:
+        assert LoaderConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_a_profile_survives_json_with_its_schema_under_the_name_that_json_uses() -> None:
+    file = TunedFile(
+        schema_version=1,
+        profiles=(make_profile("a"), make_profile("b", process=ProcessSettings(sharing_strategy="file_system"))),
+    )
+    text = file.model_dump_json(by_alias=True)
+    assert '"$schema":"urn:dltune' in text
+    assert TunedFile.model_validate_json(text) == file
+
+
+def test_a_typo_never_passes_for_a_setting() -> None:
+    with pytest.raises(ValidationError, match="prefetch_facter"):
+        DataLoaderSettings.model_validate({"batch_size": 4, "prefetch_facter": 2})
+
+
+def test_a_value_cannot_be_changed_after_it_was_checked() -> None:
+    settings_ = make_config(2).dataloader
+    with pytest.raises(ValidationError, match="frozen"):
+        settings_.num_workers = 0  # type: ignore[misc]  # this is the mistake under test
+
+
+def test_a_file_of_another_schema_version_is_refused() -> None:
+    with pytest.raises(ValidationError, match="schema_version"):
+        TunedFile.model_validate({"schema_version": 2, "profiles": []})
+
+
+INTERVAL: TypeAdapter[tuple[float, float]] = TypeAdapter(Interval)
+
+
+@given(low=st.floats(), high=st.floats())
+@example(low=0.0, high=float("inf"))
+def test_an_interval_is_refused_when_reversed_and_survives_json_otherwise(low: float, high: float) -> None:
+    try:
+        interval = INTERVAL.validate_python((low, high))
+    except ValidationError:
+        return
+    assert low <= high
+    assert INTERVAL.validate_json(INTERVAL.dump_json(interval)) == interval
+
+
+def test_a_reversed_interval_is_refused_with_both_of_its_bounds() -> None:
+    with pytest.raises(ValidationError, match=r"1\.0 is below the lower bound 2\.0"):
+        make_profile_result(speedup_ci95=(2.0, 1.0))
+
+
+def test_batching_is_left_to_the_training_code_by_leaving_the_batch_size_out() -> None:
+    assert "batch_size" not in make_config(2, batch_size=None).loader_kwargs()
+
+
+def test_the_start_method_is_passed_on_only_where_workers_are_started() -> None:
+    spawn = ProcessSettings(multiprocessing_context="spawn")
+    assert make_config(2, process=spawn).loader_kwargs()["multiprocessing_context"] == "spawn"
+    assert "multiprocessing_context" not in make_config(0, process=spawn).loader_kwargs()

@@ -1,0 +1,77 @@
+"""What a child may say, and what a record may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from autotune.trial.protocol import MOST_WORDS, Failed, Measurement
+from autotune.search.trial_record import TrialRecord
+from tests.builders import make_config, make_result, make_trace
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_seconds": (0.2, 0.1)}, "must ascend"),
+        ({"end_seconds": 0.1}, "before its last batch"),
+        ({"closed_after": 3}, "more batches than it has"),
+        ({"end_seconds": 1e10}, "less than or equal to"),
+        ({"wait_seconds": float("nan")}, "less than or equal to"),
+        ({"samples": 2**63}, "less than or equal to"),
+    ],
+)
+def test_an_epoch_that_no_clock_can_have_shown_is_refused(changes: dict[str, Any], words: str) -> None:
+    trace = make_trace([0.1, 0.1])
+    with pytest.raises(ValidationError, match=words):
+        type(trace).model_validate(trace.model_dump() | changes)
+
+
+@pytest.mark.parametrize(("changes", "words"), [({"samples": 0}, "no sample"), ({"end_seconds": 0.0}, "take no time")])
+def test_a_measurement_of_nothing_is_refused(changes: dict[str, Any], words: str) -> None:
+    trace = make_trace([0.0]).model_dump() | changes
+    document = {"epochs": [trace | {"batch_seconds": []}], "epoch_batches": 1, "stopped": "done"}
+    with pytest.raises(ValidationError, match=words):
+        Measurement.model_validate(document)
+
+
+def test_a_text_that_nobody_would_read_is_cut_in_the_middle() -> None:
+    words = Failed(where="trial", error="start" + "x" * 10**6 + "end").error
+    assert len(words) < MOST_WORDS + 100
+    assert words.startswith("start")
+    assert words.endswith("end")
+    assert "980,008 characters left out" in words
+
+
+def test_a_traceback_is_kept_whole() -> None:
+    assert Failed(where="trial", error="", details="x" * MOST_WORDS).details == "x" * MOST_WORDS
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"config": make_config(3)}, "another configuration"),
+        ({"score": 1e31}, "nothing is that fast"),
+        ({"score": float("inf")}, "less than or equal to"),
+        ({"predicted": -1.0}, "greater than or equal to"),
+        ({"constraints": {"memory": float("nan")}}, "finite"),
+    ],
+)
+def test_a_record_of_what_was_never_measured_is_refused(changes: dict[str, Any], words: str) -> None:
+    record = make_record(100.0)
+    with pytest.raises(ValidationError, match=words):
+        TrialRecord.model_validate(record.model_dump() | changes)
+
+
+def make_record(score: float) -> TrialRecord:
+    config = make_config(2)
+    return TrialRecord(
+        number=0, config=config, fate="measured", score=score, constraints={}, result=make_result(config, 100.0)
+    )
+
+
+@pytest.mark.parametrize(("score", "is_feasible"), [(100.0, True), (1e-300, False), (0.0, False)])
+def test_a_trial_that_delivered_nothing_does_not_work_whatever_it_is_called(score: float, is_feasible: bool) -> None:
+    assert make_record(score).is_feasible == is_feasible

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.trial.statistics import student_t
+from autotune.trial.throughput import bound_samples_per_second, estimate, measure_steady
+from tests.builders import make_config, make_measurement, make_measurement_of, make_trace
+
+PACE = 0.1
+
+
+@given(
+    workers=st.integers(1, 8),
+    prefetch=st.integers(1, 4),
+    queue_gap=st.floats(0, 1e-4),
+    drain_gap=st.floats(0, 1e-4),
+    rounds=st.integers(2, 20),
+)
+def test_the_batches_of_the_queue_never_count_as_steady(
+    workers: int, prefetch: int, queue_gap: float, drain_gap: float, rounds: int
+) -> None:
+    queue, steady = workers * prefetch, workers * rounds
+    trace = make_trace([queue_gap] * queue + [PACE] * steady + [drain_gap] * queue)
+    found = measure_steady([trace], make_config(workers, prefetch))
+    assert found.batch_seconds == pytest.approx(PACE)
+    assert found.batches == steady
+
+
+@given(workers=st.integers(1, 8), prefetch=st.integers(1, 4), rounds=st.integers(2, 20))
+def test_what_drains_after_an_epoch_was_closed_never_counts_as_steady(workers: int, prefetch: int, rounds: int) -> None:
+    queue = workers * prefetch
+    closed = queue + workers * rounds
+    trace = make_trace([0.0] * queue + [PACE] * (workers * rounds) + [0.0] * queue, closed_after=closed)
+    assert measure_steady([trace], make_config(workers, prefetch)).batch_seconds == pytest.approx(PACE)
+
+
+def test_batches_that_arrive_in_bursts_are_averaged_over_whole_rounds_of_workers() -> None:
+    burst = [4 * PACE, 0.0, 0.0, 0.0]
+    trace = make_trace([0.0] * 8 + burst * 5 + [4 * PACE], closed_after=29)
+    assert measure_steady([trace], make_config(4, 2)).batch_seconds == pytest.approx(PACE)
+
+
+def test_the_first_batch_is_not_steady_without_workers_either() -> None:
+    trace = make_trace([5.0] + [PACE] * 9)
+    assert measure_steady([trace], make_config(0)).batch_seconds == pytest.approx(PACE)
+
+
+def test_epochs_shorter_than_the_queue_are_paced_by_everything_the_start_included() -> None:
+    trace = make_trace([1.0, 0.1, 0.1], turnover_seconds=0.2)
+    assert measure_steady([trace], make_config(8, 4)).batch_seconds == pytest.approx(1.4 / 3)
+
+
+def test_the_error_of_a_steady_pace_is_known_only_from_four_blocks_on() -> None:
+    gaps = [0.1, 0.1, 0.2, 0.2] * 4
+    assert measure_steady([make_trace(gaps[:4])], make_config(0)).half_width is None
+    found = measure_steady([make_trace([1.0, *gaps])], make_config(0))
+    assert found.half_width == pytest.approx(student_t(7) * 0.05 * math.sqrt(8 / 7) / math.sqrt(8))
+
+
+def test_a_truncated_epoch_is_completed_at_its_steady_pace() -> None:
+    trace = make_trace([PACE] * 10, closed_after=10)
+    found = estimate(make_measurement(trace, epoch_batches=100), make_config(0), epochs=1)
+    assert found.epoch_seconds == pytest.approx(100 * PACE)
+    assert found.samples_per_second == pytest.approx(32 / PACE)
+
+
+def test_a_full_queue_does_not_flatter_a_truncated_epoch() -> None:
+    config = make_config(4, 4)
+    trace = make_trace([1.0] + [0.0] * 15 + [PACE] * 20, closed_after=36)
+    found = estimate(make_measurement(trace, epoch_batches=1000), config, epochs=1)
+    assert found.samples_per_second == pytest.approx(1000 * 32 / (1.0 + 20 * PACE + 964 * PACE))
+
+
+def test_the_first_epoch_counts_once_and_the_later_ones_for_all_others() -> None:
+    cold, warm = make_trace([2.0] + [PACE] * 9), make_trace([PACE] * 10)
+    found = estimate(make_measurement(cold, warm, warm, epoch_batches=10), make_config(0), epochs=5)
+    assert found.epoch_seconds == pytest.approx(1.0)
+    assert found.samples_per_second == pytest.approx(5 * 320 / (2.9 + 4 * 1.0))
+
+
+@given(turnover=st.floats(0.01, 10), epochs=st.integers(1, 100))
+def test_turning_over_between_epochs_lowers_the_score(turnover: float, epochs: int) -> None:
+    def score(turnover_seconds: float) -> float:
+        trace = make_trace([PACE] * 10, turnover_seconds)
+        return estimate(make_measurement(trace, trace, epoch_batches=10), make_config(0), epochs).samples_per_second
+
+    assert score(turnover) < score(0.0)
+    assert score(turnover) == pytest.approx(320 / (1.0 + turnover))
+
+
+def test_the_turn_over_seen_in_short_epochs_counts_for_the_real_number_of_epochs() -> None:
+    long = make_trace([PACE] * 50, closed_after=50)
+    mini = make_trace([1.0] + [PACE] * 5, closed_after=6)
+    measurement = make_measurement(long, mini, epoch_batches=50)
+    once = estimate(measurement, make_config(0), epochs=1).samples_per_second
+    often = estimate(measurement, make_config(0), epochs=50).samples_per_second
+    assert once == pytest.approx(1600 / 5.0)
+    assert often == pytest.approx(50 * 1600 / (5.0 + 49 * (1.5 + 44 * PACE)))
+
+
+def test_an_epoch_of_unknown_length_is_scored_by_its_steady_pace_alone() -> None:
+    trace = make_trace([3.0] + [PACE] * 20, turnover_seconds=5.0, closed_after=21)
+    found = estimate(make_measurement(trace, epoch_batches=None), make_config(0), epochs=10)
+    assert found.samples_per_second == pytest.approx(32 / PACE)
+
+
+def test_a_pace_without_an_error_makes_an_endless_run_infinitely_uncertain() -> None:
+    trace = make_trace([PACE] * 2, closed_after=2)
+    found = estimate(make_measurement(trace, epoch_batches=None), make_config(0), epochs=10)
+    assert found.relative_error == math.inf
+
+
+def test_the_share_of_waiting_is_taken_over_all_epochs() -> None:
+    traces = (make_trace([PACE] * 10, wait_seconds=0.9), make_trace([PACE] * 30, wait_seconds=0.1))
+    found = estimate(make_measurement(*traces, epoch_batches=30), make_config(0), epochs=3)
+    assert found.wait_fraction == pytest.approx(1.0 / 4.0)
+
+
+@given(rate=st.floats(0.1, 1e6), epochs=st.integers(1, 1000))
+def test_a_steady_run_has_the_same_throughput_whatever_its_length(rate: float, epochs: int) -> None:
+    assert estimate(make_measurement_of(rate), make_config(0), epochs).samples_per_second == pytest.approx(rate)
+
+
+def test_more_equal_epochs_make_an_estimate_more_certain() -> None:
+    trace = make_trace([PACE] * 10)
+    errors = [
+        estimate(make_measurement(*[trace] * count, epoch_batches=10), make_config(0), 10).relative_error
+        for count in (2, 4, 8)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > errors[-1]
+
+
+def test_epochs_that_differ_make_an_estimate_less_certain() -> None:
+    calm = [make_trace([PACE] * 10)] * 4
+    wild = [make_trace([PACE * factor] * 10) for factor in (0.5, 1.5, 0.5, 1.5)]
+    measured = [make_measurement(*traces, epoch_batches=10) for traces in (calm, wild)]
+    calm_error, wild_error = (estimate(one, make_config(0), 10).relative_error for one in measured)
+    assert wild_error > 3 * calm_error
+
+
+def test_a_measurement_is_precise_exactly_up_to_its_own_error() -> None:
+    measurement = make_measurement(*[make_trace([PACE] * 10)] * 4, epoch_batches=10)
+    error = estimate(measurement, make_config(0), 10).relative_error
+    assert estimate(measurement, make_config(0), 10).is_precise(error)
+    assert not estimate(measurement, make_config(0), 10).is_precise(error * 0.99)
+
+
+@given(
+    gaps=st.lists(st.floats(1e-3, 1.0), min_size=3, max_size=60),
+    turnover=st.floats(0, 2),
+    epochs=st.integers(1, 20),
+    workers=st.sampled_from([0, 4]),
+)
+def test_a_whole_epoch_with_a_slow_start_never_scores_above_its_own_bound(
+    gaps: list[float], turnover: float, epochs: int, workers: int
+) -> None:
+    trace = make_trace(sorted(gaps, reverse=True)[:1] + gaps, turnover)
+    config = make_config(workers, 8)  # with workers, so short an epoch has no steady part
+    measurement = make_measurement(trace, epoch_batches=trace.batches)
+    bound = bound_samples_per_second(trace, config, trace.batches)
+    assert bound >= estimate(measurement, config, epochs).samples_per_second * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2])
+def test_nothing_is_out_of_reach_after_fewer_than_three_batches(batches: int) -> None:
+    assert bound_samples_per_second(make_trace([9.0] * batches), make_config(0), None) == math.inf
+
+
+def test_an_epoch_whose_queue_is_still_being_handed_out_has_no_bound() -> None:
+    trace = make_trace([1.0] * 10, closed_after=10)
+    assert bound_samples_per_second(trace, make_config(4, 4), 1000) == math.inf
+
+
+def test_an_incomplete_last_batch_never_counts_as_a_full_one() -> None:
+    trace = make_trace([PACE] * 3, closed_after=3, samples_per_batch=512)
+    measurement = make_measurement(trace, epoch_batches=6).model_copy(update={"epoch_samples": 3000})
+    found = estimate(measurement, make_config(0, batch_size=512), epochs=4)
+    assert found.samples_per_second == pytest.approx(3000 / (6 * PACE))
+
+
+def test_an_epoch_cut_short_that_ends_on_a_batch_as_short_as_a_whole_one_is_completed_with_full_ones() -> None:
+    """Where a batch takes as long as it has samples, the throughput is that of its samples, whatever the last one's."""
+    short = 440 / 512
+    trace = make_trace([PACE] * 3 + [short * PACE], closed_after=3)
+    trace = trace.model_copy(update={"samples": 3 * 512 + 440})
+    measurement = make_measurement(trace, epoch_batches=6).model_copy(update={"epoch_samples": 3000})
+    found = estimate(measurement, make_config(0, batch_size=512), epochs=1)
+    assert found.samples_per_second == pytest.approx(512 / PACE)
