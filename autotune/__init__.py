@@ -10,24 +10,24 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from autotune.confirm.profile_builder import TuningResult
     from autotune.errors import DltuneError
-    from autotune.profiles.export import Export, export
-    from autotune.confirm.profile_builder import Outcome
     from autotune.profiles.device_prefetch import device_prefetch
+    from autotune.profiles.export import Export, export
     from autotune.profiles.load import TunedLoader, load
+    from autotune.profiles.schema import TunedFile, TunedProfile
     from autotune.request import TuningRequest, WorkloadRequest
-    from autotune.profiles.schema import TunedConfig, TunedFile
     from autotune.tuning import tune
     from autotune.workload import Workload
 
 __all__ = [
     "DltuneError",
     "Export",
-    "Outcome",
-    "TunedConfig",
     "TunedFile",
     "TunedLoader",
+    "TunedProfile",
     "TuningRequest",
+    "TuningResult",
     "Workload",
     "WorkloadRequest",
     "device_prefetch",
@@ -39,8 +39,8 @@ __all__ = [
 _HOMES: Final = {
     "DltuneError": "autotune.errors",
     "Export": "autotune.profiles.export",
-    "Outcome": "autotune.confirm.profile_builder",
-    "TunedConfig": "autotune.profiles.schema",
+    "TuningResult": "autotune.confirm.profile_builder",
+    "TunedProfile": "autotune.profiles.schema",
     "TunedFile": "autotune.profiles.schema",
     "TunedLoader": "autotune.profiles.load",
     "TuningRequest": "autotune.request",

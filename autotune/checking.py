@@ -8,28 +8,21 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
-from autotune.profiles.compare import measure_width
-from autotune.confirm.confirmation import Confirmation, Contestant
+from autotune.config import FrozenModel, Interval, Rate
+from autotune.confirm.confirmation import Confirmation, ConfirmationRuns
 from autotune.errors import UsageError
+from autotune.profiles.compare import measure_width
 from autotune.profiles.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
-from autotune.search.plan import Plan
-from autotune.profiles.schema import (
-    Baseline,
-    Hardware,
-    Interval,
-    LoaderConfig,
-    Rate,
-    Software,
-    TunedConfig,
-    Value,
-    WorkloadIdentity,
-)
+from autotune.profiles.schema import Baseline, TunedProfile, WorkloadIdentity
+from autotune.system.hardware import Hardware, Software
 from autotune.system.versions import read_start_method, read_torch
 
-KEPT: Final = 0.9  # of what was promised, or of the baseline; a profile that surely reaches less is tuned anew
+MIN_PROMISE_RATIO: Final = (
+    0.9  # of what was promised, or of the baseline; a profile that surely reaches less is tuned anew
+)
 
 
-class Remeasured(Value):
+class Remeasurement(FrozenModel):
     """What a profile reaches now.
 
     Attributes:
@@ -54,7 +47,7 @@ class Remeasured(Value):
     noise: tuple[str, ...] = ()
 
 
-class Fitness(Value):
+class CheckResult(FrozenModel):
     """What a check found.
 
     Attributes:
@@ -69,19 +62,19 @@ class Fitness(Value):
     fits: bool
     reasons: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
-    remeasured: Remeasured | None = None
+    remeasured: Remeasurement | None = None
 
 
 def check_profile(
-    profile: TunedConfig,
+    profile: TunedProfile,
     here: Hardware,
     *,
     software: Software | None = None,
     workload: WorkloadIdentity | None = None,
     most_age_seconds: float | None = None,
     now: datetime | None = None,
-    remeasured: Remeasured | None = None,
-) -> Fitness:
+    remeasured: Remeasurement | None = None,
+) -> CheckResult:
     """Compare a profile with what is at hand.
 
     Args:
@@ -103,7 +96,7 @@ def check_profile(
         *compare_age(profile.created_at, now or datetime.now(UTC), most_age_seconds),
     ]
     reasons = (*_describe(found, decides=True), *_judge(remeasured))
-    return Fitness(
+    return CheckResult(
         profile=profile.name,
         fits=not reasons,
         reasons=reasons,
@@ -116,15 +109,15 @@ def _describe(differences: Iterable[Difference], *, decides: bool) -> tuple[str,
     return tuple(difference.describe() for difference in differences if difference.decides is decides)
 
 
-def _judge(found: Remeasured | None) -> tuple[str, ...]:
+def _judge(found: Remeasurement | None) -> tuple[str, ...]:
     """Say why a profile that was measured again does not hold."""
     if found is None:
         return ()
     if found.samples_per_second == 0:
         return ("it does not run any more",)
-    if found.speedup is not None and found.speedup_ci95 is not None and found.speedup_ci95[1] < KEPT:
+    if found.speedup is not None and found.speedup_ci95 is not None and found.speedup_ci95[1] < MIN_PROMISE_RATIO:
         return (f"it is slower than the baseline: {_describe_share(found.speedup, found.speedup_ci95)} times as fast",)
-    if found.kept_ci95 is not None and found.kept_ci95[1] < KEPT:
+    if found.kept_ci95 is not None and found.kept_ci95[1] < MIN_PROMISE_RATIO:
         beside = "" if found.machine_change is None else ", after what the baseline itself changed"
         return (f"it keeps {_describe_share(found.kept, found.kept_ci95)} of what it promises{beside}",)
     return ()
@@ -134,24 +127,23 @@ def _describe_share(share: float, interval: Interval) -> str:
     return f"{share:.2f} [{interval[0]:.2f}-{interval[1]:.2f}]"
 
 
-def remeasure(confirmation: Confirmation, profile: TunedConfig) -> Remeasured:
-    """Measure a profile and its baseline again, in turn and in fresh processes.
+def judge_remeasured(final: Confirmation, profile: TunedProfile) -> Remeasurement:
+    """Say what a profile reaches now.
 
     Args:
-        confirmation: Prepared for the plan of the profile's request.
+        final: Rounds of the profile's configuration and its baseline.
         profile: The profile.
 
     Returns:
-        What it reaches now.
+        What it reaches, against what it promised.
     """
-    confirmation.run([profile.config])
-    baseline = confirmation.baseline
-    ours = next(entrant for entrant in confirmation.entrants if entrant.config == profile.config)
+    baseline = final.baseline
+    ours = next(entrant for entrant in final.entrants if entrant.config == profile.config)
     comparable = ours is not baseline and ours.rate > 0 and baseline.rate > 0
     ratio, interval = ours.compare(baseline) if comparable else (None, None)
     change = _measure_change(baseline, profile.result.baseline)
     kept, kept_interval = _compare_with_promise(ours, profile, change, ratio, interval)
-    return Remeasured(
+    return Remeasurement(
         samples_per_second=ours.rate,
         promised=profile.result.samples_per_second,
         speedup=ratio,
@@ -159,20 +151,24 @@ def remeasure(confirmation: Confirmation, profile: TunedConfig) -> Remeasured:
         kept=kept,
         kept_ci95=kept_interval,
         machine_change=change,
-        noise=confirmation.noise,
+        noise=final.noise,
     )
 
 
-def _measure_change(now: Contestant, then: Baseline | None) -> float | None:
+def _measure_change(now: ConfirmationRuns, then: Baseline | None) -> float | None:
     """Give the baseline's throughput over what it was; None where it is another one, or was not measured twice."""
     if then is None or not then.samples_per_second or not now.rate:
         return None
-    is_same = LoaderConfig(dataloader=then.dataloader, process=then.process) == now.config
+    is_same = then.config == now.config
     return now.rate / then.samples_per_second if is_same else None
 
 
 def _compare_with_promise(
-    ours: Contestant, profile: TunedConfig, change: float | None, speedup: float | None, interval: Interval | None
+    ours: ConfirmationRuns,
+    profile: TunedProfile,
+    change: float | None,
+    speedup: float | None,
+    interval: Interval | None,
 ) -> tuple[float, Interval | None]:
     """Give the share of the promise that is kept, and its interval; less what the baseline itself changed."""
     was = profile.result
@@ -195,20 +191,7 @@ def _divide(
     return ratio, (ratio / factor, ratio * factor)
 
 
-def identify_workload(plan: Plan) -> WorkloadIdentity:
-    """Give the identity of the workload that a probe has just looked at."""
-    request, workload = plan.request.workload, plan.workload
-    return WorkloadIdentity(
-        dataset=request.dataset,
-        dataset_args=request.dataset_args,
-        samples=workload.samples,
-        sample_bytes=workload.sample_bytes,
-        step=request.describe_step(),
-        kind=workload.kind,
-    )
-
-
-def read_software(profile: TunedConfig) -> Software:
+def read_software(profile: TunedProfile) -> Software:
     """Read the versions at hand without importing torch.
 
     Args:

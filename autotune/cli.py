@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.errors import UsageError
-from autotune.commands.errors import INTERRUPTED, NOTHING_MEASURED, print_result, report_errors
+from autotune.commands.errors import INTERRUPTED, NOTHING_MEASURED, exit_on_error, print_result
 from autotune.commands.files import COMMANDS, TRUST
-from autotune.system.signals import finish_first, interrupt_on_signals
 from autotune.commands.manual import EPILOGS
 from autotune.commands.params import (
     Assignment,
@@ -28,11 +26,13 @@ from autotune.commands.params import (
     name_parameters,
     read_project_options,
 )
+from autotune.errors import UsageError
+from autotune.system.signals import defer_interrupts, raise_on_signals
 
 if TYPE_CHECKING:
+    from autotune.profiles.schema import TunedProfile
+    from autotune.progress import ProgressListener
     from autotune.request import TuningRequest
-    from autotune.profiles.schema import TunedConfig
-    from autotune.progress import View
 
 
 class TuneByDefault(click.Group):
@@ -151,7 +151,7 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     if options["print_config"]:
         _print_config(ctx)
         return
-    with report_errors(interrupted=NOTHING_MEASURED):
+    with exit_on_error(interrupted=NOTHING_MEASURED):
         request = build_request(options)
         if options["dry_run"]:
             _print_plan(request)
@@ -193,28 +193,31 @@ def retune(
     The dataset and the step that FILE names are imported and called, and the storage that it names is opened, as make
     runs a Makefile: retune files of your own, or read them first.
     """
-    with report_errors(interrupted=NOTHING_MEASURED):
-        from autotune.system.machine import read_machine
-        from autotune.profiles.load import describe_here, list_profiles, pick_fitting
+    with exit_on_error(interrupted=NOTHING_MEASURED):
+        from autotune.profiles.load import describe_local_hardware, list_profiles, pick_fitting
         from autotune.profiles.trust import refuse_what_others_may_write
-        from autotune.search.warm_start import ask_again
+        from autotune.search.warm_start import rebuild_request
+        from autotune.system.machine import read_machine
 
         if not trust:
             refuse_what_others_may_write(file)
         machine = read_machine()
         earlier, _ = pick_fitting(list_profiles(file, profile), machine)
-        request = ask_again(earlier, describe_here(machine, earlier), output or str(file), trials, storage)
+        request = rebuild_request(
+            earlier, describe_local_hardware(machine, earlier), output or str(file), trials, storage
+        )
         _run(request, options, earlier)
 
 
-def _run(request: TuningRequest, options: dict[str, Any], earlier: TunedConfig | None = None) -> None:
+def _run(request: TuningRequest, options: dict[str, Any], earlier: TunedProfile | None = None) -> None:
     """Tune and print the result."""
     from autotune.report.text import describe_outcome
     from autotune.tuning import tune
 
-    with interrupt_on_signals(), _make_view(request, options) as view:
-        outcome = tune(request, view=view, earlier=earlier)
-        with finish_first():
+    with raise_on_signals():
+        with _make_listener(request, options) as progress:
+            outcome = tune(request, progress=progress, earlier=earlier)
+        with defer_interrupts():
             text = (
                 outcome.profile.model_dump_json(indent=2)
                 if options["as_json"]
@@ -231,11 +234,11 @@ def _run(request: TuningRequest, options: dict[str, Any], earlier: TunedConfig |
         sys.exit(INTERRUPTED)
 
 
-def _make_view(request: TuningRequest, options: dict[str, Any]) -> View:
+def _make_listener(request: TuningRequest, options: dict[str, Any]) -> ProgressListener:
     if options["quiet"]:
-        from autotune.progress import View
+        from autotune.progress import ProgressListener
 
-        return View()
+        return ProgressListener()
     from autotune.commands.display import LiveDisplay, PlainDisplay
 
     display = LiveDisplay if sys.stderr.isatty() else PlainDisplay
@@ -258,10 +261,10 @@ def _print_config(ctx: click.Context) -> None:
 def _print_plan(request: TuningRequest) -> None:
     """Probe, plan, and show what would be tried first."""
     from autotune.commands.display import PlainDisplay
-    from autotune.report.text import describe_config
+    from autotune.knobs import describe_config
     from autotune.tuning import plan_only
 
-    plan = plan_only(request, view=PlainDisplay(request))
+    plan = plan_only(request, progress=PlainDisplay(request))
     click.echo(f"Would try at most {request.trials} configurations, these first:")
     for config in plan.first_configs():
         click.echo(f"  {describe_config(config)}  predicted {plan.predict(config):,.0f}/s")

@@ -12,9 +12,14 @@ class DltuneError(Exception):
 
     Attributes:
         exit_code: What the `dltune` process exits with when this error ends it.
+        details: The traceback or the end of the captured output; empty when there is none.
     """
 
     exit_code = 1
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class UsageError(DltuneError):
@@ -24,17 +29,9 @@ class UsageError(DltuneError):
 
 
 class WorkloadError(DltuneError):
-    """The user's own code (factory, dataset, collate or step) failed where no configuration could help.
-
-    Attributes:
-        details: The traceback or the end of the captured output; empty when there is none.
-    """
+    """The user's own code (factory, dataset, collate or step) failed where no configuration could help."""
 
     exit_code = 2
-
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details
 
 
 class NoFeasibleConfigError(DltuneError):
@@ -61,7 +58,7 @@ class OutputError(DltuneError):
     exit_code = 1
 
 
-class UnsavedError(OutputError):
+class ResultNotSavedError(OutputError):
     """The tuned file could not be written at the end of a run.
 
     Attributes:

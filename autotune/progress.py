@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from autotune.trial.budgets import Limits
-from autotune.system.machine import MachineProfile
-from autotune.trial.protocol import Progress
-from autotune.search.plan import Plan
-from autotune.search.trial_record import TrialRecord
-from autotune.profiles.schema import LoaderConfig
+if TYPE_CHECKING:  # a listener is told values of every wing, and belongs to none
+    from autotune.config import LoaderConfig
+    from autotune.search.plan import Plan
+    from autotune.search.trial_record import TrialRecord
+    from autotune.system.machine import MachineProfile
+    from autotune.trial.budgets import Budgets
+    from autotune.trial.protocol import ProgressReport
 
 
-class View:
+class ProgressListener:
     """Watches a run and shows nothing. Displays override what they care about.
 
     As a context manager it is closed at the end, however that comes: a display may have taken the terminal over.
@@ -24,7 +25,7 @@ class View:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def show_machine(self, machine: MachineProfile, limits: Limits) -> None:
+    def show_machine(self, machine: MachineProfile, budgets: Budgets) -> None:
         """Called first, with what the machine allows and the budgets."""
 
     def show_plan(self, plan: Plan) -> None:
@@ -33,7 +34,7 @@ class View:
     def show_resumed(self, study: str, trials: int) -> None:
         """Called when `trials` trials of an earlier run are taken over."""
 
-    def show_progress(self, progress: Progress) -> None:
+    def show_progress(self, progress: ProgressReport) -> None:
         """Called often, with what the child is doing."""
 
     def show_start(self, number: int, config: LoaderConfig) -> None:

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from autotune.profiles.schema import BatchSize, SharingStrategy, Value, Workers
+from autotune.config import BatchSize, FrozenModel, SharingStrategy, Workers
+from autotune.errors import UsageError
+from autotune.knobs import KnobName
 from autotune.units import format_seconds
 
 IsolationMode = Literal["auto", "none"]
 SamplerName = Literal["model", "tpe", "gp", "random", "grid"]
-Knob = Literal[
-    "batch_size",
-    "num_workers",
-    "prefetch_factor",
-    "pin_memory",
-    "persistent_workers",
-    "in_order",
-    "sharing_strategy",
-    "device_prefetch",
-]
-KNOBS: Final[tuple[Knob, ...]] = get_args(Knob)  # in the order in which a careful hand would set them
 SEEDS: Final = 2**32  # numpy's generators know no others
-RANGED_KNOBS: Final = ("batch_size", "num_workers", "prefetch_factor")
-
 HIDDEN: Final = "***"  # stands for the password in a storage URL that is shown or written down
 
-MOST_SECONDS: Final = 1e9  # thirty years; no clock here is asked for more
+MAX_SECONDS: Final = 1e9  # thirty years; no clock here is asked for more
 
-Positive = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
+Positive = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 
 
 def _refuse_what_json_cannot_say(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +45,7 @@ Text = Annotated[str, AfterValidator(_refuse_bytes)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(_refuse_what_json_cannot_say)]
 
 
-class WorkloadRequest(Value):
+class WorkloadRequest(FrozenModel):
     """Which workload to tune, and what consumes its batches.
 
     Attributes:
@@ -92,7 +81,7 @@ class WorkloadRequest(Value):
         return "built-in"
 
 
-class TuningRequest(Value):
+class TuningRequest(FrozenModel):
     """Everything that decides how one run of the tuner goes.
 
     Attributes:
@@ -123,8 +112,8 @@ class TuningRequest(Value):
 
     workload: WorkloadRequest
     batch_sizes: tuple[BatchSize, ...] | None = None
-    fixed: dict[Knob, int | bool | SharingStrategy] = Field(default_factory=dict)
-    ranges: dict[Knob, tuple[int, int]] = Field(default_factory=dict)
+    fixed: dict[KnobName, int | bool | SharingStrategy] = Field(default_factory=dict)
+    ranges: dict[KnobName, tuple[int, int]] = Field(default_factory=dict)
     trials: Annotated[int, Field(ge=1)] = 40
     timeout_seconds: Positive | None = None
     trial_seconds: Positive = 3.0
@@ -170,3 +159,29 @@ def hide_password(url: str) -> str:
 def lacks_password(url: str) -> bool:
     """Tell whether a storage URL had a password, which was not written down."""
     return f":{HIDDEN}@" in url or f"={HIDDEN}" in url
+
+
+_IMPORT_STRING: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def check_import_string(option: str, text: str) -> str:
+    """Refuse what cannot be an import string, before anything is started.
+
+    Args:
+        option: Name of the option, for the message.
+        text: What the user gave.
+
+    Returns:
+        The text.
+
+    Raises:
+        UsageError: It is not of the form `pkg.mod:attr`.
+    """
+    if _IMPORT_STRING.fullmatch(text):
+        return text
+    hint = ""
+    if text.endswith(".py") or "/" in text:
+        hint = " Give the module's dotted name, not its file: data/images.py is data.images."
+    elif ":" not in text:
+        hint = f" Is the attribute missing, as in {text}:make_dataset?"
+    raise UsageError(f"{option} {text}: not of the form package.module:attribute.{hint}")

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from autotune.profiles.schema import Value
+from autotune.config import FrozenModel
 from benchmarks.records import Entrant, TunerName, Tuning, WorkloadResult
 from benchmarks.regret import list_finalists, measure_share
 from benchmarks.verdicts import (
@@ -16,7 +16,7 @@ from benchmarks.verdicts import (
 PEERS: Final[tuple[TunerName, ...]] = ("dltune", "random", "loadtune", "hand")
 
 
-class Comparison(Value):
+class Comparison(FrozenModel):
     """What each tuner's choice gives on a workload.
 
     Attributes:

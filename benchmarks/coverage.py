@@ -13,14 +13,14 @@ import statistics
 from dataclasses import dataclass
 from typing import Final
 
-from autotune.confirm.confirmation import Confirmation
+from autotune.config import LoaderConfig
+from autotune.confirm.confirmation import confirm
 from autotune.confirm.decision import Decision, decide
-from autotune.trial.budgets import Limits
-from autotune.trial.protocol import EpochTrace, Measurement, TrialRequest, TrialResult
+from autotune.knobs import config_from_knobs
+from autotune.progress import ProgressListener
 from autotune.search.plan import Plan
-from autotune.profiles.schema import LoaderConfig
-from autotune.search.space import make_config
-from autotune.progress import View
+from autotune.trial.budgets import Budgets
+from autotune.trial.protocol import EpochTrace, Measurement, TrialRequest, TrialResult
 from benchmarks.traces import TRACES, Trace
 
 RUNS: Final = 2000
@@ -85,16 +85,14 @@ def simulate(plan: Plan, truths: tuple[float, ...], spread: float, seed: int) ->
         rate = rates[request.config] * dice.lognormvariate(0.0, spread)
         return TrialResult(kind="completed", config=request.config, measurement=make_measurement(rate))
 
-    confirmation = Confirmation(plan, run_trial, View())
-    confirmation.run(configs[1:])
-    decision = decide(confirmation.baseline, confirmation.finalists, plan.convention, plan.limits)
+    decision = decide(confirm(plan, configs[1:], run_trial, ProgressListener()), plan.convention, plan.budgets)
     assert decision is not None
     return _judge(decision, rates[decision.config], rates[plan.baseline])
 
 
 def _name_finalist(plan: Plan, number: int) -> LoaderConfig:
     values = {**plan.convention.values, "batch_size": plan.baseline.dataloader.batch_size, "num_workers": number}
-    return make_config(values)
+    return config_from_knobs(values)
 
 
 def _judge(decision: Decision, true: float, true_baseline: float) -> Covered:
@@ -114,7 +112,7 @@ def simulate_many(plan: Plan, truths: tuple[float, ...], spread: float, runs: in
 def make_plan() -> Plan:
     """Make a plan with ample limits; which workload it is for does not matter here."""
     plan = Trace.model_validate_json((TRACES / "tutorial.json").read_text()).plan()
-    ample = Limits(memory_bytes=1 << 40, reserve_bytes=0, shm_bytes=1 << 40, nofile=1 << 20, max_workers=64)
+    ample = Budgets(memory_bytes=1 << 40, reserve_bytes=0, shm_bytes=1 << 40, nofile=1 << 20, max_workers=64)
     return plan.model_copy(update={"limits": ample})
 
 

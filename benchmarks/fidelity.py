@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from autotune.trial.statistics import bound_rounds
-from autotune.report.text import describe_config
-from autotune.profiles.schema import Interval, Value
+from autotune.config import FrozenModel, Interval
+from autotune.knobs import describe_config
+from autotune.trial.statistics import throughput_ci95
 from benchmarks.records import Entrant, WorkloadResult
 from benchmarks.verdicts import (
     Verdict,
@@ -23,7 +23,7 @@ TAIL_ERROR: Final = 0.06  # at the 90th percentile
 COVERAGE: Final = 0.90
 
 
-class Pair(Value):
+class Pair(FrozenModel):
     """A configuration's predictions beside its whole runs.
 
     Attributes:
@@ -106,7 +106,7 @@ def _pair(workload: str, entrant: Entrant) -> Pair:
 
 def state_interval(entrant: Entrant) -> Interval | None:
     """Give the interval that dltune would write down, had these predictions been the rounds of its confirmation."""
-    return bound_rounds(entrant.predicted_rates)
+    return throughput_ci95(entrant.predicted_rates)
 
 
 def judge_fidelity(pairs: Sequence[Pair], fewest: int = FEWEST_PAIRS) -> list[Verdict]:

@@ -23,14 +23,14 @@ from typing import IO, Final
 import psutil
 from pydantic import ValidationError
 
-from autotune.runner.process import Child, Pulse
-from autotune.runner.sandbox import Containment, find_containment
+from autotune.config import FrozenModel, LoaderConfig
+from autotune.runner.process import ProgressTimer, TrialProcess
+from autotune.runner.sandbox import SandboxSupport, detect_sandbox
 from autotune.runner.usage import TREE_SECONDS
-from autotune.trial.budgets import plan_limits
+from autotune.runner.watchdog import Watchdog
 from autotune.system.machine import count_whole_cpus, read_machine
-from autotune.trial.protocol import Hello, Measured, Run, TrialRequest
-from autotune.profiles.schema import LoaderConfig, Value
-from autotune.runner.watchdog import Watch
+from autotune.trial.budgets import plan_budgets
+from autotune.trial.protocol import LoadCommand, TrialCommand, TrialReport, TrialRequest
 from benchmarks.peers import make_command, make_environment, read_study
 from benchmarks.records import Line, list_own_costs, write_text
 from benchmarks.trial import make_request
@@ -57,7 +57,7 @@ FIRST_TRIAL: Final = "trial "
 SEARCH_END: Final = "search ended"
 
 
-class Footprint(Value):
+class Footprint(FrozenModel):
     """What was measured.
 
     Attributes:
@@ -179,7 +179,7 @@ def _read_ready(stream: IO[str]) -> Iterator[str]:
         return
 
 
-def time_ticks(workload: BenchWorkload, containment: Containment) -> tuple[int, dict[str, tuple[float, ...]]]:
+def time_ticks(workload: BenchWorkload, containment: SandboxSupport) -> tuple[int, dict[str, tuple[float, ...]]]:
     """Time the watchdog's ticks over a trial with 64 living workers that have nothing left to do.
 
     Args:
@@ -190,13 +190,13 @@ def time_ticks(workload: BenchWorkload, containment: Containment) -> tuple[int, 
         Processes in the tree, and durations in seconds: of `walking`, `short` and `exact` ticks.
     """
     request = make_request(workload)
-    watch = Watch(limits=plan_limits(read_machine(), request), stall_seconds=60, deadline_seconds=120)
+    watch = Watchdog(budgets=plan_budgets(read_machine(), request), stall_seconds=60, deadline_seconds=120)
     config = as_config({"batch_size": workload.batch_size, "num_workers": WORKERS, "persistent_workers": True})
-    child = Child(request.workload.working_dir, watch.limits, containment, lambda progress: None)
+    child = TrialProcess(request.workload.working_dir, watch.budgets, containment, lambda progress: None)
     try:
-        child.command(Hello(workload=request.workload), watch)
-        answer = child.command(Run(trial=_make_short_trial(config)), watch)
-        assert isinstance(answer, Measured), f"the trial with {WORKERS} workers did not end well: {answer}"
+        child.command(LoadCommand(workload=request.workload), watch)
+        answer = child.command(TrialCommand(trial=_make_short_trial(config)), watch)
+        assert isinstance(answer, TrialReport), f"the trial with {WORKERS} workers did not end well: {answer}"
         return len(psutil.Process(child._process.pid).children(recursive=True)) + 1, _time_kinds(child, watch)
     finally:
         child.end()
@@ -206,7 +206,7 @@ def _make_short_trial(config: LoaderConfig) -> TrialRequest:
     return TrialRequest(config=config, epochs=2, seconds=2.0, fresh=True)
 
 
-def _time_kinds(child: Child, watch: Watch) -> dict[str, tuple[float, ...]]:
+def _time_kinds(child: TrialProcess, watch: Watchdog) -> dict[str, tuple[float, ...]]:
     found: dict[str, list[float]] = {"walking": [], "short": [], "exact": []}
     for number in range(TICKS):
         time.sleep(TREE_SECONDS)  # a walk is due again
@@ -217,17 +217,17 @@ def _time_kinds(child: Child, watch: Watch) -> dict[str, tuple[float, ...]]:
     return {kind: tuple(seconds) for kind, seconds in found.items()}
 
 
-def _time_tick(child: Child, watch: Watch, *, exact: bool = False) -> float:
+def _time_tick(child: TrialProcess, watch: Watchdog, *, exact: bool = False) -> float:
     started = time.perf_counter()
-    watch.judge(child._read(Pulse(), exact=exact))
+    watch.judge(child._read(ProgressTimer(), exact=exact))
     return time.perf_counter() - started
 
 
 def measure_footprint() -> Footprint:
     """Measure everything; about a minute."""
     beside = watch_parent(find_workload(PARENT_WORKLOAD))
-    processes, ticks = time_ticks(find_workload("memory"), Containment())
-    _, walled = time_ticks(find_workload("memory"), find_containment())
+    processes, ticks = time_ticks(find_workload("memory"), SandboxSupport())
+    _, walled = time_ticks(find_workload("memory"), detect_sandbox())
     return Footprint(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         cpus=count_whole_cpus(read_machine().usable_cpus),

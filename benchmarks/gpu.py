@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Final
 
 from autotune import DltuneError
+from autotune.config import LoaderConfig
+from autotune.knobs import describe_config
 from autotune.system.machine import count_whole_cpus, read_machine
-from autotune.report.text import describe_config
-from autotune.profiles.schema import LoaderConfig
 from benchmarks import gpu_report, gpu_tuners
 from benchmarks.gpu_budget import Budget
 from benchmarks.gpu_records import GpuResult

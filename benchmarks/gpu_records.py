@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from autotune.profiles.schema import LoaderConfig, Value
+from autotune.config import FrozenModel, LoaderConfig
 from benchmarks.records import Entrant, WorkloadResult
 from benchmarks.whole_run import Trained
 
 
-class Workplace(Value):
+class Workplace(FrozenModel):
     """What a training process gets ready before it is told to go.
 
     Attributes:
@@ -30,7 +30,7 @@ class Workplace(Value):
     in_worker: bool
 
 
-class DeviceFacts(Value):
+class DeviceFacts(FrozenModel):
     """What the runs were made on.
 
     Attributes:
@@ -50,7 +50,7 @@ class DeviceFacts(Value):
     python: str
 
 
-class Ready(Value):
+class Ready(FrozenModel):
     """What a training process says when it is ready.
 
     Attributes:
@@ -62,7 +62,7 @@ class Ready(Value):
     samples: int
 
 
-class Order(Value):
+class Order(FrozenModel):
     """A run that a training process is told to make.
 
     Attributes:
@@ -76,7 +76,7 @@ class Order(Value):
     most_seconds: float | None = None
 
 
-class Reading(Value):
+class Reading(FrozenModel):
     """What was seen of the device in a run.
 
     Attributes:
@@ -88,7 +88,7 @@ class Reading(Value):
     utilization: tuple[float, ...] = ()
 
 
-class GpuRun(Value):
+class GpuRun(FrozenModel):
     """A whole run: how long each epoch took, and what was seen of the device."""
 
     trained: Trained

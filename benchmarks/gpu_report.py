@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from autotune.report.text import describe_config
-from autotune.profiles.schema import Value
+from autotune.config import FrozenModel
+from autotune.knobs import describe_config
 from benchmarks.comparison import compare_peers, tabulate_comparisons
 from benchmarks.fidelity import Pair, judge_fidelity, pair_up, tabulate_pairs
 from benchmarks.gpu_records import GpuEntrant, GpuResult
@@ -26,7 +26,7 @@ PEERS: Final[tuple[TunerName, ...]] = ("dltune", "defaults", "hand", "loadtune")
 FEWEST_PAIRS: Final = 8
 
 
-class Use(Value):
+class Use(FrozenModel):
     """How busy the device was before and after.
 
     Attributes:

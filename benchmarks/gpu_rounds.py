@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from autotune.report.text import describe_config
-from autotune.profiles.schema import LoaderConfig
+from autotune.config import LoaderConfig
+from autotune.knobs import describe_config
 from benchmarks.gpu_records import GpuEntrant, GpuRun, Order, Ready, Workplace
 from benchmarks.gpu_trainer import Trainee, TrainingError
 from benchmarks.gpu_workloads import GpuWorkload

@@ -28,9 +28,9 @@ from torch.utils.data import DataLoader
 import autotune
 from autotune.child.device import make_clock, read_accelerator, resolve_device, synchronize
 from autotune.child.import_string import import_attribute
+from autotune.config import FrozenModel
 from autotune.system.machine import read_machine
 from autotune.system.nvml import GpuState, open_nvml, read_gpu_state
-from autotune.profiles.schema import Value
 from benchmarks.gpu_records import DeviceFacts, GpuRun, Order, Reading, Ready, Workplace
 from benchmarks.gpu_steps import Step
 from benchmarks.whole_run import Trained, count_samples
@@ -190,7 +190,7 @@ def main() -> None:
         _tell(run)
 
 
-def _tell(value: Value) -> None:
+def _tell(value: FrozenModel) -> None:
     print(value.model_dump_json(), flush=True)
 
 

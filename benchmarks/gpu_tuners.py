@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from autotune.child.import_string import import_attribute
+from autotune.config import LoaderConfig
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.profiles.schema import LoaderConfig
 from benchmarks.gpu_workloads import GpuWorkload, choose_by_hand, choose_defaults, find_workload, shorten
 from benchmarks.peers import ROOT, run_dltune, run_loadtune_on
 from benchmarks.records import Prediction, Tuning

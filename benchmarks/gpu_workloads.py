@@ -6,14 +6,14 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from autotune.profiles.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, Value
+from autotune.config import DataLoaderSettings, FrozenModel, LoaderConfig, ProcessSettings
 from benchmarks.workloads import HAND
 
 WAYS: Final = ((False, False), (True, False), (True, True))  # to the device: pinned or not, copied ahead or not
 QUICK_BATCH: Final = 16
 
 
-class GpuWorkload(Value):
+class GpuWorkload(FrozenModel):
     """One workload.
 
     Attributes:

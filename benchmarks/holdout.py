@@ -19,10 +19,9 @@ from typing import Any, Final, NamedTuple
 
 import optuna
 
-from autotune.search.sampler import loop as exploring
-from autotune.search.sampler import surrogate
+from autotune.config import FrozenModel
 from autotune.request import SamplerName
-from autotune.profiles.schema import Value
+from autotune.search import loop, surrogate
 from benchmarks.replay import Replayed, read_traces, replay
 
 RESULTS: Final = Path("benchmarks/results/holdout.json")
@@ -57,16 +56,16 @@ VARIANTS: Final = (
     Variant("model"),
     Variant("tpe"),
     Variant("random"),
-    *(Variant("model", exploring, "LEAST_GAIN", gain) for gain in (0.003, 0.012)),
-    *(Variant("model", exploring, "FEWEST_TRIALS", trials) for trials in (4, 12)),
-    *(Variant("model", exploring, "PATIENCE", trials) for trials in (5, 20)),
-    *(Variant("model", surrogate, "LEAST_NOISE", noise) for noise in (0.02, 0.08)),
+    *(Variant("model", loop, "MIN_EXPECTED_IMPROVEMENT", gain) for gain in (0.003, 0.012)),
+    *(Variant("model", loop, "MIN_TRIALS", trials) for trials in (4, 12)),
+    *(Variant("model", loop, "PATIENCE_TRIALS", trials) for trials in (5, 20)),
+    *(Variant("model", surrogate, "MIN_NOISE", noise) for noise in (0.02, 0.08)),
     *(Variant("model", surrogate, "WORKERS_SCALE", doublings) for doublings in (0.35, 1.4)),
-    *(Variant("model", surrogate, "SCALES", scales) for scales in ((0.5,), (1.0,), (2.0,))),
+    *(Variant("model", surrogate, "PRIOR_SCALES", scales) for scales in ((0.5,), (1.0,), (2.0,))),
 )
 
 
-class Score(Value):
+class Score(FrozenModel):
     """What a variant reached on one grid, mean over the seeds.
 
     Attributes:

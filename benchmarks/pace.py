@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from autotune.profiles.schema import Value
+from autotune.config import FrozenModel
 from benchmarks.records import WorkloadResult, list_own_costs
 from benchmarks.regret import list_finalists, measure_share
 from benchmarks.verdicts import (
@@ -22,7 +22,7 @@ OWN_SECONDS: Final = 0.1  # a trial
 TIMED_WORKLOAD: Final = "tutorial"  # the one whose time has a target
 
 
-class Pace(Value):
+class Pace(FrozenModel):
     """How long dltune took.
 
     Attributes:

@@ -21,17 +21,17 @@ from typing import Any, Final
 
 import optuna
 
-from autotune import TunedConfig
-from autotune.search.loop import HOPELESS_SHARE, SEARCH_PRECISION, SEARCH_SHARE
-from autotune.trial.budgets import DemandModel, plan_limits
-from autotune.system.machine import read_machine
-from autotune.trial.protocol import RunTrial, TrialRequest
-from autotune.search.plan import Plan, make_plan
-from autotune.search.trial_record import TrialRecord
-from autotune.profiles.schema import LoaderConfig
-from autotune.trial.throughput import estimate
-from autotune.search.study import get_record
+from autotune import TunedProfile
+from autotune.config import LoaderConfig
 from autotune.runner.runner import TrialRunner
+from autotune.search.loop import HOPELESS_SHARE, SEARCH_PRECISION, SEARCH_SHARE
+from autotune.search.plan import Plan, make_plan
+from autotune.search.study import get_record
+from autotune.search.trial_record import TrialRecord
+from autotune.system.machine import read_machine
+from autotune.trial.budgets import ResourceModel, plan_budgets
+from autotune.trial.protocol import RunTrial, TrialRequest
+from autotune.trial.throughput import estimate
 from benchmarks.records import Line, Tuning
 from benchmarks.trial import make_request
 from benchmarks.whole_run import resolve
@@ -96,7 +96,7 @@ def run_dltune(command: Sequence[str]) -> Tuning:
         )
         seconds = time.monotonic() - started
         lines = read_study(Path(folder) / ".dltune" / "studies.db", began)
-    profile = TunedConfig.model_validate_json(finished.stdout)
+    profile = TunedProfile.model_validate_json(finished.stdout)
     return Tuning(
         tuner="dltune",
         config=profile.config,
@@ -160,9 +160,9 @@ def search_at_random(workload: BenchWorkload, seconds: float, seed: int = 0) -> 
     request = make_request(workload, seed)
     with TrialRunner(request.workload, request.stall_seconds) as runner:
         machine = read_machine()
-        limits = plan_limits(machine, request)
-        profile = runner.probe((workload.batch_size, workload.batch_size), limits)
-        plan = make_plan(request, machine, profile, limits)
+        budgets = plan_budgets(machine, request)
+        profile = runner.probe((workload.batch_size, workload.batch_size), budgets)
+        plan = make_plan(request, machine, profile, budgets)
         lines = _try_in_turn(plan, _shuffle_configs(plan, seed), runner.run, started, seconds)
     best = max((line for line in lines if line.completed), key=lambda line: line.score)
     return Tuning(
@@ -177,8 +177,8 @@ def search_at_random(workload: BenchWorkload, seconds: float, seed: int = 0) -> 
 
 def _shuffle_configs(plan: Plan, seed: int) -> list[LoaderConfig]:
     """List the configurations that fit the limits, in random order."""
-    model = DemandModel.from_workload(plan.workload)
-    fitting = [config for config in plan.space.configs() if not model.predict(config).find_violations(plan.limits)]
+    model = ResourceModel.from_workload(plan.workload)
+    fitting = [config for config in plan.space.configs() if not model.predict(config).find_violations(plan.budgets)]
     random.Random(seed).shuffle(fitting)
     return fitting
 

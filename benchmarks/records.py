@@ -11,13 +11,13 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
-from autotune.profiles.schema import Interval, LoaderConfig, Value
+from autotune.config import FrozenModel, Interval, LoaderConfig
 from benchmarks.whole_run import Trained
 
 TunerName = Literal["dltune", "random", "loadtune", "hand", "defaults"]
 
 
-class Line(Value):
+class Line(FrozenModel):
     """One trial of a tuner, as it stands in the tuner's own record.
 
     Attributes:
@@ -39,7 +39,7 @@ class Line(Value):
     timed_seconds: float
 
 
-class Tuning(Value):
+class Tuning(FrozenModel):
     """One run of a tuner, or what a hand sets without one.
 
     Attributes:
@@ -66,7 +66,7 @@ class Tuning(Value):
         return max(known, key=lambda line: line.score).config if known else None
 
 
-class Screened(Value):
+class Screened(FrozenModel):
     """A configuration that was looked at by one short run.
 
     Attributes:
@@ -80,7 +80,7 @@ class Screened(Value):
     samples_per_second: float
 
 
-class Prediction(Value):
+class Prediction(FrozenModel):
     """One fresh trial, as the confirmation makes it.
 
     Attributes:
@@ -102,7 +102,7 @@ class Prediction(Value):
     failure: str = ""
 
 
-class Entrant(Value):
+class Entrant(FrozenModel):
     """A configuration in the rounds: predicted and trained, in turn with all others.
 
     Attributes:
@@ -134,7 +134,7 @@ class Entrant(Value):
         return [prediction.samples_per_second for prediction in self.predictions]
 
 
-class WorkloadResult(Value):
+class WorkloadResult(FrozenModel):
     """All that was measured of one workload in one sitting.
 
     Attributes:

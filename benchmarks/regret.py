@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from autotune.report.text import describe_config
-from autotune.profiles.schema import Value
+from autotune.config import FrozenModel
+from autotune.knobs import describe_config
 from benchmarks.records import Entrant, WorkloadResult
 from benchmarks.verdicts import (
     Verdict,
@@ -24,7 +24,7 @@ MEDIAN_SHARE: Final = 0.99
 TIE_COST: Final = 0.02
 
 
-class Regret(Value):
+class Regret(FrozenModel):
     """What the choice gives against the best of the grid.
 
     Attributes:

@@ -24,16 +24,16 @@ from typing import Final
 
 import optuna
 
-from autotune.confirm.decision import pick_finalists
-from autotune.search.loop import Exploration
-from autotune.trial.statistics import student_t
-from autotune.trial.protocol import EpochTrace, Measurement, TrialRequest, TrialResult
-from autotune.search.plan import Plan
-from autotune.search.trial_record import TrialRecord
+from autotune.config import FrozenModel, LoaderConfig
+from autotune.confirm.decision import select_finalists
+from autotune.progress import ProgressListener
 from autotune.request import SamplerName
-from autotune.profiles.schema import LoaderConfig, Value
+from autotune.search.loop import SearchLoop
+from autotune.search.plan import Plan
 from autotune.search.sampler import Search, make_sampler
-from autotune.progress import View
+from autotune.search.trial_record import TrialRecord
+from autotune.trial.protocol import EpochTrace, Measurement, TrialRequest, TrialResult
+from autotune.trial.statistics import student_t
 from benchmarks.traces import TRACES, Trace
 
 RESULTS: Final = Path("benchmarks/results/replay.json")
@@ -44,7 +44,7 @@ EPOCHS_SHOWN: Final = 3
 BATCHES_SHOWN: Final = 16
 
 
-class Replayed(Value):
+class Replayed(FrozenModel):
     """One run of the search over a trace.
 
     Attributes:
@@ -122,12 +122,12 @@ def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:
     plan = plan.model_copy(update={"request": plan.request.model_copy(update={"sampler": sampler, "seed": seed})})
     study = optuna.create_study(sampler=make_sampler(plan.request, plan.space), direction="maximize")
     fed_by = seed % 2
-    exploration = Exploration(plan, Search(study, plan.space), Tape(trace, fed_by, seed), View())
+    exploration = SearchLoop(plan, Search(study, plan.space), Tape(trace, fed_by, seed), ProgressListener())
     stopped = exploration.run()
     truth = {config: math.sqrt(one * two) for config, one, two in zip(trace.configs, *trace.passes, strict=True)}
     best = _find_best(trace)
     measured = [record for record in exploration.records if record.is_feasible]
-    finalists = pick_finalists(exploration.records, plan.convention, truth.__contains__, exploration.expect())
+    finalists = select_finalists(exploration.records, plan.convention, truth.__contains__, exploration.expect())
     return Replayed(
         trace=trace.name,
         sampler=sampler,

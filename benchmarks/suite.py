@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Final
 
 from autotune import DltuneError
+from autotune.config import LoaderConfig
+from autotune.knobs import describe_config
 from autotune.system.machine import count_whole_cpus, read_machine
-from autotune.report.text import describe_config
-from autotune.profiles.schema import LoaderConfig
 from benchmarks import report
 from benchmarks.pace import EARLY_SECONDS
 from benchmarks.peers import run_loadtune, search_at_random, set_by_hand, tune

@@ -17,14 +17,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from autotune.trial.budgets import plan_limits
-from autotune.system.machine import MachineProfile, read_machine
-from autotune.trial.protocol import TrialRequest, TrialResult, WorkloadProfile
-from autotune.search.plan import Plan, make_plan
+from autotune.config import FrozenModel, LoaderConfig
 from autotune.request import TuningRequest
-from autotune.profiles.schema import LoaderConfig, Value
-from autotune.search.space import SearchSpace
 from autotune.runner.runner import TrialRunner
+from autotune.search.plan import Plan, make_plan
+from autotune.search.space import SearchSpace
+from autotune.system.machine import MachineProfile, read_machine
+from autotune.trial.budgets import plan_budgets
+from autotune.trial.protocol import TrialRequest, TrialResult, WorkloadProfile
 from benchmarks.trial import make_request
 from benchmarks.workloads import BenchWorkload, find_workload
 
@@ -42,7 +42,7 @@ FEW_PREFETCH: Final = (1, 2)
 PRECISION: Final = 0.03
 
 
-class Trace(Value):
+class Trace(FrozenModel):
     """An exhaustive grid of one workload.
 
     Attributes:
@@ -69,8 +69,8 @@ class Trace(Value):
 
     def plan(self) -> Plan:
         """Plan a run as the tuner would, over the recorded grid."""
-        limits = plan_limits(self.machine, self.request)
-        plan = make_plan(self.request, self.machine, self.workload, limits)
+        budgets = plan_budgets(self.machine, self.request)
+        plan = make_plan(self.request, self.machine, self.workload, budgets)
         return plan.model_copy(update={"space": self.space})
 
 
@@ -85,11 +85,11 @@ def record(workload: BenchWorkload, seconds: float) -> Trace:
         The trace.
     """
     request, machine = make_request(workload), read_machine()
-    limits = plan_limits(machine, request)
+    budgets = plan_budgets(machine, request)
     with TrialRunner(request.workload, request.stall_seconds) as runner:
-        profile = runner.probe((workload.batch_size,), limits)
-        plan = make_plan(request, machine, profile, limits)
-        space = SearchSpace(
+        profile = runner.probe((workload.batch_size,), budgets)
+        plan = make_plan(request, machine, profile, budgets)
+        space = SearchSpace.of(
             batch_size=(workload.batch_size,),
             num_workers=WORKERS[workload.name],
             prefetch_factor=PREFETCH.get(workload.name, FEW_PREFETCH),

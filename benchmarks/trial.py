@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from autotune.config import LoaderConfig
 from autotune.confirm.confirmation import CONFIRM_FACTOR, CONFIRM_PRECISION
-from autotune.trial.budgets import plan_limits
-from autotune.system.machine import read_machine
-from autotune.trial.protocol import TrialRequest, TrialResult
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.profiles.schema import LoaderConfig
-from autotune.trial.throughput import estimate
 from autotune.runner.runner import TrialRunner
+from autotune.system.machine import read_machine
+from autotune.trial.budgets import plan_budgets
+from autotune.trial.protocol import TrialRequest, TrialResult
+from autotune.trial.throughput import estimate
 from benchmarks.records import Prediction
 from benchmarks.workloads import BenchWorkload
 
@@ -67,7 +67,7 @@ def predict_run(request: TuningRequest, config: LoaderConfig, epochs: int) -> Pr
         fresh=True,
     )
     with TrialRunner(request.workload, request.stall_seconds) as runner:
-        runner.limit(plan_limits(read_machine(), request))
+        runner.limit(plan_budgets(read_machine(), request))
         return _describe(runner.run(trial), epochs)
 
 

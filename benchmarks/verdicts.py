@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-from autotune.profiles.schema import Value
+from autotune.config import FrozenModel
 
 Unit = Literal["%", "s", "ms", "MB", ""]
 
 
-class Verdict(Value):
+class Verdict(FrozenModel):
     """One line of the summary.
 
     Attributes:

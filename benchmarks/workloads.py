@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from autotune.profiles.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, Value
+from autotune.config import DataLoaderSettings, FrozenModel, LoaderConfig, ProcessSettings, SharingStrategy
 
 HAND: Final[dict[str, Any]] = {"prefetch_factor": 2, "persistent_workers": True}  # what a careful hand sets
 
 
-class BenchWorkload(Value):
+class BenchWorkload(FrozenModel):
     """One workload and what is tried on it.
 
     Attributes:

@@ -8,12 +8,31 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from autotune.confirm.confirmation import Contestant
-from autotune.trial.budgets import Limits
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.confirm.confirmation import ConfirmationRuns
+from autotune.profiles.file import format_file
+from autotune.profiles.schema import (
+    AblationStep,
+    Baseline,
+    BatchTimeBreakdown,
+    ConfirmedRounds,
+    LimitsRecord,
+    ProfileResult,
+    ScalingPoint,
+    SearchEvidence,
+    SearchRecord,
+    TrialSummary,
+    TunedFile,
+    TunedProfile,
+    WorkloadIdentity,
+)
+from autotune.request import TuningRequest, WorkloadRequest
+from autotune.system.hardware import Accelerator, Hardware, Software
 from autotune.system.machine import MachineProfile
+from autotune.trial.budgets import Budgets
 from autotune.trial.protocol import (
-    CopyRates,
     EpochTrace,
+    H2DBandwidth,
     LinearBytes,
     LinearCost,
     Measurement,
@@ -21,29 +40,6 @@ from autotune.trial.protocol import (
     TrialResult,
     WorkloadProfile,
 )
-from autotune.request import TuningRequest, WorkloadRequest
-from autotune.profiles.schema import (
-    Accelerator,
-    Baseline,
-    BatchTime,
-    ConfirmedRounds,
-    Contribution,
-    CurvePoint,
-    DataLoaderSettings,
-    Evidence,
-    Hardware,
-    LimitsRecord,
-    LoaderConfig,
-    ProcessSettings,
-    ProfileResult,
-    SearchRecord,
-    Software,
-    TrialLine,
-    TunedConfig,
-    TunedFile,
-    WorkloadIdentity,
-)
-from autotune.profiles.file import format_file
 
 KIB = 1024
 MIB = 1024**2
@@ -100,7 +96,7 @@ def make_gpu_workload(**changes: Any) -> WorkloadProfile:
         "gpu_room_bytes": 78 * GIB,
         "gpu_bytes": LinearBytes(fixed_bytes=GIB, sample_bytes=8 * MIB),
         "pinning": True,
-        "copies": CopyRates(pageable=4e9, pinned=12e9, overlap=1.0),
+        "copies": H2DBandwidth(pageable=4e9, pinned=12e9, overlap=1.0),
         "sample_bytes": 1_000_000,
         "load": make_cost(1e-4),
         "step": make_cost(5e-5),
@@ -108,7 +104,7 @@ def make_gpu_workload(**changes: Any) -> WorkloadProfile:
     return make_workload(**usual | changes)
 
 
-def make_limits(**changes: Any) -> Limits:
+def make_limits(**changes: Any) -> Budgets:
     usual: dict[str, Any] = {
         "memory_bytes": 8 * GIB,
         "reserve_bytes": GIB // 2,
@@ -116,7 +112,7 @@ def make_limits(**changes: Any) -> Limits:
         "nofile": 1024,
         "max_workers": 64,
     }
-    return Limits(**usual | changes)
+    return Budgets(**usual | changes)
 
 
 def make_request(**changes: Any) -> TuningRequest:
@@ -173,9 +169,9 @@ def make_result(
     return TrialResult(kind=kind, config=config, measurement=measurement, **changes)
 
 
-def make_contestant(config: LoaderConfig, *rates: float, peak_host_bytes: int = 0) -> Contestant:
+def make_contestant(config: LoaderConfig, *rates: float, peak_host_bytes: int = 0) -> ConfirmationRuns:
     """Build a contestant that was measured at these throughputs, one a round."""
-    contestant = Contestant(config)
+    contestant = ConfirmationRuns(config)
     for rate in rates:
         contestant.note(make_result(config, rate, peak_host_bytes=peak_host_bytes), epochs=10)
     return contestant
@@ -185,7 +181,7 @@ def make_hardware(**changes: Any) -> Hardware:
     return make_machine().hardware(None).model_copy(update=changes)
 
 
-def make_profile(name: str = "cpu-4c-test", **changes: Any) -> TunedConfig:
+def make_profile(name: str = "cpu-4c-test", **changes: Any) -> TunedProfile:
     """Build a profile: 4 workers, batches of 64, 1.8 times the baseline."""
     usual: dict[str, Any] = {
         "hardware": make_hardware(),
@@ -193,10 +189,12 @@ def make_profile(name: str = "cpu-4c-test", **changes: Any) -> TunedConfig:
         "workload": WorkloadIdentity(
             dataset="pkg.data:make_dataset", samples=1000, sample_bytes=4096, step="emulated 2.0 ms"
         ),
-        "dataloader": make_config(4, 2, 64, persistent_workers=True).dataloader,
-        "process": ProcessSettings(),
+        "config": LoaderConfig(
+            dataloader=changes.pop("dataloader", make_config(4, 2, 64, persistent_workers=True).dataloader),
+            process=changes.pop("process", ProcessSettings()),
+        ),
         "result": make_profile_result(),
-        "limits": LimitsRecord(memory_bytes=8 * GIB, shm_bytes=4 * GIB, nofile=1024, max_workers=64),
+        "budgets": LimitsRecord(memory_bytes=8 * GIB, shm_bytes=4 * GIB, nofile=1024, max_workers=64),
         "search": SearchRecord(
             trials=20,
             feasible=17,
@@ -210,7 +208,7 @@ def make_profile(name: str = "cpu-4c-test", **changes: Any) -> TunedConfig:
         ),
         "created_at": datetime(2026, 1, 2, 3, 4, tzinfo=UTC),
     }
-    return TunedConfig(name=name, **usual | changes)
+    return TunedProfile(name=name, **usual | changes)
 
 
 def make_profile_result(**changes: Any) -> ProfileResult:
@@ -221,7 +219,7 @@ def make_profile_result(**changes: Any) -> ProfileResult:
         "epochs": 10,
         "baseline": Baseline(
             description="PyTorch's defaults",
-            dataloader=make_config().dataloader,
+            config=make_config(),
             samples_per_second=1000.0,
             data_wait_fraction=0.7,
         ),
@@ -238,43 +236,43 @@ def make_profile_result(**changes: Any) -> ProfileResult:
     return ProfileResult(**usual | changes)
 
 
-def make_trial_line(number: int = 1, config: LoaderConfig | None = None, **changes: Any) -> TrialLine:
+def make_trial_line(number: int = 1, config: LoaderConfig | None = None, **changes: Any) -> TrialSummary:
     """Build a line of the evidence: a trial that completed."""
     config = config or make_config(4)
     usual: dict[str, Any] = {
-        "fate": "completed",
+        "outcome": "completed",
         "samples_per_second": 1500.0,
         "relative_error": 0.05,
-        "expected": 1400.0,
+        "expected_samples_per_second": 1400.0,
         "peak_host_bytes": GIB,
         "peak_shm_bytes": 32 * MIB,
     }
-    return TrialLine(number=number, dataloader=config.dataloader, process=config.process, **usual | changes)
+    return TrialSummary(number=number, config=config, **usual | changes)
 
 
-def make_failed_line(number: int, config: LoaderConfig, reason: str) -> TrialLine:
+def make_failed_line(number: int, config: LoaderConfig, reason: str) -> TrialSummary:
     unknown = {"samples_per_second": None, "relative_error": None, "peak_host_bytes": 0, "peak_shm_bytes": 0}
-    return make_trial_line(number, config, fate="failed", reason=reason, **unknown)
+    return make_trial_line(number, config, outcome="failed", reason=reason, **unknown)
 
 
-def make_evidence(**changes: Any) -> Evidence:
+def make_evidence(**changes: Any) -> SearchEvidence:
     """Build evidence for `make_profile`: five trials, one of which is the answer and one failed, and a curve."""
     usual: dict[str, Any] = {
         "trials": (
             make_trial_line(1, make_config(), samples_per_second=990.0, peak_shm_bytes=0),
             make_trial_line(2, make_config(4, 2, 64, persistent_workers=True), samples_per_second=1790.0),
             make_trial_line(3, make_config(8, 2, 64, persistent_workers=True), samples_per_second=1750.0),
-            make_trial_line(4, make_config(2, 4, 32), samples_per_second=1200.0, fate="stopped_early"),
+            make_trial_line(4, make_config(2, 4, 32), samples_per_second=1200.0, outcome="stopped_early"),
             make_failed_line(5, make_config(16, 8, 64), "It filled /dev/shm: 64 MiB used of 64 MiB."),
         ),
-        "curve": tuple(
-            CurvePoint(num_workers=workers, samples_per_second=rate, relative_error=0.04)
+        "scaling_curve": tuple(
+            ScalingPoint(num_workers=workers, samples_per_second=rate, relative_error=0.04)
             for workers, rate in ((0, 980.0), (2, 1400.0), (4, 1780.0), (8, 1760.0))
         ),
-        "batch_time": BatchTime(samples=64, load=0.060, collate=0.004, transfer=0.001, step=0.032),
-        "importance": {"num_workers": 0.8, "persistent_workers": 0.15, "in_order": 0.05},
+        "batch_time": BatchTimeBreakdown(samples=64, load=0.060, collate=0.004, transfer=0.001, step=0.032),
+        "knob_importance": {"num_workers": 0.8, "persistent_workers": 0.15, "in_order": 0.05},
     }
-    return Evidence(**usual | changes)
+    return SearchEvidence(**usual | changes)
 
 
 def make_rounds() -> tuple[ConfirmedRounds, ...]:
@@ -283,19 +281,16 @@ def make_rounds() -> tuple[ConfirmedRounds, ...]:
         make_config(): (990.0, 1000.0, 1010.0),
         make_config(4, 2, 64, persistent_workers=True): (1790.0, 1800.0, 1815.0),
     }
-    ran = [
-        ConfirmedRounds(dataloader=config.dataloader, process=config.process, samples_per_second=seen)
-        for config, seen in rates.items()
-    ]
-    return (*ran, ConfirmedRounds(dataloader=make_config(8).dataloader, failures=("crashed: it died",)))
+    ran = [ConfirmedRounds(config=config, samples_per_second=seen) for config, seen in rates.items()]
+    return (*ran, ConfirmedRounds(config=make_config(8), failures=("crashed: it died",)))
 
 
-def make_contributions() -> tuple[Contribution, ...]:
+def make_ablation() -> tuple[AblationStep, ...]:
     """Build the steps from the baseline of `make_profile_result` to its answer: a gain, a loss, a gain."""
     rates = (("num_workers=4", 1500.0), ("batch_size=64", 1350.0), ("persistent_workers=True", 1800.0))
     before = (1000.0, 1500.0, 1350.0)
     return tuple(
-        Contribution(
+        AblationStep(
             setting=setting,
             samples_per_second=rate,
             speedup=rate / was,
@@ -305,7 +300,7 @@ def make_contributions() -> tuple[Contribution, ...]:
     )
 
 
-def make_full_profile(**changes: Any) -> TunedConfig:
+def make_full_profile(**changes: Any) -> TunedProfile:
     """Build a profile with everything that a report can show."""
     usual: dict[str, Any] = {
         "evidence": make_evidence(),
@@ -313,9 +308,9 @@ def make_full_profile(**changes: Any) -> TunedConfig:
         "result": make_profile_result(
             rounds=make_rounds(),
             departures=(
-                Contribution(setting="batch_size=64", samples_per_second=1800.0, speedup=1.2, speedup_ci95=(1.1, 1.3)),
+                AblationStep(setting="batch_size=64", samples_per_second=1800.0, speedup=1.2, speedup_ci95=(1.1, 1.3)),
             ),
-            contributions=make_contributions(),
+            ablation=make_ablation(),
             advice=("Use __getitems__.",),
             warnings=("The samples differ in size.",),
         ),
@@ -333,8 +328,8 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def write_profiles(folder: Path, *profiles: TunedConfig) -> Path:
+def write_profiles(folder: Path, *profiles: TunedProfile) -> Path:
     """Write a tuned file that holds these profiles."""
     path = folder / "dltune.json"
-    path.write_text(format_file(TunedFile(schema_version=1, profiles=profiles)))
+    path.write_text(format_file(TunedFile(schema_version=2, profiles=profiles)))
     return path

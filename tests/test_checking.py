@@ -7,15 +7,16 @@ from datetime import timedelta
 import pytest
 from rich.console import Console
 
-from autotune.checking import Remeasured, check_profile, read_software, remeasure
-from autotune.confirm.confirmation import Confirmation
-from autotune.commands.display import RoundsDisplay
-from autotune.trial.protocol import TrialRequest, TrialResult
-from autotune.search.plan import make_plan
+from autotune.checking import Remeasurement, check_profile, judge_remeasured, read_software
+from autotune.commands.display import ConfirmationDisplay
 from autotune.commands.rechecking import describe_fitness
-from autotune.profiles.schema import LoaderConfig, TunedConfig
+from autotune.config import LoaderConfig
+from autotune.confirm.confirmation import confirm
+from autotune.profiles.schema import TunedProfile
+from autotune.progress import ProgressListener
+from autotune.search.plan import make_plan
 from autotune.system.versions import read_start_method, read_torch
-from autotune.progress import View
+from autotune.trial.protocol import TrialRequest, TrialResult
 from tests.builders import (
     make_config,
     make_limits,
@@ -32,9 +33,9 @@ PROFILE = make_profile(dataloader=make_config(8, 2).dataloader)
 PROMISED = PROFILE.result.samples_per_second
 
 
-def make_remeasured(share: float, speedup: float | None = 3.0, width: float = 0.05) -> Remeasured:
+def make_remeasured(share: float, speedup: float | None = 3.0, width: float = 0.05) -> Remeasurement:
     """Build what was measured again: a share of the promise that is kept, with intervals of a relative half-width."""
-    return Remeasured(
+    return Remeasurement(
         samples_per_second=share * PROMISED,
         promised=PROMISED,
         speedup=speedup,
@@ -72,7 +73,7 @@ def test_everything_that_decides_is_a_reason_and_the_rest_is_advice() -> None:
         (make_remeasured(0.0, speedup=None), "does not run"),
     ],
 )
-def test_a_profile_that_does_not_hold_when_measured_again_is_tuned_anew(remeasured: Remeasured, words: str) -> None:
+def test_a_profile_that_does_not_hold_when_measured_again_is_tuned_anew(remeasured: Remeasurement, words: str) -> None:
     (reason,) = check_profile(PROFILE, PROFILE.hardware, remeasured=remeasured).reasons
     assert words in reason
 
@@ -81,18 +82,18 @@ def test_a_profile_that_does_not_hold_when_measured_again_is_tuned_anew(remeasur
     "remeasured",
     [make_remeasured(0.95), make_remeasured(0.88), make_remeasured(1.0, speedup=0.88), make_remeasured(0.7, width=0.4)],
 )
-def test_a_profile_that_may_hold_within_the_noise_stays(remeasured: Remeasured) -> None:
+def test_a_profile_that_may_hold_within_the_noise_stays(remeasured: Remeasurement) -> None:
     assert check_profile(PROFILE, PROFILE.hardware, remeasured=remeasured).fits
 
 
-def remeasure_at(profile: TunedConfig, rate: float, baseline_rate: float) -> Remeasured:
+def remeasure_at(profile: TunedProfile, rate: float, baseline_rate: float) -> Remeasurement:
     """Measure a profile and its baseline again, at these throughputs."""
     plan = make_plan(make_request(), make_machine(), make_workload(), make_limits())
 
     def run_trial(request: TrialRequest) -> TrialResult:
         return make_result(request.config, baseline_rate if request.config == plan.baseline else rate)
 
-    return remeasure(Confirmation(plan, run_trial, View()), profile)
+    return judge_remeasured(confirm(plan, [profile.config], run_trial, ProgressListener()), profile)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_settings_that_were_kept_do_not_become_stale_by_a_slower_machine() -> No
 def test_where_the_baseline_is_another_one_the_plain_promise_counts() -> None:
     base = PROFILE.result.baseline
     assert base is not None
-    other = base.model_copy(update={"dataloader": make_config(3).dataloader})
+    other = base.model_copy(update={"config": make_config(3)})
     result = PROFILE.result.model_copy(update={"baseline": other})
     found = remeasure_at(PROFILE.model_copy(update={"result": result}), 900.0, 500.0)
     assert found.machine_change is None
@@ -140,7 +141,7 @@ def test_a_profile_is_measured_again_in_turn_with_its_baseline() -> None:
         return make_result(request.config, 400.0 if request.config.dataloader.num_workers else 100.0)
 
     plan = make_plan(make_request(), make_machine(), make_workload(), make_limits())
-    found = remeasure(Confirmation(plan, run_trial, View()), PROFILE)
+    found = judge_remeasured(confirm(plan, [PROFILE.config], run_trial, ProgressListener()), PROFILE)
     assert found.samples_per_second == pytest.approx(400, rel=0.01)
     assert found.speedup == pytest.approx(4, rel=0.02)
     assert len(set(asked[:2])) == 2
@@ -149,10 +150,10 @@ def test_a_profile_is_measured_again_in_turn_with_its_baseline() -> None:
 def test_a_quick_check_writes_a_line_for_each_measurement_and_nothing_else() -> None:
     stream = io.StringIO()
     plan = make_plan(make_request(), make_machine(), make_workload(), make_limits())
-    view = RoundsDisplay(Console(file=stream, width=200))
-    view.show_machine(plan.machine, plan.limits)
+    view = ConfirmationDisplay(Console(file=stream, width=200))
+    view.show_machine(plan.machine, plan.budgets)
     view.show_plan(plan)
-    remeasure(Confirmation(plan, lambda request: make_result(request.config, 100.0), view), PROFILE)
+    confirm(plan, [PROFILE.config], lambda request: make_result(request.config, 100.0), view)
     lines = stream.getvalue().splitlines()
     assert len(lines) >= 6
     assert [line for line in lines if not line.startswith("confirm ")] == []

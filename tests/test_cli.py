@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from autotune.cli import cli, tune
-from autotune.errors import UsageError
 from autotune.commands.params import build_request, name_parameters, read_project_options
-from autotune.profiles.schema import ProcessSettings
+from autotune.config import ProcessSettings
+from autotune.errors import UsageError
 from autotune.profiles.file import save_profile
 from tests.builders import make_config, make_profile, make_request
 

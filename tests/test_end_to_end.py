@@ -197,4 +197,4 @@ def test_a_small_shm_ends_with_a_feasible_configuration_and_says_what_was_skippe
     assert "configurations are left out: predicted over a limit" in finished.stderr
     profile = load("dltune.json", on_mismatch="default").profile
     assert profile.hardware.shm_limit_bytes == 64 * 2**20
-    assert profile.result.peak_shm_bytes <= profile.limits.shm_bytes
+    assert profile.result.peak_shm_bytes <= profile.budgets.shm_bytes

@@ -13,8 +13,8 @@ import torch
 import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
+from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.export import Target
-from autotune.profiles.schema import LoaderConfig, ProcessSettings
 from tests.builders import make_config
 from tests.profiles.test_export import export_config
 

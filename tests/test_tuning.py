@@ -13,25 +13,25 @@ import optuna
 import pytest
 
 from autotune import load
+from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.confirm.profile_builder import TuningResult
 from autotune.errors import (
     NoFeasibleConfigError,
     OutputError,
+    ResultNotSavedError,
     StudyError,
     TrialError,
-    UnsavedError,
     UsageError,
     WorkloadError,
 )
-from autotune.search.loop import LOOK_PRECISION, SEARCH_PRECISION
-from autotune.trial.budgets import Limits
-from autotune.trial.protocol import TrialKind, TrialRequest, TrialResult, WorkloadProfile
-from autotune.confirm.profile_builder import Outcome
+from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.profiles.schema import DataLoaderSettings, LoaderConfig
-from autotune.trial.timetable import Timetable
 from autotune.runner.runner import TrialRunner
-from autotune.tuning import prepare, tune
-from autotune.progress import View
+from autotune.search.loop import LOOK_PRECISION, SEARCH_PRECISION
+from autotune.trial.budgets import Budgets
+from autotune.trial.protocol import TrialKind, TrialRequest, TrialResult, WorkloadProfile
+from autotune.trial.timetable import Timetable
+from autotune.tuning import prepare_run, tune
 from tests.builders import GIB, make_config, make_cost, make_gpu_workload, make_machine, make_result, make_workload
 
 Rate = Callable[[LoaderConfig], float]
@@ -74,13 +74,13 @@ def saturating(config: LoaderConfig) -> float:
     return 100.0 * min(12, max(1, loader.num_workers)) * (1.33 if loader.persistent_workers else 1.0)
 
 
-def run(bench: Bench, request: TuningRequest | None = None, view: View | None = None) -> Outcome:
+def run(bench: Bench, request: TuningRequest | None = None, progress: ProgressListener | None = None) -> TuningResult:
     return tune(
         request or make_request(),
         run_trial=bench,
         machine=make_machine(affinity_cpus=2),
         workload=waiting_workload(),
-        view=view,
+        progress=progress,
     )
 
 
@@ -201,7 +201,7 @@ def test_an_interrupt_before_the_first_result_has_nothing_to_write(workdir: Path
     assert not (workdir / "dltune.json").exists()
 
 
-class Stops(View):
+class Stops(ProgressListener):
     """Remembers why the search ended and what it took over."""
 
     def __init__(self) -> None:
@@ -226,7 +226,7 @@ def test_an_unfinished_run_is_continued_with_what_it_learned() -> None:
     with pytest.raises(RuntimeError, match="killed"):
         tune(make_request(), run_trial=die_later, machine=make_machine(affinity_cpus=2), workload=waiting_workload())
     continued = Bench(saturating)
-    run(continued, view=view)
+    run(continued, progress=view)
     assert view.resumed == 6
     assert not set(bench.configs) & set(continued.configs)
 
@@ -236,13 +236,13 @@ def test_an_unfinished_run_is_continued_with_what_it_learned() -> None:
 def test_an_unfinished_run_is_continued_although_the_probe_now_thinks_other_numbers_of_workers_useful(
     load_seconds: float, options: dict[str, Any]
 ) -> None:
-    def start(load_seconds: float, available: int, bench: Bench, view: View) -> None:
+    def start(load_seconds: float, available: int, bench: Bench, progress: ProgressListener) -> None:
         tune(
             make_request(**options),
             run_trial=bench,
             machine=make_machine(affinity_cpus=2, memory_available_bytes=available),
             workload=waiting_workload().model_copy(update={"load": make_cost(load_seconds)}),
-            view=view,
+            progress=view,
         )
 
     def die() -> None:
@@ -250,7 +250,7 @@ def test_an_unfinished_run_is_continued_although_the_probe_now_thinks_other_numb
 
     killed, view = after(6, die), Stops()
     with pytest.raises(RuntimeError, match="killed"):
-        start(0.010, 12 * GIB, killed, View())
+        start(0.010, 12 * GIB, killed, ProgressListener())
     start(load_seconds, 11 * GIB, Bench(saturating), view)
     assert view.resumed >= 4  # what has more workers than are now thought useful is left out
 
@@ -258,28 +258,28 @@ def test_an_unfinished_run_is_continued_although_the_probe_now_thinks_other_numb
 def test_a_finished_run_is_not_continued_unless_asked_to() -> None:
     run(Bench(saturating))
     afresh, resumed = Stops(), Stops()
-    run(Bench(saturating), view=afresh)
-    run(Bench(saturating), make_request(resume=True), view=resumed)
+    run(Bench(saturating), progress=afresh)
+    run(Bench(saturating), make_request(resume=True), progress=resumed)
     assert afresh.resumed == 0
     assert resumed.resumed > 0
 
 
 def test_the_search_ends_when_the_step_allows_no_more() -> None:
     view = Stops()
-    run(Bench(lambda config: 3190.0), view=view)
+    run(Bench(lambda config: 3190.0), progress=view)
     assert "of what the step allows" in view.reason
 
 
 def test_a_throughput_above_the_ceiling_refutes_the_ceiling_and_ends_nothing() -> None:
     view = Stops()
-    outcome = run(Bench(lambda config: 4000.0), view=view)
+    outcome = run(Bench(lambda config: 4000.0), progress=view)
     assert "of what the step allows" not in view.reason
     assert outcome.profile.result.ceiling_samples_per_second is None
 
 
 def test_the_search_ends_when_nothing_improves() -> None:
     view = Stops()
-    run(Bench(saturating), view=view)
+    run(Bench(saturating), progress=view)
     assert "no gain above" in view.reason or "measured before" in view.reason
 
 
@@ -300,7 +300,7 @@ def test_the_search_ends_as_early_with_the_users_own_loader_as_without(
         run_trial=Bench(saturating),
         machine=make_machine(affinity_cpus=2),
         workload=waiting_workload().model_copy(update={"baseline": own}),
-        view=view,
+        progress=view,
     )
     assert "all 40 trials" not in view.reason
     assert outcome.profile.search.trials < 25
@@ -368,7 +368,7 @@ def test_trials_of_another_machine_are_never_taken_over() -> None:
         run_trial=Bench(saturating),
         machine=make_machine(affinity_cpus=8),
         workload=waiting_workload(),
-        view=view,
+        progress=view,
     )
     assert view.resumed == 0
 
@@ -529,7 +529,7 @@ def test_a_run_that_the_users_code_ended_is_not_continued_when_the_code_was_mend
     view = Stops()
     with pytest.raises(WorkloadError):
         run(Bench(saturating, lambda config: "workload_failed"))
-    run(Bench(saturating), view=view)
+    run(Bench(saturating), progress=view)
     assert view.resumed == 0
 
 
@@ -599,7 +599,7 @@ def after(count: int, happen: Callable[[], object]) -> Bench:
 
 def test_a_result_that_cannot_be_written_is_in_the_error(workdir: Path) -> None:
     (workdir / "out").mkdir()
-    with pytest.raises(UnsavedError, match=r"out/dltune\.json cannot be written") as caught:
+    with pytest.raises(ResultNotSavedError, match=r"out/dltune\.json cannot be written") as caught:
         run(after(5, (workdir / "out").rmdir), make_request(output="out/dltune.json"))
     (workdir / "rescued.json").write_text(caught.value.document)
     assert load("rescued.json").loader_kwargs()["num_workers"] > 0
@@ -609,9 +609,9 @@ def test_a_file_that_turns_into_something_else_meanwhile_is_left_alone_and_the_r
     workdir: Path,
 ) -> None:
     path = workdir / "dltune.json"
-    with pytest.raises(UnsavedError, match="newer dltune"):
-        run(after(5, lambda: path.write_text('{"schema_version": 2}')))
-    assert path.read_text() == '{"schema_version": 2}'
+    with pytest.raises(ResultNotSavedError, match="newer dltune"):
+        run(after(5, lambda: path.write_text('{"schema_version": 3}')))
+    assert path.read_text() == '{"schema_version": 3}'
 
 
 def refuse() -> None:
@@ -633,7 +633,7 @@ def test_a_machine_that_starts_no_process_at_all_leaves_nothing_to_write(workdir
     assert not (workdir / "dltune.json").exists()
 
 
-class Warnings(View):
+class Warnings(ProgressListener):
     """Keeps what went wrong."""
 
     def __init__(self) -> None:
@@ -645,7 +645,7 @@ class Warnings(View):
 
 def test_a_study_that_vanishes_is_said_once_and_the_run_goes_to_its_end(workdir: Path) -> None:
     view = Warnings()
-    outcome = run(after(5, (workdir / ".dltune" / "studies.db").unlink), view=view)
+    outcome = run(after(5, (workdir / ".dltune" / "studies.db").unlink), progress=view)
     (sentence,) = view.heard
     assert "Trials can no longer be stored in .dltune/studies.db" in sentence
     assert outcome.profile.result.confirmed_rounds == 3
@@ -657,17 +657,29 @@ def test_what_was_stored_before_a_study_was_lost_is_still_there(workdir: Path) -
     run(after(5, lambda: database.rename(database.with_name("moved.db"))))
     database.with_name("moved.db").rename(database)
     view = Stops()
-    run(Bench(saturating), view=view)
+    run(Bench(saturating), progress=view)
     assert view.resumed == 5
 
 
 def test_an_interrupt_while_the_result_is_written_down_does_not_cost_it() -> None:
-    class Interrupts(View):
-        def close(self) -> None:
-            signal.raise_signal(signal.SIGINT)
+    class InterruptsAtTheEnd(Timetable):
+        @property
+        def left_seconds(self) -> float:
+            return math.inf
 
-    with pytest.raises(KeyboardInterrupt):  # the second time it is called, the run is over
-        run(Bench(saturating), view=Interrupts())
+        @property
+        def passed_seconds(self) -> float:
+            signal.raise_signal(signal.SIGINT)
+            return 1.0
+
+    request = make_request()
+    tune(
+        request,
+        run_trial=Bench(saturating),
+        machine=make_machine(affinity_cpus=2),
+        workload=waiting_workload(),
+        timetable=InterruptsAtTheEnd(request),
+    )
     assert load("dltune.json").profile.result.confirmed_rounds == 3
 
 
@@ -702,7 +714,7 @@ def rate_on_gpu(config: LoaderConfig) -> float:
     return saturating(config) * gain * (1.5 if config.process.device_prefetch else 1.0)
 
 
-def tune_on_gpu(bench: Bench, **options: Any) -> Outcome:
+def tune_on_gpu(bench: Bench, **options: Any) -> TuningResult:
     waits = {"load": make_cost(0.01), "cpu_share": 0.05, "step": make_cost(0.0, 0.01)}
     return tune(
         make_request(**options),
@@ -724,7 +736,7 @@ def test_on_a_gpu_pinning_and_copying_ahead_are_found_and_recorded() -> None:
 
 
 def test_every_device_side_setting_is_a_step_of_the_explanation() -> None:
-    settings = " ".join(row.setting for row in tune_on_gpu(Bench(rate_on_gpu)).profile.result.contributions)
+    settings = " ".join(row.setting for row in tune_on_gpu(Bench(rate_on_gpu)).profile.result.ablation)
     assert "pin_memory=True" in settings
     assert "device_prefetch=True" in settings
 
@@ -748,7 +760,7 @@ class RecordsOrders(TrialRunner):
     def probe(
         self,
         sizes: Sequence[int],
-        limits: Limits,
+        budgets: Budgets,
         usable_cpus: float | None = None,
         most_seconds: float = math.inf,
     ) -> WorkloadProfile:
@@ -759,7 +771,14 @@ class RecordsOrders(TrialRunner):
 def test_a_probe_reckons_with_the_quota_of_the_cpus() -> None:
     request = make_request()
     with RecordsOrders(request.workload, request.stall_seconds) as runner:
-        prepare(request, make_machine(affinity_cpus=64, quota_cpus=2.0), None, runner, View())
+        prepare_run(
+            request,
+            make_machine(affinity_cpus=64, quota_cpus=2.0),
+            None,
+            runner,
+            ProgressListener(),
+            Timetable(request),
+        )
     assert runner.usable_cpus == 2.0
 
 
@@ -814,7 +833,7 @@ def test_a_run_without_time_for_the_confirmation_writes_what_it_saw_and_is_conti
     result = tune(request, run_trial=bench, timetable=timetable, **parts).profile.result
     assert (result.confirmed_rounds, result.samples_per_second_ci95) == (0, None)
     assert any("seen once" in warning for warning in result.warnings)
-    run(Bench(saturating), view=view)
+    run(Bench(saturating), progress=view)
     assert view.resumed == 2
 
 

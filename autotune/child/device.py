@@ -11,9 +11,9 @@ from typing import Final
 
 import torch
 
-from autotune.child.step_timer import Clock, EventClock, HostClock
+from autotune.child.step_timer import CudaStepTimer, HostStepTimer, StepTimer
 from autotune.errors import UsageError
-from autotune.profiles.schema import Accelerator
+from autotune.system.hardware import Accelerator
 
 CALIBRATION_CYCLES: Final = 50_000_000  # 25 to 50 ms: an idle GPU takes as long to raise its clock
 
@@ -55,11 +55,11 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def make_clock(device: torch.device) -> Clock:
+def make_clock(device: torch.device) -> StepTimer:
     """Start a clock that tells when the device ends each step, without waiting for it."""
     if device.type == "cuda":
-        return EventClock(lambda: torch.cuda.Event(enable_timing=True, blocking=True))
-    return HostClock()
+        return CudaStepTimer(lambda: torch.cuda.Event(enable_timing=True, blocking=True))
+    return HostStepTimer()
 
 
 def can_pin(device: torch.device) -> bool:
@@ -85,7 +85,7 @@ def read_accelerator(device: torch.device) -> Accelerator | None:
     )
 
 
-def read_room(device: torch.device) -> int:
+def read_free_memory(device: torch.device) -> int:
     """Read the device memory that this process holds or could still get, in bytes; 0 where it does not tell.
 
     What other processes hold, and what CUDA itself took for this one, is not in it.
@@ -96,7 +96,7 @@ def read_room(device: torch.device) -> int:
     return int(free) + int(torch.cuda.memory_reserved(device))
 
 
-def cap_memory(device: torch.device, limit_bytes: int | None) -> None:
+def limit_memory(device: torch.device, limit_bytes: int | None) -> None:
     """Have the allocator refuse to hold more than this, as if the device had no more.
 
     Args:
@@ -120,7 +120,7 @@ def read_peak(device: torch.device) -> int:
     return int(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else 0
 
 
-class BusyDevice:
+class EmulatedStep:
     """Keeps a device busy for a given time without keeping the host busy.
 
     On the CPU, where host and device are one, the caller sleeps. On CUDA a kernel spins for a number of

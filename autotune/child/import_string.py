@@ -3,36 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from autotune.errors import UsageError
-
-_IMPORT_STRING: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-
-
-def check_import_string(option: str, text: str) -> str:
-    """Refuse what cannot be an import string, before anything is started.
-
-    Args:
-        option: Name of the option, for the message.
-        text: What the user gave.
-
-    Returns:
-        The text.
-
-    Raises:
-        UsageError: It is not of the form `pkg.mod:attr`.
-    """
-    if _IMPORT_STRING.fullmatch(text):
-        return text
-    hint = ""
-    if text.endswith(".py") or "/" in text:
-        hint = " Give the module's dotted name, not its file: data/images.py is data.images."
-    elif ":" not in text:
-        hint = f" Is the attribute missing, as in {text}:make_dataset?"
-    raise UsageError(f"{option} {text}: not of the form package.module:attribute.{hint}")
 
 
 def import_attribute(text: str) -> Any:

@@ -16,15 +16,21 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.profiles.batches import count_samples
-from autotune.child.step_timer import Clock
-from autotune.child.device import cap_memory, make_clock, read_peak, reset_peak, synchronize
-from autotune.child.workload_loading import GatedLoader, LoadedWorkload, build_loader, count_batches, count_epoch_samples
-from autotune.trial.protocol import EpochTrace, Measurement, TrialRequest
-from autotune.child.stopping import OPEN_END, Pacer
-from autotune.profiles.device_prefetch import make_lane, send_ahead
-from autotune.profiles.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.child.device import limit_memory, make_clock, read_peak, reset_peak, synchronize
+from autotune.child.step_timer import StepTimer
+from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
 from autotune.child.training_step import Step
+from autotune.child.workload_loading import (
+    LoadedWorkload,
+    StoppableDataLoader,
+    build_loader,
+    count_batches,
+    count_epoch_samples,
+)
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.profiles.batches import count_samples
+from autotune.profiles.device_prefetch import make_copier, prefetch_batches
+from autotune.trial.protocol import EpochTrace, Measurement, TrialRequest
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +38,9 @@ if TYPE_CHECKING:
 WARM_UP_STEPS: Final = 3
 DEVICE_WARM_UP_STEPS: Final = 6  # libraries load, kernels are chosen, compiled code records its graphs
 PEAK_SECONDS: Final = 0.1  # between two looks at the device's memory
-SHRUNK: Final = 0.5  # of an earlier epoch; a shorter one has ended early
+SHRUNK_EPOCH_RATIO: Final = 0.5  # of an earlier epoch; a shorter one has ended early
 FETCHING: Final = "torch/utils/data/_utils/fetch.py"  # where a loader asks a dataset for samples
-LAST_BREATH_SECONDS: Final = 1.0  # between the end of a worker's connections and its own
+WORKER_EXIT_GRACE_SECONDS: Final = 1.0  # between the end of a worker's connections and its own
 OnBatch = Callable[[int], None]
 
 
@@ -75,11 +81,11 @@ def settle_garbage() -> None:
     gc.collect()
 
 
-class WrongCountError(Exception):
+class SampleCountError(Exception):
     """An epoch delivered another number of batches or samples than it should have; its text continues "the trial"."""
 
 
-class Recorder:
+class EpochRecorder:
     """Notes the times of one epoch.
 
     Args:
@@ -89,7 +95,7 @@ class Recorder:
         is_counted: Whether to count what arrives.
     """
 
-    def __init__(self, loader: GatedLoader, clock: Clock, *, is_map: bool, is_counted: bool) -> None:
+    def __init__(self, loader: StoppableDataLoader, clock: StepTimer, *, is_map: bool, is_counted: bool) -> None:
         self._loader = loader
         self._clock = clock
         self._is_map = is_map
@@ -148,7 +154,7 @@ class Recorder:
         )
 
 
-class TrialMeasurement:
+class TrialRun:
     """One trial under way: its loader, its pacer, its traces.
 
     Args:
@@ -172,13 +178,13 @@ class TrialMeasurement:
         self._workers = request.config.dataloader.num_workers
         self._epoch_batches = count_batches(self._loader, workload)
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
-        self._pacer = Pacer(request, self._epoch_batches)
+        self._pacer = StoppingRule(request, self._epoch_batches)
         self._gpu_bytes = request.gpu_bytes
-        self._lane = make_lane(device) if request.config.process.device_prefetch else None
+        self._lane = make_copier(device) if request.config.process.device_prefetch else None
         self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
         self._batches = 0
-        self._recorder: Recorder | None = None
+        self._recorder: EpochRecorder | None = None
         self._iterator: Iterator[Any] | None = None
         self._batch: Any = None
 
@@ -202,16 +208,16 @@ class TrialMeasurement:
             WrongCountError: What an epoch delivered is not what the dataset holds.
             Exception: Whatever dataset, collate or step raise.
         """
-        cap_memory(self._device, self._gpu_bytes)
+        limit_memory(self._device, self._gpu_bytes)
         reset_peak(self._device)
         settle_garbage()
         started = time.perf_counter()
-        plan: int | str = OPEN_END
+        plan: int | str = UNLIMITED_BATCHES
         while isinstance(plan, int):
             try:
                 trace = self._run_epoch(started, plan)
             except Exception as error:
-                note_lost_workers(error, getattr(self._iterator, "_workers", ()))
+                annotate_dead_workers(error, getattr(self._iterator, "_workers", ()))
                 raise
             self._traces.append(trace)
             self._recorder = None
@@ -236,13 +242,13 @@ class TrialMeasurement:
         return self._peaks[-1] - self._peaks[len(self._peaks) // 2] if self._peaks else 0
 
     def _run_epoch(self, trial_started: float, most_batches: int) -> EpochTrace:
-        self._loader.gate.open(None if most_batches == OPEN_END else most_batches, self._count_rest())
+        self._loader.gate.open(None if most_batches == UNLIMITED_BATCHES else most_batches, self._count_rest())
         clock = make_clock(self._device)
-        recorder = Recorder(self._loader, clock, is_map=self._is_map, is_counted=self._is_counted)
+        recorder = EpochRecorder(self._loader, clock, is_map=self._is_map, is_counted=self._is_counted)
         self._recorder = recorder
         abandoned = False
         self._iterator = iter(self._loader)  # kept: letting go of it would take the workers down
-        batches = self._iterator if self._lane is None else send_ahead(self._iterator, self._lane)
+        batches = self._iterator if self._lane is None else prefetch_batches(self._iterator, self._lane)
         while not abandoned:
             clock.ask()
             try:
@@ -269,7 +275,7 @@ class TrialMeasurement:
             return None
         return self._epoch_samples % (self._loader.batch_size or 1) or None
 
-    def _attend(self, recorder: Recorder, elapsed: float) -> bool:
+    def _attend(self, recorder: EpochRecorder, elapsed: float) -> bool:
         """Report progress and look at the clock; tell whether to leave the epoch where it is."""
         self._batches += 1
         self._on_batch(self._batches)
@@ -282,7 +288,7 @@ class TrialMeasurement:
 
     def _check_promise(self, trace: EpochTrace) -> None:
         if trace.promised_batches is not None and trace.batches < trace.promised_batches:
-            raise WrongCountError(
+            raise SampleCountError(
                 f"ended an epoch after {trace.batches} of {trace.promised_batches} batches without an error. "
                 "A StopIteration raised inside __getitem__ or collate_fn does this: let it raise another error"
             )
@@ -293,12 +299,12 @@ class TrialMeasurement:
             return
         before = max((earlier.batches for earlier in self._traces if earlier.closed_after is None), default=0)
         if not self._traces and not trace.batches:
-            raise WrongCountError(
+            raise SampleCountError(
                 "delivered no batch at all: the dataset is empty, or shorter than one batch with drop_last. "
                 "Give a smaller --batch-size"
             )
-        if trace.batches < SHRUNK * before:
-            raise WrongCountError(
+        if trace.batches < SHRUNK_EPOCH_RATIO * before:
+            raise SampleCountError(
                 f"ended epoch {len(self._traces) + 1} after {trace.batches} batches, and one before it had {before}. "
                 "A dataset or sampler that can be gone through only once does this: start anew in every __iter__"
             )
@@ -315,7 +321,7 @@ class TrialMeasurement:
     def _check_fetched(self, trace: EpochTrace, delivered: int) -> None:
         most_astray = self._loader.batch_size or 1  # where batches overtake each other, the short last one may be in
         if abs(delivered - trace.samples) >= most_astray:
-            raise WrongCountError(
+            raise SampleCountError(
                 f"delivered {delivered} samples where {trace.samples} were asked for: __getitems__ must return one "
                 "sample for each index"
             )
@@ -323,13 +329,13 @@ class TrialMeasurement:
     def _check_shares(self, trace: EpochTrace, delivered: int) -> None:
         census = self._workload.census
         if census.is_exceeded(delivered):
-            raise WrongCountError(
+            raise SampleCountError(
                 f"delivered {delivered} samples of a dataset of {census.samples}: each of its workers goes through all "
                 "of it. Share it out in __iter__ by get_worker_info(), or tune with --max-workers 1"
             )
         dropped = self._workers * (self._loader.batch_size or 1) if self._loader.drop_last else 0
         if trace.closed_after is None and census.is_missed(delivered + dropped):
-            raise WrongCountError(
+            raise SampleCountError(
                 f"delivered {delivered} samples of a dataset of {census.samples}: the shares of its workers leave some "
                 "out. Look at how __iter__ uses get_worker_info()"
             )
@@ -343,7 +349,7 @@ class TrialMeasurement:
             self._epoch_batches = self._pacer.epoch_batches = self._epoch_samples = None
 
 
-def note_lost_workers(error: Exception, workers: Sequence[BaseProcess]) -> None:
+def annotate_dead_workers(error: Exception, workers: Sequence[BaseProcess]) -> None:
     """Add to an error how workers ended, in torch's own words, which it often has no time to find.
 
     Whoever asks a worker that is gone for a batch sees a closed connection or a missing file; only the exit status
@@ -356,10 +362,10 @@ def note_lost_workers(error: Exception, workers: Sequence[BaseProcess]) -> None:
     if any("in DataLoader worker" in words for words in error.args if isinstance(words, str)):
         return  # raised by the user's code, in a worker that lives
     is_connection = isinstance(error, OSError | EOFError)
-    ended = wait([worker.sentinel for worker in workers], LAST_BREATH_SECONDS if is_connection else 0)
+    ended = wait([worker.sentinel for worker in workers], WORKER_EXIT_GRACE_SECONDS if is_connection else 0)
     for worker in workers:
         if worker.sentinel in ended:
-            worker.join(LAST_BREATH_SECONDS)  # its files are closed; it is about to have an exit status
+            worker.join(WORKER_EXIT_GRACE_SECONDS)  # its files are closed; it is about to have an exit status
         code = worker.exitcode
         if code is not None and code < 0:
             error.add_note(f"DataLoader worker (pid {worker.pid}) is killed by signal: {signal.strsignal(-code)}")

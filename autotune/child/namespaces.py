@@ -11,13 +11,13 @@ memory, and the kernel's out-of-memory killer inside it.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NoReturn
+
+from autotune.trial.sandbox_spec import SandboxSpec
 
 CLONE_NEWNS: Final = 0x0002_0000
 CLONE_NEWUSER: Final = 0x1000_0000
@@ -31,33 +31,7 @@ STATUS_BYTES: Final = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True)
-class Walls:
-    """What to put up.
-
-    Attributes:
-        cgroup: Folder of the cgroup to join; None to stay where we are.
-        shm_bytes: Size of a private /dev/shm; 0 to use the one that is there.
-        shm_names: Most names in it.
-        own_pids: Whether processes get a namespace; needs a private /dev/shm, whose names carry process numbers.
-    """
-
-    cgroup: str | None = None
-    shm_bytes: int = 0
-    shm_names: int = 0
-    own_pids: bool = False
-
-    def to_json(self) -> str:
-        """Write as an argument of a command line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Walls:
-        """Read such an argument."""
-        return cls(**json.loads(text))
-
-
-def put_up(walls: Walls, descriptor: int | None = None) -> None:
+def enter_sandbox(walls: SandboxSpec, descriptor: int | None = None) -> None:
     """Put walls up around this process.
 
     With a process namespace the caller goes on in a grandchild: this process and the new init only wait, and end as
@@ -78,7 +52,7 @@ def put_up(walls: Walls, descriptor: int | None = None) -> None:
             "tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, f"mode=1777,size={walls.shm_bytes},nr_inodes={walls.shm_names}"
         )
     if walls.own_pids:
-        _continue_under_init(descriptor)
+        run_in_pid_namespace(descriptor)
 
 
 def _enter_namespaces(own_pids: bool) -> None:
@@ -104,7 +78,7 @@ def _call(what: str, result: int) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def _continue_under_init(descriptor: int | None) -> None:
+def run_in_pid_namespace(descriptor: int | None) -> None:
     """Return in the first process after init; this one and init wait for it."""
     die_with_parent()  # again: a new user namespace may have cleared it
     ours, theirs = os.pipe()
@@ -119,7 +93,7 @@ def _continue_under_init(descriptor: int | None) -> None:
     main = os.fork()
     if main:
         _close(descriptor)
-        _reap_until(main, theirs)
+        run_init(main, theirs)
     os.close(theirs)
     os.setsid()  # a signal to its group must not reach those that wait
 
@@ -148,7 +122,7 @@ def _close(descriptor: int | None) -> None:
         os.close(descriptor)
 
 
-def _reap_until(main: int, report: int) -> NoReturn:
+def run_init(main: int, report: int) -> NoReturn:
     """Be init: bury the dead, and leave when the first child does, which ends all others."""
     while True:
         pid, status = os.wait()
@@ -161,10 +135,10 @@ def _end_after(init: int, report: int) -> NoReturn:
     """Wait for init, then end as the process under it did: init itself cannot die by a signal."""
     told = os.read(report, STATUS_BYTES)
     _, status = os.waitpid(init, 0)
-    end_like(int.from_bytes(told, "little") if told else status)
+    exit_like(int.from_bytes(told, "little") if told else status)
 
 
-def end_like(status: int) -> NoReturn:
+def exit_like(status: int) -> NoReturn:
     """End this process as another one did.
 
     Args:
@@ -179,7 +153,7 @@ def end_like(status: int) -> NoReturn:
     os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
 
 
-def _check(walls: Walls) -> None:
+def _check(walls: SandboxSpec) -> None:
     """Raise OSError unless the walls stand."""
     status = os.statvfs("/dev/shm")
     if walls.shm_bytes and status.f_blocks * status.f_frsize > walls.shm_bytes + status.f_frsize:
@@ -191,8 +165,8 @@ def _check(walls: Walls) -> None:
 def main() -> None:
     """Try the walls named on the command line."""
     try:
-        walls = Walls.from_json(sys.argv[1])
-        put_up(walls)
+        walls = SandboxSpec.from_json(sys.argv[1])
+        enter_sandbox(walls)
         _check(walls)
     except OSError as error:
         sys.exit(error.strerror or str(error))

@@ -14,46 +14,47 @@ from typing import Any, Final, cast
 
 import torch
 
-from autotune.profiles.batches import count_bytes, count_samples, find_tensors, move_batch
+from autotune.child.device import can_pin, read_accelerator, read_free_memory, read_peak, reset_peak, synchronize
+from autotune.child.probe_cow import predict_cow_growth
 from autotune.child.probe_h2d import CudaBench, measure_copies, time_often
-from autotune.child.device import can_pin, read_accelerator, read_peak, read_room, reset_peak, synchronize
-from autotune.errors import WorkloadError
-from autotune.child.workload_loading import LoadedWorkload, build_loader, count_batches, count_samples_promised
-from autotune.trial.protocol import WORKER_PHASE, CopyRates, LinearBytes, LinearCost, Probe, WorkloadProfile
-from autotune.system.nvml import GpuState, read_gpu_state
-from autotune.child.probe_cow import foresee_copies
-from autotune.profiles.schema import Accelerator, DataLoaderSettings, LoaderConfig, Software, StartMethod, Value
-from autotune.child.shared_files import foresee_shared_files
-from autotune.system.versions import read_own_version, read_start_method_in_force
-from autotune.child.training_step import Step
-from autotune.units import format_percent
 from autotune.child.probe_workers import (
     ROUND_SIZE,
     count_round_workers,
+    count_samples_single_process,
     describe_epochs,
     fetch_samples,
-    fit_start,
-    is_duplicated,
+    fit_worker_startup,
     measure_manager_start,
     share_first_use,
     single_thread,
-    take_census,
-    time_handover,
-    time_round,
+    time_worker_round,
+    time_worker_transfer,
+    workers_duplicate_data,
 )
+from autotune.child.shared_files import foresee_shared_files
+from autotune.child.training_step import Step
+from autotune.child.workload_loading import LoadedWorkload, build_loader, count_batches, count_samples_promised
+from autotune.config import DataLoaderSettings, FrozenModel, LoaderConfig, StartMethod
+from autotune.errors import WorkloadError
+from autotune.profiles.batches import count_bytes, count_samples, find_tensors, move_batch
+from autotune.system.hardware import Accelerator, Software
+from autotune.system.nvml import GpuState, read_gpu_state
+from autotune.system.versions import read_own_version, read_start_method_in_force
+from autotune.trial.protocol import WORKER_PHASE, H2DBandwidth, LinearBytes, LinearCost, ProbeCommand, WorkloadProfile
+from autotune.units import format_percent
 
 LOAD_SECONDS: Final = 0.8  # spent on timing batches of one size
 STEP_SECONDS: Final = 0.25  # spent on timing the step at one size
 QUICK_SECONDS: Final = 0.2  # for one batch of the largest size and its step; a slower one is not worth the wait
-MOST_BATCHES: Final = 12
+MAX_BATCHES: Final = 12
 BUSY: Final = 0.1  # share of the time; less is the driver's own
 NEGLIGIBLE: Final = 1e-3  # of the largest value; the error of a smaller one is not taken relative to itself
-SMALL_SHARE: Final = 4  # the second batch size is this many times smaller
+SMALL_BATCH_DIVISOR: Final = 4  # the second batch size is this many times smaller
 
 OnPhase = Callable[[str], None]
 
 
-class SizeProfile(Value):
+class BatchSizeProfile(FrozenModel):
     """What batches of one size cost.
 
     Attributes:
@@ -77,12 +78,12 @@ class SizeProfile(Value):
     sample_bytes: int
     tensors: int
     on_accelerator: bool
-    copies: CopyRates | None = None
+    copies: H2DBandwidth | None = None
     peak_gpu_bytes: int = 0
 
 
 def profile_workload(
-    workload: LoadedWorkload, step: Step, device: torch.device, order: Probe, on_phase: OnPhase
+    workload: LoadedWorkload, step: Step, device: torch.device, order: ProbeCommand, on_phase: OnPhase
 ) -> WorkloadProfile:
     """Measure what the cost model and the limits need.
 
@@ -101,12 +102,12 @@ def profile_workload(
         Exception: Whatever dataset, collate or step raise.
     """
     files = foresee_shared_files(workload)  # before this process opens any by itself
-    accelerator, room = _describe_accelerator(device), read_room(device)
+    accelerator, room = _describe_accelerator(device), read_free_memory(device)
     cold = _time_cold_round(workload, order, on_phase)
     large, profiles = _profile_sizes(workload, step, device, order, on_phase)
     load = fit_cost([(profile.samples, profile.load_seconds) for profile in profiles])
     rss_bytes = _read_resident_bytes()
-    seen = _SeenByMain(load=load, sizes=[round(profile.samples) for profile in profiles], cold_seconds=cold)
+    seen = InProcessCosts(load=load, sizes=[round(profile.samples) for profile in profiles], cold_seconds=cold)
     copies = _foresee(workload, order, on_phase)
     workers = _probe_workers(workload, seen, order.usable_cpus, on_phase) if order.with_workers else {}
     return WorkloadProfile(
@@ -140,7 +141,7 @@ def profile_workload(
     )
 
 
-class _SeenByMain(Value):
+class InProcessCosts(FrozenModel):
     """What the training process found before workers are looked at."""
 
     load: LinearCost
@@ -148,39 +149,39 @@ class _SeenByMain(Value):
     cold_seconds: float | None
 
 
-def _time_cold_round(workload: LoadedWorkload, order: Probe, on_phase: OnPhase) -> float | None:
+def _time_cold_round(workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase) -> float | None:
     """Time a round of workers while this process has not met the dataset, as in a training run."""
     if not order.with_workers:
         return None
     on_phase(WORKER_PHASE)
-    return time_round(workload, count_round_workers(order.usable_cpus))
+    return time_worker_round(workload, count_round_workers(order.usable_cpus))
 
 
 def _probe_workers(
-    workload: LoadedWorkload, seen: _SeenByMain, usable_cpus: float, on_phase: OnPhase
+    workload: LoadedWorkload, seen: InProcessCosts, usable_cpus: float, on_phase: OnPhase
 ) -> dict[str, Any]:
     """Measure what workers cost; the names are those of the profile's fields."""
     on_phase(WORKER_PHASE)
     workers = count_round_workers(usable_cpus)
-    few, many = time_round(workload, 1), time_round(workload, workers)
-    start = fit_start(few, many, workers, seen.load.per_batch(ROUND_SIZE))
+    few, many = time_worker_round(workload, 1), time_worker_round(workload, workers)
+    start = fit_worker_startup(few, many, workers, seen.load.per_batch(ROUND_SIZE))
     found: dict[str, Any] = {} if start is None else {"start": start}
     found["first_use_seconds"] = share_first_use(seen.cold_seconds, many, workers, usable_cpus)
     if workload.kind == "iterable":
-        take_census(workload)
-        found["duplicated"] = is_duplicated(workload)
+        count_samples_single_process(workload)
+        found["duplicated"] = workers_duplicate_data(workload)
     found["manager_seconds"] = measure_manager_start(usable_cpus)
     if workload.batching == "batch_size":
         found |= _probe_handover(workload, seen.sizes)
     return found
 
 
-def _foresee(workload: LoadedWorkload, order: Probe, on_phase: OnPhase) -> tuple[str, ...]:
+def _foresee(workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase) -> tuple[str, ...]:
     """List what a long run will meet and a short trial does not."""
     if not order.with_workers:
         return ()
     on_phase(WORKER_PHASE)
-    warning = foresee_copies(workload)
+    warning = predict_cow_growth(workload)
     return () if warning is None else (warning,)
 
 
@@ -192,7 +193,9 @@ def _probe_handover(workload: LoadedWorkload, sizes: Sequence[int]) -> dict[str,
         return {}
     try:
         with single_thread():
-            rounds = [(size, *time_handover(workload, samples, size)) for size in dict.fromkeys((sizes[0], sizes[-1]))]
+            rounds = [
+                (size, *time_worker_transfer(workload, samples, size)) for size in dict.fromkeys((sizes[0], sizes[-1]))
+            ]
     except Exception:  # a sample or batch that cannot be sent: the trials with workers will meet it and name it
         return {}
     return {
@@ -209,7 +212,7 @@ def _choose_sizes(workload: LoadedWorkload, batch_size: int) -> list[int | None]
     if workload.batching == "own":
         return [None]
     large = _clip_to_samples(batch_size, workload)
-    small = max(1, large // SMALL_SHARE)
+    small = max(1, large // SMALL_BATCH_DIVISOR)
     return [large] if small == large else [large, small]
 
 
@@ -219,8 +222,8 @@ def _clip_to_samples(batch_size: int, workload: LoadedWorkload) -> int:
 
 
 def _profile_sizes(
-    workload: LoadedWorkload, step: Step, device: torch.device, order: Probe, on_phase: OnPhase
-) -> tuple[SizeProfile, list[SizeProfile]]:
+    workload: LoadedWorkload, step: Step, device: torch.device, order: ProbeCommand, on_phase: OnPhase
+) -> tuple[BatchSizeProfile, list[BatchSizeProfile]]:
     """Profile the usual batch size, a smaller one, and the largest unless that takes long; the usual, and all of them.
 
     They are ordered from the largest to the smallest.
@@ -237,7 +240,7 @@ def _profile_sizes(
 
 def _profile_size(
     workload: LoadedWorkload, step: Step, device: torch.device, size: int | None, on_phase: OnPhase
-) -> SizeProfile:
+) -> BatchSizeProfile:
     on_phase(f"loading batches of {size}" if size else "loading batches")
     loader = build_loader(workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=size)))
     loads: list[float] = []
@@ -248,7 +251,7 @@ def _profile_size(
     iterator = iter(loader)
     deadline = time.perf_counter() + LOAD_SECONDS
     with single_thread():
-        while len(loads) < MOST_BATCHES and (len(loads) < 2 or time.perf_counter() < deadline):
+        while len(loads) < MAX_BATCHES and (len(loads) < 2 or time.perf_counter() < deadline):
             wall, busy = time.perf_counter(), read_cpu_seconds()
             try:
                 batch = next(iterator)
@@ -268,7 +271,7 @@ def _profile_size(
     step_seconds, step_cpu_seconds = _time_step(step, batch, device)
     peak = read_peak(device)
     on_phase("copying to the device")
-    return SizeProfile(
+    return BatchSizeProfile(
         samples=statistics.fmean(samples),
         load_seconds=statistics.fmean(loads[warm]),
         cpu_seconds=statistics.fmean(cpus[warm]),

@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from autotune.profiles.batches import count_samples
+from autotune.child.probe_workers import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload, build_loader, count_samples_promised, forks_workers
-from autotune.profiles.schema import DataLoaderSettings, LoaderConfig
+from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.profiles.batches import count_samples
 from autotune.units import format_bytes
-from autotune.child.probe_workers import take_down
 
 PROC: Final = Path("/proc")
-LARGE_HEAP: Final = 192 * 2**20  # of the training process; copies of a smaller one are not worth the time
-WORTH_BYTES: Final = 64 * 2**20  # of copies in one worker that are worth a warning
-SEEN_BYTES: Final = 2**20  # of copies seen; less may be anything
+MIN_HEAP_BYTES: Final = 192 * 2**20  # of the training process; copies of a smaller one are not worth the time
+MIN_WARN_BYTES: Final = 64 * 2**20  # of copies in one worker that are worth a warning
+MIN_DETECTABLE_BYTES: Final = 2**20  # of copies seen; less may be anything
 LOOK_SECONDS: Final = 0.5  # spent on watching one worker
 SETTLING_SHARE: Final = 0.3  # of that time, in which a new worker copies what any worker copies
 BATCH_SIZE: Final = 32
@@ -32,7 +32,7 @@ Look = tuple[int, int]
 """Samples delivered so far, and bytes that the worker has copied by then."""
 
 
-def foresee_copies(workload: LoadedWorkload) -> str | None:
+def predict_cow_growth(workload: LoadedWorkload) -> str | None:
     """Watch one worker, and say what it will have copied when it has seen the whole dataset.
 
     Args:
@@ -42,19 +42,19 @@ def foresee_copies(workload: LoadedWorkload) -> str | None:
         A sentence; None where it is not worth one, or cannot be seen.
     """
     heap = read_anonymous(PROC / "self")["Anonymous"]
-    if heap < LARGE_HEAP or not forks_workers(workload):
+    if heap < MIN_HEAP_BYTES or not forks_workers(workload):
         return None
     try:
         looks = list(_watch_worker(workload))
     except Exception as error:  # whatever it is, the trials with workers will meet it and name it
-        take_down(error)
+        shut_down_workers(error)
         return None
-    if not looks or looks[-1][1] - looks[0][1] < SEEN_BYTES:
+    if not looks or looks[-1][1] - looks[0][1] < MIN_DETECTABLE_BYTES:
         return None
-    rate = fit_copies(looks)
+    rate = cow_bytes_per_sample(looks)
     samples = count_samples_promised(workload)
     copies = heap if samples is None and rate else min(heap, int(rate * (samples or 0)))
-    return describe_copies(rate, copies) if copies >= WORTH_BYTES else None
+    return describe_copies(rate, copies) if copies >= MIN_WARN_BYTES else None
 
 
 def _watch_worker(workload: LoadedWorkload) -> Iterator[Look]:
@@ -70,10 +70,10 @@ def _watch_worker(workload: LoadedWorkload) -> Iterator[Look]:
     for batch in itertools.takewhile(lambda _: time.perf_counter() < start + LOOK_SECONDS, batches):
         samples += count_samples(batch, size or 1)
         if time.perf_counter() > start + SETTLING_SHARE * LOOK_SECONDS:
-            yield samples, read_copied(PROC / str(worker.pid))
+            yield samples, read_cow_bytes(PROC / str(worker.pid))
 
 
-def read_copied(folder: Path) -> int:
+def read_cow_bytes(folder: Path) -> int:
     """Read how much a process has copied of what it shared with one other, up to a constant.
 
     A page shared by two counts half in each one's proportional size, and whole when it has been copied; what a
@@ -103,7 +103,7 @@ def read_anonymous(folder: Path) -> dict[str, int]:
     return sizes
 
 
-def fit_copies(looks: list[Look]) -> float:
+def cow_bytes_per_sample(looks: list[Look]) -> float:
     """Give the bytes copied for each sample, 0 or more, from the first look to the last."""
     if len(looks) < 2 or looks[-1][0] <= looks[0][0]:
         return 0.0

@@ -6,19 +6,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from autotune.child.device import EmulatedStep, synchronize
 from autotune.profiles.batches import find_tensors
-from autotune.child.device import BusyDevice, synchronize
-from autotune.trial.protocol import CopyRates
-from autotune.profiles.device_prefetch import Copy, CudaLane
+from autotune.profiles.device_prefetch import PendingCopy, StreamCopier
+from autotune.trial.protocol import H2DBandwidth
 
 if TYPE_CHECKING:
     import torch
 
 WARM_UP: Final = 3
 WINDOW_SECONDS: Final = 0.1  # of copying one batch again and again; many copies, one synchronisation
-MOST_COPIES: Final = 200
-FEWEST_COPIES: Final = 5
-LEAST_BUSY_SECONDS: Final = 1e-3  # a shorter spell of computing drowns in the cost of starting it
+MAX_COPIES: Final = 200
+MIN_COPIES: Final = 5
+MIN_BUSY_SECONDS: Final = 1e-3  # a shorter spell of computing drowns in the cost of starting it
 
 
 class Bench(Protocol):
@@ -49,13 +49,13 @@ class CudaBench:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._lane = CudaLane(device)
+        self._lane = StreamCopier(device)
 
     def send(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copy tensors on the stream that computes."""
         return [tensor.to(self._device, non_blocking=True) for tensor in tensors]
 
-    def send_aside(self, tensors: Sequence[torch.Tensor]) -> Copy:
+    def send_aside(self, tensors: Sequence[torch.Tensor]) -> PendingCopy:
         """Copy tensors on a stream of their own."""
         return self._lane.send(list(tensors))
 
@@ -65,14 +65,14 @@ class CudaBench:
 
     def occupy(self, seconds: float) -> Callable[[], None]:
         """Give what keeps the device computing for so long."""
-        return BusyDevice(self._device, seconds)
+        return EmulatedStep(self._device, seconds)
 
     def settle(self) -> None:
         """Wait until the device has done all it was given."""
         synchronize(self._device)
 
 
-def measure_copies(batch: Any, bench: Bench, now: Callable[[], float] = time.perf_counter) -> CopyRates | None:
+def measure_copies(batch: Any, bench: Bench, now: Callable[[], float] = time.perf_counter) -> H2DBandwidth | None:
     """Measure how fast the tensors of a batch get to the device.
 
     Args:
@@ -90,7 +90,7 @@ def measure_copies(batch: Any, bench: Bench, now: Callable[[], float] = time.per
     pinned = bench.pin(tensors)
     pageable_seconds = time_often(lambda: bench.send(tensors), bench.settle, now)
     pinned_seconds = time_often(lambda: bench.send(pinned), bench.settle, now)
-    return CopyRates(
+    return H2DBandwidth(
         pageable=size / pageable_seconds,
         pinned=size / pinned_seconds,
         overlap=_measure_overlap(pinned, pinned_seconds, bench, now),
@@ -117,7 +117,7 @@ def time_often(
     work()
     settle()
     once = max(1e-7, now() - started)
-    calls = max(FEWEST_COPIES, min(MOST_COPIES, int(WINDOW_SECONDS / once)))
+    calls = max(MIN_COPIES, min(MAX_COPIES, int(WINDOW_SECONDS / once)))
     started = now()
     for _ in range(calls):
         work()
@@ -129,8 +129,8 @@ def _measure_overlap(
     pinned: Sequence[torch.Tensor], copy_seconds: float, bench: Bench, now: Callable[[], float]
 ) -> float:
     """Have the device compute for about as long as a copy takes, beside it: what both together save was hidden."""
-    compute = bench.occupy(max(copy_seconds, LEAST_BUSY_SECONDS))
-    copies = max(1, round(LEAST_BUSY_SECONDS / copy_seconds))
+    compute = bench.occupy(max(copy_seconds, MIN_BUSY_SECONDS))
+    copies = max(1, round(MIN_BUSY_SECONDS / copy_seconds))
 
     def copy() -> None:
         for _ in range(copies):

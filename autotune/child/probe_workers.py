@@ -21,17 +21,17 @@ import torch
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from autotune.profiles.batches import count_samples, find_tensors
-from autotune.errors import WorkloadError
-from autotune.child.workload_loading import LoadedWorkload, build_loader
-from autotune.system.machine import count_whole_cpus
 from autotune.child.measurement import settle_garbage
-from autotune.trial.protocol import LinearCost
-from autotune.profiles.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, StartMethod
+from autotune.child.workload_loading import LoadedWorkload, build_loader
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, StartMethod
+from autotune.errors import WorkloadError
+from autotune.profiles.batches import count_samples, find_tensors
 from autotune.profiles.worker_init import ShareWatch
+from autotune.system.machine import count_whole_cpus
+from autotune.trial.protocol import LinearCost
 from autotune.workload import Workload
 
-MOST_WORKERS: Final = 16  # of a round; more tell nothing new
+MAX_ROUND_WORKERS: Final = 16  # of a round; more tell nothing new
 ROUND_SIZE: Final = 2  # samples in a batch of a round
 SHARD_CHECK_BATCHES: Final = 4
 CACHE_SECONDS: Final = 0.3  # spent on fetching samples that are then handed over again and again
@@ -42,10 +42,10 @@ TRANSFER_SECONDS: Final = 0.4
 
 def count_round_workers(usable_cpus: float) -> int:
     """Count the workers of a round: enough to share the CPUs that may be kept busy, as in a trial."""
-    return min(2 * count_whole_cpus(usable_cpus), MOST_WORKERS)
+    return min(2 * count_whole_cpus(usable_cpus), MAX_ROUND_WORKERS)
 
 
-def time_round(workload: LoadedWorkload, workers: int, process: ProcessSettings | None = None) -> float | None:
+def time_worker_round(workload: LoadedWorkload, workers: int, process: ProcessSettings | None = None) -> float | None:
     """Time an epoch of one small batch per worker, from starting them to taking them down.
 
     Args:
@@ -69,11 +69,11 @@ def time_round(workload: LoadedWorkload, workers: int, process: ProcessSettings 
         seconds = time.perf_counter() - started
         return seconds if workload.kind == "iterable" or arrived == loader.gate.batches else None
     except Exception as error:  # whatever the user's code raises in a worker
-        take_down(error)
+        shut_down_workers(error)
         return None
 
 
-def take_down(error: BaseException) -> None:
+def shut_down_workers(error: BaseException) -> None:
     """Let go of the loader that an error came through, so that its workers end now.
 
     The traceback is part of a cycle that holds the loader's iterator. Left to the garbage collector, the workers
@@ -90,7 +90,7 @@ def _keep_process(workload: LoadedWorkload) -> ProcessSettings:
     return ProcessSettings(multiprocessing_context=cast("StartMethod | None", workload.parts.multiprocessing_context))
 
 
-def fit_start(few: float | None, many: float | None, workers: int, load_seconds: float) -> LinearCost | None:
+def fit_worker_startup(few: float | None, many: float | None, workers: int, load_seconds: float) -> LinearCost | None:
     """Turn a round of one worker and one of `workers` into the cost of starting any number.
 
     Args:
@@ -131,11 +131,11 @@ def measure_manager_start(usable_cpus: float) -> float:
     workers = count_round_workers(usable_cpus)
     workload = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(2 * workers, 1))))
     process = ProcessSettings(sharing_strategy="file_system")
-    cold, warm = (time_round(workload, workers, process) for _ in range(2))
+    cold, warm = (time_worker_round(workload, workers, process) for _ in range(2))
     return share_first_use(cold, warm, workers, usable_cpus)
 
 
-class CachedSamples(Dataset[Any]):
+class ReplayDataset(Dataset[Any]):
     """Samples that were fetched before, so that only collating and handing over cost anything.
 
     Args:
@@ -196,7 +196,7 @@ def _list_indices(workload: LoadedWorkload, most: int) -> list[Any]:
     return list(itertools.islice(iter(indices), most))
 
 
-def time_handover(workload: LoadedWorkload, samples: Sequence[Any], size: int) -> tuple[float, float]:
+def time_worker_transfer(workload: LoadedWorkload, samples: Sequence[Any], size: int) -> tuple[float, float]:
     """Time collating, and handing over, a batch of samples that are at hand.
 
     Args:
@@ -210,7 +210,7 @@ def time_handover(workload: LoadedWorkload, samples: Sequence[Any], size: int) -
     collate: Callable[[Any], Any] = workload.parts.collate_fn or default_collate
     batch = [samples[index % len(samples)] for index in range(size)]
     collate_seconds = _time_calls(lambda: collate(batch))
-    cached = CachedSamples(samples, size * TRANSFER_BATCHES)
+    cached = ReplayDataset(samples, size * TRANSFER_BATCHES)
     config = LoaderConfig(
         dataloader=DataLoaderSettings(batch_size=size, num_workers=1, prefetch_factor=2),
         process=_keep_process(workload),
@@ -267,7 +267,7 @@ def _time_calls(call: Callable[[], Any]) -> float:
     return (time.perf_counter() - started) / calls
 
 
-def take_census(workload: LoadedWorkload) -> None:
+def count_samples_single_process(workload: LoadedWorkload) -> None:
     """See how an iterable dataset shares its samples out to workers.
 
     Its samples are counted in one process, where an epoch is short enough, and one worker shows whether it asks which
@@ -291,7 +291,7 @@ def _asks_which_worker(workload: LoadedWorkload) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "asked"
         parts = dataclasses.replace(workload.parts, worker_init_fn=ShareWatch(str(note), workload.parts.worker_init_fn))
-        time_round(dataclasses.replace(workload, parts=parts), 1)
+        time_worker_round(dataclasses.replace(workload, parts=parts), 1)
         return note.exists()
 
 
@@ -311,7 +311,7 @@ def _count_epoch(workload: LoadedWorkload, workers: int) -> int | None:
     return samples
 
 
-def is_duplicated(workload: LoadedWorkload) -> bool:
+def workers_duplicate_data(workload: LoadedWorkload) -> bool:
     """Tell whether two workers of an iterable dataset deliver the same data.
 
     They do when they deliver twice the samples of one process and never ask which worker they are, or when their
@@ -326,7 +326,7 @@ def is_duplicated(workload: LoadedWorkload) -> bool:
     try:
         counted = _count_epoch(workload, workers=2) if workload.census.samples else None
     except Exception as error:  # whatever it is, the trials with workers will meet it and name it
-        take_down(error)
+        shut_down_workers(error)
         return False
     if (counted is not None and workload.census.is_exceeded(counted)) or _deliver_the_same(workload):
         return True
@@ -359,7 +359,7 @@ def _deliver_the_same(workload: LoadedWorkload) -> bool:
         for batch in itertools.islice(build_loader(workload, config), SHARD_CHECK_BATCHES):
             prints.append([tensor.cpu() for tensor in find_tensors(batch)])  # noqa: PERF401  # kept if a later one fails
     except Exception as error:  # whatever it is, the trials with workers will meet it and name it
-        take_down(error)
+        shut_down_workers(error)
         return False
     if len(prints) < SHARD_CHECK_BATCHES or not prints[0]:
         return False

@@ -9,13 +9,13 @@ import torch
 
 from autotune.child.workload_loading import LoadedWorkload
 
-MOST_SAMPLES: Final = 2000
-MOST_SECONDS: Final = 2.0
+MAX_SAMPLES: Final = 2000
+MAX_SECONDS: Final = 2.0
 ALL_FAIL: Final = 20  # in a row, from the first on; then it is the dataset, and no sample
 
 
 def describe_rate(
-    workload: LoadedWorkload, most_samples: int = MOST_SAMPLES, most_seconds: float = MOST_SECONDS
+    workload: LoadedWorkload, most_samples: int = MAX_SAMPLES, most_seconds: float = MAX_SECONDS
 ) -> str | None:
     """Say how many samples raise, asked one by one in this process, in an order drawn at random.
 

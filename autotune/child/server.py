@@ -27,16 +27,17 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.child.namespaces import Walls, die_with_parent, put_up
-from autotune.runner.keeper import continue_under_keeper
+from autotune.child.keeper import continue_under_keeper
+from autotune.child.namespaces import die_with_parent, enter_sandbox
+from autotune.trial.sandbox_spec import SandboxSpec
 
 if TYPE_CHECKING:
+    from autotune.config import FrozenModel
     from autotune.trial.channel import Channel
     from autotune.trial.protocol import Command
-    from autotune.profiles.schema import Value
 
 PROGRESS_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU from those who load
-HOUSE: Final = str(Path(__file__).parents[1])
+PACKAGE_DIR: Final = str(Path(__file__).parents[1])
 
 
 def guard_process() -> None:
@@ -50,7 +51,7 @@ def guard_process() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _go_under_guard(tuner: int, walls: Walls, descriptor: int) -> None:
+def _go_under_guard(tuner: int, walls: SandboxSpec, descriptor: int) -> None:
     """Go on in a process that is ended, with all that it starts, when the tuner ends or says so."""
     if sys.platform != "linux":
         return
@@ -62,11 +63,11 @@ def _go_under_guard(tuner: int, walls: Walls, descriptor: int) -> None:
         continue_under_keeper(tuner, descriptor)
 
 
-class SpentProcessError(Exception):
+class ProcessTaintedError(Exception):
     """This process can measure no further trial; the parent starts another one."""
 
 
-class Host:
+class TrialServer:
     """Carries the parent's commands out, one after another.
 
     Args:
@@ -101,7 +102,7 @@ class Host:
         except ChannelClosedError:
             return
 
-    def _answer(self, command: Command) -> Value:
+    def _answer(self, command: Command) -> FrozenModel:
         """Carry a command out, and listen to torch's handler of SIGCHLD only meanwhile.
 
         It raises wherever this process happens to be, once for each worker that died: in the middle of a message, or
@@ -117,15 +118,15 @@ class Host:
             return self._explain(error)
         return report
 
-    def _explain(self, error: BaseException) -> Value:
-        from autotune.trial.protocol import Failed
+    def _explain(self, error: BaseException) -> FrozenModel:
+        from autotune.trial.protocol import FailureReport
 
         where = "running step" if self._in_step else self._where
-        words = _name_error(error) if self._where == "trial" else _add_advice(_name_error(error))
+        words = _name_error(error)
         if where == "probe" and isinstance(error, Exception):
             words = "\n".join(filter(None, (words, self._describe_rate())))
         trial = self._trial if self._where == "trial" else None
-        return Failed(
+        return FailureReport(
             where=where,
             error=words,
             details=_format_error(error),
@@ -149,25 +150,32 @@ class Host:
 
         return bool(torch.cuda.is_initialized())
 
-    def _carry_out(self, command: Command) -> Value:
-        from autotune.trial.protocol import Hello, Measured, Probe, Probed, Ready, Run
+    def _carry_out(self, command: Command) -> FrozenModel:
+        from autotune.trial.protocol import (
+            LoadCommand,
+            ProbeCommand,
+            ProbeReport,
+            ReadyReport,
+            TrialCommand,
+            TrialReport,
+        )
 
         match command:
-            case Hello():
+            case LoadCommand():
                 self._load(command)
-            case Probe():
-                return Probed(profile=self._probe(command))
-            case Run(trial=request):
-                return Measured(measurement=self._measure(request))
+            case ProbeCommand():
+                return ProbeReport(profile=self._probe(command))
+            case TrialCommand(trial=request):
+                return TrialReport(measurement=self._measure(request))
             case _:
                 self._release()
-        return Ready(on_device=self._uses_device())
+        return ReadyReport(on_device=self._uses_device())
 
     def _load(self, hello: Any) -> None:
         self._show("importing torch")
         from autotune.child.device import resolve_device
-        from autotune.child.workload_loading import load_workload
         from autotune.child.training_step import make_step
+        from autotune.child.workload_loading import load_workload
 
         sys.path.insert(0, str(Path.cwd()))
         request = hello.workload
@@ -191,7 +199,7 @@ class Host:
         return profile_workload(self._workload, self._step, self._device, order, self._show)
 
     def _measure(self, request: Any) -> Any:
-        from autotune.child.measurement import TrialMeasurement, warm_up_step
+        from autotune.child.measurement import TrialRun, warm_up_step
 
         self._where, self._in_step = "trial", False
         self._show("starting workers")
@@ -201,7 +209,7 @@ class Host:
         if self._is_step_cold(request.config.dataloader.batch_size):
             self._show("warming the step up")
             warm_up_step(self._workload, self._step, self._device, request.config)
-        self._trial = TrialMeasurement(self._workload, self._step, self._device, request, self._count)
+        self._trial = TrialRun(self._workload, self._step, self._device, request, self._count)
         threads = _count_threads()
         measured = self._trial.run()
         workers, sets_workers_up = (
@@ -227,7 +235,7 @@ class Host:
         """
         self._trial = None
         if self._is_spent:
-            raise SpentProcessError("has computed on several threads; workers that it forks may hang")
+            raise ProcessTaintedError("has computed on several threads; workers that it forks may hang")
 
     def _watch_step(self, step: Any) -> Any:
         """Remember whether the step is running, so that its failure is not blamed on the data."""
@@ -241,7 +249,12 @@ class Host:
 
     def _warm_up(self, sharing_strategy: str) -> None:
         """Pay what a process pays once outside the trial, where scores account for it; a probe has done so already."""
-        from autotune.child.probe_workers import connect_manager, fetch_samples, single_thread, take_census
+        from autotune.child.probe_workers import (
+            connect_manager,
+            count_samples_single_process,
+            fetch_samples,
+            single_thread,
+        )
 
         if sharing_strategy == "file_system":
             connect_manager()
@@ -251,7 +264,7 @@ class Host:
             with single_thread():
                 fetch_samples(self._workload, 1)
         if self._workload.kind == "iterable":
-            take_census(self._workload)
+            count_samples_single_process(self._workload)
         self._is_warm = True
 
     def _count(self, batches: int) -> None:
@@ -260,10 +273,10 @@ class Host:
             self._show("measuring", batches)
 
     def _show(self, phase: str, batches: int = 0) -> None:
-        from autotune.trial.protocol import Progress
+        from autotune.trial.protocol import ProgressReport
 
         self._last_progress = time.monotonic()
-        self._channel.send(Progress(phase=phase, batches=batches).model_dump_json())
+        self._channel.send(ProgressReport(phase=phase, batches=batches).model_dump_json())
 
 
 def _count_threads() -> int:
@@ -279,25 +292,18 @@ def _name_error(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
-def _add_advice(words: str) -> str:
-    """Put the way out behind an error that ends the run; one of a trial gets it from the verdict."""
-    from autotune.runner.failures import suggest
-
-    return "\n".join(part for part in (words, suggest(words)) if part)
-
-
 def _format_error(error: BaseException) -> str:
     """Format a traceback without the frames of dltune, which are of no use to the user."""
     lines = traceback.TracebackException.from_exception(error)
     lines.stack = traceback.StackSummary.from_list(
-        [frame for frame in lines.stack if not frame.filename.startswith(HOUSE)]
+        [frame for frame in lines.stack if not frame.filename.startswith(PACKAGE_DIR)]
     )
     return "".join(lines.format())
 
 
-def _put_up(walls: Walls, descriptor: int) -> None:
+def _put_up(walls: SandboxSpec, descriptor: int) -> None:
     try:
-        put_up(walls, descriptor)
+        enter_sandbox(walls, descriptor)
     except OSError as error:
         sys.stderr.write(f"isolation: {error}\n")
         sys.exit(4)
@@ -305,7 +311,7 @@ def _put_up(walls: Walls, descriptor: int) -> None:
 
 def main() -> None:
     """Serve the parent named on the command line."""
-    descriptor, tuner, walls = int(sys.argv[1]), int(sys.argv[2]), Walls.from_json(sys.argv[3])
+    descriptor, tuner, walls = int(sys.argv[1]), int(sys.argv[2]), SandboxSpec.from_json(sys.argv[3])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # also for those who wait: they end by the same signal
     _go_under_guard(tuner, walls, descriptor)
     guard_process()
@@ -316,7 +322,7 @@ def main() -> None:
     from autotune.trial.channel import Channel
 
     gc.freeze()  # else each worker's garbage collector would touch, and so copy, what a training process does not have
-    Host(Channel(connection)).serve()
+    TrialServer(Channel(connection)).serve()
     os._exit(0)  # threads and exit handlers of the user's code must not keep a finished child alive
 
 

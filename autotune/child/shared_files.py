@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from autotune.child.workload_loading import LoadedWorkload, forks_workers
 
-MOST_OBJECTS: Final = 1000  # that are looked at; files are held near the surface
-MOST_PARTS: Final = 100  # of each list or dict
+MAX_OBJECTS: Final = 1000  # that are looked at; files are held near the surface
+MAX_PARTS: Final = 100  # of each list or dict
 
 
 def foresee_shared_files(workload: LoadedWorkload) -> str | None:
@@ -42,7 +42,7 @@ def foresee_shared_files(workload: LoadedWorkload) -> str | None:
 def _walk(dataset: Any) -> Iterator[Any]:
     """Go through an object and what it holds, level by level, without running any of its code."""
     waiting, seen = deque([dataset]), {id(dataset)}
-    while waiting and len(seen) < MOST_OBJECTS:
+    while waiting and len(seen) < MAX_OBJECTS:
         one = waiting.popleft()
         yield one
         for part in _list_parts(one):
@@ -53,11 +53,11 @@ def _walk(dataset: Any) -> Iterator[Any]:
 
 def _list_parts(one: Any) -> list[Any]:
     if isinstance(one, list | tuple):
-        return list(one[:MOST_PARTS])
+        return list(one[:MAX_PARTS])
     held = one if isinstance(one, dict) else getattr(one, "__dict__", None)
     if not isinstance(held, dict) or isinstance(one, type):
         return []
-    return list(itertools.islice(held.values(), MOST_PARTS))
+    return list(itertools.islice(held.values(), MAX_PARTS))
 
 
 def _name_open_file(one: Any) -> str | None:

@@ -16,7 +16,7 @@ MILLI = 1e-3
 MOST_AHEAD = 8  # steps that the host may be ahead of the device; a queue of launches holds a few real ones
 
 
-class Clock(Protocol):
+class StepTimer(Protocol):
     """What a recorder asks of a clock; it starts when it is made."""
 
     def ask(self) -> None:
@@ -36,7 +36,7 @@ class Clock(Protocol):
         """
 
 
-class HostClock:
+class HostStepTimer:
     """The clock of a device that has done its work when the call returns.
 
     Args:
@@ -83,7 +83,7 @@ class Event(Protocol):
         """Give the milliseconds between this mark and a later one."""
 
 
-class EventClock:
+class CudaStepTimer:
     """The clock of a device that works on while the host goes on.
 
     The device waits for data from the end of a step to the beginning of the next one: an idle stream passes a mark at

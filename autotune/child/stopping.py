@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from autotune.trial.protocol import EpochTrace, Measurement, StopReason, TrialRequest
-from autotune.trial.throughput import bound_samples_per_second, estimate, measure_steady
+from autotune.trial.throughput import estimate, measure_steady, throughput_upper_bound
 
 FIRST_EPOCH_SHARE: Final = 0.6  # of the trial's time, when there are later epochs to see as well
 LOOK_SECONDS: Final = 0.1  # between two looks at the statistics of an epoch under way
-MOST_BATCHES: Final = 4096  # of one epoch; keeps the record small
+MAX_BATCHES: Final = 4096  # of one epoch; keeps the record small
 ABANDON_FACTOR: Final = 2.0  # of the trial's time; then the queue is not even drained
-FEWEST_LATER_EPOCHS: Final = 2
-OVERTIME: Final = 0.5  # of the trial's time, to see a third epoch: the second is often slower than the rest
-OPEN_END: Final = 1 << 62
+MIN_LATER_EPOCHS: Final = 2
+MAX_OVERTIME_RATIO: Final = 0.5  # of the trial's time, to see a third epoch: the second is often slower than the rest
+UNLIMITED_BATCHES: Final = 1 << 62
 
 
 def complete_round(batches: int, workers: int, epoch_batches: int | None) -> int:
@@ -27,7 +27,7 @@ def complete_round(batches: int, workers: int, epoch_batches: int | None) -> int
     return batches + ((epoch_batches or 0) - batches) % max(1, workers)
 
 
-class Pacer:
+class StoppingRule:
     """Answers, batch after batch, whether the epoch and the trial go on.
 
     Args:
@@ -54,7 +54,7 @@ class Pacer:
         Returns:
             Whether to stop the sampler.
         """
-        if elapsed < self._next_look and batches < MOST_BATCHES:
+        if elapsed < self._next_look and batches < MAX_BATCHES:
             return False
         self._next_look = elapsed + LOOK_SECONDS
         trace = look()
@@ -62,7 +62,7 @@ class Pacer:
             self.verdict = "hopeless"
             return True
         share = FIRST_EPOCH_SHARE if is_first and self.request.epochs > 1 else 1.0
-        if batches >= MOST_BATCHES or elapsed > share * self.request.seconds:
+        if batches >= MAX_BATCHES or elapsed > share * self.request.seconds:
             return True
         self._knows_pace = is_first and self._is_steady_precise(trace)
         return self._knows_pace
@@ -94,17 +94,17 @@ class Pacer:
             return self._name_end(traces[-1])
         measurement = self._measurement(traces)
         ahead = estimate(measurement, self.request.config, self.request.epochs)
-        if len(traces) > FEWEST_LATER_EPOCHS and ahead.is_precise(self.request.precision):
+        if len(traces) > MIN_LATER_EPOCHS and ahead.is_precise(self.request.precision):
             return "precise"
         left = self.request.seconds - elapsed
         if len(traces) > 1 and self._is_out_of_reach(ahead.upper):
             return "hopeless"
         if ahead.epoch_seconds <= left:
-            return OPEN_END
-        if len(traces) > FEWEST_LATER_EPOCHS or left < -OVERTIME * self.request.seconds:
+            return UNLIMITED_BATCHES
+        if len(traces) > MIN_LATER_EPOCHS or left < -MAX_OVERTIME_RATIO * self.request.seconds:
             return "time"
-        if ahead.epoch_seconds <= left + OVERTIME * self.request.seconds and traces[-1].closed_after is None:
-            return OPEN_END
+        if ahead.epoch_seconds <= left + MAX_OVERTIME_RATIO * self.request.seconds and traces[-1].closed_after is None:
+            return UNLIMITED_BATCHES
         return self._mini_epoch() if len(traces) == 1 or left > 0 else "time"
 
     def _name_end(self, last: EpochTrace) -> StopReason:
@@ -128,7 +128,7 @@ class Pacer:
     def _is_hopeless(self, trace: EpochTrace) -> bool:
         if self.request.hopeless_below is None:
             return False
-        return self._is_out_of_reach(bound_samples_per_second(trace, self.request.config, self.epoch_batches))
+        return self._is_out_of_reach(throughput_upper_bound(trace, self.request.config, self.epoch_batches))
 
     def _is_steady_precise(self, trace: EpochTrace) -> bool:
         """Whether a long epoch's pace is known, so that its remaining batches would teach nothing."""

@@ -9,10 +9,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from autotune.profiles.batches import find_tensors, move_batch
-from autotune.child.device import BusyDevice
-from autotune.errors import UsageError
+from autotune.child.device import EmulatedStep
 from autotune.child.import_string import import_attribute
+from autotune.errors import UsageError
+from autotune.profiles.batches import find_tensors, move_batch
 from autotune.request import WorkloadRequest
 
 Step = Callable[[Any], object]
@@ -67,7 +67,7 @@ def _must_be_given(parameter: inspect.Parameter) -> bool:
 
 
 def _make_emulated_step(seconds: float, device: torch.device) -> Step:
-    occupy = BusyDevice(device, seconds)
+    occupy = EmulatedStep(device, seconds)
 
     def step(batch: Any) -> None:
         if device.type != "cpu":

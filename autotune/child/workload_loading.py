@@ -9,20 +9,20 @@ from typing import Any, Final, Literal, cast
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from autotune.errors import UsageError
 from autotune.child.import_string import import_attribute
 from autotune.child.stopping import complete_round
-from autotune.request import WorkloadRequest
-from autotune.profiles.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
-from autotune.system.versions import read_start_method_in_force
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
+from autotune.errors import UsageError
 from autotune.profiles.worker_init import WorkerSetup
+from autotune.request import WorkloadRequest
+from autotune.system.versions import read_start_method_in_force
 from autotune.workload import Workload
 
-TWICE: Final = 1.5  # times the samples of one process
-TOO_FEW: Final = 0.75  # of them
+DUPLICATED_RATIO: Final = 1.5  # times the samples of one process
+INCOMPLETE_RATIO: Final = 0.75  # of them
 
 
-class Census:
+class SampleCountTracker:
     """Remembers how many samples an iterable dataset delivers in one process, to hold what workers deliver against.
 
     Attributes:
@@ -43,7 +43,7 @@ class Census:
 
     def is_multiplied(self, samples: int) -> bool:
         """Tell whether so many samples come only from workers that each deliver as many as one process."""
-        return bool(self.samples) and samples > TWICE * (self.samples or 0)
+        return bool(self.samples) and samples > DUPLICATED_RATIO * (self.samples or 0)
 
     def is_exceeded(self, samples: int) -> bool:
         """Tell whether so many samples come from workers that each go through all of the data without knowing it."""
@@ -51,7 +51,7 @@ class Census:
 
     def is_missed(self, samples: int) -> bool:
         """Tell whether a whole epoch of so many samples leaves data out."""
-        return bool(self.samples) and samples < TOO_FEW * (self.samples or 0)
+        return bool(self.samples) and samples < INCOMPLETE_RATIO * (self.samples or 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class LoadedWorkload:
 
     parts: Workload
     baseline: LoaderConfig | None = None
-    census: Census = dataclasses.field(default_factory=Census, compare=False)
+    census: SampleCountTracker = dataclasses.field(default_factory=SampleCountTracker, compare=False)
     owner: Any = None
 
     @property
@@ -101,7 +101,7 @@ def load_workload(request: WorkloadRequest) -> LoadedWorkload:
     """
     factory = import_attribute(request.dataset)
     made = factory(**request.dataset_args) if callable(factory) and not _is_workload(factory) else factory
-    loaded = adopt(made, request.dataset)
+    loaded = wrap_dataset(made, request.dataset)
     if request.collate is not None:
         collate = import_attribute(request.collate)
         loaded = dataclasses.replace(loaded, parts=dataclasses.replace(loaded.parts, collate_fn=collate))
@@ -118,7 +118,7 @@ def _is_data_module(made: Any) -> bool:
     return not isinstance(made, type) and all(callable(getattr(made, hook, None)) for hook in hooks)
 
 
-def adopt(made: Any, source: str) -> LoadedWorkload:
+def wrap_dataset(made: Any, source: str) -> LoadedWorkload:
     """Take apart what a factory returned.
 
     Args:
@@ -132,15 +132,15 @@ def adopt(made: Any, source: str) -> LoadedWorkload:
         UsageError: It is none of these.
     """
     if isinstance(made, DataLoader):
-        return LoadedWorkload(parts=_take_apart(made), baseline=_read_settings(made))
+        return LoadedWorkload(parts=workload_from_dataloader(made), baseline=_read_settings(made))
     if _is_data_module(made):
-        return dataclasses.replace(adopt(_ask_for_loader(made, source), source), owner=made)
+        return dataclasses.replace(wrap_dataset(loader_from_datamodule(made, source), source), owner=made)
     if isinstance(made, Workload):
         return LoadedWorkload(parts=_check_dataset(made, source))
     return LoadedWorkload(parts=_check_dataset(Workload(dataset=made), source))
 
 
-def _ask_for_loader(module: Any, source: str) -> DataLoader[Any]:
+def loader_from_datamodule(module: Any, source: str) -> DataLoader[Any]:
     """Get the training loader of a data module, by the calls that a Trainer makes before it trains."""
     module.prepare_data()
     module.setup(stage="fit")
@@ -224,7 +224,8 @@ def _describe(made: Any) -> str:
     return "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"
 
 
-def _take_apart(loader: DataLoader[Any]) -> Workload:
+def workload_from_dataloader(loader: DataLoader[Any]) -> Workload:
+    """Take a ready DataLoader apart."""
     iterable = isinstance(loader.dataset, IterableDataset)
     own_batches = loader.batch_size is None and loader.batch_sampler is not None
     context = loader.multiprocessing_context
@@ -261,7 +262,7 @@ def _read_settings(loader: DataLoader[Any]) -> LoaderConfig:
     )
 
 
-class Gate:
+class StoppableSampler:
     """Stands between the sampler and the loader; counts what passes and can be closed.
 
     Closing it ends an epoch the natural way: nothing more is handed out, and what is under way arrives.
@@ -334,15 +335,15 @@ def _count_indices(index: Any) -> int:
         return 1
 
 
-class GatedLoader(DataLoader[Any]):
+class StoppableDataLoader(DataLoader[Any]):
     """A DataLoader whose epochs can be ended early without leaving batches behind."""
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> StoppableSampler:
         """The gate of this loader."""
-        gate: Gate | None = self.__dict__.get("_gate")
+        gate: StoppableSampler | None = self.__dict__.get("_gate")
         if gate is None:
-            gate = self.__dict__["_gate"] = Gate(super()._index_sampler)
+            gate = self.__dict__["_gate"] = StoppableSampler(super()._index_sampler)
         return gate
 
     def close(self, epoch_batches: int | None) -> None:
@@ -357,11 +358,11 @@ class GatedLoader(DataLoader[Any]):
         self.gate.close_after(complete_round(self.gate.fewest_batches, self.num_workers, epoch_batches))
 
     @property
-    def _index_sampler(self) -> Gate:  # the one place where torch's iterators take their indices from
+    def _index_sampler(self) -> StoppableSampler:  # the one place where torch's iterators take their indices from
         return self.gate
 
 
-def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> GatedLoader:
+def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> StoppableDataLoader:
     """Build the loader of one configuration, as training code would.
 
     Args:
@@ -382,7 +383,7 @@ def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> GatedLoader:
     }
     if config.dataloader.num_workers and config.process.multiprocessing_context not in (None, "fork"):
         kwargs["worker_init_fn"] = WorkerSetup(config.process.sharing_strategy, parts.worker_init_fn)
-    return GatedLoader(**kwargs, **_choose_order(workload))
+    return StoppableDataLoader(**kwargs, **_choose_order(workload))
 
 
 def _choose_order(workload: LoadedWorkload) -> dict[str, Any]:
@@ -399,7 +400,7 @@ def _choose_order(workload: LoadedWorkload) -> dict[str, Any]:
     return order | {"shuffle": parts.shuffle is not False}
 
 
-def count_batches(loader: GatedLoader, workload: LoadedWorkload) -> int | None:
+def count_batches(loader: StoppableDataLoader, workload: LoadedWorkload) -> int | None:
     """Count the batches of a whole epoch.
 
     Args:
@@ -420,7 +421,7 @@ def count_batches(loader: GatedLoader, workload: LoadedWorkload) -> int | None:
     return samples // loader.batch_size if loader.drop_last else -(-samples // loader.batch_size)
 
 
-def count_epoch_samples(loader: GatedLoader, workload: LoadedWorkload) -> int | None:
+def count_epoch_samples(loader: StoppableDataLoader, workload: LoadedWorkload) -> int | None:
     """Count the samples that a whole epoch delivers.
 
     Args:

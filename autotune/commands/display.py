@@ -12,24 +12,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from autotune.trial.budgets import Limits
-from autotune.system.machine import MachineProfile
-from autotune.trial.protocol import Progress
+from autotune.config import LoaderConfig
+from autotune.knobs import describe_config
+from autotune.progress import ProgressListener
+from autotune.request import TuningRequest
 from autotune.search.plan import Plan
 from autotune.search.trial_record import TrialRecord
-from autotune.report.text import (
-    describe_config,
-    describe_failure,
-    describe_machine,
-    describe_workload,
-)
-from autotune.request import TuningRequest
-from autotune.profiles.schema import LoaderConfig
+from autotune.system.machine import MachineProfile
+from autotune.trial.budgets import Budgets
+from autotune.trial.protocol import ProgressReport, TrialResult, WorkloadProfile
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
-from autotune.progress import View
 
 
-class RoundsDisplay(View):
+class ConfirmationDisplay(ProgressListener):
     """Writes one line for each measurement of a confirmation, and nothing else.
 
     Args:
@@ -53,7 +48,7 @@ class RoundsDisplay(View):
         self._write(f"warning  {sentence}")
 
 
-class PlainDisplay(RoundsDisplay):
+class PlainDisplay(ConfirmationDisplay):
     """Writes one line for each thing that happens.
 
     Args:
@@ -69,9 +64,9 @@ class PlainDisplay(RoundsDisplay):
         self._phase = ""
         self._ceiling = 0.0
 
-    def show_machine(self, machine: MachineProfile, limits: Limits) -> None:
+    def show_machine(self, machine: MachineProfile, budgets: Budgets) -> None:
         """Write what is tuned and what the machine allows."""
-        self._write(f"dltune   {self._request.workload.dataset}   {describe_machine(machine, limits)}")
+        self._write(f"dltune   {self._request.workload.dataset}   {describe_machine(machine, budgets)}")
 
     def show_plan(self, plan: Plan) -> None:
         """Write what the probe found and what is searched."""
@@ -90,7 +85,7 @@ class PlainDisplay(RoundsDisplay):
         if trials:
             self._write(f"resumed  {trials} trials of study {study}")
 
-    def show_progress(self, progress: Progress) -> None:
+    def show_progress(self, progress: ProgressReport) -> None:
         """Write each new phase when verbose."""
         if self._verbose and progress.phase != self._phase:
             self._write(f"         {progress.phase}")
@@ -171,7 +166,7 @@ class LiveDisplay(PlainDisplay):
         with suppress(OSError):  # the terminal may be gone
             self._live.stop()
 
-    def show_progress(self, progress: Progress) -> None:
+    def show_progress(self, progress: ProgressReport) -> None:
         """Show what the child is doing."""
         super().show_progress(progress)
         if not self._trial:
@@ -241,3 +236,47 @@ class LiveDisplay(PlainDisplay):
             return ""
         left = elapsed / finished * (self._request.trials - finished)
         return f"   left at most ~{format_seconds(left)}"
+
+
+def describe_machine(machine: MachineProfile, budgets: Budgets) -> str:
+    """Describe what the machine allows in one line."""
+    return "   ".join(
+        (
+            f"{machine.usable_cpus:g} of {machine.affinity_cpus} CPUs ({machine.cpu_source})",
+            f"RAM cap {format_bytes(budgets.memory_bytes)}",
+            f"/dev/shm cap {format_bytes(budgets.shm_bytes)}",
+            f"{budgets.nofile:,} files",
+        )
+    )
+
+
+def describe_workload(workload: WorkloadProfile, ceiling: float) -> str:
+    """Describe what the probe found in one line."""
+    size = workload.probe_batch_size
+    load, step = workload.load.per_batch(size), workload.step.per_batch(size)
+    words = (
+        f"batch of {size}: {format_bytes(size * workload.sample_bytes)}",
+        f"{format_seconds(load / size)}/sample (CPU {format_percent(workload.cpu_share)})",
+        f"step {format_seconds(step)}",
+        f"step ceiling {format_rate(ceiling)}",
+        "loader-bound" if load > step else "step-bound",
+    )
+    return "   ".join([*words, *_describe_device(workload)])
+
+
+def _describe_device(workload: WorkloadProfile) -> list[str]:
+    """Name the accelerator and the way to it, where there is one."""
+    if workload.accelerator is None:
+        return []
+    copies = workload.copies
+    if copies is None:
+        return [workload.accelerator.name]
+    rates = f"copies {copies.pageable / 1e9:.1f} GB/s, {copies.pinned / 1e9:.1f} GB/s pinned"
+    return [workload.accelerator.name, f"{rates}, {format_percent(copies.overlap)} of one hidden by computing"]
+
+
+def describe_failure(number: int, result: TrialResult) -> str:
+    """Say in one sentence what became of a failed trial."""
+    loader = result.config.dataloader
+    size = f", batch_size={loader.batch_size}" if loader.batch_size is not None else ""
+    return f"Trial {number} (num_workers={loader.num_workers}{size}) {result.message}."

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Literal
 
-from autotune.runner.process import LONGEST_TMPDIR
-from autotune.runner.sandbox import Containment, find_containment
+from autotune.commands.namesakes import PACKAGE_DIR, ConflictingPackage, find_namesakes
+from autotune.config import FrozenModel, StartMethod
+from autotune.confirm.interference import CpuThrottling, read_quota_uses
+from autotune.runner.process import MAX_TMPDIR_LENGTH
+from autotune.runner.sandbox import SandboxSupport, detect_sandbox
 from autotune.system.machine import MachineProfile, read_gpus, read_machine
-from autotune.commands.namesakes import OURS, Namesake, find_namesakes
-from autotune.confirm.interference import QuotaUse, read_quota_uses
-from autotune.profiles.schema import StartMethod, Value
-from autotune.system.versions import TorchBuild, read_start_method, read_torch
-from autotune.system.mounts import Storage, read_storage
+from autotune.system.mounts import Mount, read_storage
+from autotune.system.versions import TorchVersion, read_start_method, read_torch
 from autotune.units import format_bytes, format_seconds
 
 SMALL_SHM: Final = 256 * 2**20  # a container's usual 64 MiB holds two batches of 32 images of 1 MiB
@@ -49,7 +49,7 @@ WAITING_READS: Final = {
 State = Literal["ok", "warning", "problem"]
 
 
-class Check(Value):
+class Check(FrozenModel):
     """One line of the diagnosis.
 
     Attributes:
@@ -65,7 +65,7 @@ class Check(Value):
     fix: str = ""
 
 
-class Surroundings(Value):
+class SystemFacts(FrozenModel):
     """What is examined, as it was read.
 
     Attributes:
@@ -80,16 +80,16 @@ class Surroundings(Value):
     """
 
     machine: MachineProfile
-    containment: Containment
+    containment: SandboxSupport
     gpus: tuple[str, ...] = ()
-    torch: TorchBuild | None
-    quotas: tuple[QuotaUse, ...] = ()
+    torch: TorchVersion | None
+    quotas: tuple[CpuThrottling, ...] = ()
     start_method: StartMethod = "fork"
-    storage: Storage | None = None
-    namesakes: tuple[Namesake, ...] = ()
+    storage: Mount | None = None
+    namesakes: tuple[ConflictingPackage, ...] = ()
 
 
-def look_around(data: Path | None = None) -> Surroundings:
+def collect_facts(data: Path | None = None) -> SystemFacts:
     """Read what there is to examine.
 
     Args:
@@ -101,10 +101,10 @@ def look_around(data: Path | None = None) -> Surroundings:
     Raises:
         UsageError: There is no such path.
     """
-    return Surroundings(
+    return SystemFacts(
         storage=read_storage(data) if data is not None else None,
         machine=read_machine(),
-        containment=find_containment(),
+        containment=detect_sandbox(),
         gpus=read_gpus(),
         torch=read_torch(),
         quotas=read_quota_uses(),
@@ -113,7 +113,7 @@ def look_around(data: Path | None = None) -> Surroundings:
     )
 
 
-def examine(found: Surroundings) -> tuple[Check, ...]:
+def run_checks(found: SystemFacts) -> tuple[Check, ...]:
     """Examine what tuning and training will meet here.
 
     Args:
@@ -139,7 +139,7 @@ def examine(found: Surroundings) -> tuple[Check, ...]:
     )
 
 
-def _check_torch(torch: TorchBuild | None, gpus: tuple[str, ...]) -> Check:
+def _check_torch(torch: TorchVersion | None, gpus: tuple[str, ...]) -> Check:
     fix = "install the build for your GPU: https://pytorch.org/get-started"
     if torch is None:
         return Check(name="torch", state="problem", finding="not installed", fix=fix)
@@ -168,7 +168,7 @@ def _check_cpus(machine: MachineProfile) -> Check:
     return Check(name="CPUs", state="ok", finding=finding)
 
 
-def _check_throttling(quotas: tuple[QuotaUse, ...]) -> Check:
+def _check_throttling(quotas: tuple[CpuThrottling, ...]) -> Check:
     """Say how often a CPU quota was used up; of several the one that was used up most."""
     worst = max((use for use in quotas if use.periods), key=lambda use: use.throttled_share, default=None)
     if worst is None:
@@ -222,7 +222,7 @@ def _check_start_method(method: StartMethod) -> Check:
     return Check(name="start method", state="warning", finding=finding, fix=SLOW_WORKERS)
 
 
-def _check_storage(storage: Storage) -> Check:
+def _check_storage(storage: Mount) -> Check:
     """Say what answers the reads of a dataset, and what that means for its workers."""
     finding = f"{storage.path}: {storage.filesystem} from {storage.device}"
     fix = WAITING_READS.get(storage.kind)
@@ -239,7 +239,7 @@ def _check_storage(storage: Storage) -> Check:
 
 def _check_tmpdir() -> Check:
     folder = tempfile.gettempdir()
-    if len(folder) <= LONGEST_TMPDIR:
+    if len(folder) <= MAX_TMPDIR_LENGTH:
         return Check(name="TMPDIR", state="ok", finding=folder)
     fix = "training hangs with a path of 80 characters or more (socket names end at 108): export TMPDIR=/tmp"
     return Check(name="TMPDIR", state="warning", finding=f"{folder} ({len(folder)} characters)", fix=fix)
@@ -253,7 +253,7 @@ def _check_folder() -> Check:
     return Check(name="this folder", state="problem", finding=f"{here} is read-only", fix=fix)
 
 
-def _check_namesakes(namesakes: tuple[Namesake, ...]) -> list[Check]:
+def _check_namesakes(namesakes: tuple[ConflictingPackage, ...]) -> list[Check]:
     """Warn of each package that could be imported in the place of ours."""
     if not namesakes:
         return [Check(name="other autotune", state="ok", finding="none that Python could import in place of this one")]
@@ -261,22 +261,22 @@ def _check_namesakes(namesakes: tuple[Namesake, ...]) -> list[Check]:
         Check(
             name="other autotune",
             state="warning",
-            finding=f"{one.path}{f' (of {one.distribution})' if one.distribution else ''}, and ours at {OURS}",
+            finding=f"{one.path}{f' (of {one.distribution})' if one.distribution else ''}, and ours at {PACKAGE_DIR}",
             fix=_fix_namesake(one),
         )
         for one in namesakes
     ]
 
 
-def _fix_namesake(one: Namesake) -> str:
+def _fix_namesake(one: ConflictingPackage) -> str:
     if not one.distribution:
         return "Python imports whichever comes first: rename it, or keep its folder out of PYTHONPATH and sys.path"
-    if one.path == OURS.resolve():
+    if one.path == PACKAGE_DIR.resolve():
         return f"their files are mixed: pip uninstall {one.distribution}, then pip install --force-reinstall dltune"
     return f"Python imports whichever comes first: pip uninstall {one.distribution}, or give it its own environment"
 
 
-def _check_isolation(containment: Containment) -> tuple[Check, ...]:
+def _check_isolation(containment: SandboxSupport) -> tuple[Check, ...]:
     """Say of each wall whether it is in force, and what stands in for it where it is not."""
     walls = (
         (
@@ -295,7 +295,7 @@ def _check_isolation(containment: Containment) -> tuple[Check, ...]:
     )
 
 
-def _find_reason(containment: Containment, wall: str) -> str:
+def _find_reason(containment: SandboxSupport, wall: str) -> str:
     reasons = (reason.partition(": ") for reason in containment.missing)
     return next((why for name, _, why in reasons if name == wall), "not asked for")
 

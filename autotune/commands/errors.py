@@ -12,14 +12,14 @@ from typing import Final
 
 import click
 
-from autotune.errors import DltuneError, OutputError, UnsavedError, WorkloadError
+from autotune.errors import DltuneError, OutputError, ResultNotSavedError
 
 INTERRUPTED: Final = 130
 NOTHING_MEASURED: Final = "Interrupted before any configuration was measured; no result was written."
 
 
 @contextmanager
-def report_errors(exit_code: int | None = None, interrupted: str = "Interrupted.") -> Iterator[None]:
+def exit_on_error(exit_code: int | None = None, interrupted: str = "Interrupted.") -> Iterator[None]:
     """Print an error of ours as a sentence and exit with its code.
 
     Args:
@@ -28,11 +28,11 @@ def report_errors(exit_code: int | None = None, interrupted: str = "Interrupted.
     """
     try:
         yield
-    except UnsavedError as error:
-        _rescue(error)
+    except ResultNotSavedError as error:
+        print_unsaved_profile(error)
         sys.exit(error.exit_code)
     except DltuneError as error:
-        if isinstance(error, WorkloadError) and error.details:
+        if error.details:
             click.echo(_make_printable(error.details.rstrip()), err=True)
         click.echo(_make_printable(f"Error: {error}"), err=True)
         sys.exit(error.exit_code if exit_code is None else exit_code)
@@ -41,7 +41,7 @@ def report_errors(exit_code: int | None = None, interrupted: str = "Interrupted.
         sys.exit(INTERRUPTED)
 
 
-def _rescue(error: UnsavedError) -> None:
+def print_unsaved_profile(error: ResultNotSavedError) -> None:
     """Print the profile that could not be written, on stderr where stdout fails as well."""
     try:
         print_result(error.document)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from autotune.errors import OutputError, UsageError
-from autotune.commands.errors import print_result, report_errors
-from autotune.system.signals import interrupt_on_signals
+from autotune.commands.errors import exit_on_error, print_result
 from autotune.commands.manual import EPILOGS
 from autotune.commands.params import Duration
+from autotune.errors import OutputError, UsageError
+from autotune.system.signals import raise_on_signals
 
 if TYPE_CHECKING:
     from autotune.profiles.export import Target
-    from autotune.profiles.schema import TunedConfig
-    from autotune.progress import View
+    from autotune.profiles.schema import TunedProfile
+    from autotune.progress import ProgressListener
 
 TARGETS: Final = ("kwargs", "statefuldataloader", "hf", "accelerate", "lightning", "timm", "yaml", "json", "env")
 REPORTS: Final = (b"### dltune: ", b'<meta name="generator" content="dltune report">')  # in the beginning of each
@@ -42,11 +42,11 @@ def show(file: Path, profile: str | None, as_json: bool) -> None:
     FILE is dltune.json if left out. Of each profile: machine and workload, the settings, what they reach and with what
     certainty, and what was learned.
     """
-    from autotune.report.text import describe_profile
-    from autotune.profiles.schema import SCHEMA_VERSION, TunedFile
     from autotune.profiles.file import format_file, read_file
+    from autotune.profiles.schema import SCHEMA_VERSION, TunedFile
+    from autotune.report.text import describe_profile
 
-    with report_errors():
+    with exit_on_error():
         found = read_file(file)
         chosen = tuple(entry for entry in found.profiles if profile in (None, entry.name))
         if not chosen:
@@ -75,10 +75,10 @@ def export(file: Path, to: Target, profile: str | None, output: Path | None, for
     from autotune.profiles.export import export as write_export
     from autotune.profiles.load import choose_profile
 
-    with report_errors():
+    with exit_on_error():
         made = write_export(choose_profile(file, profile), to, force=force)
         _refuse_tuned_file(output, file)
-        _put_out(made.text, output, force=force)
+        write_or_print(made.text, output, force=force)
     for note in made.notes:
         click.echo(note, err=True)
 
@@ -112,7 +112,7 @@ def report(file: Path, profile: str | None, form: str, output: Path | None, forc
     """
     from autotune.profiles.load import choose_profile
 
-    with report_errors():
+    with exit_on_error():
         chosen = choose_profile(file, profile)
         if form == "html":
             from autotune.report.html import make_page
@@ -124,7 +124,7 @@ def report(file: Path, profile: str | None, form: str, output: Path | None, forc
 
             text = make_summary(chosen, str(file))
         _refuse_tuned_file(output, file)
-        _put_out(text, output, force=force or _is_report(output))
+        write_or_print(text, output, force=force or _is_report(output))
 
 
 def _is_report(path: Path | None) -> bool:
@@ -144,7 +144,7 @@ def _refuse_tuned_file(output: Path | None, file: Path) -> None:
         raise OutputError(f"{output} is the tuned file itself. Give another --output.")
 
 
-def _put_out(text: str, output: Path | None, *, force: bool) -> None:
+def write_or_print(text: str, output: Path | None, *, force: bool) -> None:
     """Print a text, or write it to a file that is not there yet."""
     from autotune.profiles.file import write_atomically
 
@@ -185,20 +185,20 @@ def check(
     The dataset and the step that FILE names are imported and called, as make runs a Makefile: check files of your own,
     or read them first. With --no-workload, and without --quick, nothing that it names is imported.
     """
-    with report_errors(exit_code=2), interrupt_on_signals():
+    with exit_on_error(exit_code=2), raise_on_signals():
         from autotune.commands.rechecking import check_file, describe_fitness
 
-        view = _make_rounds_display() if quick else None
-        found = check_file(file, profile, max_age, quick=quick, with_workload=workload, trust=trust, view=view)
+        progress = _make_rounds_display() if quick else None
+        found = check_file(file, profile, max_age, quick=quick, with_workload=workload, trust=trust, progress=progress)
         print_result(found.model_dump_json(indent=2) if as_json else describe_fitness(found, str(file)))
     if not found.fits:
         sys.exit(1)
 
 
-def _make_rounds_display() -> View:
-    from autotune.commands.display import RoundsDisplay
+def _make_rounds_display() -> ProgressListener:
+    from autotune.commands.display import ConfirmationDisplay
 
-    return RoundsDisplay()
+    return ConfirmationDisplay()
 
 
 @click.command(epilog=EPILOGS["compare"])
@@ -213,12 +213,12 @@ def compare(first: str, second: str, as_json: bool) -> None:
     """
     from autotune.profiles.compare import compare_results, describe_comparison
 
-    with report_errors():
+    with exit_on_error():
         found = compare_results(_find_result(first), _find_result(second))
         print_result(found.model_dump_json(indent=2) if as_json else describe_comparison(found))
 
 
-def _find_result(text: str) -> TunedConfig:
+def _find_result(text: str) -> TunedProfile:
     """Find the result that FILE or FILE:PROFILE names."""
     from autotune.profiles.load import choose_profile
 
@@ -254,10 +254,10 @@ def doctor(data: Path | None, as_json: bool) -> None:
     Looks at the machine, the container and Python, as training will meet them: run it where training runs. Each line
     is ok, a warning (it costs speed or certainty) or a problem (tuning is impossible).
     """
-    from autotune.commands.doctor import describe_checks, examine, has_problem, look_around
+    from autotune.commands.doctor import collect_facts, describe_checks, has_problem, run_checks
 
-    with report_errors():
-        checks = examine(look_around(data))
+    with exit_on_error():
+        checks = run_checks(collect_facts(data))
         document = json.dumps([check.model_dump() for check in checks], indent=2)
         print_result(document if as_json else describe_checks(checks))
     if has_problem(checks):

@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 
 PACKAGE: Final = "autotune"
 DISTRIBUTION: Final = "dltune"
-OURS: Final = Path(__file__).parents[1]
+PACKAGE_DIR: Final = Path(__file__).parents[1]
 
 
-class Namesake(NamedTuple):
+class ConflictingPackage(NamedTuple):
     """Another package of our name.
 
     Attributes:
@@ -31,9 +31,9 @@ class Namesake(NamedTuple):
 
 def find_namesakes(
     search_path: Iterable[str] | None = None,
-    ours: Path = OURS,
+    ours: Path = PACKAGE_DIR,
     providers: Mapping[str, Sequence[str]] | None = None,
-) -> tuple[Namesake, ...]:
+) -> tuple[ConflictingPackage, ...]:
     """Find every other package of our name that Python could import.
 
     Args:
@@ -48,10 +48,10 @@ def find_namesakes(
     folders = (str(Path.cwd()), *sys.path) if search_path is None else search_path
     installed = metadata.packages_distributions() if providers is None else providers
     names = dict.fromkeys(installed.get(PACKAGE, ()))
-    found = [Namesake(_locate(name), name) for name in names if name != DISTRIBUTION]
+    found = [ConflictingPackage(_locate(name), name) for name in names if name != DISTRIBUTION]
     known = {ours.resolve(), *(one.path for one in found)}
     lying = dict.fromkeys(path for folder in folders if (path := _find_package(folder)) is not None)
-    return (*found, *(Namesake(path) for path in lying if path not in known))
+    return (*found, *(ConflictingPackage(path) for path in lying if path not in known))
 
 
 def _locate(distribution: str) -> Path:

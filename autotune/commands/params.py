@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autotune.request import TuningRequest
 
 PROJECT_FILE: Final = "pyproject.toml"
-MOST_SHOWN: Final = 80  # characters of a value that is refused
+MAX_SHOWN: Final = 80  # characters of a value that is refused
 _SAME_NAMES: Final = (
     *("trials", "epochs", "seed", "sampler", "max_memory", "max_shm", "max_gpu_memory", "max_workers"),
     *("isolation", "output", "profile", "storage", "study_name", "resume"),
@@ -144,7 +144,7 @@ def read_value(text: str) -> Any:
 def _shorten(value: object) -> str:
     """Write what was given so that a line can hold it."""
     text = repr(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def read_project_options(folder: Path) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _explain_validation(error: Any) -> str:
     problem = error.errors(include_url=False)[0]
     place = [str(part) for part in problem["loc"]]
     if place and place[0] in ("fixed", "ranges"):
-        from autotune.request import KNOBS
+        from autotune.knobs import KNOBS
 
         option = "--fix" if place[0] == "fixed" else "--range"
         known = len(place) > 1 and place[1] in KNOBS and place[-1] != "[key]"

@@ -5,25 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from autotune.checking import (
-    Fitness,
-    Remeasured,
-    check_profile,
-    identify_workload,
-    read_software,
-    remeasure,
-)
-from autotune.confirm.confirmation import Confirmation
-from autotune.system.machine import read_machine
-from autotune.confirm.interference import NoiseWatch
-from autotune.search.plan import Plan
-from autotune.profiles.load import describe_here, list_profiles, pick_fitting
-from autotune.request import TuningRequest
-from autotune.profiles.schema import TunedConfig
+from autotune.checking import CheckResult, Remeasurement, check_profile, judge_remeasured, read_software
+from autotune.confirm.confirmation import confirm
+from autotune.confirm.interference import InterferenceMonitor
+from autotune.profiles.load import describe_local_hardware, list_profiles, pick_fitting
+from autotune.profiles.schema import TunedProfile
 from autotune.profiles.trust import refuse_what_others_may_write
+from autotune.progress import ProgressListener
+from autotune.request import TuningRequest
+from autotune.search.plan import Plan
+from autotune.search.warm_start import rebuild_request
+from autotune.system.machine import read_machine
+from autotune.trial.timetable import Timetable
 from autotune.units import format_rate
-from autotune.progress import View
-from autotune.search.warm_start import ask_again
 
 QUICK_SECONDS: Final = 2.0  # of a trial, of which a quick check takes at least six
 
@@ -36,8 +30,8 @@ def check_file(
     quick: bool = False,
     with_workload: bool = True,
     trust: bool = False,
-    view: View | None = None,
-) -> Fitness:
+    progress: ProgressListener | None = None,
+) -> CheckResult:
     """Check a profile of a tuned file.
 
     Args:
@@ -47,7 +41,7 @@ def check_file(
         quick: Whether to measure it against its baseline again.
         with_workload: Whether to load the dataset and compare its samples.
         trust: Whether to import what the file names although other users may have written it.
-        view: Is told of each measurement.
+        progress: Is told of each measurement.
 
     Returns:
         Whether it fits, with every reason.
@@ -63,37 +57,45 @@ def check_file(
         refuse_what_others_may_write(file)
     machine = read_machine()
     profile, _ = pick_fitting(list_profiles(file, name), machine)
-    here = describe_here(machine, profile)
-    request = ask_again(profile, here, str(file)) if loads else None
-    plan, found = _look_again(request, profile, view or View(), quick=quick) if request is not None else (None, None)
+    here = describe_local_hardware(machine, profile)
+    request = rebuild_request(profile, here, str(file)) if loads else None
+    plan, found = (
+        _look_again(request, profile, progress or ProgressListener(), quick=quick)
+        if request is not None
+        else (None, None)
+    )
     return check_profile(
         profile,
         here if plan is None else plan.hardware,
         software=read_software(profile) if plan is None else plan.workload.software,
-        workload=None if plan is None else identify_workload(plan),
+        workload=None if plan is None else plan.identity,
         most_age_seconds=most_age_seconds,
         remeasured=found,
     )
 
 
 def _look_again(
-    request: TuningRequest, profile: TunedConfig, view: View, *, quick: bool
-) -> tuple[Plan, Remeasured | None]:
+    request: TuningRequest, profile: TunedProfile, progress: ProgressListener, *, quick: bool
+) -> tuple[Plan, Remeasurement | None]:
     """Load the workload, and measure the profile again if asked for; nothing is written."""
     # brings Optuna along, which a look at the machine alone does not need
-    from autotune.tuning import check_names, open_runner, prepare
+    from autotune.runner.runner import start_runner
+    from autotune.tuning import check_names, prepare_run
 
     check_names(request.workload)
     request = request.model_copy(update={"trial_seconds": QUICK_SECONDS})
-    with open_runner(request, view) as runner:
-        plan = prepare(request, read_machine(), None, runner, view)
+    with start_runner(request, progress) as runner:
+        plan = prepare_run(request, read_machine(), None, runner, progress, Timetable(request))
         if not quick:
             return plan, None
-        confirmation = Confirmation(plan, runner.run, view, NoiseWatch(plan.machine.usable_cpus))
-        return plan, remeasure(confirmation, profile)
+        monitor = InterferenceMonitor(plan.machine.usable_cpus)
+        final = confirm(plan, [profile.config], runner.run, progress, monitor)
+        if final.cut_by is not None:
+            raise final.cut_by
+        return plan, judge_remeasured(final, profile)
 
 
-def describe_fitness(found: Fitness, file: str) -> str:
+def describe_fitness(found: CheckResult, file: str) -> str:
     """Write what a check found for people.
 
     Args:
@@ -113,7 +115,7 @@ def describe_fitness(found: Fitness, file: str) -> str:
     return "\n".join(lines)
 
 
-def _describe_remeasured(found: Remeasured) -> str:
+def _describe_remeasured(found: Remeasurement) -> str:
     now, then = format_rate(found.samples_per_second), format_rate(found.promised)
     speedup = f", {found.speedup:.2f} x the baseline" if found.speedup is not None else ""
     machine = f"; the baseline reaches {found.machine_change:.2f} of what it did" if found.machine_change else ""

@@ -7,28 +7,24 @@ compared was measured alike, minutes of drift cancel, and the rounds tell how su
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from autotune.confirm.confirmation import Contestant
-from autotune.trial.protocol import RunTrial, TrialRequest
+from autotune.config import LoaderConfig
+from autotune.confirm.confirmation import ConfirmationRuns
+from autotune.knobs import TABLE, config_from_knobs, knob_values
+from autotune.profiles.schema import AblationStep
+from autotune.progress import ProgressListener
 from autotune.search.plan import Plan
-from autotune.request import KNOBS, Knob
-from autotune.profiles.schema import Contribution, LoaderConfig
-from autotune.search.space import list_values, make_config
-from autotune.progress import View
+from autotune.trial.interruption import keep_what_was_measured
+from autotune.trial.protocol import RunTrial, TrialRequest
 
-WITHOUT_WORKERS: Final[tuple[Knob, ...]] = (
-    "batch_size",
-    "num_workers",
-    "pin_memory",
-    "device_prefetch",
-)  # the rest loses its meaning
 ROUNDS: Final = 3
-STEP_SHARE: Final = 0.4  # of a trial's time: each step is measured in every round
-STEP_PRECISION: Final = 0.03  # relative half-width at which a measurement ends
+ABLATION_TIME_SHARE: Final = 0.4  # of a trial's time: each step is measured in every round
+ABLATION_PRECISION: Final = 0.03  # relative half-width at which a measurement ends
 
 
-def list_rungs(baseline: LoaderConfig, answer: LoaderConfig) -> Iterator[tuple[str, LoaderConfig]]:
+def ablation_steps(baseline: LoaderConfig, answer: LoaderConfig) -> Iterator[tuple[str, LoaderConfig]]:
     """Walk from one configuration to another, changing one setting at a time.
 
     Args:
@@ -38,71 +34,83 @@ def list_rungs(baseline: LoaderConfig, answer: LoaderConfig) -> Iterator[tuple[s
     Yields:
         What is set, as in `num_workers=12`, and the configuration with it and all before it; the last is the answer.
     """
-    values, goal, config = list_values(baseline), list_values(answer), baseline
-    ladder = KNOBS if answer.dataloader.num_workers else WITHOUT_WORKERS
-    for knob in ladder:
-        values[knob] = goal[knob]
-        changed = make_config(values, answer.process.multiprocessing_context)
+    values, goal, config = knob_values(baseline), knob_values(answer), baseline
+    for knob in TABLE:
+        if knob.needs == "num_workers" and not answer.dataloader.num_workers:
+            continue
+        values[knob.name] = goal[knob.name]
+        changed = config_from_knobs(values, answer.process.multiprocessing_context)
         if changed != config:
             config = changed
-            yield f"{knob}={goal[knob]}", config
+            yield f"{knob.name}={goal[knob.name]}", config
 
 
+@dataclass(frozen=True)
 class Ablation:
-    """The steps under way; those measured so far stay readable when it is interrupted.
+    """What each setting gave, as far as it was measured.
+
+    Attributes:
+        steps: From the baseline to the answer, by the rounds that were measured whole.
+        cut_by: What cut it short; None when it came to its own end.
+    """
+
+    steps: tuple[AblationStep, ...] = ()
+    cut_by: BaseException | None = None
+
+
+def ablate(
+    plan: Plan,
+    answer: LoaderConfig,
+    whole: AblationStep,
+    run_trial: RunTrial,
+    progress: ProgressListener,
+    has_time: Callable[[int], bool] = lambda count: True,
+) -> Ablation:
+    """Measure the steps between the baseline and the answer, all of them in each round, both ends included.
 
     Args:
         plan: What there is to work with.
+        answer: The configuration that was chosen.
+        whole: What all steps gave together, as confirmed; it is the step where there is but one.
         run_trial: Measures one configuration.
-        view: Is told what happens.
+        progress: Is told what happens.
+        has_time: Tells whether there is time for so many more measurements; else no further round begins.
+
+    Returns:
+        The steps, by the rounds that were measured whole.
     """
-
-    def __init__(self, plan: Plan, run_trial: RunTrial, view: View) -> None:
-        self._plan = plan
-        self._run_trial = run_trial
-        self._view = view
-        self.rows: tuple[Contribution, ...] = ()
-
-    def run(
-        self, answer: LoaderConfig, whole: Contribution, has_time: Callable[[int], bool] = lambda count: True
-    ) -> None:
-        """Measure the steps between the baseline and the answer, all of them in each round, both ends included.
-
-        Args:
-            answer: The configuration that was chosen.
-            whole: What all steps gave together, as confirmed; it is the row where there is but one step.
-            has_time: Tells whether there is time for so many more measurements; else no further round begins.
-        """
-        rungs = list(list_rungs(self._plan.baseline, answer))
-        if len(rungs) == 1:
-            self.rows = (whole.model_copy(update={"setting": rungs[0][0]}),)
-            return
-        contestants = [Contestant(self._plan.baseline), *(Contestant(config) for _, config in rungs)]
+    steps = list(ablation_steps(plan.baseline, answer))
+    if len(steps) == 1:
+        return Ablation((whole.model_copy(update={"setting": steps[0][0]}),))
+    contestants = [ConfirmationRuns(plan.baseline), *(ConfirmationRuns(config) for _, config in steps)]
+    rows: tuple[AblationStep, ...] = ()
+    with keep_what_was_measured() as cut:
         for _ in range(ROUNDS):
             if not has_time(len(contestants)):
-                return
+                break
             for contestant in contestants:
-                self._measure(contestant)
-            self.rows = _compare_steps([setting for setting, _ in rungs], contestants)
-
-    def _measure(self, contestant: Contestant) -> None:
-        if contestant.failures:
-            return
-        self._view.show_step(contestant.config, None)
-        request = TrialRequest(
-            config=contestant.config,
-            epochs=self._plan.request.epochs,
-            seconds=STEP_SHARE * self._plan.request.trial_seconds,
-            precision=STEP_PRECISION,
-        )
-        result = self._run_trial(request)
-        contestant.note(result, self._plan.request.epochs, self._plan.cold_seconds(contestant.config))
-        self._view.show_step(contestant.config, 0.0 if contestant.failures else contestant.scores[-1])
+                _measure_step(plan, contestant, run_trial, progress)
+            rows = _compare_steps([setting for setting, _ in steps], contestants)
+    return Ablation(rows, cut.cause)
 
 
-def _compare_steps(settings: Sequence[str], contestants: Sequence[Contestant]) -> tuple[Contribution, ...]:
+def _measure_step(plan: Plan, contestant: ConfirmationRuns, run_trial: RunTrial, progress: ProgressListener) -> None:
+    if contestant.failures:
+        return
+    progress.show_step(contestant.config, None)
+    request = TrialRequest(
+        config=contestant.config,
+        epochs=plan.request.epochs,
+        seconds=ABLATION_TIME_SHARE * plan.request.trial_seconds,
+        precision=ABLATION_PRECISION,
+    )
+    contestant.note(run_trial(request), plan.request.epochs, plan.cold_seconds(contestant.config))
+    progress.show_step(contestant.config, 0.0 if contestant.failures else contestant.scores[-1])
+
+
+def _compare_steps(settings: Sequence[str], contestants: Sequence[ConfirmationRuns]) -> tuple[AblationStep, ...]:
     """Compare each step with the one before; one that does not work alone is taken together with the next."""
-    rows: list[Contribution] = []
+    rows: list[AblationStep] = []
     before, pending = contestants[0], list[str]()
     for setting, contestant in zip(settings, contestants[1:], strict=True):
         pending.append(setting)
@@ -110,7 +118,7 @@ def _compare_steps(settings: Sequence[str], contestants: Sequence[Contestant]) -
             continue
         speedup, interval = contestant.compare(before)
         rows.append(
-            Contribution(
+            AblationStep(
                 setting=" ".join(pending),
                 samples_per_second=contestant.rate,
                 speedup=speedup,

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from autotune.search.cost_model import suggest_most_workers
+from autotune.config import LoaderConfig
+from autotune.knobs import KNOBS, describe_config
+from autotune.profiles.schema import Bottleneck
+from autotune.search.cost_model import max_useful_workers
 from autotune.search.plan import Plan
-from autotune.report.text import describe_config
-from autotune.profiles.schema import Bottleneck, LoaderConfig
-from autotune.search.space import WORKER_GRID
 from autotune.units import format_bytes, format_percent, format_seconds
 
-WAITS: Final = 0.5  # CPU share below which a sample mostly waits
+WAITING_CPU_SHARE: Final = 0.5  # CPU share below which a sample mostly waits
 COLLATE_SHARE: Final = 0.25  # of loading; a collate_fn that takes less is not worth a look
-WORTH: Final = 1.05  # predicted gain that makes a larger budget worth mentioning
-OWN_THREADS: Final = 1.3  # CPUs kept busy by loading in one process, above which it must have threads of its own
-SHARED_STEP: Final = 1.2  # CPUs kept busy by the step, above which its threads get in the way of workers
+WORTHWHILE_GAIN: Final = 1.05  # predicted gain that makes a larger budget worth mentioning
+THREADED_LOADING_CPUS: Final = (
+    1.3  # CPUs kept busy by loading in one process, above which it must have threads of its own
+)
+THREADED_STEP_CPUS: Final = 1.2  # CPUs kept busy by the step, above which its threads get in the way of workers
 
 
-def advise(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> tuple[str, ...]:
+def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> tuple[str, ...]:
     """List what the user could change outside the loader's settings.
 
     Args:
@@ -43,7 +45,7 @@ def advise(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> tuple[st
 
 def _advise_fetching(plan: Plan, bottleneck: Bottleneck) -> str | None:
     workload = plan.workload
-    is_slow = workload.cpu_share < WAITS and bottleneck in ("waiting", "epoch", "cpu")
+    is_slow = workload.cpu_share < WAITING_CPU_SHARE and bottleneck in ("io", "epoch", "cpu")
     if workload.kind != "map" or workload.has_getitems or not is_slow or workload.batching == "own":
         return None
     return (
@@ -67,22 +69,22 @@ def _advise_collate(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) ->
 
 def _advise_budget(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
     """Name the limit that keeps a configuration with more workers out, if the model expects a gain from it."""
-    if bottleneck not in ("waiting", "cpu") or not config.dataloader.num_workers:
+    if bottleneck not in ("io", "cpu") or not config.dataloader.num_workers:
         return None
     size = config.dataloader.batch_size or plan.workload.probe_batch_size
-    most = suggest_most_workers(plan.workload, size, plan.machine.usable_cpus)
-    for workers in (count for count in WORKER_GRID if config.dataloader.num_workers < count <= most):
+    most = max_useful_workers(plan.workload, size, plan.machine.usable_cpus)
+    for workers in (count for count in KNOBS["num_workers"].choices if config.dataloader.num_workers < count <= most):
         larger = config.model_copy(update={"dataloader": config.dataloader.model_copy(update={"num_workers": workers})})
-        violations = plan.demand_model().predict(larger).find_violations(plan.limits)
+        violations = plan.demand_model().predict(larger).find_violations(plan.budgets)
         gain = plan.predict(larger) / plan.predict(config)
-        if violations and gain >= WORTH:
+        if violations and gain >= WORTHWHILE_GAIN:
             needs = "; ".join(violation.describe() for violation in violations)
             return f"{describe_config(larger)} is expected to be {gain - 1:.0%} faster, and is over a limit: {needs}."
     return None
 
 
 def _advise_loading_threads(plan: Plan) -> str | None:
-    if plan.workload.cpu_share < OWN_THREADS:
+    if plan.workload.cpu_share < THREADED_LOADING_CPUS:
         return None
     return (
         f"Loading keeps {plan.workload.cpu_share:.1f} CPUs busy in one process, so it starts threads of its own, "
@@ -92,7 +94,7 @@ def _advise_loading_threads(plan: Plan) -> str | None:
 
 
 def _advise_step_threads(plan: Plan, bottleneck: Bottleneck) -> str | None:
-    if bottleneck != "cpu" or plan.workload.step_cpus < SHARED_STEP:
+    if bottleneck != "cpu" or plan.workload.step_cpus < THREADED_STEP_CPUS:
         return None
     return (
         f"The step computes on {plan.workload.step_cpus:.1f} CPUs, which the workers need as well: try fewer threads "

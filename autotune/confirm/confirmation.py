@@ -7,28 +7,30 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from autotune.trial.statistics import bound_rounds, ratio_of_pairs
-from autotune.trial.protocol import RunTrial, TrialRequest, TrialResult
-from autotune.confirm.interference import NoiseWatch, describe_noise
+from autotune.config import Interval, LoaderConfig
+from autotune.confirm.interference import InterferenceMonitor, describe_noise
+from autotune.progress import ProgressListener
 from autotune.search.plan import Plan
-from autotune.profiles.schema import Interval, LoaderConfig
+from autotune.trial.interruption import keep_what_was_measured
+from autotune.trial.protocol import RunTrial, TrialRequest, TrialResult
+from autotune.trial.statistics import paired_ratio, throughput_ci95
 from autotune.trial.throughput import estimate
-from autotune.progress import View
 
 ROUNDS: Final = 3
-MOST_ROUNDS: Final = 5
-PAIR: Final = 2  # the baseline and the first finalist, without which nothing is compared
+MAX_ROUNDS: Final = 5
+MIN_ENTRANTS: Final = 2  # the baseline and the first finalist, without which nothing is compared
 CONFIRM_PRECISION: Final = 0.015
 CONFIRM_FACTOR: Final = 1.0  # of a trial's time: the search gets less, because its winners are looked at again
 MAX_FAILURES: Final = 2  # of one configuration; the first is looked at once more, a second one was no bad luck
-DOUBTFUL_SPEEDUPS: Final = (1.0, 1.1)  # a speed-up between these is worth more rounds when its interval holds 1
-SCATTER_RATIO: Final = 1.12  # fastest over slowest round of one configuration; above it the machine is not quiet
-BEHIND_RATIO: Final = {1: 0.93, 2: 0.96}  # of the best after so many rounds; below it nobody is measured again
+BORDERLINE_SPEEDUPS: Final = (1.0, 1.1)  # a speed-up between these is worth more rounds when its interval holds 1
+MAX_ROUND_SPREAD: Final = 1.12  # fastest over slowest round of one configuration; above it the machine is not quiet
+DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the best after so many rounds; below it nobody is measured again
 
 
-class Contestant:
+class ConfirmationRuns:
     """A configuration in the confirmation, with what was measured of it round by round.
 
     Args:
@@ -64,7 +66,7 @@ class Contestant:
         """Median throughput over the rounds, samples per second; 0 when there is none or it is out."""
         return statistics.median(self.scores) if self.scores and not self.is_out else 0.0
 
-    def bound(self, field: Sequence[Contestant] = (), others: Sequence[Contestant] = ()) -> Interval | None:
+    def bound(self, field: Sequence[ConfirmationRuns] = (), others: Sequence[ConfirmationRuns] = ()) -> Interval | None:
         """Give the 95 % interval of its throughput.
 
         Args:
@@ -75,9 +77,9 @@ class Contestant:
             Lower and upper bound in samples per second; None for fewer than two rounds.
         """
         rivals = [one.scores for one in (*field, *others) if one is not self]
-        return bound_rounds(self.scores, max(1, len(field)), rivals)
+        return throughput_ci95(self.scores, max(1, len(field)), rivals)
 
-    def compare(self, other: Contestant, field: Sequence[Contestant] = ()) -> tuple[float, Interval | None]:
+    def compare(self, other: ConfirmationRuns, field: Sequence[ConfirmationRuns] = ()) -> tuple[float, Interval | None]:
         """Compare with another one by the rounds that both have seen.
 
         Args:
@@ -90,9 +92,11 @@ class Contestant:
         rivals = [one for one in field if one is not self and one is not other]
         ratios = [[rate / base for rate, base in zip(one.scores, other.scores, strict=False)] for one in rivals]
         seen = min(len(self.scores), len(other.scores))
-        return ratio_of_pairs(self.scores[:seen], other.scores[:seen], max(1, len(field)), ratios)
+        return paired_ratio(self.scores[:seen], other.scores[:seen], max(1, len(field)), ratios)
 
-    def is_faster_than(self, other: Contestant, min_speedup: float, field: Sequence[Contestant] = ()) -> bool:
+    def is_faster_than(
+        self, other: ConfirmationRuns, min_speedup: float, field: Sequence[ConfirmationRuns] = ()
+    ) -> bool:
         """Tell whether it is faster by so much, and by more than what the measurement leaves open."""
         speedup, interval = self.compare(other, field)
         return speedup >= min_speedup and (interval is None or interval[0] > 1)
@@ -113,62 +117,104 @@ class Contestant:
         return max((result.measurement.peak_gpu_bytes for result in self.results if result.measurement), default=0)
 
 
+@dataclass(frozen=True)
 class Confirmation:
-    """The final under way; what was measured so far stays readable when it is interrupted.
+    """What the final measured, as far as it got.
+
+    Attributes:
+        baseline: The baseline's rounds; they may have failed.
+        finalists: The rounds of those that were not behind.
+        entrants: All that were measured, the baseline first.
+        rounds: Whole rounds.
+        noise: Sentences on what disturbed it.
+        cut_by: What cut it short; None when it came to its own end.
+    """
+
+    baseline: ConfirmationRuns
+    finalists: tuple[ConfirmationRuns, ...] = ()
+    entrants: tuple[ConfirmationRuns, ...] = ()
+    rounds: int = 0
+    noise: tuple[str, ...] = ()
+    cut_by: BaseException | None = None
+
+
+def confirm(
+    plan: Plan,
+    finalists: Sequence[LoaderConfig],
+    run_trial: RunTrial,
+    progress: ProgressListener,
+    monitor: InterferenceMonitor | None = None,
+    has_time: Callable[[int], bool] = lambda count: True,
+) -> Confirmation:
+    """Measure finalists and baseline in turn, round by round, until the verdict is clear.
 
     Args:
         plan: What there is to work with.
+        finalists: Configurations to compare with the baseline, the most promising first.
         run_trial: Measures one configuration.
-        view: Is told what happens.
-        watch: Looks at the machine between the rounds; None where trials are not run here.
+        progress: Is told what happens.
+        monitor: Looks at the machine between the rounds; None where trials are not run here.
         has_time: Tells whether there is time for so many more measurements; the baseline and the first finalist are
             measured once in any case.
+
+    Returns:
+        The rounds; when it was cut short, those until then.
     """
+    final = _Final(plan, finalists, run_trial, progress, monitor, has_time)
+    with keep_what_was_measured() as cut:
+        final.run()
+    return Confirmation(
+        baseline=final.baseline,
+        finalists=tuple(final.finalists),
+        entrants=tuple(final.entrants),
+        rounds=final.rounds,
+        noise=final.noise,
+        cut_by=cut.cause,
+    )
+
+
+class _Final:
+    """The final under way."""
 
     def __init__(
         self,
         plan: Plan,
+        finalists: Sequence[LoaderConfig],
         run_trial: RunTrial,
-        view: View,
-        watch: NoiseWatch | None = None,
-        has_time: Callable[[int], bool] = lambda count: True,
+        progress: ProgressListener,
+        monitor: InterferenceMonitor | None,
+        has_time: Callable[[int], bool],
     ) -> None:
         self._plan = plan
         self._run_trial = run_trial
-        self._view = view
-        self._watch = watch
+        self._progress = progress
+        self._monitor = monitor
         self._has_time = has_time
-        self.entrants: list[Contestant] = []
-        self.baseline = Contestant(plan.baseline)
-        self.finalists: list[Contestant] = []
+        self.baseline = ConfirmationRuns(plan.baseline)
+        self.finalists = [ConfirmationRuns(config) for config in finalists if config != plan.baseline]
+        self.entrants = [self.baseline, *self.finalists]
         self.rounds = 0
         self.noise: tuple[str, ...] = ()
 
-    def run(self, finalists: Sequence[LoaderConfig]) -> None:
-        """Measure all in turn, round by round, until the verdict is clear.
-
-        Args:
-            finalists: Configurations to compare with the baseline, the most promising first.
-        """
-        self.finalists = [Contestant(config) for config in finalists if config != self.baseline.config]
-        self.entrants = [self.baseline, *self.finalists]
-        if self._watch is not None:
-            self._watch.start()
+    def run(self) -> None:
+        """Measure all in turn, round by round, until the verdict is clear."""
+        if self._monitor is not None:
+            self._monitor.start()
         while (self.rounds == 0 or self._has_time(1 + len(self.finalists))) and self._wants_more():
-            if self._watch is not None:
-                self._watch.pause()
+            if self._monitor is not None:
+                self._monitor.pause()
             self._run_round()
-            self._drop_those_behind()
-            self._describe_noise()
+            self._drop_slow_finalists()
+            self._record_interference()
 
     def _wants_more(self) -> bool:
-        return self.rounds < ROUNDS or (self.rounds < MOST_ROUNDS and (self._is_in_doubt() or self._is_scattered()))
+        return self.rounds < ROUNDS or (self.rounds < MAX_ROUNDS and (self._is_in_doubt() or self._is_scattered()))
 
-    def _describe_noise(self) -> None:
-        if self._watch is None:
+    def _record_interference(self) -> None:
+        if self._monitor is None:
             return
-        quietness = self._watch.finish([contestant.scores for contestant in self.entrants])
-        self.noise = describe_noise(quietness, self._plan.machine.usable_cpus)
+        found = self._monitor.finish([contestant.scores for contestant in self.entrants])
+        self.noise = describe_noise(found, self._plan.machine.usable_cpus)
 
     def _run_round(self) -> None:
         order = [self.baseline, *self.finalists]
@@ -176,7 +222,7 @@ class Confirmation:
         turn = [contestant for contestant in (*order[shift:], *order[:shift]) if not contestant.is_out]
         measured = 0
         for contestant in turn:
-            if (self.rounds or measured >= PAIR) and not self._has_time(1):
+            if (self.rounds or measured >= MIN_ENTRANTS) and not self._has_time(1):
                 break
             if not self._measure(contestant):
                 self._measure(contestant)
@@ -184,10 +230,10 @@ class Confirmation:
         if measured == len(turn) or self.rounds == 0:
             self.rounds += 1
 
-    def _measure(self, contestant: Contestant) -> bool:
+    def _measure(self, contestant: ConfirmationRuns) -> bool:
         """Measure once, and tell whether that worked."""
         rounds = max(ROUNDS, self.rounds + 1)
-        self._view.show_round(self.rounds + 1, rounds, contestant.config, None)
+        self._progress.show_round(self.rounds + 1, rounds, contestant.config, None)
         request = TrialRequest(
             config=contestant.config,
             epochs=self._plan.request.epochs,
@@ -198,10 +244,12 @@ class Confirmation:
         result = self._run_trial(request)
         contestant.note(result, self._plan.request.epochs)
         has_worked = result.measurement is not None
-        self._view.show_round(self.rounds + 1, rounds, contestant.config, contestant.scores[-1] if has_worked else 0.0)
+        self._progress.show_round(
+            self.rounds + 1, rounds, contestant.config, contestant.scores[-1] if has_worked else 0.0
+        )
         return has_worked
 
-    def _drop_those_behind(self) -> None:
+    def _drop_slow_finalists(self) -> None:
         """Go on without who is behind, but for what tells whether the best one's settings pay."""
         running = [contestant for contestant in self.finalists if contestant.rate]
         if not running:
@@ -210,13 +258,13 @@ class Confirmation:
         best = max(running, key=lambda contestant: contestant.rate)
         convention = self._plan.convention
         needed = {convention.make_sibling(best.config), convention.keep_training(best.config)}
-        floor = BEHIND_RATIO.get(self.rounds, 0.0) * best.rate
+        floor = DROP_BELOW_RATIO.get(self.rounds, 0.0) * best.rate
         self.finalists = [one for one in running if one.rate >= floor or one.config in needed]
 
     def _is_scattered(self) -> bool:
         """Whether the best one's rounds lie so far apart that another would make the promise safer."""
         best = max(self.finalists, key=lambda contestant: contestant.rate, default=self.baseline)
-        return bool(best.scores) and max(best.scores) > SCATTER_RATIO * min(best.scores)
+        return bool(best.scores) and max(best.scores) > MAX_ROUND_SPREAD * min(best.scores)
 
     def _is_in_doubt(self) -> bool:
         """Whether more rounds could change the verdict."""
@@ -224,5 +272,5 @@ class Confirmation:
         if best is None or not self.baseline.rate:
             return False
         ratio, interval = best.compare(self.baseline, self.finalists)
-        low, high = DOUBTFUL_SPEEDUPS
+        low, high = BORDERLINE_SPEEDUPS
         return interval is not None and low < ratio < high and interval[0] <= 1

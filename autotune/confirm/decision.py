@@ -11,21 +11,25 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Final, Literal
 
-from autotune.confirm.confirmation import Contestant
-from autotune.search.convention import Convention, describe_difference
-from autotune.trial.budgets import Limits
+from autotune.config import FrozenModel, Interval, LoaderConfig
+from autotune.confirm.confirmation import Confirmation, ConfirmationRuns
+from autotune.knobs import describe_difference
+from autotune.profiles.schema import AblationStep
+from autotune.search.convention import Convention
 from autotune.search.trial_record import TrialRecord
-from autotune.profiles.schema import Contribution, Interval, LoaderConfig, Value
+from autotune.trial.budgets import Budgets
 
 FINALISTS: Final = 3
 TIE_RATIO: Final = 0.97  # of the best's throughput, which was picked for being lucky; above it what costs less wins
-NEAR_RATIO: Final = 0.92  # of the best's in the search, whose trials know their throughput to about 5 %
-WORTHY_RATIO: Final = 0.75  # of the best's in the search, which may have been lucky; above it others are finalists, too
+NEAR_BEST_RATIO: Final = 0.92  # of the best's in the search, whose trials know their throughput to about 5 %
+FINALIST_MIN_RATIO: Final = (
+    0.75  # of the best's in the search, which may have been lucky; above it others are finalists, too
+)
 MIN_SPEEDUP: Final = 1.02  # over the baseline, or over training as it was; below it that stays
-TIGHT_SHARE: Final = 0.8  # of a budget; a configuration that uses more yields to one that does not
+TIGHT_BUDGET_SHARE: Final = 0.8  # of a budget; a configuration that uses more yields to one that does not
 
 
-class Decision(Value):
+class Decision(FrozenModel):
     """The answer.
 
     Attributes:
@@ -48,10 +52,10 @@ class Decision(Value):
     speedup: float | None
     speedup_interval: Interval | None
     runner_up: LoaderConfig | None = None
-    departures: tuple[Contribution, ...] = ()
+    departures: tuple[AblationStep, ...] = ()
 
 
-def pick_finalists(
+def select_finalists(
     records: Sequence[TrialRecord],
     convention: Convention,
     is_legal: Callable[[LoaderConfig], bool],
@@ -75,37 +79,35 @@ def pick_finalists(
     if not ranked:
         return []
     best = ranked[0]
-    close = [config for config in ranked if rates[config] >= NEAR_RATIO * rates[best]]
+    close = [config for config in ranked if rates[config] >= NEAR_BEST_RATIO * rates[best]]
     fewest = min(close, key=lambda config: config.dataloader.num_workers)
     siblings = [convention.make_sibling(best), convention.make_sibling(fewest)]
     if convention.list_training_changes(siblings[0]):  # the batch size, which a sibling shares
         unchanged = next((config for config in ranked if not convention.list_training_changes(config)), best)
         siblings.insert(1, convention.keep_training(unchanged))
     wanted = dict.fromkeys([best, *(config for config in siblings if config in measured or is_legal(config))])
-    worthy = [config for config in ranked if config not in wanted and rates[config] >= WORTHY_RATIO * rates[best]]
+    worthy = [config for config in ranked if config not in wanted and rates[config] >= FINALIST_MIN_RATIO * rates[best]]
     return [*wanted, *worthy[: max(0, FINALISTS - len(wanted))]]
 
 
-def decide(
-    baseline: Contestant, finalists: Sequence[Contestant], convention: Convention, limits: Limits
-) -> Decision | None:
+def decide(final: Confirmation, convention: Convention, budgets: Budgets) -> Decision | None:
     """Decide by what the final measured.
 
     Args:
-        baseline: The baseline's rounds; they may have failed.
-        finalists: The others' rounds.
+        final: The rounds of the baseline, which may have failed, and of the others.
         convention: What settings keep unless leaving it pays.
-        limits: Budgets; who comes near one yields to who does not.
+        budgets: Budgets; who comes near one yields to who does not.
 
     Returns:
         The decision, or None when neither the baseline nor any finalist ran.
     """
-    running = [contestant for contestant in finalists if contestant.rate > 0]
+    baseline = final.baseline
+    running = [contestant for contestant in final.finalists if contestant.rate > 0]
     if not running:
         return _keep(baseline) if baseline.rate > 0 else None
     pool = _settle_training(running, convention)
     best = _lead(pool)
-    cheapest = _pick_cheapest(pool, convention, limits)
+    cheapest = _pick_cheapest(pool, convention, budgets)
     for winner in (cheapest, best):
         if baseline.rate <= 0 or winner.is_faster_than(baseline, MIN_SPEEDUP, running):
             departures = _list_departures(winner, running, convention)
@@ -113,17 +115,17 @@ def decide(
     return _keep(baseline)
 
 
-def _lead(contestants: Sequence[Contestant]) -> Contestant:
+def _lead(contestants: Sequence[ConfirmationRuns]) -> ConfirmationRuns:
     return max(contestants, key=lambda contestant: contestant.rate)
 
 
-def _settle_training(running: Sequence[Contestant], convention: Convention) -> list[Contestant]:
+def _settle_training(running: Sequence[ConfirmationRuns], convention: Convention) -> list[ConfirmationRuns]:
     """Give those that change training as little as pays: more only for a gain that is larger than its interval."""
 
-    def count_changes(contestant: Contestant) -> int:
+    def count_changes(contestant: ConfirmationRuns) -> int:
         return len(convention.list_training_changes(contestant.config))
 
-    pool: list[Contestant] = []
+    pool: list[ConfirmationRuns] = []
     for _, group in groupby(sorted(running, key=count_changes), key=count_changes):
         changed = list(group)
         if not pool or _lead(changed).is_faster_than(_lead(pool), MIN_SPEEDUP, running):
@@ -131,43 +133,45 @@ def _settle_training(running: Sequence[Contestant], convention: Convention) -> l
     return pool
 
 
-def _pick_cheapest(pool: Sequence[Contestant], convention: Convention, limits: Limits) -> Contestant:
+def _pick_cheapest(pool: Sequence[ConfirmationRuns], convention: Convention, budgets: Budgets) -> ConfirmationRuns:
     """Pick what costs the user least among those that are as fast as the best, and whose settings pay."""
     best = _lead(pool)
     ties = [contestant for contestant in pool if contestant.rate >= TIE_RATIO * best.rate]
-    paying = [contestant for contestant in ties if _pays(contestant, pool, convention, limits)]
-    return min(paying or ties, key=lambda contestant: _rate_cost(contestant, convention, limits))
+    paying = [contestant for contestant in ties if _pays(contestant, pool, convention, budgets)]
+    return min(paying or ties, key=lambda contestant: _rate_cost(contestant, convention, budgets))
 
 
-def _pays(contestant: Contestant, pool: Sequence[Contestant], convention: Convention, limits: Limits) -> bool:
+def _pays(
+    contestant: ConfirmationRuns, pool: Sequence[ConfirmationRuns], convention: Convention, budgets: Budgets
+) -> bool:
     """Tell whether leaving conventions is faster than keeping them, or spares a budget; keeping needs no reason."""
     sibling = _find(pool, convention.make_sibling(contestant.config))
-    if sibling is None or sibling is contestant or _is_tight(sibling, limits) > _is_tight(contestant, limits):
+    if sibling is None or sibling is contestant or _is_tight(sibling, budgets) > _is_tight(contestant, budgets):
         return True
     return sibling.rate < TIE_RATIO * contestant.rate
 
 
-def _rate_cost(contestant: Contestant, convention: Convention, limits: Limits) -> tuple[int, bool, int, int]:
+def _rate_cost(contestant: ConfirmationRuns, convention: Convention, budgets: Budgets) -> tuple[int, bool, int, int]:
     departures = len(convention.list_departures(contestant.config))
     workers = contestant.config.dataloader.num_workers
-    return workers, _is_tight(contestant, limits), departures, contestant.peak_host_bytes
+    return workers, _is_tight(contestant, budgets), departures, contestant.peak_host_bytes
 
 
-def _is_tight(contestant: Contestant, limits: Limits) -> bool:
+def _is_tight(contestant: ConfirmationRuns, budgets: Budgets) -> bool:
     """Tell whether a configuration comes so near a budget that a little more memory in training would break it."""
     return (
-        contestant.peak_host_bytes > TIGHT_SHARE * limits.memory_bytes
-        or contestant.peak_shm_bytes > TIGHT_SHARE * limits.shm_bytes
+        contestant.peak_host_bytes > TIGHT_BUDGET_SHARE * budgets.memory_bytes
+        or contestant.peak_shm_bytes > TIGHT_BUDGET_SHARE * budgets.shm_bytes
     )
 
 
-def _find(contestants: Sequence[Contestant], config: LoaderConfig) -> Contestant | None:
+def _find(contestants: Sequence[ConfirmationRuns], config: LoaderConfig) -> ConfirmationRuns | None:
     return next((contestant for contestant in contestants if contestant.config == config), None)
 
 
 def _list_departures(
-    winner: Contestant, running: Sequence[Contestant], convention: Convention
-) -> tuple[Contribution, ...]:
+    winner: ConfirmationRuns, running: Sequence[ConfirmationRuns], convention: Convention
+) -> tuple[AblationStep, ...]:
     """List what leaving conventions gave, as far as the final holds the configurations that keep them."""
     unchanged = [one for one in running if not convention.list_training_changes(one.config)]
     sibling = _find(running, convention.make_sibling(winner.config))
@@ -177,13 +181,17 @@ def _list_departures(
     return tuple(_describe_gain(winner, rival, running) for rival in rivals if rival is not winner)
 
 
-def _describe_gain(winner: Contestant, rival: Contestant, field: Sequence[Contestant]) -> Contribution:
+def _describe_gain(
+    winner: ConfirmationRuns, rival: ConfirmationRuns, field: Sequence[ConfirmationRuns]
+) -> AblationStep:
     speedup, interval = winner.compare(rival, field)
     setting = describe_difference(winner.config, rival.config)
-    return Contribution(setting=setting, samples_per_second=winner.rate, speedup=speedup, speedup_ci95=interval)
+    return AblationStep(setting=setting, samples_per_second=winner.rate, speedup=speedup, speedup_ci95=interval)
 
 
-def _announce(winner: Contestant, baseline: Contestant, best: Contestant, field: Sequence[Contestant]) -> Decision:
+def _announce(
+    winner: ConfirmationRuns, baseline: ConfirmationRuns, best: ConfirmationRuns, field: Sequence[ConfirmationRuns]
+) -> Decision:
     speedup, interval = winner.compare(baseline, field) if baseline.rate > 0 else (None, None)
     return Decision(
         config=winner.config,
@@ -197,6 +205,6 @@ def _announce(winner: Contestant, baseline: Contestant, best: Contestant, field:
     )
 
 
-def _keep(baseline: Contestant) -> Decision:
+def _keep(baseline: ConfirmationRuns) -> Decision:
     kept = {"verdict": "keep", "speedup": 1.0, "speedup_interval": (1.0, 1.0)}
     return _announce(baseline, baseline, baseline, ()).model_copy(update=kept)

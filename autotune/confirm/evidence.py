@@ -6,21 +6,23 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from autotune.config import MAX_RATE, LoaderConfig
+from autotune.knobs import TABLE, KnobName, config_from_knobs, knob_values
+from autotune.profiles.schema import BatchTimeBreakdown, ScalingPoint, SearchEvidence, TrialSummary
 from autotune.search.cost_model import predict_copy
-from autotune.trial.budgets import Limits, Violation
 from autotune.search.plan import Plan
-from autotune.search.trial_record import TrialRecord
-from autotune.report.text import describe_skip
-from autotune.request import Knob
-from autotune.profiles.schema import MOST_RATE, BatchTime, CurvePoint, Evidence, LoaderConfig, TrialLine
-from autotune.search.space import CONVENTION, list_values, make_config
 from autotune.search.surrogate import Prediction
+from autotune.search.trial_record import TrialRecord
+from autotune.trial.budgets import Budgets, BudgetViolation, describe_skip
+from autotune.trial.resources import RESOURCES
 
 Predict = Callable[[Sequence[LoaderConfig]], list[Prediction]]
 """What the model, as corrected by the trials, expects of some configurations."""
 
 
-def gather_evidence(plan: Plan, records: Sequence[TrialRecord], answer: LoaderConfig, predict: Predict) -> Evidence:
+def build_evidence(
+    plan: Plan, records: Sequence[TrialRecord], answer: LoaderConfig, predict: Predict
+) -> SearchEvidence:
     """Gather what the report shows beside the answer.
 
     Args:
@@ -32,15 +34,15 @@ def gather_evidence(plan: Plan, records: Sequence[TrialRecord], answer: LoaderCo
     Returns:
         The evidence.
     """
-    return Evidence(
+    return SearchEvidence(
         trials=tuple(make_trial_line(number, record, plan) for number, record in enumerate(records, start=1)),
-        curve=trace_curve(plan, answer, predict),
-        batch_time=split_batch_time(plan, answer),
-        importance=weigh_knobs(plan, answer, predict),
+        scaling_curve=worker_scaling_curve(plan, answer, predict),
+        batch_time=batch_time_breakdown(plan, answer),
+        knob_importance=knob_importance(plan, answer, predict),
     )
 
 
-def make_trial_line(number: int, record: TrialRecord, plan: Plan) -> TrialLine:
+def make_trial_line(number: int, record: TrialRecord, plan: Plan) -> TrialSummary:
     """Write down what became of one proposal.
 
     Args:
@@ -51,37 +53,33 @@ def make_trial_line(number: int, record: TrialRecord, plan: Plan) -> TrialLine:
     Returns:
         The line, with the reason when it was skipped or failed.
     """
-    facts: dict[str, Any] = {"number": number, "expected": min(record.predicted, MOST_RATE)}
-    facts |= {"dataloader": record.config.dataloader, "process": record.config.process}
+    facts: dict[str, Any] = {"number": number, "expected_samples_per_second": min(record.predicted, MAX_RATE)}
+    facts["config"] = record.config
     result = record.result
     if result is None:
-        return TrialLine(fate="skipped", reason=explain_skip(record, plan.limits), **facts)
+        return TrialSummary(outcome="skipped", reason=skip_reason(record, plan.budgets), **facts)
     facts |= {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
     if result.measurement is None:
-        return TrialLine(fate="failed", reason=f"It {result.message.rstrip('.')}.", **facts)
+        return TrialSummary(outcome="failed", reason=f"It {result.message.rstrip('.')}.", **facts)
     found = plan.estimate(result)
     error = found.relative_error if found is not None and math.isfinite(found.relative_error) else None
-    fate = "stopped_early" if result.measurement.stopped == "hopeless" else "completed"
-    return TrialLine(fate=fate, samples_per_second=record.score, relative_error=error, **facts)
+    outcome = "stopped_early" if result.measurement.stopped == "hopeless" else "completed"
+    return TrialSummary(outcome=outcome, samples_per_second=record.score, relative_error=error, **facts)
 
 
-def explain_skip(record: TrialRecord, limits: Limits) -> str:
+def skip_reason(record: TrialRecord, budgets: Budgets) -> str:
     """Say why a configuration was not tried, from the shares by which it was predicted to pass its limits."""
-    budgets = {
-        "memory": ("host memory", limits.memory_bytes),
-        "shm": ("/dev/shm", limits.shm_bytes),
-        "files": ("open files", limits.nofile),
-        "gpu": ("device memory", limits.gpu_bytes or 0),
-    }
+    over = {resource: record.constraints.get(resource.name, 0.0) for resource in RESOURCES}
+    allowed = {resource: getattr(budgets, resource.budget) or 0 for resource in RESOURCES}
     broken = [
-        Violation(resource=name, needed=limit * (1 + record.constraints[key]), limit=limit)
-        for key, (name, limit) in budgets.items()
-        if record.constraints.get(key, 0.0) > 0
+        BudgetViolation(resource, needed=allowed[resource] * (1 + share), limit=allowed[resource])
+        for resource, share in over.items()
+        if share > 0
     ]
     return f"Predicted over a limit: {describe_skip(broken)}." if broken else "Ruled out by what earlier trials showed."
 
 
-def trace_curve(plan: Plan, answer: LoaderConfig, predict: Predict) -> tuple[CurvePoint, ...]:
+def worker_scaling_curve(plan: Plan, answer: LoaderConfig, predict: Predict) -> tuple[ScalingPoint, ...]:
     """Trace the expected throughput along the number of workers, as far as no limit is predicted to be broken.
 
     Args:
@@ -95,20 +93,20 @@ def trace_curve(plan: Plan, answer: LoaderConfig, predict: Predict) -> tuple[Cur
     demand = plan.demand_model()
     configs = [
         config
-        for config in vary(plan, answer, "num_workers")
-        if config == answer or not demand.predict(config).find_violations(plan.limits)
+        for config in sweep_knob(plan, answer, "num_workers")
+        if config == answer or not demand.predict(config).find_violations(plan.budgets)
     ]
     return tuple(
-        CurvePoint(
+        ScalingPoint(
             num_workers=config.dataloader.num_workers,
-            samples_per_second=min(expected.samples_per_second, MOST_RATE),
-            relative_error=min(expected.relative_error, MOST_RATE),
+            samples_per_second=min(expected.samples_per_second, MAX_RATE),
+            relative_error=min(expected.relative_error, MAX_RATE),
         )
         for config, expected in zip(configs, predict(configs), strict=True)
     )
 
 
-def weigh_knobs(plan: Plan, answer: LoaderConfig, predict: Predict) -> dict[str, float]:
+def knob_importance(plan: Plan, answer: LoaderConfig, predict: Predict) -> dict[str, float]:
     """Weigh the searched knobs by how much the expected throughput varies along each.
 
     Args:
@@ -121,13 +119,13 @@ def weigh_knobs(plan: Plan, answer: LoaderConfig, predict: Predict) -> dict[str,
     """
     spreads = {}
     for knob in plan.space.searched():
-        logs = [math.log(expected.samples_per_second) for expected in predict(list(vary(plan, answer, knob)))]
+        logs = [math.log(expected.samples_per_second) for expected in predict(list(sweep_knob(plan, answer, knob)))]
         spreads[knob] = max(logs) - min(logs)
     whole = sum(spreads.values())
     return {knob: spread / whole for knob, spread in spreads.items()} if whole > 0 else {}
 
 
-def vary(plan: Plan, answer: LoaderConfig, knob: Knob) -> Iterator[LoaderConfig]:
+def sweep_knob(plan: Plan, answer: LoaderConfig, knob: KnobName) -> Iterator[LoaderConfig]:
     """Walk along one knob, all else as in the answer.
 
     An answer without workers says nothing of the knobs that need them: those are set as a careful hand would.
@@ -140,21 +138,22 @@ def vary(plan: Plan, answer: LoaderConfig, knob: Knob) -> Iterator[LoaderConfig]
     Yields:
         Configurations, ascending along the knob; the answer is among them.
     """
-    values = list_values(answer)
-    choices: tuple[Any, ...] = plan.space.choices()[knob]
+    values = knob_values(answer)
+    choices: tuple[Any, ...] = plan.space.choices[knob]
     if not answer.dataloader.num_workers:
-        usual = list_values(plan.space.build({**CONVENTION, "num_workers": max(plan.space.num_workers)}))
-        values |= {other: usual[other] for other in usual if other in CONVENTION}
+        dependent = {knob.name: knob.convention for knob in TABLE if knob.needs == "num_workers"}
+        usual = knob_values(plan.space.build({**dependent, "num_workers": max(plan.space.choices["num_workers"])}))
+        values |= {name: usual[name] for name in dependent}
     for choice in sorted({*choices, values[knob]}):
-        yield make_config({**values, knob: choice}, answer.process.multiprocessing_context)
+        yield config_from_knobs({**values, knob: choice}, answer.process.multiprocessing_context)
 
 
-def split_batch_time(plan: Plan, answer: LoaderConfig) -> BatchTime:
+def batch_time_breakdown(plan: Plan, answer: LoaderConfig) -> BatchTimeBreakdown:
     """Split the work in one batch of the answer's size into its parts, as the probe measured them."""
     workload = plan.workload
     size = answer.dataloader.batch_size or workload.probe_batch_size
     collate = workload.collate.per_batch(size)
-    return BatchTime(
+    return BatchTimeBreakdown(
         samples=size,
         load=max(0.0, workload.load.per_batch(size) - collate),
         collate=collate,

@@ -20,20 +20,20 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
+from autotune.config import Count, Fraction, FrozenModel, Seconds
 from autotune.system.machine import CGROUP, PROC, read_text, walk_ancestors
-from autotune.profiles.schema import Count, Fraction, Seconds, Value
 from autotune.units import format_percent
 
 Cpus = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Change = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-LEAST_OTHERS_CPUS: Final = 0.15  # three ticks of the kernel in a reading of 0.2 s, as an idle desktop has by chance
+MIN_OTHERS_CPUS: Final = 0.15  # three ticks of the kernel in a reading of 0.2 s, as an idle desktop has by chance
 OTHERS_SHARE: Final = 0.05  # of the usable CPUs: a system's own services grow with the machine, and still leave room
 STOLEN_LIMIT: Final = 0.03  # of CPU time: more is as large as the gains that the confirmation has to tell apart
 THROTTLED_LIMIT: Final = 0.1  # of periods: a start of workers fills a few, a steady load that hits the quota fills most
 DRIFT_LIMIT: Final = 0.08  # a quiet machine's rounds of fresh processes, averaged over contestants, lie closer together
 READING_SECONDS: Final = 0.2  # long against the kernel's tick of 10 ms, short against a measurement
-MOST_LOG_CHANGE: Final = 700.0  # exp() of more is no float any longer
+MAX_LOG_CHANGE: Final = 700.0  # exp() of more is no float any longer
 
 _CPU_LINE: Final = re.compile(r"cpu((?: +\d{1,20}){4,})\s*", re.ASCII)  # the kernel's counters have 64 bits
 _PERIODS: Final = re.compile(r"^nr_periods (\d{1,20})$", re.ASCII | re.MULTILINE)
@@ -42,7 +42,7 @@ _STOPPED: Final = re.compile(r"^throttled_(usec|time) (\d{1,20})$", re.ASCII | r
 _STOPPED_UNITS: Final = {"usec": 1e-6, "time": 1e-9}  # seconds; version 2 counts microseconds, version 1 nanoseconds
 
 
-class QuotaUse(Value):
+class CpuThrottling(FrozenModel):
     """How often one cgroup's CPU quota was used up, since the cgroup was made.
 
     Attributes:
@@ -61,7 +61,7 @@ class QuotaUse(Value):
         return _divide(self.throttled_periods, self.periods)
 
 
-class CpuTimes(Value):
+class CpuCounters(FrozenModel):
     """What the kernel has counted so far; only the difference of two readings means something.
 
     Attributes:
@@ -74,14 +74,14 @@ class CpuTimes(Value):
     busy_seconds: Seconds
     total_seconds: Seconds
     stolen_seconds: Seconds
-    quotas: tuple[QuotaUse, ...] = ()
+    quotas: tuple[CpuThrottling, ...] = ()
 
 
-Read = Callable[[], CpuTimes | None]
+Read = Callable[[], CpuCounters | None]
 Sleep = Callable[[float], object]
 
 
-class Quietness(Value):
+class Interference(FrozenModel):
     """What disturbed a confirmation, as far as the kernel and the rounds tell.
 
     Attributes:
@@ -99,7 +99,7 @@ class Quietness(Value):
     drift: Change = 0.0
 
 
-def read_cpu_times(root: Path = Path("/")) -> CpuTimes | None:
+def read_cpu_times(root: Path = Path("/")) -> CpuCounters | None:
     """Read the kernel's counters of CPU time and of quota use.
 
     Args:
@@ -115,7 +115,7 @@ def read_cpu_times(root: Path = Path("/")) -> CpuTimes | None:
     user, nice, system, idle, waiting, irq, softirq, stolen = ticks
     busy = user + nice + system + irq + softirq
     tick_seconds = 1 / os.sysconf("SC_CLK_TCK")
-    return CpuTimes(
+    return CpuCounters(
         busy_seconds=busy * tick_seconds,
         total_seconds=(busy + idle + waiting + stolen) * tick_seconds,
         stolen_seconds=stolen * tick_seconds,
@@ -135,7 +135,7 @@ def _read_ticks(proc: Path) -> list[int] | None:
     return [*map(int, found[1].split()), *[0] * 4][:8]
 
 
-def read_quota_uses(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[QuotaUse, ...]:
+def read_quota_uses(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[CpuThrottling, ...]:
     """Read how often the CPU quotas that hold for us were used up, since their cgroups were made.
 
     Args:
@@ -150,16 +150,16 @@ def read_quota_uses(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[QuotaUse,
     return tuple(use for use in uses if use is not None)
 
 
-def _read_quota_use(folder: Path) -> QuotaUse | None:
+def _read_quota_use(folder: Path) -> CpuThrottling | None:
     text = read_text(folder / "cpu.stat")
     periods, throttled, stopped = (pattern.search(text) for pattern in (_PERIODS, _THROTTLED, _STOPPED))
     if periods is None or throttled is None:
         return None
     seconds = int(stopped[2]) * _STOPPED_UNITS[stopped[1]] if stopped is not None else 0.0
-    return QuotaUse(periods=int(periods[1]), throttled_periods=int(throttled[1]), throttled_seconds=seconds)
+    return CpuThrottling(periods=int(periods[1]), throttled_periods=int(throttled[1]), throttled_seconds=seconds)
 
 
-def measure_others(
+def measure_background_load(
     usable_cpus: float, seconds: float = READING_SECONDS, read: Read = read_cpu_times, sleep: Sleep = time.sleep
 ) -> float | None:
     """Measure how many of the usable CPUs others keep busy: call it while our own processes are idle.
@@ -185,12 +185,12 @@ def measure_others(
     return max(0.0, busy_cpus - max(0.0, spare_cpus))
 
 
-def measure_stolen_share(before: CpuTimes, after: CpuTimes) -> float:
+def measure_stolen_share(before: CpuCounters, after: CpuCounters) -> float:
     """Tell which share of all CPU time between two readings the host gave to others, between 0 and 1."""
     return _divide(after.stolen_seconds - before.stolen_seconds, after.total_seconds - before.total_seconds)
 
 
-def measure_throttled_share(before: CpuTimes, after: CpuTimes) -> float:
+def measure_throttled_share(before: CpuCounters, after: CpuCounters) -> float:
     """Tell in which share of the periods between two readings a quota was used up.
 
     Of several cgroups with a quota the one throttled most counts: the most in between, not since they were made, for
@@ -235,7 +235,7 @@ def measure_drift(rounds: Sequence[Sequence[float]]) -> float:
         for number, opinion in _compare_with_own_mean(rates):
             opinions.setdefault(number, []).append(opinion)
     paces = [statistics.fmean(of_round) for of_round in opinions.values()]
-    return math.expm1(min(max(paces) - min(paces), MOST_LOG_CHANGE)) if paces else 0.0
+    return math.expm1(min(max(paces) - min(paces), MAX_LOG_CHANGE)) if paces else 0.0
 
 
 def _compare_with_own_mean(rates: Sequence[float]) -> list[tuple[int, float]]:
@@ -247,7 +247,7 @@ def _compare_with_own_mean(rates: Sequence[float]) -> list[tuple[int, float]]:
     return [(number, log - mean) for number, log in logs]
 
 
-def describe_noise(quietness: Quietness, usable_cpus: float) -> tuple[str, ...]:
+def describe_noise(quietness: Interference, usable_cpus: float) -> tuple[str, ...]:
     """Tell the user what disturbed the confirmation.
 
     Args:
@@ -260,7 +260,7 @@ def describe_noise(quietness: Quietness, usable_cpus: float) -> tuple[str, ...]:
     return tuple(_list_disturbances(quietness, usable_cpus))
 
 
-def _list_disturbances(quietness: Quietness, usable_cpus: float) -> Iterator[str]:
+def _list_disturbances(quietness: Interference, usable_cpus: float) -> Iterator[str]:
     others = statistics.median(quietness.others_cpus) if quietness.others_cpus else 0.0
     if others > limit_others(usable_cpus):
         yield _describe_others(others, usable_cpus)
@@ -274,7 +274,7 @@ def _list_disturbances(quietness: Quietness, usable_cpus: float) -> Iterator[str
 
 def limit_others(usable_cpus: float) -> float:
     """Give the CPUs that others may keep busy on a machine that still counts as quiet."""
-    return max(LEAST_OTHERS_CPUS, OTHERS_SHARE * usable_cpus)
+    return max(MIN_OTHERS_CPUS, OTHERS_SHARE * usable_cpus)
 
 
 def _describe_others(others: float, usable_cpus: float) -> str:
@@ -320,7 +320,7 @@ def _write_percent(share: float) -> str:
     return f"{share * 100:.1f} %"
 
 
-class NoiseWatch:
+class InterferenceMonitor:
     """Looks around a confirmation and between its rounds; whatever cannot be read counts as quiet.
 
     Args:
@@ -341,7 +341,7 @@ class NoiseWatch:
         self._settle = settle
         self._read = read
         self._sleep = sleep
-        self._before: CpuTimes | None = None
+        self._before: CpuCounters | None = None
         self._others: list[float] = []
 
     def start(self) -> None:
@@ -352,11 +352,11 @@ class NoiseWatch:
     def pause(self) -> None:
         """Measure what others do; to be called between rounds: whatever of ours still runs is ended first."""
         self._settle()
-        others = measure_others(self._usable_cpus, read=self._read, sleep=self._sleep)
+        others = measure_background_load(self._usable_cpus, read=self._read, sleep=self._sleep)
         if others is not None:
             self._others.append(others)
 
-    def finish(self, rounds: Sequence[Sequence[float]]) -> Quietness:
+    def finish(self, rounds: Sequence[Sequence[float]]) -> Interference:
         """Sum up what was seen since `start`.
 
         Args:
@@ -368,8 +368,8 @@ class NoiseWatch:
         others, drift = tuple(self._others), measure_drift(rounds)
         before, after = self._before, self._read()
         if before is None or after is None:
-            return Quietness(others_cpus=others, drift=drift)
-        return Quietness(
+            return Interference(others_cpus=others, drift=drift)
+        return Interference(
             others_cpus=others,
             stolen_share=measure_stolen_share(before, after),
             throttled_share=measure_throttled_share(before, after),

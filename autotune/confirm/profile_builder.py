@@ -5,32 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from autotune.confirm.advice import advise
-from autotune.checking import identify_workload
-from autotune.confirm.confirmation import Confirmation, Contestant
-from autotune.search.cost_model import find_bottleneck
+from autotune.config import FrozenModel, LoaderConfig
+from autotune.confirm.ablation import Ablation
+from autotune.confirm.advice import suggest_improvements
+from autotune.confirm.confirmation import Confirmation, ConfirmationRuns
 from autotune.confirm.decision import Decision
-from autotune.search.loop import measure_prediction_error
-from autotune.profiles.naming import settle_name
-from autotune.search.plan import Plan
-from autotune.search.trial_record import TrialRecord
-from autotune.report.text import describe_config
+from autotune.confirm.evidence import build_evidence
+from autotune.knobs import describe_config
+from autotune.profiles.naming import resolve_profile_name
 from autotune.profiles.schema import (
+    AblationStep,
     Baseline,
     BatchSizeResult,
     ConfirmedRounds,
-    Contribution,
-    Evidence,
-    LoaderConfig,
     ProfileResult,
     SearchRecord,
-    TunedConfig,
-    Value,
+    TunedProfile,
 )
+from autotune.search.cost_model import find_bottleneck
+from autotune.search.loop import SearchOutcome, measure_prediction_error
+from autotune.search.plan import Plan
+from autotune.search.trial_record import TrialRecord
 from autotune.units import format_bytes
 
 
-class Outcome(Value):
+class TuningResult(FrozenModel):
     """What a run gave.
 
     Attributes:
@@ -41,56 +40,53 @@ class Outcome(Value):
         interrupted: Whether the run was cut short; the profile then holds the best so far.
     """
 
-    profile: TunedConfig
+    profile: TunedProfile
     plan: Plan
     records: tuple[TrialRecord, ...]
     runner_up: LoaderConfig | None = None
     interrupted: bool = False
 
 
-def make_profile(
+def build_profile(
     plan: Plan,
-    records: Sequence[TrialRecord],
-    confirmation: Confirmation,
+    found: SearchOutcome,
+    final: Confirmation,
     decision: Decision,
-    contributions: Sequence[Contribution],
-    summary: SearchRecord,
-    evidence: Evidence,
-    findings: Sequence[str] = (),
-    others: Iterable[TunedConfig] = (),
-) -> TunedConfig:
+    steps: Ablation,
+    run: tuple[str, float],
+    notes: Sequence[str] = (),
+    others: Iterable[TunedProfile] = (),
+) -> TunedProfile:
     """Put together what is written into the tuned file.
 
     Args:
         plan: What the run had to work with.
-        records: Every trial.
-        confirmation: The final, as far as it got.
+        found: What the search found.
+        final: What the final measured.
         decision: The answer.
-        contributions: What each setting gave, as far as it was measured.
-        summary: How the search went.
-        evidence: What the answer rests on.
-        findings: Sentences on the workload that the trials gave.
+        steps: What each setting gave.
+        run: Name of the study, and wall time of the run in seconds.
+        notes: Sentences on the workload and on the run.
         others: The profiles that lie in the file already.
 
     Returns:
         The profile, under the name that was asked for, or one that is made of machine and workload.
     """
     request, workload = plan.request, plan.workload
-    profile = TunedConfig(
+    profile = TunedProfile(
         name=request.profile or "unnamed",
         hardware=plan.hardware,
         software=workload.software,
-        workload=identify_workload(plan),
-        dataloader=decision.config.dataloader,
-        process=decision.config.process,
-        result=_make_result(plan, records, confirmation, decision, contributions, findings),
-        limits=plan.limits.record(),
-        search=summary,
-        evidence=evidence,
+        workload=plan.identity,
+        config=decision.config,
+        result=_make_result(plan, found.records, final, decision, steps.steps, notes),
+        budgets=plan.budgets.record(),
+        search=summarize_search(plan, found, *run),
+        evidence=build_evidence(plan, found.records, decision.config, found.predict),
         request=request.record(),
         created_at=datetime.now(UTC).replace(microsecond=0),
     )
-    return profile if request.profile else settle_name(profile, others)
+    return profile if request.profile else resolve_profile_name(profile, others)
 
 
 def _make_result(
@@ -98,7 +94,7 @@ def _make_result(
     records: Sequence[TrialRecord],
     confirmation: Confirmation,
     decision: Decision,
-    contributions: Sequence[Contribution],
+    ablation: Sequence[AblationStep],
     findings: Sequence[str],
 ) -> ProfileResult:
     config, workload = decision.config, plan.workload
@@ -126,21 +122,20 @@ def _make_result(
         by_batch_size=_rank_batch_sizes(records),
         rounds=tuple(_record_rounds(contestant) for contestant in confirmation.entrants),
         departures=decision.departures,
-        contributions=tuple(contributions),
-        advice=advise(plan, config, bottleneck),
+        ablation=tuple(ablation),
+        advice=suggest_improvements(plan, config, bottleneck),
         warnings=(*workload.notes, *findings, *_list_doubts(confirmation), *_warn_of_growth(seen)),
     )
 
 
-def _find_measured(confirmation: Confirmation, config: LoaderConfig) -> Contestant | None:
+def _find_measured(confirmation: Confirmation, config: LoaderConfig) -> ConfirmationRuns | None:
     contestants = (confirmation.baseline, *confirmation.finalists)
     return next((one for one in contestants if one.config == config and one.results), None)
 
 
-def _record_rounds(contestant: Contestant) -> ConfirmedRounds:
+def _record_rounds(contestant: ConfirmationRuns) -> ConfirmedRounds:
     return ConfirmedRounds(
-        dataloader=contestant.config.dataloader,
-        process=contestant.config.process,
+        config=contestant.config,
         samples_per_second=tuple(contestant.scores),
         failures=tuple(f"{failure.kind}: it {failure.message}" for failure in contestant.failures),
     )
@@ -159,7 +154,7 @@ def _list_doubts(confirmation: Confirmation) -> tuple[str, ...]:
     )
 
 
-def _warn_of_growth(seen: Contestant) -> tuple[str, ...]:
+def _warn_of_growth(seen: ConfirmationRuns) -> tuple[str, ...]:
     """Warn where the device's memory had not settled when the final ended."""
     grown = max((result.measurement.gpu_growth_bytes for result in seen.results if result.measurement), default=0)
     if not grown:
@@ -170,22 +165,21 @@ def _warn_of_growth(seen: Contestant) -> tuple[str, ...]:
     )
 
 
-def _as_contestant(records: Sequence[TrialRecord], config: LoaderConfig, epochs: int) -> Contestant:
+def _as_contestant(records: Sequence[TrialRecord], config: LoaderConfig, epochs: int) -> ConfirmationRuns:
     """Take what the search saw of a configuration, where the final never measured it."""
-    contestant = Contestant(config)
+    contestant = ConfirmationRuns(config)
     for record in records:
         if record.config == config and record.result is not None:
             contestant.note(record.result, epochs)
     return contestant
 
 
-def _describe_baseline(plan: Plan, baseline: Contestant) -> Baseline | None:
+def _describe_baseline(plan: Plan, baseline: ConfirmationRuns) -> Baseline | None:
     if baseline.rate <= 0:
         return None
     return Baseline(
         description="your DataLoader's settings" if plan.workload.baseline else "PyTorch's defaults",
-        dataloader=baseline.config.dataloader,
-        process=baseline.config.process,
+        config=baseline.config,
         samples_per_second=baseline.rate,
         data_wait_fraction=sum(baseline.waits) / len(baseline.waits),
     )
@@ -198,26 +192,14 @@ def _rank_batch_sizes(records: Sequence[TrialRecord]) -> tuple[BatchSizeResult, 
         if size is not None and record.is_feasible and (size not in best or record.score > best[size].score):
             best[size] = record
     return tuple(
-        BatchSizeResult(batch_size=size, dataloader=best[size].config.dataloader, samples_per_second=best[size].score)
+        BatchSizeResult(batch_size=size, config=best[size].config, samples_per_second=best[size].score)
         for size in sorted(best)
     )
 
 
-def summarize_search(
-    plan: Plan, records: Sequence[TrialRecord], study: str, seconds: float, stopped: str
-) -> SearchRecord:
-    """Sum up how the configuration was found.
-
-    Args:
-        plan: What the run had to work with.
-        records: Every trial.
-        study: Name of the study.
-        seconds: Wall time of the run.
-        stopped: Why the search ended.
-
-    Returns:
-        The summary.
-    """
+def summarize_search(plan: Plan, found: SearchOutcome, study: str, seconds: float) -> SearchRecord:
+    """Sum up how the configuration was found."""
+    records = found.records
     feasible = sum(record.is_feasible for record in records)
     skipped = sum(record.fate == "skipped" for record in records)
     return SearchRecord(
@@ -230,5 +212,5 @@ def summarize_search(
         study=study,
         seconds=seconds,
         prediction_error=measure_prediction_error(records),
-        stopped=stopped,
+        stopped=found.stopped,
     )

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from autotune.config import FrozenModel, Interval, Rate
 from autotune.profiles.matching import compare_hardware, compare_software, compare_workloads
-from autotune.profiles.schema import Interval, ProfileResult, Rate, TunedConfig, Value
+from autotune.profiles.schema import ProfileResult, TunedProfile
 from autotune.units import format_rate
 
-MOST_LOG: Final = 69.0  # of a ratio, which is then 1e30: a larger one is written as that
-UNCONFIRMED: Final = 0.1  # relative half-width of a throughput that was never confirmed
+MAX_LOG: Final = 69.0  # of a ratio, which is then 1e30: a larger one is written as that
+UNCONFIRMED_CI_HALF_WIDTH: Final = 0.1  # relative half-width of a throughput that was never confirmed
 
 
-class Comparison(Value):
+class Comparison(FrozenModel):
     """How a second result differs from a first.
 
     Attributes:
@@ -43,7 +44,7 @@ class Comparison(Value):
         return not low <= 1 <= high
 
 
-def compare_results(first: TunedConfig, second: TunedConfig) -> Comparison:
+def compare_results(first: TunedProfile, second: TunedProfile) -> Comparison:
     """Compare two results.
 
     Args:
@@ -81,7 +82,7 @@ def _divide(first: ProfileResult, second: ProfileResult) -> tuple[float | None, 
 
 
 def _raise(log: float) -> float:
-    return math.exp(min(log, MOST_LOG))
+    return math.exp(min(log, MAX_LOG))
 
 
 def measure_width(interval: Interval | None) -> float:
@@ -94,11 +95,11 @@ def measure_width(interval: Interval | None) -> float:
         The half-width, which is about the relative one where it is small.
     """
     if interval is None or interval[0] <= 0:
-        return UNCONFIRMED
+        return UNCONFIRMED_CI_HALF_WIDTH
     return (math.log(interval[1]) - math.log(interval[0])) / 2
 
 
-def _list_settings(first: TunedConfig, second: TunedConfig) -> tuple[str, ...]:
+def _list_settings(first: TunedProfile, second: TunedProfile) -> tuple[str, ...]:
     before = first.dataloader.model_dump() | first.process.model_dump()
     after = second.dataloader.model_dump() | second.process.model_dump()
     return tuple(f"{name} {before[name]} -> {after[name]}" for name in before if before[name] != after[name])

@@ -14,7 +14,7 @@ import torch
 from autotune.profiles.batches import find_tensors, move_batch
 
 
-class Copy(NamedTuple):
+class PendingCopy(NamedTuple):
     """A batch on its way.
 
     Attributes:
@@ -28,17 +28,17 @@ class Copy(NamedTuple):
     done: Any = None
 
 
-class Lane(Protocol):
+class H2DCopier(Protocol):
     """A way to the device."""
 
-    def send(self, batch: Any) -> Copy:
+    def send(self, batch: Any) -> PendingCopy:
         """Begin to copy a batch."""
 
-    def take(self, copy: Copy) -> Any:
+    def take(self, copy: PendingCopy) -> Any:
         """Give a batch to the stream that the caller computes on, which waits for it."""
 
 
-class PlainLane:
+class SyncCopier:
     """Copies on the caller's own stream: right on every device, overlapping on none.
 
     Args:
@@ -48,16 +48,16 @@ class PlainLane:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def send(self, batch: Any) -> Copy:
+    def send(self, batch: Any) -> PendingCopy:
         """Copy a batch."""
-        return Copy(move_batch(batch, self._device))
+        return PendingCopy(move_batch(batch, self._device))
 
-    def take(self, copy: Copy) -> Any:
+    def take(self, copy: PendingCopy) -> Any:
         """Give the batch."""
         return copy.batch
 
 
-class CudaLane:
+class StreamCopier:
     """Copies on a CUDA stream of its own.
 
     Args:
@@ -68,15 +68,15 @@ class CudaLane:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def send(self, batch: Any) -> Copy:
+    def send(self, batch: Any) -> PendingCopy:
         """Begin to copy a batch; returns while the copy is under way if the batch is pinned."""
         with torch.cuda.stream(self._stream):
             moved = move_batch(batch, self._device)
             done = torch.cuda.Event()
             done.record(self._stream)
-        return Copy(moved, batch, done)
+        return PendingCopy(moved, batch, done)
 
-    def take(self, copy: Copy) -> Any:
+    def take(self, copy: PendingCopy) -> Any:
         """Have the current stream wait for the copy, and keep the memory from being used again before it is done."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(copy.done)
@@ -99,12 +99,12 @@ def record_use(batch: Any, stream: Any) -> None:
             tensor.record_stream(stream)
 
 
-def make_lane(device: torch.device) -> Lane:
+def make_copier(device: torch.device) -> H2DCopier:
     """Make the best way to a device that there is."""
-    return CudaLane(device) if device.type == "cuda" else PlainLane(device)
+    return StreamCopier(device) if device.type == "cuda" else SyncCopier(device)
 
 
-def send_ahead(batches: Iterator[Any], lane: Lane) -> Iterator[Any]:
+def prefetch_batches(batches: Iterator[Any], lane: H2DCopier) -> Iterator[Any]:
     """Give each batch when the copy of the next one has begun.
 
     Args:
@@ -114,7 +114,7 @@ def send_ahead(batches: Iterator[Any], lane: Lane) -> Iterator[Any]:
     Yields:
         The batches on the device, in order. An error of the loader comes after the batches before it.
     """
-    waiting: Copy | None = None
+    waiting: PendingCopy | None = None
     while True:
         try:
             coming = lane.send(next(batches))
@@ -140,10 +140,10 @@ class DevicePrefetcher:
 
     def __init__(self, loader: Iterable[Any], device: torch.device) -> None:
         self.loader = loader
-        self._lane = make_lane(device)
+        self._lane = make_copier(device)
 
     def __iter__(self) -> Iterator[Any]:
-        return send_ahead(iter(self.loader), self._lane)
+        return prefetch_batches(iter(self.loader), self._lane)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # as far as the loader knows

@@ -11,23 +11,24 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, get_args
 
+from autotune.config import FrozenModel, LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
-from autotune.profiles.schema import LoaderConfig, TunedConfig, Value
+from autotune.knobs import TABLE
+from autotune.profiles.schema import TunedProfile
 
 Target = Literal["kwargs", "statefuldataloader", "hf", "accelerate", "lightning", "timm", "yaml", "json", "env"]
 Setting = int | bool | str
 Settings = Mapping[str, Setting]
 
 TARGETS: Final[tuple[Target, ...]] = get_args(Target)
-OF_A_LOADER: Final = (
-    *("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "in_order"),
+LOADER_ARGUMENTS: Final = (
+    *(knob.name for knob in TABLE if knob.section == "dataloader"),
     "multiprocessing_context",
-)  # what DataLoader takes
-OF_A_LOOP: Final = ("non_blocking", "device_prefetch")  # what the training loop does; left out where it need not
-ALL: Final = (*OF_A_LOADER, "sharing_strategy", *OF_A_LOOP)
+)
+ALL: Final = (*LOADER_ARGUMENTS, *(name for name in ProcessSettings.model_fields if name not in LOADER_ARGUMENTS))
 
 
-class Unheld(Value):
+class UnsupportedSetting(FrozenModel):
     """A setting that the target has no place for.
 
     Attributes:
@@ -47,7 +48,7 @@ class Unheld(Value):
         return f"{self.field}={self.value!r} is not held: {self.remark}."
 
 
-class Export(Value):
+class Export(FrozenModel):
     """A configuration in the words of one target.
 
     Attributes:
@@ -60,7 +61,7 @@ class Export(Value):
     target: Target
     text: str
     notes: tuple[str, ...]
-    unheld: tuple[Unheld, ...]
+    unheld: tuple[UnsupportedSetting, ...]
 
 
 def _choose_nothing(_settings: Settings) -> Settings:
@@ -105,6 +106,10 @@ def _write_flags(settings: Settings) -> str:
     return " ".join(name if value is True else f"{name} {value}" for name, value in flags)
 
 
+def _names_for(target: Target) -> dict[str, str]:
+    return {knob.name: knob.export_names[target] for knob in TABLE if target in knob.export_names}
+
+
 @dataclasses.dataclass(frozen=True)
 class _Reader:
     """A target: who reads the export, and what it can say.
@@ -130,14 +135,11 @@ class _Reader:
     has_comments: bool = True
 
 
-_REMARKS: Final = {
+_REMARKS: Final[Mapping[str, str]] = {
     "multiprocessing_context": 'call torch.multiprocessing.set_start_method("{value}") before anything else',
-    "sharing_strategy": 'call torch.multiprocessing.set_sharing_strategy("{value}") before the first worker starts, '
-    "and in worker_init_fn too where workers are not forked",
     "non_blocking": "copy batches with batch.to(device, non_blocking=True)",
-    "device_prefetch": "go through autotune.device_prefetch(loader, device) instead of the loader",
-}
-_SAME: Final = {name: name for name in OF_A_LOADER}
+} | {knob.name: knob.instruction for knob in TABLE if knob.instruction is not None}
+_SAME: Final = {name: name for name in LOADER_ARGUMENTS}
 _READERS: Final[Mapping[Target, _Reader]] = {
     "kwargs": _Reader("torch.utils.data.DataLoader", _SAME, _write_python),
     "statefuldataloader": _Reader(
@@ -148,7 +150,7 @@ _READERS: Final[Mapping[Target, _Reader]] = {
     ),
     "hf": _Reader(
         "transformers.TrainingArguments",
-        {name: f"dataloader_{name}" for name in OF_A_LOADER} | {"batch_size": "per_device_train_batch_size"},
+        {name: f"dataloader_{name}" for name in LOADER_ARGUMENTS} | _names_for("hf"),
         _write_yaml,
         remarks={
             "batch_size": "the Trainer makes batches of per_device_train_batch_size, 8 if you leave that out",
@@ -160,7 +162,9 @@ _READERS: Final[Mapping[Target, _Reader]] = {
         {"non_blocking": "non_blocking"},
         _write_python,
         choose=_choose_for_accelerate,
-        remarks=dict.fromkeys(OF_A_LOADER, "give it to the DataLoader (--to kwargs); Accelerator.prepare() keeps it"),
+        remarks=dict.fromkeys(
+            LOADER_ARGUMENTS, "give it to the DataLoader (--to kwargs); Accelerator.prepare() keeps it"
+        ),
     ),
     "lightning": _Reader(
         "lightning.pytorch.cli.LightningCLI",
@@ -171,7 +175,7 @@ _READERS: Final[Mapping[Target, _Reader]] = {
     ),
     "timm": _Reader(
         "timm's train.py",
-        {"batch_size": "--batch-size", "num_workers": "--workers", "pin_memory": "--pin-mem"},
+        _names_for("timm"),
         _write_flags,
         own={
             "prefetch_factor": 2,
@@ -195,7 +199,7 @@ _READERS: Final[Mapping[Target, _Reader]] = {
 }
 
 
-def export(profile: TunedConfig, to: Target, *, force: bool = False) -> Export:
+def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:
     """Write a tuned configuration in the words of another library.
 
     Args:
@@ -232,25 +236,26 @@ def export(profile: TunedConfig, to: Target, *, force: bool = False) -> Export:
 
 def _list_settings(config: LoaderConfig) -> Settings:
     """List what a configuration sets, in the order of `ALL`; what counts only with workers is left out without them."""
-    settings = config.loader_kwargs()
+    settings = config.loader_kwargs() | {name: True for name, value in config.process if value is True}
     if config.dataloader.num_workers:
         settings["sharing_strategy"] = config.process.sharing_strategy
-    settings |= {name: True for name in OF_A_LOOP if getattr(config.process, name)}
     return {name: settings[name] for name in ALL if name in settings}
 
 
-def _find_unheld(reader: _Reader, settings: Settings) -> tuple[Unheld, ...]:
+def _find_unheld(reader: _Reader, settings: Settings) -> tuple[UnsupportedSetting, ...]:
     unheld = [_explain(reader, field, value) for field, value in settings.items() if field not in reader.names]
     if "batch_size" in reader.names and "batch_size" in reader.remarks and "batch_size" not in settings:
-        unheld.insert(0, Unheld(field="batch_size", value=None, is_lost=True, remark=reader.remarks["batch_size"]))
+        unheld.insert(
+            0, UnsupportedSetting(field="batch_size", value=None, is_lost=True, remark=reader.remarks["batch_size"])
+        )
     return tuple(unheld)
 
 
-def _explain(reader: _Reader, field: str, value: Setting) -> Unheld:
+def _explain(reader: _Reader, field: str, value: Setting) -> UnsupportedSetting:
     if reader.own.get(field) == value:
-        return Unheld(field=field, value=value, is_lost=False, remark="it is what happens anyway")
+        return UnsupportedSetting(field=field, value=value, is_lost=False, remark="it is what happens anyway")
     remark = (dict(_REMARKS) | dict(reader.remarks))[field].format(value=value)
-    return Unheld(field=field, value=value, is_lost=True, remark=remark)
+    return UnsupportedSetting(field=field, value=value, is_lost=True, remark=remark)
 
 
 def _describe_batch_size(reader: _Reader, size: int | None) -> str:
@@ -260,7 +265,7 @@ def _describe_batch_size(reader: _Reader, size: int | None) -> str:
     return f"{name} is per process: N processes take N x {size} samples a step."
 
 
-def _describe_source(profile: TunedConfig, reader: _Reader) -> str:
+def _describe_source(profile: TunedProfile, reader: _Reader) -> str:
     """Say what was tuned where, in one line whatever the names in the file contain."""
     there = profile.hardware
     gpu = f"{there.gpu_count} x {there.gpu}" if there.gpu else "no GPU"

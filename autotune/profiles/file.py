@@ -20,14 +20,15 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from autotune.errors import OutputError, ProfileError
+from autotune.profiles.schema import SCHEMA_VERSION, PastResult, TunedFile, TunedProfile
+from autotune.profiles.upgrade import upgrade
 from autotune.system.locks import LockedError, hold
-from autotune.profiles.schema import SCHEMA_VERSION, PastResult, TunedConfig, TunedFile
 from autotune.units import format_bytes
 
 LOCK_SECONDS: Final = 30.0
-MOST_HISTORY: Final = 20  # earlier results of a profile that are kept
-MOST_BYTES: Final = 16 * 2**20  # of a tuned file; a profile is 4 KiB
-MOST_NAMED: Final = 10  # unknown fields in a warning
+MAX_HISTORY: Final = 20  # earlier results of a profile that are kept
+MAX_BYTES: Final = 16 * 2**20  # of a tuned file; a profile is 4 KiB
+MAX_NAMED: Final = 10  # unknown fields in a warning
 NEW_MODE: Final = 0o644  # of a file that is not there yet: others who could write it could have their code run
 PIECE_SECONDS: Final = (
     3600.0  # age from which a half-written file is nobody's any more; writing one takes less than one
@@ -61,10 +62,17 @@ def _parse(text: bytes, path: Path) -> TunedFile:
     try:
         return TunedFile.model_validate_json(text)
     except ValidationError as error:
-        return _read_despite(error, text, path)
+        found = error
+    document = _read_document(text)
+    if document is None or document.get("schema_version") == SCHEMA_VERSION:
+        return _read_despite(found, document, path)
+    try:
+        return TunedFile.model_validate(upgrade(document))
+    except ValidationError as error:
+        return _read_despite(error, upgrade(document), path)
 
 
-def peek(path: Path) -> tuple[TunedConfig, ...]:
+def read_profiles_or_empty(path: Path) -> tuple[TunedProfile, ...]:
     """Read the profiles of a file that may not be there, or not be ours; there are none in it then."""
     try:
         with warnings.catch_warnings():
@@ -80,21 +88,22 @@ def _read_bytes(path: Path) -> bytes:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ProfileError(f"{path} is not a regular file.")
-        if status.st_size > MOST_BYTES:
+        if status.st_size > MAX_BYTES:
             raise ProfileError(
-                f"{path} holds {format_bytes(status.st_size)}; a tuned file holds {format_bytes(MOST_BYTES)} at most."
+                f"{path} holds {format_bytes(status.st_size)}; a tuned file holds {format_bytes(MAX_BYTES)} at most."
             )
-        return stream.read(MOST_BYTES)
+        return stream.read(MAX_BYTES)
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _read_despite(error: ValidationError, text: bytes, path: Path) -> TunedFile:
+def _read_despite(error: ValidationError, document: dict[str, Any] | None, path: Path) -> TunedFile:
     """Read a file again without the fields that are unknown, when nothing else is wrong with it."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    if (version := _read_version(text)) is not None and version > SCHEMA_VERSION:
+    version = document.get("schema_version") if document is not None else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
         raise ProfileError(
             f"{path} was written by a newer dltune (schema {version}; this one reads {SCHEMA_VERSION}). Update dltune, "
             "or use another file."
@@ -103,30 +112,29 @@ def _read_despite(error: ValidationError, text: bytes, path: Path) -> TunedFile:
     unknown = list(dict.fromkeys(extra))  # a key may stand there twice
     if not extra or len(extra) < len(problems):
         raise ProfileError(f"{path} is not a tuned file of schema {SCHEMA_VERSION}: {_summarize(problems)}") from None
-    document = from_json(text)
     for place in unknown:
-        _drop(document, place)
+        delete_path(document, place)
     try:
         found = TunedFile.model_validate(document)
     except ValidationError as other:
         raise ProfileError(f"{path} is not a tuned file: {_summarize(other.errors(include_url=False))}") from None
-    names = ", ".join(_join(place) for place in unknown[:MOST_NAMED])
-    more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+    names = ", ".join(_join(place) for place in unknown[:MAX_NAMED])
+    more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
     warnings.warn(f"{path}: ignored unknown fields {names}{more}", stacklevel=5)
     return found
 
 
-def _read_version(text: bytes) -> int | None:
-    """Read the schema version of a document that is otherwise not understood."""
+def _read_document(text: bytes) -> dict[str, Any] | None:
+    """Parse what lies in a file; None where it is no JSON object."""
     try:
         document = from_json(text)
     except ValueError:
         return None
-    version = document.get("schema_version") if isinstance(document, dict) else None
-    return version if isinstance(version, int) else None
+    return document if isinstance(document, dict) else None
 
 
-def _drop(document: Any, place: tuple[int | str, ...]) -> None:
+def delete_path(document: Any, place: tuple[int | str, ...]) -> None:
+    """Delete what stands at a place of a parsed document."""
     for step in place[:-1]:
         document = document[step]
     del document[place[-1]]
@@ -142,7 +150,7 @@ def _summarize(problems: list[Any]) -> str:
     return f"{_join(first['loc'])}: {first['msg']}{more}."
 
 
-def save_profile(path: Path, profile: TunedConfig, lock_seconds: float = LOCK_SECONDS) -> None:
+def save_profile(path: Path, profile: TunedProfile, lock_seconds: float = LOCK_SECONDS) -> None:
     """Write a profile into a tuned file, keeping all else in it, and what a newer dltune wrote there as it stands.
 
     The file is written beside and renamed, under a lock, so that nobody ever reads half of it, and that of two who
@@ -171,21 +179,21 @@ def save_profile(path: Path, profile: TunedConfig, lock_seconds: float = LOCK_SE
         raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
 
 
-def _hold_alone(profile: TunedConfig) -> TunedFile:
+def _hold_alone(profile: TunedProfile) -> TunedFile:
     return TunedFile(schema_version=SCHEMA_VERSION, profiles=(profile,))
 
 
-def _insert(profile: TunedConfig, path: Path) -> str:
+def _insert(profile: TunedProfile, path: Path) -> str:
     """Give the text of a file with a profile put into it; the rest of its JSON stays, known or not."""
     text = _read_text(path)
     known = {other.name: other for other in _parse(text, path).profiles}
-    document = from_json(text)
+    document = upgrade(from_json(text))
     written = profile.model_dump(mode="json")
     others = [other for other in document.get("profiles", ()) if other["name"] != profile.name]
     before = next((other for other in document.get("profiles", ()) if other["name"] == profile.name), None)
     if before is not None:
         past = _summarize_past(known[profile.name]).model_dump(mode="json")
-        written["history"] = [*before.get("history", ()), past][-MOST_HISTORY:]
+        written["history"] = [*before.get("history", ()), past][-MAX_HISTORY:]
     return _format({**document, "profiles": [*others, written]})
 
 
@@ -193,20 +201,19 @@ def _format(document: object) -> str:
     return to_json(document, indent=2, inf_nan_mode="constants").decode() + "\n"
 
 
-def _summarize_past(before: TunedConfig) -> PastResult:
+def _summarize_past(before: TunedProfile) -> PastResult:
     return PastResult(
         created_at=before.created_at,
-        dataloader=before.dataloader,
-        process=before.process,
+        config=before.config,
         samples_per_second=before.result.samples_per_second,
         torch=before.software.torch,
     )
 
 
 def _refuse_what_could_not_be_read(path: Path, text: str) -> None:
-    if len(text.encode()) > MOST_BYTES:
+    if len(text.encode()) > MAX_BYTES:
         raise OutputError(
-            f"{path} would hold more than {format_bytes(MOST_BYTES)}, which is not read. Give another --output."
+            f"{path} would hold more than {format_bytes(MAX_BYTES)}, which is not read. Give another --output."
         )
 
 

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import ProfileError
-from autotune.system.machine import DEV, MachineProfile, may_have, read_gpus, read_machine
-from autotune.profiles.matching import Fit, compare_hardware, rank_fit
-from autotune.profiles.schema import Accelerator, DataLoaderSettings, Hardware, LoaderConfig, TunedConfig, TunedFile
-from autotune.system.versions import read_start_method_in_force
 from autotune.profiles.file import read_file
+from autotune.profiles.matching import MatchQuality, compare_hardware, rank_fit
+from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.worker_init import WorkerSetup
+from autotune.system.hardware import Accelerator, Hardware
+from autotune.system.machine import DEV, MachineProfile, may_have, read_gpus, read_machine
+from autotune.system.versions import read_start_method_in_force
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
@@ -40,7 +42,7 @@ class TunedLoader:
         fit: `exact`, `compatible`, `clamped`, or `default` when PyTorch's defaults stand in.
     """
 
-    def __init__(self, profile: TunedConfig, config: LoaderConfig, fit: str) -> None:
+    def __init__(self, profile: TunedProfile, config: LoaderConfig, fit: str) -> None:
         self.profile = profile
         self.config = config
         self.fit = fit
@@ -111,9 +113,9 @@ def load(
     tuned = _choose_named(read_file(Path(path)), profile, path)
     machine = read_machine()
     nearest, rank = pick_fitting(tuned, machine)
-    if rank <= Fit.COMPATIBLE:
-        return TunedLoader(nearest, nearest.config, "exact" if rank == Fit.EXACT else "compatible")
-    found = compare_hardware(nearest.hardware, describe_here(machine, nearest))
+    if rank <= MatchQuality.COMPATIBLE:
+        return TunedLoader(nearest, nearest.config, "exact" if rank == MatchQuality.EXACT else "compatible")
+    found = compare_hardware(nearest.hardware, describe_local_hardware(machine, nearest))
     differences = ", ".join(difference.describe() for difference in found if difference.is_less)
     if on_mismatch == "error":
         raise ProfileError(f"{path}: profile {nearest.name} was tuned on another machine: {differences}. Retune here.")
@@ -129,7 +131,7 @@ def load(
     return TunedLoader(nearest, clamped, "clamped")
 
 
-def list_profiles(path: Path, name: str | None = None) -> list[TunedConfig]:
+def list_profiles(path: Path, name: str | None = None) -> list[TunedProfile]:
     """List the profiles of a tuned file.
 
     Args:
@@ -145,7 +147,7 @@ def list_profiles(path: Path, name: str | None = None) -> list[TunedConfig]:
     return _choose_named(read_file(path), name, path)
 
 
-def choose_profile(path: Path, name: str | None = None) -> TunedConfig:
+def choose_profile(path: Path, name: str | None = None) -> TunedProfile:
     """Choose one profile of a tuned file, as it was tuned.
 
     Args:
@@ -162,13 +164,13 @@ def choose_profile(path: Path, name: str | None = None) -> TunedConfig:
     if len(tuned) == 1:
         return tuned[0]
     found, rank = pick_fitting(tuned, read_machine())
-    if rank > Fit.COMPATIBLE:
+    if rank > MatchQuality.COMPATIBLE:
         known = ", ".join(profile.name for profile in tuned)
         raise ProfileError(f"{path} holds {known}; none was tuned for a machine like this. Name one with --profile.")
     return found
 
 
-def pick_fitting(profiles: Sequence[TunedConfig], machine: MachineProfile) -> tuple[TunedConfig, Fit]:
+def pick_fitting(profiles: Sequence[TunedProfile], machine: MachineProfile) -> tuple[TunedProfile, MatchQuality]:
     """Pick the profile that fits a machine best, the newest of equals.
 
     Args:
@@ -178,13 +180,13 @@ def pick_fitting(profiles: Sequence[TunedConfig], machine: MachineProfile) -> tu
     Returns:
         The profile, and how well it fits.
     """
-    ranked = [(rank_fit(one, describe_here(machine, one)), one) for one in profiles]
+    ranked = [(rank_fit(one, describe_local_hardware(machine, one)), one) for one in profiles]
     rank, best = min(ranked, key=lambda pair: (pair[0], -pair[1].created_at.timestamp()))
     return best, rank
 
 
-def describe_here(
-    machine: MachineProfile, profile: TunedConfig, *, gpus: Sequence[str] | None = None, dev: Path = DEV
+def describe_local_hardware(
+    machine: MachineProfile, profile: TunedProfile, *, gpus: Sequence[str] | None = None, dev: Path = DEV
 ) -> Hardware:
     """Describe this machine by what a profile is bound to.
 
@@ -212,7 +214,7 @@ def _may_be(gpu: str, there: str) -> bool:
     return gpu.endswith(" MIG") and there.startswith(f"{gpu} ")
 
 
-def _choose_named(file: TunedFile, name: str | None, path: str | os.PathLike[str]) -> list[TunedConfig]:
+def _choose_named(file: TunedFile, name: str | None, path: str | os.PathLike[str]) -> list[TunedProfile]:
     named = [profile for profile in file.profiles if name is None or profile.name == name]
     if named:
         return named
@@ -222,7 +224,7 @@ def _choose_named(file: TunedFile, name: str | None, path: str | os.PathLike[str
     raise ProfileError(f"{path} holds no profile named {name!r}; it holds {known}.")
 
 
-def clamp_config(profile: TunedConfig, here: MachineProfile) -> LoaderConfig:
+def clamp_config(profile: TunedProfile, here: MachineProfile) -> LoaderConfig:
     """Reduce a configuration to what a smaller machine can bear.
 
     Args:
@@ -251,7 +253,7 @@ def clamp_config(profile: TunedConfig, here: MachineProfile) -> LoaderConfig:
     return LoaderConfig(dataloader=clamped, process=profile.process)
 
 
-def _share_workers(profile: TunedConfig, here: MachineProfile) -> int:
+def _share_workers(profile: TunedProfile, here: MachineProfile) -> int:
     """Take workers in proportion to the CPUs, rounded up, and to the memory that the tuned ones filled."""
     there, peak = profile.hardware, profile.result.peak_host_bytes
     by_cpus = math.ceil(profile.dataloader.num_workers * min(1.0, here.usable_cpus / there.usable_cpus))

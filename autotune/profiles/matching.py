@@ -12,7 +12,9 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Final
 
-from autotune.profiles.schema import Hardware, Software, TunedConfig, Value, WorkloadIdentity
+from autotune.config import FrozenModel
+from autotune.profiles.schema import TunedProfile, WorkloadIdentity
+from autotune.system.hardware import Hardware, Software
 from autotune.units import format_bytes, format_seconds
 
 DAY_SECONDS: Final = 86400.0
@@ -21,7 +23,7 @@ SAME_SIZE: Final = 0.1  # of the bytes of a sample: augmentation and padding mov
 SAME_LENGTH: Final = 0.5  # of the number of samples: it matters for short epochs only
 
 
-class Difference(Value):
+class Difference(FrozenModel):
     """Something that is not as it was when a profile was tuned.
 
     Attributes:
@@ -149,7 +151,7 @@ def _describe_age(seconds: float) -> str:
     return f"{days} days" if days > 1 else format_seconds(seconds)
 
 
-class Fit(IntEnum):
+class MatchQuality(IntEnum):
     """How well a profile suits a machine, the best first."""
 
     EXACT = 0
@@ -158,7 +160,7 @@ class Fit(IntEnum):
     OTHER_GPU = 3
 
 
-def rank_fit(profile: TunedConfig, here: Hardware) -> Fit:
+def rank_fit(profile: TunedProfile, here: Hardware) -> MatchQuality:
     """Rank how well a profile suits this machine.
 
     Args:
@@ -171,7 +173,7 @@ def rank_fit(profile: TunedConfig, here: Hardware) -> Fit:
     """
     differences = compare_hardware(profile.hardware, here)
     if any(difference.what == "GPU" for difference in differences):
-        return Fit.OTHER_GPU
+        return MatchQuality.OTHER_GPU
     if any(difference.is_less for difference in differences):
-        return Fit.SMALLER
-    return Fit.COMPATIBLE if differences else Fit.EXACT
+        return MatchQuality.SMALLER
+    return MatchQuality.COMPATIBLE if differences else MatchQuality.EXACT

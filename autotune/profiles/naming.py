@@ -23,15 +23,18 @@ from autotune.profiles.matching import (
     compare_software,
     compare_workloads,
 )
-from autotune.profiles.schema import Hardware, TunedConfig
+from autotune.profiles.schema import TunedProfile
+from autotune.system.hardware import Hardware
 
 GIB: Final = 2**30
-MADE: Final = re.compile(r"(cpu|\S+x\d+)-[\d.]+c(-\d+[gm])?-[0-9a-f]{4,64}")  # without the memory in earlier versions
+GENERATED_NAME: Final = re.compile(
+    r"(cpu|\S+x\d+)-[\d.]+c(-\d+[gm])?-[0-9a-f]{4,64}"
+)  # without the memory in earlier versions
 DIGITS: Final = 4  # of the digest in a name; more where those are taken
-NOT_IN_A_NAME: Final = ("working_dir",)  # of the workload: the same code in another folder
+NAME_IGNORED_FIELDS: Final = ("working_dir",)  # of the workload: the same code in another folder
 
 
-def make_profile_name(profile: TunedConfig, digits: int = DIGITS) -> str:
+def make_profile_name(profile: TunedProfile, digits: int = DIGITS) -> str:
     """Name a profile after its machine and workload, as in `h100x1-12c-64g-a41f`.
 
     Args:
@@ -46,7 +49,7 @@ def make_profile_name(profile: TunedConfig, digits: int = DIGITS) -> str:
     return f"{_describe_gpus(there)}-{there.usable_cpus:g}c-{_describe_memory(there.memory_limit_bytes)}-{digest}"
 
 
-def settle_name(profile: TunedConfig, others: Iterable[TunedConfig]) -> TunedConfig:
+def resolve_profile_name(profile: TunedProfile, others: Iterable[TunedProfile]) -> TunedProfile:
     """Give a profile its name: that of the one whose place it takes, or one of its own.
 
     Args:
@@ -58,14 +61,14 @@ def settle_name(profile: TunedConfig, others: Iterable[TunedConfig]) -> TunedCon
         workload whose digest begins alike: the digest is longer then.
     """
     others = tuple(others)
-    alike = [other.name for other in others if MADE.fullmatch(other.name) and is_alike(other, profile)]
+    alike = [other.name for other in others if GENERATED_NAME.fullmatch(other.name) and is_alike(other, profile)]
     taken = {other.name for other in others} - set(alike)
     names = [name for digits in range(DIGITS, 65) if (name := make_profile_name(profile, digits)) not in taken]
     own = next((name for name in names if name in alike), None)
     return profile.model_copy(update={"name": own or next(iter([*alike, *names]))})
 
 
-def is_alike(there: TunedConfig, here: TunedConfig) -> bool:
+def is_alike(there: TunedProfile, here: TunedProfile) -> bool:
     """Tell whether two profiles were tuned for the same workload, on machines that differ in nothing that decides."""
     differences: tuple[Difference, ...] = (
         *compare_hardware(there.hardware, here.hardware),
@@ -76,7 +79,7 @@ def is_alike(there: TunedConfig, here: TunedConfig) -> bool:
     return same_request and not any(difference.decides for difference in differences)
 
 
-def _list_what_decides(profile: TunedConfig) -> dict[str, Any]:
+def _list_what_decides(profile: TunedProfile) -> dict[str, Any]:
     there, workload = profile.hardware, profile.workload
     return {
         "gpu": there.gpu,
@@ -94,12 +97,12 @@ def _list_what_decides(profile: TunedConfig) -> dict[str, Any]:
     }
 
 
-def _get_workload_request(profile: TunedConfig) -> dict[str, Any]:
+def _get_workload_request(profile: TunedProfile) -> dict[str, Any]:
     """Give how the workload was asked for; its arguments alone where the profile does not hold the request."""
     asked = (profile.request or {}).get("workload")
     if not isinstance(asked, dict):
         return {"dataset_args": profile.workload.dataset_args}
-    return {name: value for name, value in asked.items() if name not in NOT_IN_A_NAME}
+    return {name: value for name, value in asked.items() if name not in NAME_IGNORED_FIELDS}
 
 
 def _find_step(amount: int, share: float) -> int:

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from autotune.config import FrozenModel, Interval, LoaderConfig
+from autotune.profiles.schema import Baseline, ProfileResult, TunedProfile, WorkloadIdentity
 from autotune.report.text import BOTTLENECKS, describe_use_in_code
-from autotune.profiles.schema import (
-    Baseline,
-    Interval,
-    LoaderConfig,
-    ProfileResult,
-    Software,
-    TunedConfig,
-    Value,
-    WorkloadIdentity,
-)
+from autotune.system.hardware import Software
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
 DEFAULTS: Final = {
@@ -27,7 +20,7 @@ DEFAULTS: Final = {
 }  # of DataLoader, for what a configuration without workers does not say
 
 
-class Figure(Value):
+class Figure(FrozenModel):
     """One number of the answer.
 
     Attributes:
@@ -43,7 +36,7 @@ class Figure(Value):
     remark: str = ""
 
 
-class Setting(Value):
+class Setting(FrozenModel):
     """One setting of the answer.
 
     Attributes:
@@ -57,7 +50,7 @@ class Setting(Value):
     was: str | None = None
 
 
-def describe_headline(profile: TunedConfig) -> str:
+def describe_headline(profile: TunedProfile) -> str:
     """Say the answer in one line."""
     result, base = profile.result, profile.result.baseline
     if result.verdict == "keep" and base is not None:
@@ -77,7 +70,7 @@ def format_number(samples_per_second: float) -> str:
     return format_rate(samples_per_second).removesuffix("/s")
 
 
-def list_figures(profile: TunedConfig) -> list[Figure]:
+def list_figures(profile: TunedProfile) -> list[Figure]:
     """List the numbers of the answer, the promise first."""
     result = profile.result
     figures = (
@@ -133,17 +126,17 @@ def _show_ceiling(result: ProfileResult) -> Figure | None:
     return Figure(label="Of the step's ceiling", number=share, remark=remark)
 
 
-def _show_memory(profile: TunedConfig) -> Figure | None:
-    result, limits = profile.result, profile.limits
+def _show_memory(profile: TunedProfile) -> Figure | None:
+    result, budgets = profile.result, profile.budgets
     if not result.peak_host_bytes:
         return None
-    shm = f"/dev/shm {format_bytes(result.peak_shm_bytes)} of {format_bytes(limits.shm_bytes)}"
-    remark = f"of {format_bytes(limits.memory_bytes)} allowed; {shm}"
+    shm = f"/dev/shm {format_bytes(result.peak_shm_bytes)} of {format_bytes(budgets.shm_bytes)}"
+    remark = f"of {format_bytes(budgets.memory_bytes)} allowed; {shm}"
     return Figure(label="Peak host memory", number=format_bytes(result.peak_host_bytes), remark=remark)
 
 
-def _show_device_memory(profile: TunedConfig) -> Figure | None:
-    used, allowed = profile.result.peak_gpu_bytes, profile.limits.gpu_bytes
+def _show_device_memory(profile: TunedProfile) -> Figure | None:
+    used, allowed = profile.result.peak_gpu_bytes, profile.budgets.gpu_bytes
     if not used:
         return None
     remark = f"of {format_bytes(allowed)} allowed" if allowed is not None else ""
@@ -159,12 +152,12 @@ def _show_copies(result: ProfileResult) -> Figure | None:
     )
 
 
-def list_settings(profile: TunedConfig) -> list[Setting]:
+def list_settings(profile: TunedProfile) -> list[Setting]:
     """List the settings of the answer, and what they were in the baseline."""
     base, values = profile.result.baseline, _list_values(profile.config)
     before = values
     if base is not None:
-        before = DEFAULTS | _list_values(LoaderConfig(dataloader=base.dataloader, process=base.process))
+        before = DEFAULTS | _list_values(base.config)
     return [
         Setting(name=name, value=value, was=before[name] if before[name] != value else None)
         for name, value in values.items()
@@ -183,12 +176,12 @@ def _list_values(config: LoaderConfig) -> dict[str, str]:
     return {name: str(value) for name, value in ranked.items()}
 
 
-def describe_use(profile: TunedConfig, file: str) -> str:
+def usage_snippet(profile: TunedProfile, file: str) -> str:
     """Write the code that loads the answer."""
     return f"import autotune\n\nloader = {describe_use_in_code(profile, profile.workload.kind or 'map', file)}"
 
 
-def describe_plain_use(profile: TunedConfig) -> str:
+def usage_snippet_without_dltune(profile: TunedProfile) -> str:
     """Write the code that says the answer without dltune."""
     lines = []
     if profile.process.sharing_strategy != "file_descriptor":
@@ -205,7 +198,7 @@ def describe_plain_use(profile: TunedConfig) -> str:
     return "\n".join(lines)
 
 
-def list_facts(profile: TunedConfig) -> list[tuple[str, str]]:
+def provenance(profile: TunedProfile) -> list[tuple[str, str]]:
     """List where and how the answer was found, each with its name."""
     there, software, found = profile.hardware, profile.software, profile.search
     gpu = f"{there.gpu_count}x {there.gpu}" if there.gpu else "no GPU"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from autotune.report.text import describe_gain
-from autotune.profiles.schema import Contribution, Evidence, TunedConfig
+from autotune.profiles.schema import AblationStep, SearchEvidence, TunedProfile
 from autotune.report.svg import Bar, Row, draw_rows
+from autotune.report.text import describe_gain
 from autotune.units import format_percent, format_rate, format_seconds
 
 WITHOUT_BATCHES = 1000  # samples that the time is shown for where the size of a batch is not known
 
 
-def draw_batch_time(profile: TunedConfig) -> str:
+def draw_batch_time(profile: TunedProfile) -> str:
     """Draw the work in one batch, and what is left of it before and after: waiting, and the rest.
 
     Args:
@@ -24,13 +24,13 @@ def draw_batch_time(profile: TunedConfig) -> str:
     return draw_rows("batch-time", "Where the time of a batch goes", description, rows)
 
 
-def count_samples(profile: TunedConfig) -> int:
+def count_samples(profile: TunedProfile) -> int:
     """Count the samples that the chart of a batch's time is about."""
     known = profile.evidence.batch_time if profile.evidence is not None else None
     return known.samples if known is not None else profile.dataloader.batch_size or WITHOUT_BATCHES
 
 
-def _list_work(evidence: Evidence | None) -> list[Row]:
+def _list_work(evidence: SearchEvidence | None) -> list[Row]:
     if evidence is None or evidence.batch_time is None:
         return []
     parts = evidence.batch_time.model_dump(exclude={"samples"})
@@ -45,7 +45,7 @@ def _list_work(evidence: Evidence | None) -> list[Row]:
     return [Row(label="The work, one after the other", value=value, bars=bars, note=" · ".join(words.values()))]
 
 
-def list_passes(profile: TunedConfig) -> list[Row]:
+def list_passes(profile: TunedProfile) -> list[Row]:
     """List what the time of a batch is spent on in training, before and after.
 
     Args:
@@ -71,7 +71,7 @@ def _split(label: str, samples: int, samples_per_second: float, wait_fraction: f
     return Row(label=label, value=format_seconds(seconds), bars=bars, note=" · ".join(words))
 
 
-def draw_contributions(profile: TunedConfig) -> str | None:
+def draw_ablation(profile: TunedProfile) -> str | None:
     """Draw the throughput after each setting, from the baseline to the answer.
 
     Args:
@@ -80,7 +80,7 @@ def draw_contributions(profile: TunedConfig) -> str | None:
     Returns:
         The drawing; None when the steps were not measured.
     """
-    base, steps = profile.result.baseline, profile.result.contributions
+    base, steps = profile.result.baseline, profile.result.ablation
     if base is None or not steps:
         return None
     start = base.samples_per_second
@@ -88,10 +88,10 @@ def draw_contributions(profile: TunedConfig) -> str | None:
     for before, step in zip([start, *(step.samples_per_second for step in steps)], steps, strict=False):
         rows.append(_show_step(before, step))
     description = "; ".join(f"{row.label}: {row.value}" for row in rows) + "."
-    return draw_rows("contributions", "What each setting gave", description, rows)
+    return draw_rows("ablation", "What each setting gave", description, rows)
 
 
-def _show_step(before: float, step: Contribution) -> Row:
+def _show_step(before: float, step: AblationStep) -> Row:
     """Show what was there, and what the setting added to it or took away."""
     after = step.samples_per_second
     changed = Bar(length=abs(after - before), kind="bar gained" if after >= before else "bar lost")
@@ -100,7 +100,7 @@ def _show_step(before: float, step: Contribution) -> Row:
     return Row(label=f"+ {step.setting}", value=value, bars=(kept, changed))
 
 
-def draw_importance(evidence: Evidence) -> str | None:
+def draw_importance(evidence: SearchEvidence) -> str | None:
     """Draw by how much the expected throughput varies along each knob, as shares of the sum.
 
     Args:
@@ -109,9 +109,9 @@ def draw_importance(evidence: Evidence) -> str | None:
     Returns:
         The drawing, the most important knob first; None when nothing varies.
     """
-    if not evidence.importance:
+    if not evidence.knob_importance:
         return None
-    ranked = sorted(evidence.importance.items(), key=lambda pair: -pair[1])
+    ranked = sorted(evidence.knob_importance.items(), key=lambda pair: -pair[1])
     rows = [
         Row(label=knob, value=format_percent(share), bars=(Bar(length=share, kind="bar gained"),))
         for knob, share in ranked

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from xml.etree.ElementTree import Element
 
-from autotune.report.text import describe_config
-from autotune.profiles.schema import CurvePoint, Evidence, LoaderConfig, TrialLine, TunedConfig
+from autotune.knobs import KNOBS, describe_config, list_differences
+from autotune.profiles.schema import ScalingPoint, SearchEvidence, TrialSummary, TunedProfile
 from autotune.report.svg import (
     BOTTOM,
     LEFT,
@@ -34,11 +34,9 @@ WIDEST: Final = 5.0  # standard deviation of a logarithm that any chart can show
 HEADROOM: Final = 1.04  # of an axis above the largest value on it
 INSET: Final = 12.0  # between the axis and the first mark
 APART: Final = 5.0  # between the marks of trials with as many workers, at most
-SHARED_KNOBS: Final = ("batch_size", "pin_memory")
-WORKER_KNOBS: Final = (*SHARED_KNOBS, "prefetch_factor", "persistent_workers", "in_order")
 
 
-def draw_throughput(profile: TunedConfig, evidence: Evidence) -> str:
+def draw_throughput(profile: TunedProfile, evidence: SearchEvidence) -> str:
     """Draw throughput against the number of workers: every trial, the model's curve, the baseline and the answer.
 
     Args:
@@ -58,14 +56,14 @@ def draw_throughput(profile: TunedConfig, evidence: Evidence) -> str:
     draw_axes(chart, across, up, labels, ("worker processes", "samples per second"))
     if shown is not None:
         _draw_limit(chart, up.place(shown), "what the step allows", "ceiling")
-    _draw_curve(chart, evidence.curve, across, up)
+    _draw_curve(chart, evidence.scaling_curve, across, up)
     for trial, x in _spread(evidence.trials, across):
         _draw_trial(chart, trial, x, up, "alike" if is_alike(trial, profile) else "other")
     _draw_both(chart, profile, across, up)
     return write(chart)
 
 
-def find_fastest(profile: TunedConfig, evidence: Evidence) -> float:
+def find_fastest(profile: TunedProfile, evidence: SearchEvidence) -> float:
     """Find the largest throughput among trials, answer and its interval, in samples per second."""
     result = profile.result
     rates: list[float] = [result.samples_per_second, *(result.samples_per_second_ci95 or ())]
@@ -73,12 +71,12 @@ def find_fastest(profile: TunedConfig, evidence: Evidence) -> float:
     return max(rates)
 
 
-def _list_workers(profile: TunedConfig, evidence: Evidence) -> list[int]:
+def _list_workers(profile: TunedProfile, evidence: SearchEvidence) -> list[int]:
     tried = [trial.dataloader.num_workers for trial in evidence.trials]
-    return [profile.dataloader.num_workers, *tried, *(point.num_workers for point in evidence.curve)]
+    return [profile.dataloader.num_workers, *tried, *(point.num_workers for point in evidence.scaling_curve)]
 
 
-def describe_throughput(profile: TunedConfig, evidence: Evidence) -> str:
+def describe_throughput(profile: TunedProfile, evidence: SearchEvidence) -> str:
     """Say what the chart of throughput shows."""
     result, measured = profile.result, [trial for trial in evidence.trials if trial.samples_per_second is not None]
     words = [f"{len(measured)} trials from {min(_list_workers(profile, evidence))} workers up"]
@@ -86,21 +84,20 @@ def describe_throughput(profile: TunedConfig, evidence: Evidence) -> str:
     if result.baseline is not None:
         rate, workers = result.baseline.samples_per_second, result.baseline.dataloader.num_workers
         words.append(f"the baseline {format_rate(rate)} with {workers}")
-    if evidence.curve:
-        top = max(evidence.curve, key=lambda point: point.samples_per_second)
+    if evidence.scaling_curve:
+        top = max(evidence.scaling_curve, key=lambda point: point.samples_per_second)
         words.append(f"the model expects most, {format_rate(top.samples_per_second)}, of {top.num_workers}")
     return "; ".join(words) + "."
 
 
-def is_alike(trial: TrialLine, profile: TunedConfig) -> bool:
+def is_alike(trial: TrialSummary, profile: TunedProfile) -> bool:
     """Tell whether a trial differs from the answer in the number of workers only."""
     with_workers = bool(trial.dataloader.num_workers and profile.dataloader.num_workers)
-    knobs = WORKER_KNOBS if with_workers else SHARED_KNOBS
-    same_process = trial.process == profile.process or not with_workers
-    return same_process and all(getattr(trial.dataloader, knob) == getattr(profile.dataloader, knob) for knob in knobs)
+    differing = list_differences(trial.config, profile.config)
+    return not any(with_workers or KNOBS[name].needs is None for name in differing if name != "num_workers")
 
 
-def _spread(trials: Sequence[TrialLine], across: Scale) -> Iterator[tuple[TrialLine, float]]:
+def _spread(trials: Sequence[TrialSummary], across: Scale) -> Iterator[tuple[TrialSummary, float]]:
     """Give each trial a place of its own, left and right in turn of others with as many workers."""
     apart = min(APART, (across.place(1) - across.place(0)) / 5)
     seen: Counter[int] = Counter()
@@ -111,9 +108,9 @@ def _spread(trials: Sequence[TrialLine], across: Scale) -> Iterator[tuple[TrialL
         yield trial, across.place(workers) + apart * steps
 
 
-def _draw_trial(chart: Element, trial: TrialLine, x: float, up: Scale, kind: str) -> None:
+def _draw_trial(chart: Element, trial: TrialSummary, x: float, up: Scale, kind: str) -> None:
     if trial.samples_per_second is None:
-        draw_mark(chart, "cross", x, BOTTOM - 8, "failed", f"{_name(trial)}: {trial.fate}")
+        draw_mark(chart, "cross", x, BOTTOM - 8, "failed", f"{_name(trial)}: {trial.outcome}")
         return
     rate, error = trial.samples_per_second, trial.relative_error or 0.0
     if error:
@@ -121,8 +118,8 @@ def _draw_trial(chart: Element, trial: TrialLine, x: float, up: Scale, kind: str
     draw_mark(chart, "circle", x, up.place(rate), kind, f"{_name(trial)}: {_describe_rate(rate, error)}")
 
 
-def _name(trial: TrialLine) -> str:
-    config = LoaderConfig(dataloader=trial.dataloader, process=trial.process)
+def _name(trial: TrialSummary) -> str:
+    config = trial.config
     return f"Trial {trial.number}, {describe_config(config)}"
 
 
@@ -130,7 +127,7 @@ def _describe_rate(rate: float, error: float) -> str:
     return f"{format_rate(rate)} ±{format_percent(error)}" if error else format_rate(rate)
 
 
-def _draw_curve(chart: Element, curve: Sequence[CurvePoint], across: Scale, up: Scale) -> None:
+def _draw_curve(chart: Element, curve: Sequence[ScalingPoint], across: Scale, up: Scale) -> None:
     """Draw what the model expects, and the band that holds 95 % of it."""
     if len(curve) < 2:
         return
@@ -152,7 +149,7 @@ def _list_points(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _draw_both(chart: Element, profile: TunedConfig, across: Scale, up: Scale) -> None:
+def _draw_both(chart: Element, profile: TunedProfile, across: Scale, up: Scale) -> None:
     """Draw the baseline and the answer, as they were confirmed."""
     result, base = profile.result, profile.result.baseline
     if base is not None and result.verdict == "faster":
@@ -173,7 +170,7 @@ def _draw_limit(chart: Element, y: float, words: str, kind: str, *, is_below: bo
     draw(chart, "text", words, class_="label", x=LEFT + 6, y=y + (14 if is_below else -5))
 
 
-def draw_memory(profile: TunedConfig, evidence: Evidence) -> str | None:
+def draw_memory(profile: TunedProfile, evidence: SearchEvidence) -> str | None:
     """Draw memory against throughput, with the budgets.
 
     Args:
@@ -183,14 +180,14 @@ def draw_memory(profile: TunedConfig, evidence: Evidence) -> str | None:
     Returns:
         The drawing; None when no memory was sampled.
     """
-    result, limits = profile.result, profile.limits
+    result, budgets = profile.result, profile.budgets
     seen = [trial for trial in evidence.trials if trial.samples_per_second is not None and trial.peak_host_bytes]
     peaks = [peak for trial in seen for peak in (trial.peak_host_bytes, trial.peak_shm_bytes)]
     peaks = [peak for peak in (*peaks, result.peak_host_bytes, result.peak_shm_bytes) if peak]
     if not peaks:
         return None
-    budgets = [budget for budget in (limits.memory_bytes, limits.shm_bytes) if budget]
-    up = make_doubling_scale(min(peaks), max([*peaks, *budgets]), BOTTOM, TOP)
+    allowed = [budget for budget in (budgets.memory_bytes, budgets.shm_bytes) if budget]
+    up = make_doubling_scale(min(peaks), max([*peaks, *allowed]), BOTTOM, TOP)
     across = make_scale(HEADROOM * find_fastest(profile, evidence), LEFT, RIGHT - INSET)
     chart = start_chart("memory", "Memory against throughput", describe_memory(profile))
     labels = [f"{tick:,g}" for tick in across.ticks], [format_bytes(tick).replace(".0 ", " ") for tick in up.ticks]
@@ -202,19 +199,19 @@ def draw_memory(profile: TunedConfig, evidence: Evidence) -> str | None:
     return write(chart)
 
 
-def describe_memory(profile: TunedConfig) -> str:
+def describe_memory(profile: TunedProfile) -> str:
     """Say what the chart of memory shows."""
-    result, limits = profile.result, profile.limits
+    result, budgets = profile.result, profile.budgets
     return (
         f"The answer peaks at {format_bytes(result.peak_host_bytes)} of host memory, of which "
-        f"{format_bytes(limits.memory_bytes)} may be used, and at {format_bytes(result.peak_shm_bytes)} of /dev/shm, "
-        f"of which {format_bytes(limits.shm_bytes)} may be used."
+        f"{format_bytes(budgets.memory_bytes)} may be used, and at {format_bytes(result.peak_shm_bytes)} of /dev/shm, "
+        f"of which {format_bytes(budgets.shm_bytes)} may be used."
     )
 
 
-def _draw_budgets(chart: Element, profile: TunedConfig, up: Scale) -> None:
+def _draw_budgets(chart: Element, profile: TunedProfile, up: Scale) -> None:
     """Draw both budgets as lines; the label of the lower one stands below it, so that close ones stay apart."""
-    named = (("host memory", profile.limits.memory_bytes), ("/dev/shm", profile.limits.shm_bytes))
+    named = (("host memory", profile.budgets.memory_bytes), ("/dev/shm", profile.budgets.shm_bytes))
     ordered = sorted((budget, name) for name, budget in named if budget)
     for number, (budget, name) in enumerate(ordered):
         kind = "shm" if name == "/dev/shm" else "host"
@@ -222,7 +219,7 @@ def _draw_budgets(chart: Element, profile: TunedConfig, up: Scale) -> None:
         _draw_limit(chart, up.place(budget), f"limit of {name} {format_bytes(budget)}", kind, is_below=is_below)
 
 
-def _draw_peaks(chart: Element, trial: TrialLine, across: Scale, up: Scale) -> None:
+def _draw_peaks(chart: Element, trial: TrialSummary, across: Scale, up: Scale) -> None:
     x = across.place(trial.samples_per_second or 0.0)
     host, shm = trial.peak_host_bytes, trial.peak_shm_bytes
     draw_mark(chart, "circle", x, up.place(host), "alike", f"{_name(trial)}: host memory {format_bytes(host)}")
@@ -230,7 +227,7 @@ def _draw_peaks(chart: Element, trial: TrialLine, across: Scale, up: Scale) -> N
         draw_mark(chart, "triangle", x, up.place(shm), "shm", f"{_name(trial)}: /dev/shm {format_bytes(shm)}")
 
 
-def _draw_answer_peaks(chart: Element, profile: TunedConfig, across: Scale, up: Scale) -> None:
+def _draw_answer_peaks(chart: Element, profile: TunedProfile, across: Scale, up: Scale) -> None:
     result = profile.result
     x = across.place(result.samples_per_second)
     for name, peak in (("host memory", result.peak_host_bytes), ("/dev/shm", result.peak_shm_bytes)):

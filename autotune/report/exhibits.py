@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from autotune.report.bars import count_samples, draw_batch_time, draw_contributions, draw_importance
+from autotune.config import FrozenModel
+from autotune.profiles.schema import SearchEvidence, TunedProfile
+from autotune.report.bars import count_samples, draw_ablation, draw_batch_time, draw_importance
 from autotune.report.charts import CEILING_SHOWN, draw_memory, draw_throughput, find_fastest, is_alike
-from autotune.profiles.schema import Evidence, TunedConfig, Value
 from autotune.report.svg import draw_symbol
 from autotune.units import format_rate
 
 
-class Symbol(Value):
+class Symbol(FrozenModel):
     """One entry of a legend: a drawing, and what it stands for."""
 
     drawing: str
     words: str
 
 
-class Exhibit(Value):
+class Exhibit(FrozenModel):
     """A chart with the words around it.
 
     Attributes:
@@ -32,20 +33,20 @@ class Exhibit(Value):
     legend: tuple[Symbol, ...] = ()
 
 
-def list_exhibits(profile: TunedConfig) -> list[Exhibit]:
+def list_exhibits(profile: TunedProfile) -> list[Exhibit]:
     """List the charts for a profile; one without evidence has fewer."""
-    evidence = profile.evidence or Evidence()
+    evidence = profile.evidence or SearchEvidence()
     exhibits = (
         _show_throughput(profile, evidence),
         _show_memory(profile, evidence),
         _show_batch_time(profile),
-        _show_contributions(profile),
+        _show_ablation(profile),
         _show_importance(evidence),
     )
     return [exhibit for exhibit in exhibits if exhibit is not None]
 
 
-def _show_throughput(profile: TunedConfig, evidence: Evidence) -> Exhibit | None:
+def _show_throughput(profile: TunedProfile, evidence: SearchEvidence) -> Exhibit | None:
     if not evidence.trials:
         return None
     about = "Each trial of the search with its 95 % interval; the answer as confirmed in fresh processes."
@@ -58,7 +59,7 @@ def _show_throughput(profile: TunedConfig, evidence: Evidence) -> Exhibit | None
     )
 
 
-def _explain_marks(profile: TunedConfig, evidence: Evidence) -> tuple[Symbol, ...]:
+def _explain_marks(profile: TunedProfile, evidence: SearchEvidence) -> tuple[Symbol, ...]:
     """Explain the marks that occur."""
     result = profile.result
     measured = [trial for trial in evidence.trials if trial.samples_per_second is not None]
@@ -69,7 +70,7 @@ def _explain_marks(profile: TunedConfig, evidence: Evidence) -> tuple[Symbol, ..
         ("circle", "alike", "trial, all but the workers as in the answer", any(alike)),
         ("circle", "other", "trial, something else differs as well", not all(alike)),
         ("cross", "failed", "failed or skipped", len(measured) < len(evidence.trials)),
-        ("line", "curve", "expected by the model, with its 95 % band", len(evidence.curve) > 1),
+        ("line", "curve", "expected by the model, with its 95 % band", len(evidence.scaling_curve) > 1),
     )
     return tuple(_explain(shape, kind, words) for shape, kind, words, occurs in marks if occurs)
 
@@ -78,7 +79,7 @@ def _explain(shape: str, kind: str, words: str) -> Symbol:
     return Symbol(drawing=draw_symbol(shape, kind), words=words)
 
 
-def _show_memory(profile: TunedConfig, evidence: Evidence) -> Exhibit | None:
+def _show_memory(profile: TunedProfile, evidence: SearchEvidence) -> Exhibit | None:
     drawing = draw_memory(profile, evidence) if evidence.trials else None
     if drawing is None:
         return None
@@ -93,7 +94,7 @@ def _show_memory(profile: TunedConfig, evidence: Evidence) -> Exhibit | None:
     return Exhibit(title="Memory against throughput", about=about, drawing=drawing, legend=legend)
 
 
-def _show_batch_time(profile: TunedConfig) -> Exhibit:
+def _show_batch_time(profile: TunedProfile) -> Exhibit:
     knows_work = profile.evidence is not None and profile.evidence.batch_time is not None
     parts = [("load", "fetch"), ("collate", "collate"), ("transfer", "send to the training process")]
     if profile.evidence is not None and profile.evidence.batch_time and profile.evidence.batch_time.copy_seconds:
@@ -104,12 +105,12 @@ def _show_batch_time(profile: TunedConfig) -> Exhibit:
     return Exhibit(title="Where the time of a batch goes", about=about, drawing=draw_batch_time(profile), legend=legend)
 
 
-def _show_contributions(profile: TunedConfig) -> Exhibit | None:
-    drawing = draw_contributions(profile)
+def _show_ablation(profile: TunedProfile) -> Exhibit | None:
+    drawing = draw_ablation(profile)
     if drawing is None:
         return None
     bars = (("before", "reached before"), ("gained", "gained"), ("lost", "lost"))
-    lost = any(step.speedup < 1 for step in profile.result.contributions)
+    lost = any(step.speedup < 1 for step in profile.result.ablation)
     return Exhibit(
         title="What each setting gave",
         about="From the baseline to the answer, one setting after the other, all measured in turn in the same rounds.",
@@ -118,7 +119,7 @@ def _show_contributions(profile: TunedConfig) -> Exhibit | None:
     )
 
 
-def _show_importance(evidence: Evidence) -> Exhibit | None:
+def _show_importance(evidence: SearchEvidence) -> Exhibit | None:
     drawing = draw_importance(evidence)
     if drawing is None:
         return None

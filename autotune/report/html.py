@@ -13,23 +13,24 @@ from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from autotune.knobs import describe_loader
+from autotune.profiles.schema import TunedProfile
 from autotune.report.answer import (
     describe_headline,
-    describe_plain_use,
-    describe_use,
-    list_facts,
     list_figures,
     list_settings,
+    provenance,
+    usage_snippet,
+    usage_snippet_without_dltune,
 )
-from autotune.report.reproduce import describe_command
 from autotune.report.exhibits import list_exhibits
-from autotune.report.text import describe_settings, list_notes
-from autotune.profiles.schema import TunedConfig
+from autotune.report.reproduce import describe_command
+from autotune.report.text import warnings_of
 from autotune.report.trial_table import list_columns, list_rows
 from autotune.units import format_rate
 
 
-def make_page(profile: TunedConfig, file: str) -> str:
+def make_page(profile: TunedProfile, file: str) -> str:
     """Write the report.
 
     Args:
@@ -46,14 +47,14 @@ def make_page(profile: TunedConfig, file: str) -> str:
         headline=describe_headline(profile),
         figures=list_figures(profile),
         settings=list_settings(profile),
-        use=describe_use(profile, file),
-        plain_use=describe_plain_use(profile),
-        notes=list_notes(profile),
+        use=usage_snippet(profile, file),
+        plain_use=usage_snippet_without_dltune(profile),
+        notes=warnings_of(profile),
         exhibits=list_exhibits(profile),
         columns=list_columns(),
         rows=list_rows(profile),
         command=describe_command(profile.request),
-        facts=list_facts(profile),
+        facts=provenance(profile),
         style=style,
         script=script,
         policy=write_policy(style, script),
@@ -69,7 +70,7 @@ def _open_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"rate": format_rate, "settings": describe_settings}
+    environment.filters |= {"rate": format_rate, "settings": describe_loader}
     return environment
 
 

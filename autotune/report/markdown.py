@@ -9,21 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from autotune.profiles.schema import TunedProfile
 from autotune.report.answer import (
     Figure,
     describe_headline,
-    describe_use,
     format_number,
-    list_facts,
     list_figures,
     list_settings,
+    provenance,
+    usage_snippet,
 )
 from autotune.report.reproduce import describe_command
-from autotune.report.text import describe_gain, list_notes
-from autotune.profiles.schema import TunedConfig
+from autotune.report.text import describe_gain, warnings_of
 
 
-def make_summary(profile: TunedConfig, file: str) -> str:
+def make_summary(profile: TunedProfile, file: str) -> str:
     """Write the summary.
 
     Args:
@@ -38,10 +38,10 @@ def make_summary(profile: TunedConfig, file: str) -> str:
         *(f"- {_describe_figure(figure)}" for figure in list_figures(profile)),
         "",
         *_list_settings(profile),
-        *_list_contributions(profile),
-        *_list_sentences("Before you use it", list_notes(profile)),
+        *_list_ablation(profile),
+        *_list_sentences("Before you use it", warnings_of(profile)),
         *_list_sentences("Beyond the settings", profile.result.advice),
-        fence(describe_use(profile, file), "python"),
+        fence(usage_snippet(profile, file), "python"),
         "",
         *_list_origin(profile),
     ]
@@ -80,7 +80,7 @@ def _write_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list
     return [*("| " + " | ".join(cells) + " |" for cells in lines), ""]
 
 
-def _list_settings(profile: TunedConfig) -> list[str]:
+def _list_settings(profile: TunedProfile) -> list[str]:
     rows = [
         (write_code(setting.name), write_code(setting.was or setting.value), write_code(setting.value))
         for setting in list_settings(profile)
@@ -88,8 +88,8 @@ def _list_settings(profile: TunedConfig) -> list[str]:
     return _write_table(("setting", "before", "tuned"), rows)
 
 
-def _list_contributions(profile: TunedConfig) -> list[str]:
-    base, steps = profile.result.baseline, profile.result.contributions
+def _list_ablation(profile: TunedProfile) -> list[str]:
+    base, steps = profile.result.baseline, profile.result.ablation
     if base is None or not steps:
         return []
     rows = [(escape(base.description), format_number(base.samples_per_second), "")]
@@ -101,9 +101,9 @@ def _list_sentences(heading: str, sentences: Sequence[str]) -> list[str]:
     return [f"**{heading}**", "", *(f"- {escape(sentence)}" for sentence in sentences), ""] if sentences else []
 
 
-def _list_origin(profile: TunedConfig) -> list[str]:
+def _list_origin(profile: TunedProfile) -> list[str]:
     """List where the numbers come from, folded away."""
     command = describe_command(profile.request)
-    facts = [f"- {name}: {escape(words)}" for name, words in list_facts(profile)]
+    facts = [f"- {name}: {escape(words)}" for name, words in provenance(profile)]
     block = [fence(command, "sh"), ""] if command is not None else []
     return ["<details><summary>The same again</summary>", "", *block, *facts, "", "</details>"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from autotune.profiles.schema import Value
+from autotune.config import FrozenModel
 
 WIDTH: Final = 420.0
 LEFT, RIGHT, TOP, BOTTOM = 68.0, 408.0, 38.0, 250.0  # of the plot within a chart with axes
@@ -21,10 +21,10 @@ ROW_HEIGHT: Final = 46.0
 BAR_HEIGHT: Final = 14.0
 NOTE_HEIGHT: Final = 17.0
 LETTER: Final = 8.0  # width of a letter, on average, at the size of labels
-MOST_TICKS: Final = 6
+MAX_TICKS: Final = 6
 
 
-class Scale(Value):
+class Scale(FrozenModel):
     """Places values along one direction of a drawing; those outside are placed at its ends.
 
     Attributes:
@@ -55,7 +55,7 @@ class Scale(Value):
 
 def make_scale(high: float, start: float, end: float) -> Scale:
     """Make a scale from 0 to a round number that is at least `high`."""
-    step = _choose_step(max(high, 1e-9) / MOST_TICKS)
+    step = _choose_step(max(high, 1e-9) / MAX_TICKS)
     ticks = tuple(step * number for number in range(max(1, math.ceil(high / step - 1e-9)) + 1))
     return Scale(low=0, high=ticks[-1], start=start, end=end, ticks=ticks)
 
@@ -70,7 +70,7 @@ def make_doubling_scale(low: float, high: float, start: float, end: float) -> Sc
     """Make a logarithmic scale between powers of two around `low` and `high`, both greater than 0."""
     first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
     last = max(last, first + 1)
-    stride = math.ceil((last - first) / MOST_TICKS)
+    stride = math.ceil((last - first) / MAX_TICKS)
     ticks = tuple(2.0**power for power in range(first, last + 1, stride))
     return Scale(low=2.0**first, high=2.0**last, start=start, end=end, ticks=ticks, is_logarithmic=True)
 
@@ -195,7 +195,7 @@ def draw_label(parent: Element, text: str, x: float, y: float, kind: str = "") -
     draw(parent, "text", text, class_=f"label {kind}".strip(), x=place, y=y, text_anchor=anchor)
 
 
-class Bar(Value):
+class Bar(FrozenModel):
     """One piece of a bar: its length in the unit of the scale, its class, and what a pointer resting on it shows."""
 
     length: float
@@ -203,7 +203,7 @@ class Bar(Value):
     words: str = ""
 
 
-class Row(Value):
+class Row(FrozenModel):
     """One row of a bar chart.
 
     Attributes:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
-from autotune.trial.budgets import Limits, Violation
-from autotune.system.machine import MachineProfile
-from autotune.trial.protocol import TrialResult, WorkloadProfile
-from autotune.profiles.schema import Contribution, DataLoaderSettings, LoaderConfig, ProfileResult, TunedConfig
+from autotune.config import LoaderConfig
+from autotune.knobs import describe_config, describe_loader
+from autotune.profiles.schema import AblationStep, ProfileResult, TunedProfile
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
 BOTTLENECKS: Final = {
     "step": "the training step",
     "cpu": "the CPUs, busy loading",
-    "waiting": "waiting for the data's source",
+    "io": "waiting for input and output (I/O-bound)",
     "transfer": "handing batches over between processes",
     "copy": "copying to the device",
     "epoch": "starting over at every epoch",
@@ -22,90 +20,8 @@ BOTTLENECKS: Final = {
 }
 
 
-def describe_config(config: LoaderConfig) -> str:
-    """Describe a configuration in a few columns, as in `w=11 pf=4 bs=64 pin persistent`."""
-    loader = config.dataloader
-    words = [f"w={loader.num_workers}"]
-    words += [f"pf={loader.prefetch_factor}"] if loader.num_workers else []
-    words += [f"bs={loader.batch_size}"] if loader.batch_size is not None else []
-    return " ".join([*words, *describe_flags(config)])
-
-
-def describe_flags(config: LoaderConfig) -> list[str]:
-    """List the switches that are not at their defaults, in a word each."""
-    loader = config.dataloader
-    flags = {
-        "pin": loader.pin_memory,
-        "persistent": loader.persistent_workers,
-        "out-of-order": not loader.in_order,
-        "file_system": config.process.sharing_strategy == "file_system",
-        "device-prefetch": config.process.device_prefetch,
-    }
-    return [name for name, is_set in flags.items() if is_set]
-
-
-def describe_settings(settings: DataLoaderSettings) -> str:
-    """Describe loader settings by DataLoader's own argument names."""
-    words = [f"num_workers={settings.num_workers}"]
-    if settings.num_workers:
-        words.append(f"prefetch_factor={settings.prefetch_factor}")
-    words += [name for name in ("pin_memory", "persistent_workers") if getattr(settings, name)]
-    if not settings.in_order:
-        words.append("in_order=False")
-    return " ".join(words)
-
-
-def describe_machine(machine: MachineProfile, limits: Limits) -> str:
-    """Describe what the machine allows in one line."""
-    return "   ".join(
-        (
-            f"{machine.usable_cpus:g} of {machine.affinity_cpus} CPUs ({machine.cpu_source})",
-            f"RAM cap {format_bytes(limits.memory_bytes)}",
-            f"/dev/shm cap {format_bytes(limits.shm_bytes)}",
-            f"{limits.nofile:,} files",
-        )
-    )
-
-
-def describe_workload(workload: WorkloadProfile, ceiling: float) -> str:
-    """Describe what the probe found in one line."""
-    size = workload.probe_batch_size
-    load, step = workload.load.per_batch(size), workload.step.per_batch(size)
-    words = (
-        f"batch of {size}: {format_bytes(size * workload.sample_bytes)}",
-        f"{format_seconds(load / size)}/sample (CPU {format_percent(workload.cpu_share)})",
-        f"step {format_seconds(step)}",
-        f"step ceiling {format_rate(ceiling)}",
-        "loader-bound" if load > step else "step-bound",
-    )
-    return "   ".join([*words, *_describe_device(workload)])
-
-
-def _describe_device(workload: WorkloadProfile) -> list[str]:
-    """Name the accelerator and the way to it, where there is one."""
-    if workload.accelerator is None:
-        return []
-    copies = workload.copies
-    if copies is None:
-        return [workload.accelerator.name]
-    rates = f"copies {copies.pageable / 1e9:.1f} GB/s, {copies.pinned / 1e9:.1f} GB/s pinned"
-    return [workload.accelerator.name, f"{rates}, {format_percent(copies.overlap)} of one hidden by computing"]
-
-
-def describe_failure(number: int, result: TrialResult) -> str:
-    """Say in one sentence what became of a failed trial."""
-    loader = result.config.dataloader
-    size = f", batch_size={loader.batch_size}" if loader.batch_size is not None else ""
-    return f"Trial {number} (num_workers={loader.num_workers}{size}) {result.message}."
-
-
-def describe_skip(violations: Iterable[Violation]) -> str:
-    """Say which limits a skipped configuration would break."""
-    return "; ".join(violation.describe() for violation in violations)
-
-
 def describe_outcome(
-    profile: TunedConfig, kind: str, runner_up: LoaderConfig | None, output: str, *, interrupted: bool
+    profile: TunedProfile, kind: str, runner_up: LoaderConfig | None, output: str, *, interrupted: bool
 ) -> str:
     """Write the summary that ends a run.
 
@@ -126,13 +42,13 @@ def describe_outcome(
         rounds = profile.result.confirmed_rounds
         state = f"confirmed in {rounds} rounds" if rounds else "not confirmed"
         lines.append(f"  cut short: this is the best so far, {state}; run the same command again to continue")
-    lines += describe_caveats(profile)
+    lines += describe_warnings(profile)
     lines.append(f"Wrote {output} (profile {profile.name}).   Training code:")
     lines.append(f"  {describe_use_in_code(profile, kind, output)}")
     return "\n".join(lines)
 
 
-def describe_use_in_code(profile: TunedConfig, kind: str, output: str) -> str:
+def describe_use_in_code(profile: TunedProfile, kind: str, output: str) -> str:
     """Write the line of training code that puts all of the answer in force.
 
     Args:
@@ -153,14 +69,14 @@ def describe_use_in_code(profile: TunedConfig, kind: str, output: str) -> str:
     return f"autotune.device_prefetch({plain}, device)" if profile.process.device_prefetch else plain
 
 
-def _describe_best(profile: TunedConfig) -> str:
+def _describe_best(profile: TunedProfile) -> str:
     size = profile.dataloader.batch_size
     batch = "your own batches" if size is None else f"batch_size={size}"
     strategy = profile.process.sharing_strategy
     extra = "" if strategy == "file_descriptor" else f" sharing_strategy={strategy}"
     extra += " device_prefetch" if profile.process.device_prefetch else ""
     label = "Keep:" if profile.result.verdict == "keep" else "Best:"
-    return f"{label}  {describe_settings(profile.dataloader)}{extra}   ({batch})"
+    return f"{label}  {describe_loader(profile.dataloader)}{extra}   ({batch})"
 
 
 def _describe_numbers(result: ProfileResult) -> str:
@@ -191,11 +107,11 @@ def _describe_speedup(result: ProfileResult) -> str:
     return f"{result.speedup:.2f} [{low:.2f}-{high:.2f}]"
 
 
-def _describe_use(profile: TunedConfig) -> str:
-    result, limits = profile.result, profile.limits
+def _describe_use(profile: TunedProfile) -> str:
+    result, budgets = profile.result, profile.budgets
     words = (
-        f"peak host {format_bytes(result.peak_host_bytes)} of {format_bytes(limits.memory_bytes)}",
-        f"shm {format_bytes(result.peak_shm_bytes)} of {format_bytes(limits.shm_bytes)}",
+        f"peak host {format_bytes(result.peak_host_bytes)} of {format_bytes(budgets.memory_bytes)}",
+        f"shm {format_bytes(result.peak_shm_bytes)} of {format_bytes(budgets.shm_bytes)}",
         f"bound by {BOTTLENECKS[result.bottleneck]}{_describe_copies(result)}",
         f"confirmed in {result.confirmed_rounds} interleaved rounds" if result.confirmed_rounds else "not confirmed",
     )
@@ -209,15 +125,15 @@ def _describe_copies(result: ProfileResult) -> str:
     return f" ({result.copy_bytes_per_second / 1e9:.1f} of {result.copy_ceiling / 1e9:.1f} GB/s)"
 
 
-def describe_caveats(profile: TunedConfig) -> list[str]:
+def describe_warnings(profile: TunedProfile) -> list[str]:
     """List what the reader must know before using the answer: knobs that change training, and warnings."""
     result = profile.result
-    lines = [f"  What each setting gave:  {_describe_contributions(result)}"] if result.contributions else []
+    lines = [f"  What each setting gave:  {_describe_ablation(result)}"] if result.ablation else []
     lines += [f"  advice: {sentence}" for sentence in result.advice]
-    return lines + [f"  note: {note}" for note in list_notes(profile)]
+    return lines + [f"  note: {note}" for note in warnings_of(profile)]
 
 
-def list_notes(profile: TunedConfig) -> list[str]:
+def warnings_of(profile: TunedProfile) -> list[str]:
     """List the warnings of a run, and the knobs that change training beside its speed, each as a sentence."""
     result = profile.result
     notes = [describe_departure(departure) for departure in result.departures] + list(result.warnings)
@@ -231,11 +147,11 @@ def list_notes(profile: TunedConfig) -> list[str]:
     return notes
 
 
-def _describe_contributions(result: ProfileResult) -> str:
-    return "   + ".join(f"{row.setting} {describe_gain(row)}" for row in result.contributions)
+def _describe_ablation(result: ProfileResult) -> str:
+    return "   + ".join(f"{row.setting} {describe_gain(row)}" for row in result.ablation)
 
 
-def describe_gain(step: Contribution) -> str:
+def describe_gain(step: AblationStep) -> str:
     """Write what a setting gave, as in `1.44x [1.36-1.52]`, and say so where that is within noise."""
     if step.speedup_ci95 is None:
         return f"{step.speedup:.2f}x"
@@ -244,12 +160,12 @@ def describe_gain(step: Contribution) -> str:
     return f"{step.speedup:.2f}x [{low:.2f}-{high:.2f}]{noise}"
 
 
-def describe_departure(departure: Contribution) -> str:
+def describe_departure(departure: AblationStep) -> str:
     """Say what leaving a convention gained, as in `in_order=False pays: 1.25x [1.18-1.33] over what is usual`."""
     return f"{departure.setting} pays: {describe_gain(departure)} over the usual setting, measured in the same rounds"
 
 
-def describe_profile(profile: TunedConfig) -> str:
+def describe_profile(profile: TunedProfile) -> str:
     """Describe a saved profile for `dltune show`."""
     there, found, software = profile.hardware, profile.search, profile.software
     gpu = f"{there.gpu_count}x {there.gpu}" if there.gpu else "no GPU"
@@ -265,4 +181,4 @@ def describe_profile(profile: TunedConfig) -> str:
     ]
     if found.prediction_error is not None:
         lines.append(f"  the model's predictions were {format_percent(found.prediction_error)} off, median")
-    return "\n".join([*lines, *describe_caveats(profile)])
+    return "\n".join([*lines, *describe_warnings(profile)])

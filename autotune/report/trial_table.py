@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from autotune.config import FrozenModel, LoaderConfig
+from autotune.knobs import describe_switches
+from autotune.profiles.schema import TrialSummary, TunedProfile
 from autotune.report.answer import format_number
-from autotune.report.text import describe_flags
-from autotune.profiles.schema import LoaderConfig, TrialLine, TunedConfig, Value
 from autotune.units import format_bytes, format_percent
 
 FATES: Final = {
@@ -18,7 +19,7 @@ FATES: Final = {
 }
 
 
-class Cell(Value):
+class Cell(FrozenModel):
     """One cell.
 
     Attributes:
@@ -32,7 +33,7 @@ class Cell(Value):
     kind: str = "words"
 
 
-class TrialRow(Value):
+class TrialRow(FrozenModel):
     """One trial."""
 
     cells: tuple[Cell, ...]
@@ -44,13 +45,13 @@ def list_columns() -> list[tuple[str, str]]:
     return [(heading, kind) for heading, kind, _ in _COLUMNS]
 
 
-def list_rows(profile: TunedConfig) -> list[TrialRow]:
+def list_rows(profile: TunedProfile) -> list[TrialRow]:
     """List the trials in the order in which they were made; none where they were not recorded."""
     trials = profile.evidence.trials if profile.evidence is not None else ()
-    return [_make_row(trial, is_answer=_name_config(trial) == profile.config) for trial in trials]
+    return [_make_row(trial, is_answer=trial.config == profile.config) for trial in trials]
 
 
-def _make_row(trial: TrialLine, *, is_answer: bool) -> TrialRow:
+def _make_row(trial: TrialSummary, *, is_answer: bool) -> TrialRow:
     cells = [read(trial).model_copy(update={"kind": kind}) for _, kind, read in _COLUMNS]
     if is_answer:
         words = f"{cells[-1].text} This is the answer."
@@ -58,7 +59,7 @@ def _make_row(trial: TrialLine, *, is_answer: bool) -> TrialRow:
     return TrialRow(cells=tuple(cells), is_answer=is_answer)
 
 
-def _name_config(trial: TrialLine) -> LoaderConfig:
+def _name_config(trial: TrialSummary) -> LoaderConfig:
     return LoaderConfig(dataloader=trial.dataloader, process=trial.process)
 
 
@@ -71,17 +72,17 @@ def _measure(number: float | None, write: Callable[[float], str]) -> Cell:
     return Cell(text=write(number), value=repr(number)) if number else Cell(text="-", value="")
 
 
-def _read_flags(trial: TrialLine) -> Cell:
-    words = ", ".join(describe_flags(_name_config(trial)))
+def _read_flags(trial: TrialSummary) -> Cell:
+    words = ", ".join(describe_switches(trial.config))
     return Cell(text=words or "-", value=words)
 
 
-def _read_fate(trial: TrialLine) -> Cell:
-    words = f"{FATES[trial.fate]} {trial.reason}".strip()
+def _read_fate(trial: TrialSummary) -> Cell:
+    words = f"{FATES[trial.outcome]} {trial.reason}".strip()
     return Cell(text=words, value=words)
 
 
-Read = Callable[[TrialLine], Cell]
+Read = Callable[[TrialSummary], Cell]
 _COLUMNS: Final[tuple[tuple[str, str, Read], ...]] = (
     ("Trial", "number", lambda trial: _count(trial.number)),
     ("Workers", "number", lambda trial: _count(trial.dataloader.num_workers)),
@@ -90,7 +91,7 @@ _COLUMNS: Final[tuple[tuple[str, str, Read], ...]] = (
     ("Switches", "words", _read_flags),
     ("Samples/s", "number", lambda trial: _measure(trial.samples_per_second, format_number)),
     ("±", "number", lambda trial: _measure(trial.relative_error, format_percent)),
-    ("Expected", "number", lambda trial: _measure(trial.expected, format_number)),
+    ("Expected", "number", lambda trial: _measure(trial.expected_samples_per_second, format_number)),
     ("Memory", "number", lambda trial: _measure(trial.peak_host_bytes, format_bytes)),
     ("/dev/shm", "number", lambda trial: _measure(trial.peak_shm_bytes, format_bytes)),
     ("What became of it", "reason", _read_fate),

@@ -12,11 +12,11 @@ import resource
 import signal
 from typing import Final
 
-from autotune.trial.protocol import Failed, TrialKind
-from autotune.profiles.schema import Value
+from autotune.config import FrozenModel
+from autotune.trial.protocol import FailureReport, TrialKind
 from autotune.units import format_bytes
 
-MOST_QUOTED: Final = 600  # characters of an error that go into a sentence
+MAX_QUOTED: Final = 600  # characters of an error that go into a sentence
 NO_PICKLE: Final = r"cannot pickle|can't pickle|PicklingError|can't get attribute|Cowardly refusing to serialize"
 
 _SYMPTOMS: Final[tuple[tuple[TrialKind, str, str], ...]] = (
@@ -159,7 +159,7 @@ _STATUS_ADVICE: Final = {
 _CONCLUSIVE: Final = ("SIGKILL", "SIGBUS", "SIGSEGV", "SIGTERM")  # nobody asks for these by an error's words
 
 
-class Death(Value):
+class TrialFailure(FrozenModel):
     """How a trial failed.
 
     Attributes:
@@ -173,7 +173,7 @@ class Death(Value):
     details: str = ""
 
 
-def judge_failure(failed: Failed, shm: str = "", output: str = "") -> Death:
+def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> TrialFailure:
     """Judge an error that the child reported.
 
     Args:
@@ -192,25 +192,25 @@ def judge_failure(failed: Failed, shm: str = "", output: str = "") -> Death:
     if found is not None:
         return found.model_copy(update={"details": details})
     if lost:
-        return Death(kind="crashed", message=_describe_lost_worker(spoken, error), details=details)
+        return TrialFailure(kind="crashed", message=_describe_lost_worker(spoken, error), details=details)
     if re.search(r"DataLoader timed out after", failed.error):
         message = (
             f"waited in vain for a worker: {error}, the workload's own timeout. Raise it, or see what it waits for"
         )
-        return Death(kind="stalled", message=message, details=details)
-    sentences = (_quote(failed.error), suggest(failed.error))
+        return TrialFailure(kind="stalled", message=message, details=details)
+    sentences = (_quote(failed.error), advice_for(failed.error))
     message = ". ".join(sentence.rstrip(".") for sentence in sentences if sentence)
-    return Death(kind="workload_failed", message=message, details=details)
+    return TrialFailure(kind="workload_failed", message=message, details=details)
 
 
-def _find_symptom(spoken: str, shm: str, *, on_device: bool) -> Death | None:
+def _find_symptom(spoken: str, shm: str, *, on_device: bool) -> TrialFailure | None:
     for kind, pattern, message in _SYMPTOMS:
         if kind in _OF_DEVICES and not on_device:
             continue
         if re.search(pattern, spoken, re.IGNORECASE | re.MULTILINE):
             error = _find_line(pattern, spoken)
             words = message.format(shm=shm, asked=_describe_amount(spoken), files=_read_files_limit(), error=error)
-            return Death(kind=kind, message=words)
+            return TrialFailure(kind=kind, message=words)
     return None
 
 
@@ -218,10 +218,10 @@ def _find_line(pattern: str, text: str) -> str:
     """Give the line in which a pattern is found, shortened for a sentence."""
     lines = (line.strip() for line in text.splitlines())
     found = next((line for line in lines if re.search(pattern, line, re.IGNORECASE)), "")
-    return found[:MOST_QUOTED].rstrip(".")
+    return found[:MAX_QUOTED].rstrip(".")
 
 
-def _is_lost_worker(failed: Failed) -> bool:
+def _is_lost_worker(failed: FailureReport) -> bool:
     """Tell whether the error is what remains of a worker that is gone, not one that a dataset raised."""
     if re.search(_LOST_WORKER, failed.error) or re.search(_SEEN_DEAD, failed.error, re.MULTILINE):
         return True
@@ -256,7 +256,7 @@ def _read_files_limit() -> str:
     return f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}"
 
 
-def suggest(text: str) -> str:
+def advice_for(text: str) -> str:
     """Name the way out of an error of the user's code that is common enough to be known.
 
     Args:
@@ -276,16 +276,16 @@ def _quote(error: str) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    return lines[-1][:MOST_QUOTED] if lines else "an exception without a name"
+    return lines[-1][:MAX_QUOTED] if lines else "an exception without a name"
 
 
 def _find_last_words(output: str) -> str:
     """Find the last line that says something; a warning, and the source line under it, does not explain a hang."""
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
-    return next((line.strip()[:MOST_QUOTED] for line in reversed(lines) if "Warning: " not in line), "")
+    return next((line.strip()[:MAX_QUOTED] for line in reversed(lines) if "Warning: " not in line), "")
 
 
-def name_stall(message: str, output: str, shm: str = "") -> Death:
+def diagnose_stall(message: str, output: str, shm: str = "") -> TrialFailure:
     """Name what a child hung on that was ended for making no progress.
 
     Args:
@@ -300,10 +300,10 @@ def name_stall(message: str, output: str, shm: str = "") -> Death:
     advice = next(advice for pattern, advice in _STALLS if re.search(pattern, spoken, re.IGNORECASE))
     last = _find_last_words(output)
     evidence = f"; the last line of its output: {last}" if last else ""
-    return Death(kind="stalled", message=f"{message}{evidence}. {advice.format(shm=shm)}", details=output)
+    return TrialFailure(kind="stalled", message=f"{message}{evidence}. {advice.format(shm=shm)}", details=output)
 
 
-def name_death(status: int | None, output: str, shm: str = "", *, on_device: bool = False) -> Death:
+def diagnose_exit(status: int | None, output: str, shm: str = "", *, on_device: bool = False) -> TrialFailure:
     """Name the end of a child that reported nothing.
 
     Args:
@@ -320,7 +320,7 @@ def name_death(status: int | None, output: str, shm: str = "", *, on_device: boo
         found = _find_symptom(_drop_source(output), shm, on_device=on_device)
     if found is not None:
         return found.model_copy(update={"details": output})
-    return Death(kind="crashed", message=_describe_status(status).format(shm=shm), details=output)
+    return TrialFailure(kind="crashed", message=_describe_status(status).format(shm=shm), details=output)
 
 
 def _name_signal(status: int | None) -> str | None:

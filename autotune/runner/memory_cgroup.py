@@ -23,7 +23,7 @@ PREFIX: Final = "dltune-"
 EMPTY_SECONDS: Final = 2.0  # until a killed group's processes have left it
 
 
-class TrialGroup:
+class MemoryCgroup:
     """One memory cgroup; its processes join by writing themselves into `cgroup.procs`.
 
     Args:
@@ -45,7 +45,7 @@ class TrialGroup:
         Raises:
             OSError: The system does not allow it.
         """
-        sweep(parent)
+        remove_stale(parent)
         folder = parent / f"{PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
         try:
@@ -124,7 +124,7 @@ def _read_numbers(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def find_parent(proc: Path = PROC, cgroup: Path = CGROUP) -> Path | None:
+def find_cgroup_parent(proc: Path = PROC, cgroup: Path = CGROUP) -> Path | None:
     """Find the group in which trials may get groups of their own.
 
     Args:
@@ -158,11 +158,11 @@ def _hands_memory_down(folder: Path) -> bool:
 
 def _limits_anything(folder: Path) -> bool:
     """Tell whether leaving a version 2 group would set a process free of a limit."""
-    limits = (read_text(folder / name).split()[:1] for name in ("cpu.max", "memory.max", "memory.high", "pids.max"))
-    return any(limit not in ([], ["max"]) for limit in limits) or bool(read_text(folder / "cpuset.cpus").strip())
+    budgets = (read_text(folder / name).split()[:1] for name in ("cpu.max", "memory.max", "memory.high", "pids.max"))
+    return any(limit not in ([], ["max"]) for limit in budgets) or bool(read_text(folder / "cpuset.cpus").strip())
 
 
-def sweep(parent: Path) -> None:
+def remove_stale(parent: Path) -> None:
     """Remove the empty groups of runs that were killed before they could.
 
     Args:

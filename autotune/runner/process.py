@@ -25,18 +25,27 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from autotune.trial.channel import Channel, ChannelClosedError, MessageTooLongError
-from autotune.runner.sandbox import Containment
-from autotune.runner.usage import NEAR_SECONDS, TrialGauge, Use
-from autotune.child.namespaces import Walls
-from autotune.trial.budgets import Limits
+from autotune.config import FrozenModel
+from autotune.runner.failures import TrialFailure, diagnose_exit, diagnose_stall
+from autotune.runner.process_tree import TRIAL_ID_VARIABLE, describe_survivors, kill_trial, remove_shm_segments
+from autotune.runner.sandbox import SandboxSupport
+from autotune.runner.usage import NEAR_BUDGET_POLL_SECONDS, UsageMonitor, Use
+from autotune.runner.watchdog import BudgetBreach, Reading, Watchdog
 from autotune.system.machine import SHM
-from autotune.trial.protocol import REPORT, Command, Failed, Measured, Progress, Ready, Report, TrialKind
-from autotune.runner.process_tree import MARK, describe_survivors, end_trial, remove_segments
-from autotune.profiles.schema import Value
+from autotune.trial.budgets import Budgets
+from autotune.trial.channel import Channel, ChannelClosedError, MessageTooLongError
+from autotune.trial.protocol import (
+    REPORT,
+    Command,
+    FailureReport,
+    ProgressReport,
+    ReadyReport,
+    Report,
+    TrialKind,
+    TrialReport,
+)
+from autotune.trial.sandbox_spec import SandboxSpec
 from autotune.units import format_bytes
-from autotune.runner.failures import Death, name_death, name_stall
-from autotune.runner.watchdog import Breach, Reading, Watch
 
 TICK_SECONDS: Final = 0.05
 WALLED_TICK_SECONDS: Final = 0.25  # where the kernel holds the budgets, too: a look takes CPU from those who load
@@ -44,15 +53,15 @@ LOG_BYTES: Final = 4 * 2**20
 LOG_TAIL_BYTES: Final = 4000
 SCRATCH_PREFIX: Final = "dltune-"
 SCRATCH_NAME: Final = re.compile(rf"{SCRATCH_PREFIX}\d+-[a-z0-9_]{{8}}")  # process number, and what mkdtemp() adds
-CLAIM: Final = ".dltune-claim"  # a file in the scratch folder that its owner keeps locked
+LOCK_FILE: Final = ".dltune-claim"  # a file in the scratch folder that its owner keeps locked
 REAP_SECONDS: Final = 5.0  # for a killed process to be gone
-LONGEST_TMPDIR: Final = 60  # characters; AF_UNIX paths end at 108
+MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[ProgressReport], None]
 OnWarning = Callable[[str], None]
 
 
-class Usage(Value):
+class Usage(FrozenModel):
     """What a command was seen to use at its peak.
 
     Attributes:
@@ -72,7 +81,7 @@ class Usage(Value):
         return f": {format_bytes(self.shm_bytes)} used of {format_bytes(self.shm_size_bytes)}"
 
 
-class Pulse:
+class ProgressTimer:
     """Keeps the time of a command: when it was given, and when it last moved."""
 
     def __init__(self) -> None:
@@ -93,12 +102,12 @@ class Pulse:
         self._moved = time.monotonic()
 
 
-class Child:
+class TrialProcess:
     """One child process, the line to it, and what is known of its tree.
 
     Args:
         working_dir: Folder it starts in.
-        limits: Budgets that its walls are built for.
+        budgets: Budgets that its walls are built for.
         containment: Which walls can be put up.
         on_progress: Called with each progress report.
         on_warning: Called with a sentence when processes of it cannot be ended.
@@ -107,8 +116,8 @@ class Child:
     def __init__(
         self,
         working_dir: str,
-        limits: Limits,
-        containment: Containment,
+        budgets: Budgets,
+        containment: SandboxSupport,
         on_progress: OnProgress,
         on_warning: OnWarning = lambda sentence: None,
     ) -> None:
@@ -122,18 +131,18 @@ class Child:
             belongings.callback(os.close, claim)
             belongings.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self._log_path = self._folder / "log"
-            self._group = containment.make_group(limits)
+            self._group = containment.make_group(budgets)
             if self._group is not None:
                 belongings.callback(self._group.remove)
-            walls = containment.plan_walls(limits, self._group)
+            walls = containment.plan_walls(budgets, self._group)
             self._own_shm, self._own_pids = walls.shm_bytes > 0, walls.own_pids
             self._start(walls, working_dir, belongings)
-            self._gauge = TrialGauge(self._process.pid, limits, self._group, own_shm=self._own_shm)
+            self._gauge = UsageMonitor(self._process.pid, budgets, self._group, own_shm=self._own_shm)
             self._belongings = belongings.pop_all()
         is_walled = self._group is not None and self._own_shm
         self._tick_seconds = WALLED_TICK_SECONDS if is_walled else TICK_SECONDS
 
-    def _start(self, walls: Walls, working_dir: str, belongings: contextlib.ExitStack) -> None:
+    def _start(self, walls: SandboxSpec, working_dir: str, belongings: contextlib.ExitStack) -> None:
         ours, theirs = socket.socketpair()
         belongings.callback(ours.close)  # a child whose line is closed ends by itself
         self._channel = Channel(ours)
@@ -145,11 +154,11 @@ class Child:
                 stdout=log,
                 stderr=log,
                 cwd=working_dir,
-                env={**os.environ, MARK: self._mark, "TMPDIR": str(self._folder)},
+                env={**os.environ, TRIAL_ID_VARIABLE: self._mark, "TMPDIR": str(self._folder)},
                 start_new_session=True,
             )
 
-    def command(self, command: Command, watch: Watch) -> Report | Death:
+    def command(self, command: Command, watch: Watchdog) -> Report | TrialFailure:
         """Give a command and wait for its answer, watching the tree.
 
         Args:
@@ -167,7 +176,7 @@ class Child:
         with contextlib.suppress(ChannelClosedError):
             self._channel.send(command.model_dump_json())
 
-    def receive(self, watch: Watch) -> Report | Death:
+    def receive(self, watch: Watchdog) -> Report | TrialFailure:
         """Wait for the answer to the command sent, watching the tree.
 
         Args:
@@ -187,14 +196,14 @@ class Child:
             place = ".".join(str(part) for part in problem["loc"]) or "the message"
             return self._end_for("crashed", f"sent a message that dltune cannot read ({place}: {problem['msg']})")
 
-    def _await_answer(self, watch: Watch) -> Report | Death:
-        pulse = Pulse()
+    def _await_answer(self, watch: Watchdog) -> Report | TrialFailure:
+        pulse = ProgressTimer()
         self.usage = Usage()
         while True:
-            line = self._channel.receive(NEAR_SECONDS if self._gauge.is_near else self._tick_seconds)
+            line = self._channel.receive(NEAR_BUDGET_POLL_SECONDS if self._gauge.is_near else self._tick_seconds)
             if line is not None:
                 report = REPORT.validate_json(line)
-                if not isinstance(report, Progress):
+                if not isinstance(report, ProgressReport):
                     self._note_end(report, pulse)
                     return report
                 pulse.note_progress()
@@ -205,16 +214,16 @@ class Child:
             if line is None and self._process.poll() is not None:
                 return self._name_death()
 
-    def _note_end(self, report: Report, pulse: Pulse) -> None:
+    def _note_end(self, report: Report, pulse: ProgressTimer) -> None:
         """Read the memory of a trial that has just ended: nothing is timed any more, and its workers still live."""
-        if isinstance(report, Measured):
+        if isinstance(report, TrialReport):
             self._read(pulse, exact=True)
-        elif isinstance(report, Failed):
+        elif isinstance(report, FailureReport):
             self._note_use(self._gauge.read())
-        elif isinstance(report, Ready):
+        elif isinstance(report, ReadyReport):
             self._on_device |= report.on_device
 
-    def _watch(self, pulse: Pulse, watch: Watch) -> Breach | None:
+    def _watch(self, pulse: ProgressTimer, watch: Watchdog) -> BudgetBreach | None:
         """Take a reading and judge it: the cheap one at every tick, exact memory when it matters."""
         reading = self._read(pulse)
         if watch.needs_exact_memory(reading):
@@ -222,7 +231,7 @@ class Child:
         self._cap_log()
         return watch.judge(reading)
 
-    def _read(self, pulse: Pulse, *, exact: bool = False) -> Reading:
+    def _read(self, pulse: ProgressTimer, *, exact: bool = False) -> Reading:
         use = self._gauge.read(exact=exact)
         self._note_use(use)
         return Reading(
@@ -250,13 +259,13 @@ class Child:
             if self._log_path.stat().st_size > LOG_BYTES:
                 os.truncate(self._log_path, 0)
 
-    def _end_for(self, kind: TrialKind, message: str) -> Death:
+    def _end_for(self, kind: TrialKind, message: str) -> TrialFailure:
         self._halt()
         details = self.read_output()
         self.end()
         if kind == "stalled":
-            return name_stall(message, details, self.usage.describe_shm())
-        return Death(kind=kind, message=message, details=details)
+            return diagnose_stall(message, details, self.usage.describe_shm())
+        return TrialFailure(kind=kind, message=message, details=details)
 
     def _halt(self) -> None:
         """Bring the trial to a halt at once; finding all that must end takes a moment."""
@@ -266,14 +275,14 @@ class Child:
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGSTOP)
 
-    def _name_death(self) -> Death:
+    def _name_death(self) -> TrialFailure:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
         status = self._process.poll()
         self._note_use(self._gauge.read())
         details = self.read_output()
         self.end()
-        return name_death(status, details, self.usage.describe_shm(), on_device=self._on_device)
+        return diagnose_exit(status, details, self.usage.describe_shm(), on_device=self._on_device)
 
     def read_output(self) -> str:
         """Read the end of what the child's processes printed, without the NUL bytes that torch puts there."""
@@ -291,7 +300,7 @@ class Child:
             self._process.kill()  # the namespace goes with it, and with the private /dev/shm nothing is to be cleaned
         else:
             self._process.terminate()  # the keeper then ends those, too, that hide from us
-        survivors = end_trial(self._mark, None if self._own_pids else self._process.pid)
+        survivors = kill_trial(self._mark, None if self._own_pids else self._process.pid)
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # not even SIGKILL ends who waits for a dead disk
             self._process.wait(REAP_SECONDS)
@@ -299,10 +308,10 @@ class Child:
             self._on_warning(describe_survivors(survivors))
         self._belongings.close()
         if not self._own_shm:
-            remove_segments(self._gauge.seen, SHM)
+            remove_shm_segments(self._gauge.seen, SHM)
 
 
-def _make_command(descriptor: int, walls: Walls) -> list[str]:
+def _make_command(descriptor: int, walls: SandboxSpec) -> list[str]:
     program = [sys.executable, "-P", "-m", "autotune.child.server"]
     return [*program, str(descriptor), str(os.getpid()), walls.to_json()]
 
@@ -310,7 +319,7 @@ def _make_command(descriptor: int, walls: Walls) -> list[str]:
 def _make_scratch() -> tuple[Path, int]:
     """Make a private folder whose path leaves room for the socket names that torch puts there, and lay claim to it."""
     usual = tempfile.gettempdir()
-    parent = Path(usual if len(usual) <= LONGEST_TMPDIR else "/tmp")
+    parent = Path(usual if len(usual) <= MAX_TMPDIR_LENGTH else "/tmp")
     _sweep_scratch(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=parent))
     return folder, _lay_claim(folder)
@@ -318,13 +327,13 @@ def _make_scratch() -> tuple[Path, int]:
 
 def _lay_claim(folder: Path) -> int:
     """Put a claim into a folder and give its descriptor; it gets its name when it is locked, so no sweep is earlier."""
-    unnamed = folder / f"{CLAIM}-to-be"
+    unnamed = folder / f"{LOCK_FILE}-to-be"
     with contextlib.ExitStack() as undo:
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
         claim = os.open(unnamed, os.O_CREAT | os.O_RDWR, 0o600)
         undo.callback(os.close, claim)
         fcntl.flock(claim, fcntl.LOCK_EX)
-        unnamed.rename(folder / CLAIM)
+        unnamed.rename(folder / LOCK_FILE)
         undo.pop_all()
     return claim
 
@@ -339,7 +348,7 @@ def _sweep_scratch(parent: Path) -> None:
 def _is_abandoned(folder: Path) -> bool:
     """Tell whether nobody holds our claim: process numbers say nothing where containers share a /tmp."""
     try:
-        claim = os.open(folder / CLAIM, os.O_RDWR | os.O_NOFOLLOW)
+        claim = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

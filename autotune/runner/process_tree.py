@@ -17,15 +17,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from autotune.runner.keeper import is_cleaner
 from autotune.system.machine import PROC, SHM, read_text
+from autotune.system.processes import is_cleaner
 
-MARK: Final = "DLTUNE_TRIAL"
+TRIAL_ID_VARIABLE: Final = "DLTUNE_TRIAL"
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
 
 
-def list_marked(mark: str, proc: Path = PROC) -> list[int]:
+def list_trial_processes(mark: str, proc: Path = PROC) -> list[int]:
     """List all processes that carry a trial's mark in their environment.
 
     Args:
@@ -41,11 +41,11 @@ def list_marked(mark: str, proc: Path = PROC) -> list[int]:
 
 def _is_marked(pid: int, mark: str, proc: Path) -> bool:
     with contextlib.suppress(OSError):
-        return f"{MARK}={mark}".encode() in (proc / str(pid) / "environ").read_bytes().split(b"\0")
+        return f"{TRIAL_ID_VARIABLE}={mark}".encode() in (proc / str(pid) / "environ").read_bytes().split(b"\0")
     return False
 
 
-def end_trial(mark: str, keeper: int | None = None, proc: Path = PROC) -> list[int]:
+def kill_trial(mark: str, keeper: int | None = None, proc: Path = PROC) -> list[int]:
     """End every process that carries a trial's mark, the cleaners last.
 
     Args:
@@ -57,7 +57,7 @@ def end_trial(mark: str, keeper: int | None = None, proc: Path = PROC) -> list[i
         The processes that are still there after twice the time that cleaners get; usually none.
     """
     deadline = time.monotonic() + CLEANER_GRACE_SECONDS
-    while marked := list_marked(mark, proc):
+    while marked := list_trial_processes(mark, proc):
         overdue = time.monotonic() > deadline
         victims = [pid for pid in marked if overdue or not (pid == keeper or is_cleaner(pid, proc))]
         for pid in marked:  # those who are spared must not be stopped
@@ -119,7 +119,7 @@ def describe_survivors(pids: Sequence[int], proc: Path = PROC) -> str:
     )
 
 
-def bound_memory(pids: Iterable[int], proc: Path = PROC) -> int:
+def memory_upper_bound(pids: Iterable[int], proc: Path = PROC) -> int:
     """Bound the private memory of processes from above, cheaply.
 
     Args:
@@ -138,7 +138,7 @@ def bound_memory(pids: Iterable[int], proc: Path = PROC) -> int:
     return pages * PAGE_BYTES
 
 
-def measure_memory(pids: Iterable[int], proc: Path = PROC) -> int:
+def measure_pss(pids: Iterable[int], proc: Path = PROC) -> int:
     """Measure the memory of processes exactly, at about 2 ms a process.
 
     Args:
@@ -162,7 +162,7 @@ def _read_private_bytes(pid: int, proc: Path) -> int:
     return max(0, sizes["Pss"] - sizes["Pss_Shmem"])
 
 
-def remove_segments(pids: Iterable[int], shm: Path = SHM) -> list[str]:
+def remove_shm_segments(pids: Iterable[int], shm: Path = SHM) -> list[str]:
     """Remove shared-memory names that dead processes of a trial left behind.
 
     Args:

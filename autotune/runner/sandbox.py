@@ -15,20 +15,22 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from autotune.runner.memory_cgroup import TrialGroup, find_parent
-from autotune.child.namespaces import Walls
-from autotune.trial.budgets import Limits
+from autotune.config import FrozenModel
+from autotune.runner.memory_cgroup import MemoryCgroup, find_cgroup_parent
 from autotune.system.machine import SHM
-from autotune.profiles.schema import Value
+from autotune.trial.budgets import Budgets
+from autotune.trial.sandbox_spec import SandboxSpec
 
-FENCE: Final = 1.04  # times a budget: where the kernel stops what the watchdog, at the budget, has not ended yet
+KERNEL_LIMIT_FACTOR: Final = (
+    1.04  # times a budget: where the kernel stops what the watchdog, at the budget, has not ended yet
+)
 PROBE_SECONDS: Final = 10.0
 PROBE_SHM_BYTES: Final = 2**20
 PROBE_SHM_NAMES: Final = 64
-OURS: Final = re.compile(r"torch_|sem\.")  # names in /dev/shm that no dataset reads
+TORCH_SHM_NAMES: Final = re.compile(r"torch_|sem\.")  # names in /dev/shm that no dataset reads
 
 
-class Containment(Value):
+class SandboxSupport(FrozenModel):
     """The walls that this machine allows.
 
     Attributes:
@@ -43,50 +45,50 @@ class Containment(Value):
     cgroup: Path | None = None
     missing: tuple[str, ...] = ()
 
-    def make_group(self, limits: Limits) -> TrialGroup | None:
+    def make_group(self, budgets: Budgets) -> MemoryCgroup | None:
         """Make a trial's memory cgroup, where that is possible."""
         if self.cgroup is None:
             return None
         try:
-            return TrialGroup.make(self.cgroup, int(limits.memory_bytes * FENCE))
+            return MemoryCgroup.make(self.cgroup, int(budgets.memory_bytes * KERNEL_LIMIT_FACTOR))
         except OSError:
             return None
 
-    def plan_walls(self, limits: Limits, group: TrialGroup | None) -> Walls:
+    def plan_walls(self, budgets: Budgets, group: MemoryCgroup | None) -> SandboxSpec:
         """Plan the walls of one trial.
 
         Args:
-            limits: Its budgets.
+            budgets: Its budgets.
             group: Its memory cgroup.
 
         Returns:
             What its first process is to put up.
         """
         cgroup = str(group.folder) if group is not None else None
-        if not self.own_shm or not limits.shm_bytes:
-            return Walls(cgroup=cgroup)
+        if not self.own_shm or not budgets.shm_bytes:
+            return SandboxSpec(cgroup=cgroup)
         names = os.statvfs(SHM).f_files
-        return Walls(cgroup, int(limits.shm_bytes * FENCE), names, self.own_pids)
+        return SandboxSpec(cgroup, int(budgets.shm_bytes * KERNEL_LIMIT_FACTOR), names, self.own_pids)
 
 
 @lru_cache(maxsize=1)
-def find_containment() -> Containment:
+def detect_sandbox() -> SandboxSupport:
     """Try, in a process of its own and once, which walls can be put up.
 
     Returns:
         What was found.
     """
-    cgroup = find_parent()
+    cgroup = find_cgroup_parent()
     missing = [] if cgroup is not None else ["memory cgroup: none that this user may write"]
     shm_problem = _find_shm_problem()
-    both_problem = shm_problem or _try(Walls(None, PROBE_SHM_BYTES, PROBE_SHM_NAMES, own_pids=True))
+    both_problem = shm_problem or _try(SandboxSpec(None, PROBE_SHM_BYTES, PROBE_SHM_NAMES, own_pids=True))
     if both_problem is None:
-        return Containment(own_shm=True, own_pids=True, cgroup=cgroup, missing=tuple(missing))
+        return SandboxSupport(own_shm=True, own_pids=True, cgroup=cgroup, missing=tuple(missing))
     missing.append(f"process namespace: {both_problem}")
-    shm_problem = shm_problem or _try(Walls(None, PROBE_SHM_BYTES, PROBE_SHM_NAMES))
+    shm_problem = shm_problem or _try(SandboxSpec(None, PROBE_SHM_BYTES, PROBE_SHM_NAMES))
     if shm_problem is not None:
         missing.append(f"private /dev/shm: {shm_problem}")
-    return Containment(own_shm=shm_problem is None, cgroup=cgroup, missing=tuple(missing))
+    return SandboxSupport(own_shm=shm_problem is None, cgroup=cgroup, missing=tuple(missing))
 
 
 def _find_shm_problem(shm: Path = SHM) -> str | None:
@@ -94,7 +96,7 @@ def _find_shm_problem(shm: Path = SHM) -> str | None:
     if sys.platform != "linux":
         return "this is not Linux"
     try:
-        strangers = [path.name for path in shm.iterdir() if not OURS.match(path.name)]
+        strangers = [path.name for path in shm.iterdir() if not TORCH_SHM_NAMES.match(path.name)]
     except OSError as error:
         return f"{shm}: {error.strerror}"
     if strangers:
@@ -102,7 +104,7 @@ def _find_shm_problem(shm: Path = SHM) -> str | None:
     return None if os.access(shm, os.W_OK) else f"{shm} is read-only"
 
 
-def _try(walls: Walls) -> str | None:
+def _try(walls: SandboxSpec) -> str | None:
     """Put walls up in a process of their own; give the reason why it failed, or None."""
     command = [sys.executable, "-P", "-m", "autotune.child.namespaces", walls.to_json()]
     try:

@@ -10,19 +10,21 @@ import time
 from pathlib import Path
 from typing import Final
 
-from autotune.runner.memory_cgroup import TrialGroup, count_oom_kills
-from autotune.runner.keeper import list_tree
-from autotune.trial.budgets import Limits
-from autotune.system.machine import CGROUP, PROC, SHM, MemoryGauge, read_shm, walk_ancestors
-from autotune.runner.process_tree import bound_memory, measure_memory
-from autotune.profiles.schema import Bytes, Value
+from autotune.config import Bytes, FrozenModel
+from autotune.runner.memory_cgroup import MemoryCgroup, count_oom_kills
+from autotune.runner.process_tree import measure_pss, memory_upper_bound
+from autotune.system.machine import CGROUP, PROC, SHM, AvailableMemory, read_shm, walk_ancestors
+from autotune.system.processes import list_tree
+from autotune.trial.budgets import Budgets
 
 TREE_SECONDS: Final = 0.25  # between two walks over the tree: 0.1 ms a process
-NEAR_SECONDS: Final = 0.01  # between two looks at a trial that is near its budget: it may take 1 GB a second
-NEAR: Final = 0.5  # of the budget
+NEAR_BUDGET_POLL_SECONDS: Final = (
+    0.01  # between two looks at a trial that is near its budget: it may take 1 GB a second
+)
+NEAR_BUDGET_RATIO: Final = 0.5  # of the budget
 
 
-class Use(Value):
+class Use(FrozenModel):
     """What a trial uses at one moment.
 
     Attributes:
@@ -36,28 +38,28 @@ class Use(Value):
     shm_bytes: Bytes
 
 
-class TrialGauge:
+class UsageMonitor:
     """Reads one trial's use.
 
     Args:
         pid: The root of its process tree.
-        limits: What it may use; near a budget of memory or /dev/shm, looks are frequent.
+        budgets: What it may use; near a budget of memory or /dev/shm, looks are frequent.
         group: Its memory cgroup, if it has one.
         own_shm: Whether it has a /dev/shm of its own.
     """
 
-    def __init__(self, pid: int, limits: Limits, group: TrialGroup | None, *, own_shm: bool) -> None:
+    def __init__(self, pid: int, budgets: Budgets, group: MemoryCgroup | None, *, own_shm: bool) -> None:
         self.seen: set[int] = set()
         self._is_memory_near = self._is_shm_near = False
         self.shm_size_bytes = 0
         self._pid = pid
-        self._limits = limits
+        self._limits = budgets
         self._group = group
         self._shm = Path(f"{PROC}/{pid}/root{SHM}") if own_shm else SHM
         self._own_shm = own_shm
         self._is_inside = not own_shm
         self._shm_free = read_shm(SHM)[1]
-        self._available = MemoryGauge()
+        self._available = AvailableMemory()
         self._next_walk = 0.0
         self._counters = [group.folder] if group is not None else _list_memory_groups()
         self._kills_before = self._count_kills()
@@ -75,9 +77,9 @@ class TrialGauge:
             use = Use(host_bytes=self._group.read_bytes(), exact=True, shm_bytes=shm_bytes)
         else:
             use = self._read_tree(shm_bytes, exact=exact)
-        self._is_shm_near = shm_bytes > NEAR * self._limits.shm_bytes
+        self._is_shm_near = shm_bytes > NEAR_BUDGET_RATIO * self._limits.shm_bytes
         if use.host_bytes > shm_bytes:  # else the tree was not walked
-            self._is_memory_near = use.host_bytes > NEAR * self._limits.memory_bytes
+            self._is_memory_near = use.host_bytes > NEAR_BUDGET_RATIO * self._limits.memory_bytes
         return use
 
     @property
@@ -87,7 +89,7 @@ class TrialGauge:
 
     def _read_tree(self, shm_bytes: int, *, exact: bool) -> Use:
         tree = self.walk() if exact or self._is_walk_due() else []
-        private = measure_memory(tree) if exact else bound_memory(tree)
+        private = measure_pss(tree) if exact else memory_upper_bound(tree)
         return Use(host_bytes=private + shm_bytes, exact=exact and bool(tree), shm_bytes=shm_bytes)
 
     def read_available(self) -> int:
@@ -108,7 +110,7 @@ class TrialGauge:
         now = time.monotonic()
         if now < self._next_walk:
             return False
-        self._next_walk = now + (NEAR_SECONDS if self._is_memory_near else TREE_SECONDS)
+        self._next_walk = now + (NEAR_BUDGET_POLL_SECONDS if self._is_memory_near else TREE_SECONDS)
         return True
 
     def _read_shm(self) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from autotune.trial.budgets import Limits
-from autotune.profiles.schema import Value
+from autotune.config import FrozenModel
+from autotune.trial.budgets import Budgets
+from autotune.trial.resources import HOST_MEMORY, SHARED_MEMORY
 from autotune.units import format_bytes, format_seconds
 
-Reason = Literal["stalled", "timed_out", "out_of_memory", "shm_exhausted"]
+Reason = Literal["stalled", "timed_out", "out_of_memory", "shm_exhausted", "too_many_files"]
 
 
-class Reading(Value):
+class Reading(FrozenModel):
     """What was seen of a trial at one tick.
 
     Attributes:
@@ -31,27 +32,27 @@ class Reading(Value):
     available_bytes: int
 
 
-class Breach(Value):
+class BudgetBreach(FrozenModel):
     """Why a trial is ended, and the sentence that says so."""
 
     reason: Reason
     message: str
 
 
-class Watch(Value):
+class Watchdog(FrozenModel):
     """What one command may take.
 
     Attributes:
-        limits: Budgets.
+        budgets: Budgets.
         stall_seconds: Most seconds without progress.
         deadline_seconds: Most seconds in all.
     """
 
-    limits: Limits
+    budgets: Budgets
     stall_seconds: float
     deadline_seconds: float
 
-    def judge(self, reading: Reading) -> Breach | None:
+    def judge(self, reading: Reading) -> BudgetBreach | None:
         """Decide whether a reading breaks a limit.
 
         Args:
@@ -64,41 +65,39 @@ class Watch(Value):
 
     def needs_exact_memory(self, reading: Reading) -> bool:
         """Tell whether the cheap upper bound is over the budget, so that exact numbers are worth their cost."""
-        return not reading.host_exact and reading.host_bytes > self.limits.memory_bytes
+        return not reading.host_exact and reading.host_bytes > self.budgets.memory_bytes
 
-    def _judge_memory(self, reading: Reading) -> Breach | None:
-        if reading.available_bytes < self.limits.reserve_bytes:
-            return Breach(
-                reason="out_of_memory",
+    def _judge_memory(self, reading: Reading) -> BudgetBreach | None:
+        if reading.available_bytes < self.budgets.reserve_bytes:
+            return BudgetBreach(
+                reason=HOST_MEMORY.outcome,
                 message=f"left the machine {format_bytes(reading.available_bytes)} of memory, less than the "
-                f"{format_bytes(self.limits.reserve_bytes)} kept for others",
+                f"{format_bytes(self.budgets.reserve_bytes)} kept for others",
             )
-        if reading.host_exact and reading.host_bytes > self.limits.memory_bytes:
-            return Breach(
-                reason="out_of_memory",
-                message=f"used {format_bytes(reading.host_bytes)} of host memory against a budget of "
-                f"{format_bytes(self.limits.memory_bytes)}",
+        if reading.host_exact and reading.host_bytes > self.budgets.memory_bytes:
+            return BudgetBreach(
+                reason=HOST_MEMORY.outcome,
+                message=HOST_MEMORY.describe_excess(reading.host_bytes, self.budgets.memory_bytes),
             )
         return None
 
-    def _judge_shm(self, reading: Reading) -> Breach | None:
-        if reading.shm_bytes <= self.limits.shm_bytes or reading.shm_bytes == 0:
+    def _judge_shm(self, reading: Reading) -> BudgetBreach | None:
+        if reading.shm_bytes <= self.budgets.shm_bytes or reading.shm_bytes == 0:
             return None
-        return Breach(
-            reason="shm_exhausted",
-            message=f"used {format_bytes(reading.shm_bytes)} of /dev/shm against a budget of "
-            f"{format_bytes(self.limits.shm_bytes)}",
+        return BudgetBreach(
+            reason=SHARED_MEMORY.outcome,
+            message=SHARED_MEMORY.describe_excess(reading.shm_bytes, self.budgets.shm_bytes),
         )
 
-    def _judge_time(self, reading: Reading) -> Breach | None:
+    def _judge_time(self, reading: Reading) -> BudgetBreach | None:
         if reading.idle_seconds > self.stall_seconds:
-            return Breach(
+            return BudgetBreach(
                 reason="stalled",
                 message=f"made no progress for {format_seconds(reading.idle_seconds)} "
                 f"(limit {format_seconds(self.stall_seconds)})",
             )
         if reading.running_seconds > self.deadline_seconds:
-            return Breach(
+            return BudgetBreach(
                 reason="timed_out",
                 message=f"was not done after {format_seconds(reading.running_seconds)} "
                 f"(limit {format_seconds(self.deadline_seconds)})",

@@ -2,54 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-from autotune.request import KNOBS, Knob, TuningRequest
-from autotune.profiles.schema import LoaderConfig, StartMethod, Value
-from autotune.search.space import CONVENTION, SearchSpace, list_values, make_config
+from autotune.config import FrozenModel, LoaderConfig, StartMethod
+from autotune.knobs import TABLE, KnobName, config_from_knobs, knob_values, list_differences
+from autotune.request import TuningRequest
+from autotune.search.space import SearchSpace
+
+SIZES: Final[tuple[KnobName, ...]] = ("num_workers", "batch_size")  # of these a convention says nothing
 
 
-class Convention(Value):
+class Convention(FrozenModel):
     """The values that settings keep unless a measurement shows that leaving them pays.
 
     Attributes:
         values: For each knob but the number of workers and the batch size: its conventional value, as far as the space
             allows it.
         training: For each knob that changes training, and that the user did not ask for: its value in the baseline.
-        multiprocessing_context: Start method that the workload brings along.
+        start_method: Start method that the workload brings along.
     """
 
-    values: dict[Knob, Any]
-    training: dict[Knob, Any]
-    multiprocessing_context: StartMethod | None = None
+    values: dict[KnobName, Any]
+    training: dict[KnobName, Any]
+    start_method: StartMethod | None = None
 
-    def list_departures(self, config: LoaderConfig) -> tuple[Knob, ...]:
+    def list_departures(self, config: LoaderConfig) -> tuple[KnobName, ...]:
         """List the knobs whose value is not the conventional one."""
-        return _list_differences(config, self.make_sibling(config))
+        return list_differences(config, self.make_sibling(config))
 
-    def list_training_changes(self, config: LoaderConfig) -> tuple[Knob, ...]:
+    def list_training_changes(self, config: LoaderConfig) -> tuple[KnobName, ...]:
         """List the knobs that would make training another one, unasked."""
-        values = list_values(config)
+        values = knob_values(config)
         return tuple(knob for knob, value in self.training.items() if values[knob] != value)
 
     def make_sibling(self, config: LoaderConfig) -> LoaderConfig:
         """Give the configuration with the same workers and batch size, and all else as convention has it."""
-        return make_config({**list_values(config), **self.values}, self.multiprocessing_context)
+        return config_from_knobs({**knob_values(config), **self.values}, self.start_method)
 
     def keep_training(self, config: LoaderConfig) -> LoaderConfig:
         """Give the conventional sibling that trains as the baseline does."""
-        return make_config({**list_values(config), **self.values, **self.training}, self.multiprocessing_context)
-
-
-def describe_difference(config: LoaderConfig, other: LoaderConfig) -> str:
-    """Write the settings in which a configuration differs from another, as in `prefetch_factor=4 in_order=False`."""
-    values = list_values(config)
-    return " ".join(f"{knob}={values[knob]}" for knob in _list_differences(config, other))
-
-
-def _list_differences(config: LoaderConfig, other: LoaderConfig) -> tuple[Knob, ...]:
-    values, others = list_values(config), list_values(other)
-    return tuple(knob for knob in KNOBS if values[knob] != others[knob])
+        return config_from_knobs({**knob_values(config), **self.values, **self.training}, self.start_method)
 
 
 def plan_convention(request: TuningRequest, space: SearchSpace, baseline: LoaderConfig, *, pinning: bool) -> Convention:
@@ -64,14 +56,15 @@ def plan_convention(request: TuningRequest, space: SearchSpace, baseline: Loader
     Returns:
         The convention.
     """
-    order: dict[Knob, Any] = {"in_order": baseline.dataloader.in_order}
-    wanted = {**CONVENTION, "pin_memory": pinning, "device_prefetch": False, **order}
-    allowed = space.choices()
-    values = {knob: value if value in allowed[knob] else allowed[knob][0] for knob, value in wanted.items()}
+    training: dict[KnobName, Any] = {knob.name: knob.read(baseline) for knob in TABLE if knob.changes_training}
+    wanted = {knob.name: knob.convention for knob in TABLE} | {"pin_memory": pinning} | training
+    values = {name: _allow(wanted[name], space.choices[name]) for name in wanted if name not in SIZES}
     is_size_asked = request.batch_sizes is not None or "batch_size" in {*request.fixed, *request.ranges}
-    size: dict[Knob, Any] = {} if is_size_asked else {"batch_size": baseline.dataloader.batch_size}
-    return Convention(
-        values=values,
-        training={"in_order": values["in_order"], **size},
-        multiprocessing_context=space.multiprocessing_context,
-    )
+    if is_size_asked:
+        del training["batch_size"]
+    kept = {name: values.get(name, value) for name, value in training.items()}
+    return Convention(values=values, training=kept, start_method=space.start_method)
+
+
+def _allow(value: Any, choices: tuple[Any, ...]) -> Any:
+    return value if value in choices else choices[0]

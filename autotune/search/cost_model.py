@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from autotune.config import FrozenModel, LoaderConfig, Seconds
+from autotune.profiles.schema import Bottleneck
 from autotune.system.machine import count_whole_cpus
 from autotune.trial.protocol import WorkloadProfile
-from autotune.profiles.schema import Bottleneck, LoaderConfig, Seconds, Value
 
-RECEIVING: Final = 0.5  # of a batch's transfer is spent in the training process, the rest in the worker
-SPARE_WORKERS: Final = 2
-LITTLE_WAITING: Final = 0.1  # share of a run that is spent waiting for data where the step decides
-NOTHING: Final = 1e-9  # samples per second of an epoch without a batch
-GENEROSITY: Final = 2  # workers offered to the search per worker that the model thinks useful
+MAIN_TRANSFER_SHARE: Final = 0.5  # of a batch's transfer is spent in the training process, the rest in the worker
+EXTRA_WORKERS: Final = 2
+STEP_BOUND_WAIT_FRACTION: Final = 0.1  # share of a run that is spent waiting for data where the step decides
+MIN_THROUGHPUT: Final = 1e-9  # samples per second of an epoch without a batch
+WORKER_HEADROOM_FACTOR: Final = 2  # workers offered to the search per worker that the model thinks useful
 
 
-class Pace(Value):
+class StageTimes(FrozenModel):
     """Seconds per batch that each part would need if it alone bounded the run.
 
     Attributes:
@@ -40,7 +41,7 @@ class Pace(Value):
         return max(self.training, self.waiting, self.computing, 1e-7)
 
 
-def predict_pace(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> Pace:
+def predict_pace(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> StageTimes:
     """Predict the steady pace of a configuration.
 
     Args:
@@ -55,11 +56,11 @@ def predict_pace(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: f
     workers = config.dataloader.num_workers
     load, step = workload.load.per_batch(size), workload.step.per_batch(size)
     if workers == 0:
-        return Pace(training=_predict_training(config, workload, load), waiting=0.0, computing=0.0)
+        return StageTimes(training=_predict_training(config, workload, load), waiting=0.0, computing=0.0)
     transfer = workload.transfer.per_batch(size)
     busy = load * workload.cpu_share + transfer + step * workload.step_cpus
-    return Pace(
-        training=_predict_training(config, workload, RECEIVING * transfer),
+    return StageTimes(
+        training=_predict_training(config, workload, MAIN_TRANSFER_SHARE * transfer),
         waiting=(load + transfer) / workers,
         computing=busy / usable_cpus,
     )
@@ -109,17 +110,17 @@ def predict_samples_per_second(
     if batches is None:
         return size / steady
     if batches == 0:
-        return NOTHING
+        return MIN_THROUGHPUT
     workers = config.dataloader.num_workers
     start = workload.start.per_batch(workers) if workers else 0.0
     fill = workload.load.per_batch(size) if workers else 0.0
-    cold = predict_cold_seconds(config, workload, usable_cpus)
+    cold = predict_cold_start_seconds(config, workload, usable_cpus)
     starts = 1 if config.dataloader.persistent_workers else epochs
     total = max(epochs * (batches * steady + fill) + starts * start + cold, 1e-9)
     return epochs * batches * size / total
 
 
-def predict_cold_seconds(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> float:
+def predict_cold_start_seconds(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> float:
     """Predict what the first epoch of a fresh process costs beyond that of a warm one.
 
     The workers of the first epoch import and cache by themselves what a warm process has long imported. With the
@@ -159,7 +160,7 @@ def count_epoch_batches(workload: WorkloadProfile, batch_size: int) -> int | Non
     return whole + (1 if rest and not workload.drop_last else 0)
 
 
-def suggest_most_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: float) -> int:
+def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: float) -> int:
     """Bound the search by what can still help, not by the number of CPUs.
 
     Samples that compute saturate the CPUs with about as many workers; samples that wait want as many
@@ -177,7 +178,7 @@ def suggest_most_workers(workload: WorkloadProfile, batch_size: int, usable_cpus
     step = max(workload.step.per_batch(batch_size), 1e-7)
     cpu_seconds = max(load * min(1.0, workload.cpu_share) / usable_cpus, 1e-7)
     useful = load / max(step, cpu_seconds)
-    return max(count_whole_cpus(usable_cpus), math.ceil(GENEROSITY * useful)) + SPARE_WORKERS
+    return max(count_whole_cpus(usable_cpus), math.ceil(WORKER_HEADROOM_FACTOR * useful)) + EXTRA_WORKERS
 
 
 def find_bottleneck(
@@ -192,22 +193,22 @@ def find_bottleneck(
         wait_fraction: Share of the run spent waiting for data.
 
     Returns:
-        `step`, `copy` (from host to device), `cpu` (workers computing), `waiting` (workers waiting on storage),
+        `step`, `copy` (from host to device), `cpu` (workers computing), `io` (workers waiting on storage),
         `transfer` (handing batches over), or `epoch` (starting and refilling at every epoch).
     """
     if _is_bound_by_copies(config, workload, usable_cpus):
         return "copy"
-    if wait_fraction < LITTLE_WAITING:
+    if wait_fraction < STEP_BOUND_WAIT_FRACTION:
         return "step"
     size = config.dataloader.batch_size or workload.probe_batch_size
     load, step = workload.load.per_batch(size), workload.step.per_batch(size)
     if config.dataloader.num_workers == 0:
-        return "step" if step > load else ("cpu" if workload.cpu_share > 0.5 else "waiting")
+        return "step" if step > load else ("cpu" if workload.cpu_share > 0.5 else "io")
     pace = predict_pace(config, workload, usable_cpus)
     if pace.batch_seconds <= pace.training:
         return "epoch" if pace.training < 2 * step else "transfer"
     if pace.computing < pace.waiting:
-        return "waiting" if workload.cpu_share < 0.5 else "cpu"
+        return "io" if workload.cpu_share < 0.5 else "cpu"
     return "transfer" if workload.transfer.per_batch(size) > load * workload.cpu_share else "cpu"
 
 

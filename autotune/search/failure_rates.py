@@ -14,11 +14,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from autotune.trial.protocol import TrialKind, TrialResult
+from autotune.trial.protocol import CODE_FAILURES, TrialKind, TrialResult
 
-CODE_FAILURES: Final[tuple[TrialKind, ...]] = ("workload_failed", "crashed", "stalled")
 COUNTED: Final[tuple[TrialKind, ...]] = (*CODE_FAILURES, "device_failed")
-LEAST_CHANCE: Final = 0.05  # that so few failures without workers are an accident; below it workers are to blame
+MIN_CHANCE: Final = 0.05  # that so few failures without workers are an accident; below it workers are to blame
 
 Blamed = Literal["workers", "data"]
 
@@ -93,7 +92,7 @@ class FailureRates:
             return None
         seen = sum(self._without.failures[cause] for cause in causes)
         expected = failed / self._with.exposure * self._without.exposure
-        if _chance_of_at_most(seen, expected) < LEAST_CHANCE:
+        if _chance_of_at_most(seen, expected) < MIN_CHANCE:
             return "workers"
         return "data" if seen else None
 

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
-from autotune.search.convention import Convention, plan_convention
-from autotune.search.cost_model import predict_cold_seconds, predict_samples_per_second
-from autotune.trial.budgets import DemandModel, Limits
-from autotune.system.machine import MachineProfile
-from autotune.trial.protocol import TrialResult, WorkloadProfile
+from autotune.config import FrozenModel, LoaderConfig
+from autotune.profiles.schema import WorkloadIdentity
 from autotune.request import TuningRequest
-from autotune.profiles.schema import Hardware, LoaderConfig, Value
-from autotune.trial.throughput import Estimate, estimate
-from autotune.search.space import SearchSpace, describe_changed_baseline, guess_configs, plan_baseline, plan_space
+from autotune.search.baseline import describe_changed_baseline, plan_baseline
+from autotune.search.choices import plan_space
+from autotune.search.convention import Convention, plan_convention
+from autotune.search.cost_model import predict_cold_start_seconds, predict_samples_per_second
+from autotune.search.initial import initial_configs
+from autotune.search.space import SearchSpace
+from autotune.system.hardware import Hardware
+from autotune.system.machine import MachineProfile
+from autotune.trial.budgets import Budgets, ResourceModel
+from autotune.trial.protocol import TrialResult, WorkloadProfile
+from autotune.trial.throughput import ThroughputEstimate, estimate
 
-EXTRAPOLATION: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
-MOST_CANDIDATES: Final = 20_000  # proposals are chosen among; a space larger than this was made so by hand
-REFUTED: Final = 1.05  # of the ceiling; a throughput above it shows that the ceiling was measured too low
+MAX_EXTRAPOLATION_FACTOR: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
+MAX_CANDIDATES: Final = 20_000  # proposals are chosen among; a space larger than this was made so by hand
+CEILING_TOLERANCE: Final = 1.05  # of the ceiling; a throughput above it shows that the ceiling was measured too low
 
 
-class Plan(Value):
+class Plan(FrozenModel):
     """What a run has to work with.
 
     Attributes:
         request: What the user asked for.
         machine: What the machine allows.
         workload: What the probe found.
-        limits: Budgets.
+        budgets: Budgets.
         space: What is searched.
         baseline: What the answer is compared with.
     """
@@ -36,7 +42,7 @@ class Plan(Value):
     request: TuningRequest
     machine: MachineProfile
     workload: WorkloadProfile
-    limits: Limits
+    budgets: Budgets
     space: SearchSpace
     baseline: LoaderConfig
 
@@ -46,9 +52,21 @@ class Plan(Value):
         return self.machine.hardware(self.workload.accelerator)
 
     @property
+    def identity(self) -> WorkloadIdentity:
+        """The identity of the workload that the probe has looked at."""
+        return WorkloadIdentity(
+            dataset=self.request.workload.dataset,
+            dataset_args=self.request.workload.dataset_args,
+            samples=self.workload.samples,
+            sample_bytes=self.workload.sample_bytes,
+            step=self.request.workload.describe_step(),
+            kind=self.workload.kind,
+        )
+
+    @property
     def ceiling(self) -> float:
         """Samples per second that the step reaches on batches that are always ready, at its best batch size."""
-        return max(self.ceiling_of(size) for size in self.space.batch_size)
+        return max(self.ceiling_of(size) for size in self.space.choices["batch_size"])
 
     def ceiling_of(self, batch_size: int | None) -> float:
         """Give the step's ceiling at one batch size, in samples per second."""
@@ -58,8 +76,8 @@ class Plan(Value):
     def knows_ceiling(self, config: LoaderConfig, samples_per_second: float) -> bool:
         """Tell whether the step's ceiling was measured near this batch size, and the throughput does not refute it."""
         size = config.dataloader.batch_size or self.workload.probe_batch_size
-        measured = size <= EXTRAPOLATION * max(self.workload.largest_probed, self.workload.probe_batch_size)
-        return measured and samples_per_second <= REFUTED * self.ceiling_of(config.dataloader.batch_size)
+        measured = size <= MAX_EXTRAPOLATION_FACTOR * max(self.workload.largest_probed, self.workload.probe_batch_size)
+        return measured and samples_per_second <= CEILING_TOLERANCE * self.ceiling_of(config.dataloader.batch_size)
 
     def predict(self, config: LoaderConfig) -> float:
         """Predict the throughput of a configuration, in samples per second."""
@@ -67,9 +85,9 @@ class Plan(Value):
 
     def cold_seconds(self, config: LoaderConfig) -> float:
         """Predict what a fresh process pays beyond what a warm trial shows, in seconds."""
-        return predict_cold_seconds(config, self.workload, self.machine.usable_cpus)
+        return predict_cold_start_seconds(config, self.workload, self.machine.usable_cpus)
 
-    def estimate(self, result: TrialResult) -> Estimate | None:
+    def estimate(self, result: TrialResult) -> ThroughputEstimate | None:
         """Estimate what a fresh process would reach from a warm trial; None when the trial failed."""
         if result.measurement is None:
             return None
@@ -82,37 +100,37 @@ class Plan(Value):
 
     def first_configs(self) -> list[LoaderConfig]:
         """List what is tried first: what is nearest to the baseline in the space, then the cost model's guesses."""
-        guesses = guess_configs(self.space, self.workload, self.machine, self.request.epochs, self.limits)
+        guesses = initial_configs(self.space, self.workload, self.machine, self.request.epochs, self.budgets)
         return list(dict.fromkeys([self.space.nearest(self.baseline), *guesses]))
 
     @cached_property
     def _legal(self) -> tuple[LoaderConfig, ...]:
-        return tuple(itertools.islice(self.space.configs(), MOST_CANDIDATES))
+        return tuple(itertools.islice(self.space.configs(), MAX_CANDIDATES))
 
     @cached_property
     def candidates(self) -> tuple[LoaderConfig, ...]:
         """The configurations that the search may propose: legal, and not predicted to break a limit."""
         model = self.demand_model()
-        return tuple(config for config in self._legal if not model.predict(config).find_violations(self.limits))
+        return tuple(config for config in self._legal if not model.predict(config).find_violations(self.budgets))
 
     @property
     def left_out(self) -> int:
         """Legal configurations that are predicted to break a limit, and so are never proposed."""
         return len(self._legal) - len(self.candidates)
 
-    def demand_model(self) -> DemandModel:
+    def demand_model(self) -> ResourceModel:
         """Give the model that predicts what a configuration would use."""
-        return DemandModel.from_workload(self.workload)
+        return ResourceModel.from_workload(self.workload)
 
 
-def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, limits: Limits) -> Plan:
+def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:
     """Plan a run.
 
     Args:
         request: What the user asked for.
         machine: What the machine allows.
         workload: What the probe found.
-        limits: Budgets.
+        budgets: Budgets.
 
     Returns:
         The plan.
@@ -121,9 +139,9 @@ def make_plan(request: TuningRequest, machine: MachineProfile, workload: Workloa
         UsageError: A pinned or narrowed knob leaves nothing that is legal here.
         NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
     """
-    space = plan_space(request, machine, workload, limits)
-    baseline = plan_baseline(request, workload, space, limits)
+    space = plan_space(request, machine, workload, budgets)
+    baseline = plan_baseline(request, workload, space, budgets)
     note = None if workload.baseline is None else describe_changed_baseline(workload.baseline, baseline)
     if note is not None:
-        space = space.model_copy(update={"notes": (*space.notes, note)})
-    return Plan(request=request, machine=machine, workload=workload, limits=limits, space=space, baseline=baseline)
+        space = replace(space, notes=(*space.notes, note))
+    return Plan(request=request, machine=machine, workload=workload, budgets=budgets, space=space, baseline=baseline)

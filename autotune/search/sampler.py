@@ -15,31 +15,33 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
+from autotune.config import FrozenModel, LoaderConfig
 from autotune.errors import UsageError
-from autotune.trial.budgets import RESOURCES
-from autotune.trial.protocol import RunTrial, TrialRequest, TrialResult
-from autotune.search.trial_record import TrialRecord
-from autotune.request import RANGED_KNOBS, SEEDS, TuningRequest
-from autotune.profiles.schema import Hardware, LoaderConfig, Value
+from autotune.knobs import KNOBS
+from autotune.request import SEEDS, TuningRequest
 from autotune.search.space import SearchSpace
-from autotune.search.study import KeptStudy, KeptTrial, Warn, open_study
+from autotune.search.study import StoredStudy, StoredTrial, Warn, open_study
+from autotune.search.trial_record import TrialRecord
+from autotune.system.hardware import Hardware
+from autotune.trial.protocol import RunTrial, TrialRequest, TrialResult
+from autotune.trial.resources import RESOURCES
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial, TrialState
 
 STARTUP_TRIALS: Final = 8  # random ones after the seeds, before TPE has something to learn from
-CONSTRAINTS: Final = (*RESOURCES, "works")
+CONSTRAINTS: Final = (*(resource.name for resource in RESOURCES), "works")
 
 
-class Asked(Value):
+class ProposedTrial(FrozenModel):
     """A configuration that Optuna proposes."""
 
     number: int
     config: LoaderConfig
 
 
-class ModelSampler(optuna.samplers.BaseSampler):
+class SurrogateSampler(optuna.samplers.BaseSampler):
     """Hands Optuna what a model proposes, and random values where the model knows nothing.
 
     Args:
@@ -69,7 +71,7 @@ class ModelSampler(optuna.samplers.BaseSampler):
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
-class Grid(optuna.samplers.GridSampler):
+class AskTellGridSampler(optuna.samplers.GridSampler):
     """Optuna's grid, for a study that is asked and told: it has no loop to be stopped when the grid is exhausted."""
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
@@ -93,7 +95,7 @@ class Search:
         kept: Where results are kept; None for nowhere.
     """
 
-    def __init__(self, study: optuna.Study, space: SearchSpace, kept: KeptStudy | None = None) -> None:
+    def __init__(self, study: optuna.Study, space: SearchSpace, kept: StoredStudy | None = None) -> None:
         self._study = study
         self._space = space
         self._kept = kept
@@ -106,7 +108,7 @@ class Search:
         """Name of the study."""
         return self._study.study_name
 
-    def recall(self, trials: Iterable[KeptTrial]) -> None:
+    def recall(self, trials: Iterable[StoredTrial]) -> None:
         """Take over what earlier runs have measured.
 
         Args:
@@ -149,14 +151,14 @@ class Search:
         Args:
             propose: Names a configuration, or None when it knows none; a random one is then tried.
         """
-        if isinstance(self._study.sampler, ModelSampler):
+        if isinstance(self._study.sampler, SurrogateSampler):
             self._study.sampler.propose = lambda: None if (config := propose()) is None else self._space.params(config)
 
-    def ask(self) -> Asked:
+    def ask(self) -> ProposedTrial:
         """Propose a configuration."""
         trial = self._study.ask(self._distributions)
         self._open_trials[trial.number] = trial
-        return Asked(number=trial.number, config=self._space.build(trial.params))
+        return ProposedTrial(number=trial.number, config=self._space.build(trial.params))
 
     def tell(self, record: TrialRecord) -> None:
         """Keep what became of a proposal.
@@ -263,11 +265,11 @@ def make_sampler(request: TuningRequest, space: SearchSpace, known: int = 0) -> 
     """
     seed = (request.seed + known) % SEEDS
     if request.sampler == "model":
-        return ModelSampler(_make_distributions(space), seed)
+        return SurrogateSampler(_make_distributions(space), seed)
     if request.sampler == "random":
         return optuna.samplers.RandomSampler(seed=seed)
     if request.sampler == "grid":
-        return Grid(_make_grid(space), seed=request.seed)  # the seed orders the grid
+        return AskTellGridSampler(_make_grid(space), seed=request.seed)  # the seed orders the grid
     if request.sampler == "gp":
         try:
             import scipy  # type: ignore[import-untyped]  # noqa: F401
@@ -286,7 +288,7 @@ def _make_grid(space: SearchSpace) -> dict[str, Sequence[Any]]:
 def _make_distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
     distributions: dict[str, BaseDistribution] = {}
     for knob, choices in space.searched().items():
-        if knob in RANGED_KNOBS:
+        if KNOBS[knob].is_ranged:
             low, high = cast("tuple[int, int]", (choices[0], choices[-1]))
             in_doublings = knob != "num_workers"  # which may be 0 in another run, and a study knows one scale per knob
             distributions[knob] = IntDistribution(low, high, log=in_doublings)

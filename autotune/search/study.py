@@ -27,21 +27,21 @@ from optuna.trial import FrozenTrial, TrialState
 from pydantic import ValidationError
 
 from autotune.errors import StudyError
-from autotune.system.locks import LockedError, hold
-from autotune.search.trial_record import RECORD_FORMAT, TrialRecord
 from autotune.request import TuningRequest, hide_password
-from autotune.profiles.schema import Hardware
 from autotune.search.space import SearchSpace
+from autotune.search.trial_record import RECORD_FORMAT, TrialRecord
+from autotune.system.hardware import Hardware
+from autotune.system.locks import LockedError, hold
 from autotune.units import format_bytes
 
 FOLDER: Final = ".dltune"
 DATABASE: Final = "studies.db"
-MOST_STORAGE_BYTES: Final = 2**31  # of a SQLite file; a thousand runs leave less, and a study is read as a whole
+MAX_STORAGE_BYTES: Final = 2**31  # of a SQLite file; a thousand runs leave less, and a study is read as a whole
 SPARE_SECONDS: Final = 900.0  # beyond what a measurement may take, after which a silent run elsewhere is taken for dead
 LOADING_STALLS: Final = 21  # stall times that a measurement may take: 20 to load the dataset, one in the trial
 TRIAL_OVERHEAD: Final = 4  # times its own seconds that a trial may take
 CLOCK_SECONDS: Final = 2.0  # by which two readings of one process's start may differ, where the clock is being set
-PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; another run makes its tables in a few tenths
+RETRY_DELAYS: Final = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; another run makes its tables in a few tenths
 ASKED: Final = {
     *("trial_seconds", "seed", "sampler", "batch_sizes", "fixed", "ranges"),
     *("max_workers", "max_memory", "max_shm", "max_gpu_memory", "world_size"),
@@ -52,14 +52,14 @@ _FORMAT: Final = "dltune_format"
 _IDENTITY: Final = "dltune_identity"
 _OWNER: Final = "dltune_owner"
 _FINISHED: Final = "dltune_finished"
-_RACE: Final = re.compile(r"already exists|unique constraint|duplicate|is locked", re.IGNORECASE)
-_ELSEWHERE: Final = "Give another place with --storage sqlite:///FILE."
-_AFRESH: Final = "Start afresh with --no-resume, or give another --study-name."
+TRANSIENT_DB_ERROR: Final = re.compile(r"already exists|unique constraint|duplicate|is locked", re.IGNORECASE)
+HINT_ELSEWHERE: Final = "Give another place with --storage sqlite:///FILE."
+HINT_AFRESH: Final = "Start afresh with --no-resume, or give another --study-name."
 
 Warn = Callable[[str], None]
 
 
-class KeptTrial(NamedTuple):
+class StoredTrial(NamedTuple):
     """A trial of an earlier run.
 
     Attributes:
@@ -71,7 +71,7 @@ class KeptTrial(NamedTuple):
     grid_id: int | None
 
 
-class KeptStudy:
+class StoredStudy:
     """A study of the storage, while this run works on it.
 
     Args:
@@ -99,7 +99,7 @@ class KeptStudy:
         """Name of the study."""
         return self._study.study_name
 
-    def read(self, space: SearchSpace) -> list[KeptTrial]:
+    def read(self, space: SearchSpace) -> list[StoredTrial]:
         """Read the trials of earlier runs, in order.
 
         What is worth trying depends on what the probe measures and on the memory that is free at the moment, so two
@@ -114,12 +114,12 @@ class KeptStudy:
         Raises:
             StudyError: They cannot be read, or come from another version.
         """
-        with _explain(f"The trials of study {self.name} cannot be read", _AFRESH):
+        with _explain(f"The trials of study {self.name} cannot be read", HINT_AFRESH):
             trials = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
             found = ((trial, get_record(trial)) for trial in trials)
             kept = [(trial, self._check(trial, text)) for trial, text in found if text is not None]
         return [
-            KeptTrial(record, _find_place(trial, space))
+            StoredTrial(record, _find_place(trial, space))
             for trial, record in kept
             if space.nearest(record.config) == record.config
         ]
@@ -130,7 +130,7 @@ class KeptStudy:
         except ValidationError as error:
             raise StudyError(
                 f"Study {self.name} holds trials of another version of dltune, or damaged ones: "
-                f"{error.error_count()} problems in trial {trial.number}. {_AFRESH}"
+                f"{error.error_count()} problems in trial {trial.number}. {HINT_AFRESH}"
             ) from None
 
     def append(self, trial: FrozenTrial, record: TrialRecord) -> None:
@@ -194,7 +194,7 @@ def open_storage(url: str | None) -> Iterator[RDBStorage]:
         StudyError: It cannot be opened, or it is larger than what can be read.
     """
     with _hush_logs():
-        with _explain(f"The record of trials at {_name_place(url)} cannot be opened", _ELSEWHERE):
+        with _explain(f"The record of trials at {_name_place(url)} cannot be opened", HINT_ELSEWHERE):
             storage = _connect(url or _make_default())
         try:
             _refuse_a_giant(storage)
@@ -220,11 +220,11 @@ def _hush_logs() -> Iterator[None]:
 
 def _connect(url: str) -> RDBStorage:
     """Connect to a storage and make its tables; try again where another run was making them at the same moment."""
-    for pause in PAUSES:
+    for pause in RETRY_DELAYS:
         try:
             return RDBStorage(url)
         except Exception as error:  # each database says it in its own words
-            if not _RACE.search(_find_reason(error)):
+            if not TRANSIENT_DB_ERROR.search(_find_reason(error)):
                 raise
         time.sleep(pause)
     return RDBStorage(url)
@@ -254,16 +254,16 @@ def _find_file(storage: RDBStorage) -> Path | None:
 def _refuse_a_giant(storage: RDBStorage) -> None:
     file = _find_file(storage)
     size = file.stat().st_size if file is not None and file.exists() else 0
-    if size > MOST_STORAGE_BYTES:
+    if size > MAX_STORAGE_BYTES:
         raise StudyError(
             f"The record of trials at {file} holds {format_bytes(size)}, which is more than the "
-            f"{format_bytes(MOST_STORAGE_BYTES)} that can be read. Move it away, or give another place with --storage "
+            f"{format_bytes(MAX_STORAGE_BYTES)} that can be read. Move it away, or give another place with --storage "
             "sqlite:///FILE."
         )
 
 
 @contextmanager
-def open_study(storage: RDBStorage, request: TuningRequest, hardware: Hardware, warn: Warn) -> Iterator[KeptStudy]:
+def open_study(storage: RDBStorage, request: TuningRequest, hardware: Hardware, warn: Warn) -> Iterator[StoredStudy]:
     """Open the study of a request on this hardware, or continue one that was cut short, and keep others out of it.
 
     Args:
@@ -290,9 +290,9 @@ def open_study(storage: RDBStorage, request: TuningRequest, hardware: Hardware, 
 
 def _open(
     storage: RDBStorage, request: TuningRequest, hardware: Hardware, base: str, identity: str, warn: Warn
-) -> KeptStudy:
+) -> StoredStudy:
     describe_owner = partial(_describe_owner, storage, request) if _find_file(storage) is None else None
-    with _explain(f"The study {base} cannot be opened", f"Move the record of trials away. {_ELSEWHERE}"):
+    with _explain(f"The study {base} cannot be opened", f"Move the record of trials away. {HINT_ELSEWHERE}"):
         name = _choose_name(request, base, storage)
         study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
         _refuse_strangers(study, identity)
@@ -301,7 +301,7 @@ def _open(
         _label(study, {_FORMAT: RECORD_FORMAT, _IDENTITY: identity, **_describe(request, hardware)})
         if describe_owner is not None:
             study.set_user_attr(_OWNER, describe_owner())
-    return KeptStudy(study, _name_place(request.storage), warn, describe_owner)
+    return StoredStudy(study, _name_place(request.storage), warn, describe_owner)
 
 
 def _label(study: optuna.Study, words: dict[str, Any]) -> None:
@@ -357,12 +357,12 @@ def _refuse_strangers(study: optuna.Study, identity: str) -> None:
     if version != RECORD_FORMAT:
         raise StudyError(
             f"Study {study.study_name} was written by a newer dltune (format {version}; this one reads "
-            f"{RECORD_FORMAT}). Update dltune, or leave the study to it: {_AFRESH}"
+            f"{RECORD_FORMAT}). Update dltune, or leave the study to it: {HINT_AFRESH}"
         )
     if known.get(_IDENTITY, identity) != identity:
         raise StudyError(
             f"Study {study.study_name} belongs to another workload, machine or length of training, and throughputs "
-            f"of different ones cannot be compared. {_AFRESH}"
+            f"of different ones cannot be compared. {HINT_AFRESH}"
         )
 
 
@@ -378,7 +378,7 @@ def _keep_others_out(storage: RDBStorage, name: str) -> Iterator[None]:
             except LockedError as error:
                 raise StudyError(_describe_busy(name, f"process {error.holder or 'unknown'}")) from None
             except OSError as error:
-                raise StudyError(f"The study {name} cannot be locked: {error.strerror}. {_ELSEWHERE}") from None
+                raise StudyError(f"The study {name} cannot be locked: {error.strerror}. {HINT_ELSEWHERE}") from None
         yield
 
 

@@ -15,27 +15,27 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.profiles.schema import LoaderConfig, Rate, Value
+from autotune.config import FrozenModel, LoaderConfig, Rate
+from autotune.knobs import SWITCHES
 
 Numbers = NDArray[np.floating]
 
-BIAS: Final = 0.4  # standard deviations of the logarithm of measured over predicted: of the whole model,
-WORKERS: Final = 0.3  # along the number of workers,
-BATCH_SIZE: Final = 0.2  # along the batch size,
-PREFETCH: Final = 0.1  # along the batches ahead,
-SWITCH: Final = 0.08  # of each switch (pinning, persistence, order, sharing) by itself,
-SWITCH_BY_WORKERS: Final = 0.08  # and of the switch at a particular number of workers
+SIGMA_BIAS: Final = 0.4  # standard deviations of the logarithm of measured over predicted: of the whole model,
+SIGMA_WORKERS: Final = 0.3  # along the number of workers,
+SIGMA_BATCH_SIZE: Final = 0.2  # along the batch size,
+SIGMA_PREFETCH: Final = 0.1  # along the batches ahead,
+SIGMA_SWITCH: Final = 0.08  # of each switch (pinning, persistence, order, sharing) by itself,
+SIGMA_SWITCH_BY_WORKERS: Final = 0.08  # and of the switch at a particular number of workers
 WORKERS_SCALE: Final = 0.7  # doublings of the number of workers over which the error stays alike
 OTHER_SCALE: Final = 1.5  # doublings of the batch size or of the batches ahead
-LEAST_NOISE: Final = 0.04  # of one trial, relative: what the machine's drift alone does
-SCALES: Final = (0.5, 1.0, 2.0)  # of all those deviations; the data choose
-DOUBTFUL: Final = -1.5  # standard deviations below what the other measurements say
-FEWEST_WITNESSES: Final = 4
+MIN_NOISE: Final = 0.04  # of one trial, relative: what the machine's drift alone does
+PRIOR_SCALES: Final = (0.5, 1.0, 2.0)  # of all those deviations; the data choose
+OUTLIER_Z: Final = -1.5  # standard deviations below what the other measurements say
+MIN_OBSERVATIONS_FOR_OUTLIER: Final = 4
 FAILURE_SCALE: Final = 0.5  # doublings of workers, queue or batch size within which a failure is expected again
-SWITCHES: Final = 5
 
 
-class Prediction(Value):
+class Prediction(FrozenModel):
     """What a configuration is expected to reach.
 
     Attributes:
@@ -47,7 +47,7 @@ class Prediction(Value):
     relative_error: Rate
 
 
-class Proposal(Value):
+class Proposal(FrozenModel):
     """A configuration worth trying.
 
     Attributes:
@@ -87,7 +87,7 @@ class Surrogate:
         """
         self.close([config])
         ratio = math.log(samples_per_second / self._predict(config))
-        self._measured[config] = ratio, math.hypot(LEAST_NOISE, min(relative_error, 0.5) / 2)
+        self._measured[config] = ratio, math.hypot(MIN_NOISE, min(relative_error, 0.5) / 2)
 
     def fail(self, config: LoaderConfig) -> None:
         """Take in that a trial failed: configurations like it are proposed only when the rest promises much less."""
@@ -144,7 +144,7 @@ class Surrogate:
             The configuration and its expected gain; None when all measurements are credible.
         """
         seen = list(self._measured)
-        if len(seen) < FEWEST_WITNESSES:
+        if len(seen) < MIN_OBSERVATIONS_FOR_OUTLIER:
             return None
         ratios, noises = self._list_ratios()
         _, factor = _choose_scale(_list_points(seen), ratios, noises)
@@ -152,7 +152,7 @@ class Surrogate:
         deviation = 1 / np.sqrt(np.diag(inverse))
         shortfall = (inverse @ ratios) * deviation  # in standard deviations, negative below what the others say
         heights = np.log([self._predict(config) for config in seen]) + ratios - shortfall * deviation
-        gains = _expect_improvement(heights, deviation, self._find_best()) * (shortfall < DOUBTFUL)
+        gains = _expect_improvement(heights, deviation, self._find_best()) * (shortfall < OUTLIER_Z)
         top = int(np.argmax(gains))
         return Proposal(config=seen[top], gain=float(gains[top])) if gains[top] > 0 else None
 
@@ -191,7 +191,7 @@ class Surrogate:
 
 def _choose_scale(seen: Numbers, ratios: Numbers, noises: Numbers) -> tuple[float, Numbers]:
     """Choose the deviations under which the measurements are likeliest, and factorize their covariance."""
-    return max((_factorize(seen, scale, noises) for scale in SCALES), key=lambda pair: _weigh(ratios, pair[1]))
+    return max((_factorize(seen, scale, noises) for scale in PRIOR_SCALES), key=lambda pair: _weigh(ratios, pair[1]))
 
 
 def _factorize(seen: Numbers, scale: float, noises: Numbers) -> tuple[float, Numbers]:
@@ -207,29 +207,33 @@ def _list_points(configs: Sequence[LoaderConfig]) -> Numbers:
             math.log2(1 + config.dataloader.num_workers),
             math.log2(config.dataloader.prefetch_factor or 1),
             math.log2(config.dataloader.batch_size or 1),
-            config.dataloader.pin_memory,
-            config.dataloader.persistent_workers,
-            config.dataloader.in_order,
-            config.process.sharing_strategy == "file_system",
-            config.process.device_prefetch,
+            *(switch.read(config) != switch.default for switch in SWITCHES),
         )
         for config in configs
     ]
-    return np.array(rows, dtype=np.float64).reshape(len(rows), 3 + SWITCHES)
+    return np.array(rows, dtype=np.float64).reshape(len(rows), 3 + len(SWITCHES))
 
 
 def _correlate(points: Numbers, others: Numbers, *, is_same: bool = False) -> Numbers:
     """Covariance of the error between two lists of points, or with itself at each point."""
     if is_same:
-        total = BIAS**2 + WORKERS**2 + BATCH_SIZE**2 + PREFETCH**2 + SWITCHES * (SWITCH**2 + SWITCH_BY_WORKERS**2)
+        total = (
+            SIGMA_BIAS**2
+            + SIGMA_WORKERS**2
+            + SIGMA_BATCH_SIZE**2
+            + SIGMA_PREFETCH**2
+            + len(SWITCHES) * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2)
+        )
         return np.full(len(points), total)
     gaps = points[:, None, :] - others[None, :, :]
     near = np.exp(-0.5 * (gaps[..., 0] / WORKERS_SCALE) ** 2)
     ahead = np.exp(-0.5 * (gaps[..., 1] / OTHER_SCALE) ** 2)
     sizes = np.exp(-0.5 * (gaps[..., 2] / OTHER_SCALE) ** 2)
     alike = (gaps[..., 3:] == 0).sum(axis=-1)
-    smooth: Numbers = BIAS**2 + WORKERS**2 * near + BATCH_SIZE**2 * sizes + PREFETCH**2 * ahead * near
-    covariance: Numbers = smooth + alike * (SWITCH**2 + SWITCH_BY_WORKERS**2 * near)
+    smooth: Numbers = (
+        SIGMA_BIAS**2 + SIGMA_WORKERS**2 * near + SIGMA_BATCH_SIZE**2 * sizes + SIGMA_PREFETCH**2 * ahead * near
+    )
+    covariance: Numbers = smooth + alike * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2 * near)
     return covariance
 
 

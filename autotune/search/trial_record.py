@@ -10,18 +10,18 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from autotune.config import BoundedCount, FrozenModel, LoaderConfig
 from autotune.trial.protocol import TrialResult
-from autotune.profiles.schema import LoaderConfig, ToldCount, Value
 
 RECORD_FORMAT: Final = 1
-LEAST_SCORE: Final = 1e-9  # samples per second, one in thirty years; below it a trial delivered nothing
-MOST_SCORE: Final = 1e30  # no machine measures that; with it, what is predicted from measurements stays a number
+MIN_SCORE: Final = 1e-9  # samples per second, one in thirty years; below it a trial delivered nothing
+MAX_SCORE: Final = 1e30  # no machine measures that; with it, what is predicted from measurements stays a number
 
 Fate = Literal["measured", "skipped", "repeated"]
 Expected = Annotated[float, Field(ge=0, le=1e200)]
 
 
-class TrialRecord(Value):
+class TrialRecord(FrozenModel):
     """One line of the record that outlives the process.
 
     Attributes:
@@ -34,7 +34,7 @@ class TrialRecord(Value):
         result: The outcome; None when skipped or repeated.
     """
 
-    number: ToldCount
+    number: BoundedCount
     config: LoaderConfig
     fate: Fate
     score: Expected
@@ -46,7 +46,7 @@ class TrialRecord(Value):
     def _refuse_what_was_never_measured(self) -> Self:
         if self.result is not None and self.result.config != self.config:
             raise ValueError("the result is that of another configuration")
-        if self.result is not None and self.score > MOST_SCORE:
+        if self.result is not None and self.score > MAX_SCORE:
             raise ValueError("nothing is that fast")
         return self
 
@@ -55,7 +55,7 @@ class TrialRecord(Value):
         """Whether it was measured, completed, and delivered something."""
         result = self.result
         was_measured = result is not None and result.kind == "completed" and result.measurement is not None
-        return was_measured and self.score >= LEAST_SCORE
+        return was_measured and self.score >= MIN_SCORE
 
     def describe(self) -> dict[str, Any]:
         """Give what a person reads of it in a dashboard, by names that carry their units; only what is known."""

@@ -7,23 +7,25 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from autotune.config import MAX_WORKERS, FrozenModel, LoaderConfig, Rate
 from autotune.errors import ProfileError
 from autotune.profiles.matching import compare_hardware
+from autotune.profiles.schema import TunedProfile
 from autotune.request import TuningRequest
-from autotune.profiles.schema import MOST_WORKERS, Hardware, LoaderConfig, Rate, TunedConfig, Value
+from autotune.system.hardware import Hardware
 
 SEEDS: Final = 3  # of the earlier trials, the best ones are tried again
 TRIALS_SHARE: Final = 3  # a warm search may take this part of the trials of a cold one
 
 
-class Hint(Value):
+class PriorObservation(FrozenModel):
     """What a configuration reached in an earlier run, in samples per second."""
 
     config: LoaderConfig
     samples_per_second: Rate
 
 
-class WarmStart(Value):
+class WarmStart(FrozenModel):
     """What a search starts from beside its own probe.
 
     Attributes:
@@ -32,10 +34,10 @@ class WarmStart(Value):
     """
 
     seeds: tuple[LoaderConfig, ...]
-    hints: tuple[Hint, ...] = ()
+    hints: tuple[PriorObservation, ...] = ()
 
 
-def plan_warm_start(profile: TunedConfig, here: Hardware) -> WarmStart:
+def plan_warm_start(profile: TunedProfile, here: Hardware) -> WarmStart:
     """Take from a profile what it says about a search on this machine.
 
     Args:
@@ -50,12 +52,12 @@ def plan_warm_start(profile: TunedConfig, here: Hardware) -> WarmStart:
         return WarmStart(seeds=_unique([profile.config, scale_workers(profile, here)]))
     trials = profile.evidence.trials if profile.evidence is not None else ()
     hints = [
-        Hint(
-            config=LoaderConfig(dataloader=line.dataloader, process=line.process),
+        PriorObservation(
+            config=line.config,
             samples_per_second=line.samples_per_second,
         )
         for line in trials
-        if line.fate == "completed" and line.samples_per_second
+        if line.outcome == "completed" and line.samples_per_second
     ]
     best = sorted(hints, key=lambda hint: hint.samples_per_second, reverse=True)
     seeds = [profile.config, *(hint.config for hint in best)]
@@ -66,7 +68,7 @@ def _unique(configs: Iterable[LoaderConfig]) -> tuple[LoaderConfig, ...]:
     return tuple(dict.fromkeys(configs))
 
 
-def scale_workers(profile: TunedConfig, here: Hardware) -> LoaderConfig:
+def scale_workers(profile: TunedProfile, here: Hardware) -> LoaderConfig:
     """Give a profile's configuration with as many workers for each CPU of this machine as it had there.
 
     Args:
@@ -80,12 +82,12 @@ def scale_workers(profile: TunedConfig, here: Hardware) -> LoaderConfig:
     if not loader.num_workers:
         return profile.config
     wanted = round(loader.num_workers * here.usable_cpus / profile.hardware.usable_cpus)
-    workers = min(max(1, wanted), MOST_WORKERS)
+    workers = min(max(1, wanted), MAX_WORKERS)
     return profile.config.model_copy(update={"dataloader": loader.model_copy(update={"num_workers": workers})})
 
 
-def ask_again(
-    profile: TunedConfig, here: Hardware, output: str, trials: int | None = None, storage: str | None = None
+def rebuild_request(
+    profile: TunedProfile, here: Hardware, output: str, trials: int | None = None, storage: str | None = None
 ) -> TuningRequest:
     """Make the request that a profile was tuned with anew, for this machine.
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from autotune.search.failure_rates import CODE_FAILURES, Cause, FailureRates, name_cause
-from autotune.trial.protocol import TrialKind, TrialResult
-from autotune.profiles.schema import DataLoaderSettings, LoaderConfig
+from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.search.failure_rates import Cause, FailureRates, name_cause
+from autotune.trial.protocol import CODE_FAILURES, TrialKind, TrialResult
 
 FLAKY: Final[tuple[TrialKind, ...]] = (
     "workload_failed",
@@ -32,7 +32,7 @@ ADVICE: Final[dict[TrialKind, str]] = {
 TryConfig = Callable[[LoaderConfig], TrialResult]
 
 
-class WorkerRuling:
+class WorkerCheck:
     """Whether workers can work at all for this workload, and whether the data itself fails.
 
     Args:

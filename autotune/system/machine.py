@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from autotune.profiles.schema import Accelerator, Bytes, Count, Hardware, Value
+from autotune.config import Bytes, Count, FrozenModel
+from autotune.system.hardware import Accelerator, Hardware
 
 PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup")
@@ -25,7 +26,7 @@ VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_D
 UNLIMITED_V1: Final = 1 << 60  # version 1 writes "no limit" as 9223372036854771712
 
 
-class MachineProfile(Value):
+class MachineProfile(FrozenModel):
     """What a training process on this machine may use, at the moment of reading.
 
     Attributes:
@@ -184,11 +185,11 @@ def read_memory_limit(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     Returns:
         Bytes.
     """
-    limits = [group.limit_bytes for group in _find_memory_groups(proc, cgroup)]
-    return min([_read_meminfo(proc, "MemTotal"), *limits])
+    budgets = [group.limit_bytes for group in _find_memory_groups(proc, cgroup)]
+    return min([_read_meminfo(proc, "MemTotal"), *budgets])
 
 
-class MemoryGroup(Value):
+class MemoryGroup(FrozenModel):
     """A cgroup of ours that limits memory, and where its use stands."""
 
     limit_bytes: Bytes
@@ -201,7 +202,7 @@ class MemoryGroup(Value):
         return max(0, self.limit_bytes - _read_used(self.folder, self.usage_name, self.cache_key))
 
 
-class MemoryGauge:
+class AvailableMemory:
     """Tells again and again how much memory can be taken now without pushing other processes out.
 
     Which cgroups limit it is found once: looking for them takes ten times as long as reading them.
@@ -230,7 +231,7 @@ def read_available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     Returns:
         Bytes, as `MemoryGauge` gives them.
     """
-    return MemoryGauge(proc, cgroup).read()
+    return AvailableMemory(proc, cgroup).read()
 
 
 def _find_memory_groups(proc: Path, cgroup: Path) -> list[MemoryGroup]:

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 from typing import Final, Literal
 
+from autotune.config import FrozenModel
 from autotune.errors import UsageError
 from autotune.system.machine import PROC, read_text
-from autotune.profiles.schema import Value
 
 SYS: Final = Path("/sys")
 Kind = Literal["local", "memory", "network", "program", "overlay"]
@@ -29,7 +29,7 @@ _VIRTUAL: Final = ("vd", "xvd", "loop")  # disks of virtual machines, and files 
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 
-class Storage(Value):
+class Mount(FrozenModel):
     """Where a path is kept.
 
     Attributes:
@@ -58,14 +58,14 @@ class Storage(Value):
         return "memory" if self.filesystem in _MEMORY else "local"
 
 
-class _Mount(Value):
+class _MountEntry(FrozenModel):
     number: str
     point: str
     filesystem: str
     device: str
 
 
-def read_storage(path: Path, proc: Path = PROC, sys: Path = SYS) -> Storage | None:
+def read_storage(path: Path, proc: Path = PROC, sys: Path = SYS) -> Mount | None:
     """Read where a path is kept.
 
     Args:
@@ -87,7 +87,7 @@ def read_storage(path: Path, proc: Path = PROC, sys: Path = SYS) -> Storage | No
     mount = _find_mount(real, proc)
     if mount is None:
         return None
-    return Storage(
+    return Mount(
         path=path,
         filesystem=mount.filesystem,
         device=mount.device,
@@ -96,20 +96,20 @@ def read_storage(path: Path, proc: Path = PROC, sys: Path = SYS) -> Storage | No
     )
 
 
-def _find_mount(path: Path, proc: Path) -> _Mount | None:
+def _find_mount(path: Path, proc: Path) -> _MountEntry | None:
     """Find the mount that a path lies on: the deepest, and of those over one another the last."""
     mounts = (_parse_mount(line) for line in read_text(proc / "self" / "mountinfo").splitlines())
     around = [mount for mount in mounts if mount is not None and path.is_relative_to(mount.point)]
     return max(enumerate(around), key=lambda pair: (len(Path(pair[1].point).parts), pair[0]), default=(0, None))[1]
 
 
-def _parse_mount(line: str) -> _Mount | None:
+def _parse_mount(line: str) -> _MountEntry | None:
     """Read a line such as `36 35 8:1 / /data rw,noatime shared:1 - ext4 /dev/sda1 rw`."""
     left, _, right = line.partition(" - ")
     place, source = left.split(" "), right.split(" ")
     if len(place) < 5 or len(source) < 2:
         return None
-    return _Mount(number=place[2], point=_unescape(place[4]), filesystem=source[0], device=_unescape(source[1]))
+    return _MountEntry(number=place[2], point=_unescape(place[4]), filesystem=source[0], device=_unescape(source[1]))
 
 
 def _unescape(text: str) -> str:
@@ -117,7 +117,7 @@ def _unescape(text: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text)
 
 
-def _read_rotational(mount: _Mount, sys: Path) -> bool | None:
+def _read_rotational(mount: _MountEntry, sys: Path) -> bool | None:
     """Read whether a device turns; a partition is asked by its disk, a volume of btrfs by the name of its device."""
     for place in (sys / "dev" / "block" / mount.number, sys / "class" / "block" / Path(mount.device).name):
         device = place.resolve()

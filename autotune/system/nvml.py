@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from autotune.profiles.schema import Fraction, ToldCount, Value
+from autotune.config import BoundedCount, Fraction, FrozenModel
 
 
-class GpuState(Value):
+class GpuState(FrozenModel):
     """What NVML tells of one GPU or of one slice of it (MIG); None for what it does not tell.
 
     Attributes:
@@ -27,7 +27,7 @@ class GpuState(Value):
     name: str | None = None
     driver: str | None = None
     pcie: str | None = None
-    processes: ToldCount | None = None
+    processes: BoundedCount | None = None
     utilization: Fraction | None = None
 
 

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 # Signals so soon after one that was heard are its echo: `timeout` and batch systems signal a process and its group. The
 # two are milliseconds apart; people who insist press two or three times a second, and keep pressing.
-ECHO_SECONDS: Final = 0.4
+DEBOUNCE_SECONDS: Final = 0.4
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-class _Bell:
+class SignalDebouncer:
     """Tells a signal from the echo of the one before."""
 
     def __init__(self) -> None:
@@ -30,16 +30,16 @@ class _Bell:
     def is_echo(self) -> bool:
         """Note that a signal has come, and tell whether it belongs to the last one that did not."""
         now = time.monotonic()
-        if now - self._heard < ECHO_SECONDS:
+        if now - self._heard < DEBOUNCE_SECONDS:
             return True
         self._heard = now
         return False
 
 
 @contextmanager
-def interrupt_on_signals() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """Treat SIGTERM (a job's end, a container's stop) as Ctrl-C, and hear SIGINT where a shell has it ignored."""
-    bell = _Bell()
+    bell = SignalDebouncer()
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         if not bell.is_echo():
@@ -50,13 +50,13 @@ def interrupt_on_signals() -> Iterator[None]:
 
 
 @contextmanager
-def finish_first() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """Overhear an interrupt while a run comes to its end by itself; a second one gets through.
 
     Signals that would not raise KeyboardInterrupt are left alone, and so is everything in other threads than the main
     one, which Python never interrupts.
     """
-    bell = _Bell()
+    bell = SignalDebouncer()
     heard: list[int] = []
 
     def overhear(number: int, _frame: FrameType | None) -> None:

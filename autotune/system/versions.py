@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
-from autotune.profiles.schema import StartMethod
+from autotune.config import StartMethod
 
 WORDS: Final = ("__version__", "cuda")
 
 
-class TorchBuild(NamedTuple):
+class TorchVersion(NamedTuple):
     """The build of torch that is installed.
 
     Attributes:
@@ -26,7 +26,7 @@ class TorchBuild(NamedTuple):
     cuda: str | None
 
 
-def read_torch(folder: Path | None = None) -> TorchBuild | None:
+def read_torch(folder: Path | None = None) -> TorchVersion | None:
     """Read which build of torch is installed.
 
     Args:
@@ -38,9 +38,9 @@ def read_torch(folder: Path | None = None) -> TorchBuild | None:
     folder = folder or _find_torch()
     words = _read_assignments(folder / "version.py") if folder is not None else {}
     if "__version__" in words:
-        return TorchBuild(str(words["__version__"]), words.get("cuda"))
+        return TorchVersion(str(words["__version__"]), words.get("cuda"))
     try:
-        return TorchBuild(version("torch"), None)
+        return TorchVersion(version("torch"), None)
     except PackageNotFoundError:
         return None
 

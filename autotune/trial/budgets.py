@@ -8,25 +8,28 @@ the memory that training process and workers take for themselves.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, Self
 
+from autotune.config import Bytes, Count, FrozenModel, LoaderConfig
 from autotune.errors import UsageError
+from autotune.profiles.schema import LimitsRecord
+from autotune.request import TuningRequest
 from autotune.system.machine import MachineProfile, count_whole_cpus
 from autotune.trial.protocol import LinearBytes, TrialResult, WorkloadProfile
-from autotune.request import TuningRequest
-from autotune.profiles.schema import Bytes, Count, LimitsRecord, LoaderConfig, Value
-from autotune.units import format_bytes, parse_budget
+from autotune.trial.resources import RESOURCES, Resource
+from autotune.units import parse_budget
 
 PAGE_BYTES: Final = 4096
 WORKER_BYTES: Final = 24 * 2**20  # private memory of an idle forked worker, torch 2.13: 15 to 25 MiB
 BASE_FILES: Final = 64  # interpreter, libraries, the user's own; measured 30 to 50
 WORKER_FILES: Final = 6  # queue, sentinel and resource-sharer ends per worker in the parent
-MOST_WORKERS: Final = 64
+MAX_SEARCHED_WORKERS: Final = 64
 MEMORY_RESERVE: Final = 0.03  # of physical memory that must stay free whatever the budget says
-RESOURCES: Final = ("memory", "shm", "files", "gpu")  # by the names of their constraints
 
 
-class Limits(Value):
+class Budgets(FrozenModel):
     """Budgets for everything one training process and its workers use on this host.
 
     Attributes:
@@ -43,28 +46,28 @@ class Limits(Value):
     shm_bytes: Bytes
     nofile: Count
     gpu_bytes: Bytes | None = None
-    max_workers: Count = MOST_WORKERS
+    max_workers: Count = MAX_SEARCHED_WORKERS
 
     def record(self) -> LimitsRecord:
         """Give the part that is written into the profile."""
         return LimitsRecord(**self.model_dump(exclude={"reserve_bytes"}))
 
 
-class Violation(Value):
-    """One limit that a configuration would break, or broke."""
+@dataclass(frozen=True, slots=True)
+class BudgetViolation:
+    """One budget that a configuration would go over, in the unit of the resource."""
 
-    resource: str
+    resource: Resource
     needed: float
     limit: float
 
     def describe(self) -> str:
         """Say it with the number against the limit."""
-        if self.resource == "open files":
-            return f"{self.resource}: {self.needed:,.0f} needed of {self.limit:,.0f}"
-        return f"{self.resource}: {format_bytes(self.needed)} needed of {format_bytes(self.limit)}"
+        write = self.resource.format
+        return f"{self.resource.label}: {write(self.needed)} needed of {write(self.limit)}"
 
 
-class Demand(Value):
+class ResourceDemand(FrozenModel):
     """What a configuration is expected to use at its peak."""
 
     memory_bytes: Bytes
@@ -72,36 +75,37 @@ class Demand(Value):
     files: Count
     gpu_bytes: Bytes = 0
 
-    def find_violations(self, limits: Limits) -> tuple[Violation, ...]:
+    def find_violations(self, budgets: Budgets) -> tuple[BudgetViolation, ...]:
         """List the limits that this demand breaks."""
-        pairs = (
-            ("host memory", self.memory_bytes, limits.memory_bytes),
-            ("/dev/shm", self.shm_bytes, limits.shm_bytes),
-            ("open files", self.files, limits.nofile),
-            ("device memory", self.gpu_bytes, self.gpu_bytes if limits.gpu_bytes is None else limits.gpu_bytes),
-        )
-        return tuple(
-            Violation(resource=name, needed=needed, limit=limit) for name, needed, limit in pairs if needed > limit
-        )
+        found = (BudgetViolation(resource, *pair) for resource, pair in self._pair(budgets).items())
+        return tuple(violation for violation in found if violation.needed > violation.limit)
 
-    def constraints(self, limits: Limits) -> dict[str, float]:
+    def constraints(self, budgets: Budgets) -> dict[str, float]:
         """Give Optuna's constraints: how far over (positive) or under each limit, as a share of it."""
-        used = (self.memory_bytes, self.shm_bytes, self.files, self.gpu_bytes)
-        budgets = (limits.memory_bytes, limits.shm_bytes, limits.nofile, limits.gpu_bytes)
+        pairs = self._pair(budgets)
         return {
-            name: needed / max(1, budget) - 1 if budget is not None else -1.0
-            for name, needed, budget in zip(RESOURCES, used, budgets, strict=True)
+            resource.name: pairs[resource][0] / max(1, pairs[resource][1]) - 1 if resource in pairs else -1.0
+            for resource in RESOURCES
+        }
+
+    def _pair(self, budgets: Budgets) -> dict[Resource, tuple[int, int]]:
+        """Give demand and budget of each resource that has a budget."""
+        allowed = {resource: getattr(budgets, resource.budget) for resource in RESOURCES}
+        return {
+            resource: (getattr(self, resource.demand), budget)
+            for resource, budget in allowed.items()
+            if budget is not None
         }
 
 
-class OwnPeak(Value):
+class OwnPeak(FrozenModel):
     """What the processes of a trial used at their peak, the batches left out: the training process, and its workers."""
 
     workers: Count
     own_bytes: Bytes
 
 
-class DemandModel(Value):
+class ResourceModel(FrozenModel):
     """Predicts a configuration's demand; `learn` returns a better one.
 
     Attributes:
@@ -136,7 +140,7 @@ class DemandModel(Value):
             gpu_bytes=workload.gpu_bytes,
         )
 
-    def predict(self, config: LoaderConfig) -> Demand:
+    def predict(self, config: LoaderConfig) -> ResourceDemand:
         """Predict the peak demand of a configuration.
 
         Args:
@@ -150,11 +154,11 @@ class DemandModel(Value):
         gpu_bytes = self._predict_gpu(config, batch_bytes)
         if loader.num_workers == 0:
             memory_bytes = self.base_bytes + 2 * (batch_bytes + self._pinned_bytes(config))
-            return Demand(memory_bytes=memory_bytes, shm_bytes=0, files=BASE_FILES, gpu_bytes=gpu_bytes)
+            return ResourceDemand(memory_bytes=memory_bytes, shm_bytes=0, files=BASE_FILES, gpu_bytes=gpu_bytes)
         live = count_live_batches(config)
         shm_bytes = live * batch_bytes
         held = live * self.batch_tensors if config.process.sharing_strategy == "file_descriptor" else 0
-        return Demand(
+        return ResourceDemand(
             memory_bytes=self._predict_own(loader.num_workers)
             + loader.num_workers * batch_bytes
             + max(shm_bytes, live * self._pinned_bytes(config)),
@@ -204,7 +208,7 @@ class DemandModel(Value):
         pages = -(-samples * self.sample_bytes // PAGE_BYTES) + max(1, self.batch_tensors)  # each tensor is rounded up
         return pages * PAGE_BYTES if self.sample_bytes else 0
 
-    def learn(self, result: TrialResult) -> DemandModel:
+    def learn(self, result: TrialResult) -> ResourceModel:
         """Correct what processes use by what a trial used.
 
         Args:
@@ -215,7 +219,7 @@ class DemandModel(Value):
         """
         return self._learn_gpu(result)._learn_own(result)
 
-    def _learn_gpu(self, result: TrialResult) -> DemandModel:
+    def _learn_gpu(self, result: TrialResult) -> ResourceModel:
         """Raise what a step needs in any case, by what a trial held beyond the prediction."""
         used = result.measurement.peak_gpu_bytes if result.measurement is not None else 0
         beyond = used - self.predict(result.config).gpu_bytes
@@ -224,7 +228,7 @@ class DemandModel(Value):
         higher = self.gpu_bytes.model_copy(update={"fixed_bytes": self.gpu_bytes.fixed_bytes + beyond})
         return self.model_copy(update={"gpu_bytes": higher})
 
-    def _learn_own(self, result: TrialResult) -> DemandModel:
+    def _learn_own(self, result: TrialResult) -> ResourceModel:
         workers = result.config.dataloader.num_workers
         if not workers or not result.peak_host_bytes:
             return self
@@ -248,7 +252,7 @@ def count_live_batches(config: LoaderConfig) -> int:
     return loader.num_workers * (loader.prefetch_factor or 0) + 2
 
 
-def plan_limits(machine: MachineProfile, request: TuningRequest, workload: WorkloadProfile | None = None) -> Limits:
+def plan_budgets(machine: MachineProfile, request: TuningRequest, workload: WorkloadProfile | None = None) -> Budgets:
     """Turn the user's budgets into bytes on this machine.
 
     Args:
@@ -263,8 +267,8 @@ def plan_limits(machine: MachineProfile, request: TuningRequest, workload: Workl
         UsageError: A budget cannot be read.
     """
     share = request.world_size
-    most_workers = max(MOST_WORKERS, 2 * count_whole_cpus(machine.usable_cpus))
-    return Limits(
+    most_workers = max(MAX_SEARCHED_WORKERS, 2 * count_whole_cpus(machine.usable_cpus))
+    return Budgets(
         memory_bytes=_parse("--max-memory", request.max_memory, machine.memory_available_bytes) // share,
         reserve_bytes=int(machine.memory_limit_bytes * MEMORY_RESERVE),
         shm_bytes=_parse("--max-shm", request.max_shm, machine.shm_free_bytes) // share if machine.shm_writable else 0,
@@ -288,3 +292,8 @@ def _parse(option: str, text: str, whole: int) -> int:
         return min(parse_budget(text, whole), whole)
     except ValueError as error:
         raise UsageError(f"{option}: {error}. Give a share such as 80% or an amount such as 24GiB.") from None
+
+
+def describe_skip(violations: Iterable[BudgetViolation]) -> str:
+    """Say which limits a skipped configuration would break."""
+    return "; ".join(violation.describe() for violation in violations)

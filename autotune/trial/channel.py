@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Final
 
-MOST_MESSAGE_BYTES: Final = 64 * 2**20
+MAX_MESSAGE_BYTES: Final = 64 * 2**20
 
 
 class ChannelClosedError(Exception):
@@ -87,8 +87,8 @@ class Channel:
             *lines, rest = self._buffer.split(b"\n")
             self._lines += [bytes(line) for line in lines]
             self._buffer = bytearray(rest)
-        if len(self._buffer) > MOST_MESSAGE_BYTES:
-            raise MessageTooLongError(f"a message of more than {MOST_MESSAGE_BYTES >> 20} MiB")
+        if len(self._buffer) > MAX_MESSAGE_BYTES:
+            raise MessageTooLongError(f"a message of more than {MAX_MESSAGE_BYTES >> 20} MiB")
 
     def close(self) -> None:
         """Close the line."""

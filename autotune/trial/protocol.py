@@ -12,19 +12,18 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
-from autotune.request import WorkloadRequest
-from autotune.profiles.schema import (
-    Accelerator,
+from autotune.config import (
+    BoundedBytes,
+    BoundedCount,
+    BoundedRate,
+    BoundedSeconds,
     Fraction,
+    FrozenModel,
     LoaderConfig,
-    Software,
     StartMethod,
-    ToldBytes,
-    ToldCount,
-    ToldRate,
-    ToldSeconds,
-    Value,
 )
+from autotune.request import WorkloadRequest
+from autotune.system.hardware import Accelerator, Software
 
 PROTOCOL_VERSION: Final = 1
 WORKER_PHASE: Final = "trying workers"  # the phase of a probe in which a dataset fails that fails only with workers
@@ -44,23 +43,23 @@ TrialKind = Literal[
 ]
 StopReason = Literal["done", "precise", "hopeless", "time"]
 
-MOST_WORDS: Final = 20_000  # characters of a text that are kept: a traceback is shorter, a tensor's text is not
+MAX_WORDS: Final = 20_000  # characters of a text that are kept: a traceback is shorter, a tensor's text is not
 CLOCK_SECONDS: Final = 2e-6  # moments of batches are rounded
-SHORTEST_EPOCH_SECONDS: Final = 1e-9
+MIN_EPOCH_SECONDS: Final = 1e-9
 
 
 def _shorten(text: str) -> str:
-    if len(text) <= MOST_WORDS:
+    if len(text) <= MAX_WORDS:
         return text
-    half = MOST_WORDS // 2
+    half = MAX_WORDS // 2
     return f"{text[:half]}\n[{len(text) - 2 * half:,} characters left out]\n{text[-half:]}"
 
 
-Words = Annotated[str, AfterValidator(_shorten)]
+LongText = Annotated[str, AfterValidator(_shorten)]
 """Text for people, cut in the middle where it is longer than anybody reads."""
 
 
-class EpochTrace(Value):
+class EpochTrace(FrozenModel):
     """The raw record of one pass over the loader, cut short or whole.
 
     Attributes:
@@ -73,12 +72,12 @@ class EpochTrace(Value):
         closed_after: Batches consumed when the sampler was told to stop; None for a whole epoch.
     """
 
-    batch_seconds: tuple[ToldSeconds, ...]
-    end_seconds: ToldSeconds
-    wait_seconds: ToldSeconds
-    samples: ToldCount
-    promised_batches: ToldCount | None
-    closed_after: ToldCount | None
+    batch_seconds: tuple[BoundedSeconds, ...]
+    end_seconds: BoundedSeconds
+    wait_seconds: BoundedSeconds
+    samples: BoundedCount
+    promised_batches: BoundedCount | None
+    closed_after: BoundedCount | None
 
     @model_validator(mode="after")
     def _refuse_what_no_clock_shows(self) -> Self:
@@ -96,7 +95,7 @@ class EpochTrace(Value):
         return len(self.batch_seconds)
 
 
-class Measurement(Value):
+class Measurement(FrozenModel):
     """What one trial saw: its epochs in order, the first one with cold workers.
 
     Attributes:
@@ -109,22 +108,22 @@ class Measurement(Value):
     """
 
     epochs: Annotated[tuple[EpochTrace, ...], Field(min_length=1)]
-    epoch_batches: ToldCount | None
+    epoch_batches: BoundedCount | None
     stopped: StopReason
-    epoch_samples: Annotated[ToldCount, Field(ge=1)] | None = None
-    peak_gpu_bytes: ToldBytes = 0
-    gpu_growth_bytes: ToldBytes = 0
+    epoch_samples: Annotated[BoundedCount, Field(ge=1)] | None = None
+    peak_gpu_bytes: BoundedBytes = 0
+    gpu_growth_bytes: BoundedBytes = 0
 
     @model_validator(mode="after")
     def _refuse_nothing(self) -> Self:
         if not sum(trace.samples for trace in self.epochs):
             raise ValueError("no sample was delivered")
-        if any(trace.end_seconds < SHORTEST_EPOCH_SECONDS for trace in self.epochs):
+        if any(trace.end_seconds < MIN_EPOCH_SECONDS for trace in self.epochs):
             raise ValueError("an epoch cannot take no time")
         return self
 
 
-class TrialRequest(Value):
+class TrialRequest(FrozenModel):
     """One measurement to be made.
 
     Attributes:
@@ -138,15 +137,15 @@ class TrialRequest(Value):
     """
 
     config: LoaderConfig
-    epochs: ToldCount
-    seconds: ToldSeconds
+    epochs: BoundedCount
+    seconds: BoundedSeconds
     precision: Fraction = 0.02
-    hopeless_below: ToldRate | None = None
+    hopeless_below: BoundedRate | None = None
     fresh: bool = False
-    gpu_bytes: ToldBytes | None = None
+    gpu_bytes: BoundedBytes | None = None
 
 
-class TrialResult(Value):
+class TrialResult(FrozenModel):
     """What became of one trial. A failed trial is a result of a named kind with its evidence.
 
     Attributes:
@@ -166,43 +165,43 @@ class TrialResult(Value):
     kind: TrialKind
     config: LoaderConfig
     measurement: Measurement | None = None
-    message: Words = ""
-    details: Words = ""
-    peak_host_bytes: ToldBytes = 0
-    peak_shm_bytes: ToldBytes = 0
-    seconds: ToldSeconds = 0.0
-    samples: ToldCount = 0
+    message: LongText = ""
+    details: LongText = ""
+    peak_host_bytes: BoundedBytes = 0
+    peak_shm_bytes: BoundedBytes = 0
+    seconds: BoundedSeconds = 0.0
+    samples: BoundedCount = 0
     in_step: bool = False
-    index: ToldCount | None = None
+    index: BoundedCount | None = None
 
 
 RunTrial = Callable[[TrialRequest], TrialResult]
 """The seam between the story and the measurement: a child process in a real run, a formula in a test."""
 
 
-class LinearCost(Value):
+class LinearCost(FrozenModel):
     """Seconds that something takes, as `fixed_seconds + size * sample_seconds`; the size counts samples or workers."""
 
-    fixed_seconds: ToldSeconds
-    sample_seconds: ToldSeconds
+    fixed_seconds: BoundedSeconds
+    sample_seconds: BoundedSeconds
 
     def per_batch(self, size: int) -> float:
         """Give the seconds for `size` samples (or workers)."""
         return self.fixed_seconds + size * self.sample_seconds
 
 
-class LinearBytes(Value):
+class LinearBytes(FrozenModel):
     """Bytes that something takes, as `fixed_bytes + size * sample_bytes`."""
 
-    fixed_bytes: ToldBytes = 0
-    sample_bytes: ToldBytes = 0
+    fixed_bytes: BoundedBytes = 0
+    sample_bytes: BoundedBytes = 0
 
     def per_batch(self, size: int) -> int:
         """Give the bytes for `size` samples."""
         return self.fixed_bytes + size * self.sample_bytes
 
 
-class CopyRates(Value):
+class H2DBandwidth(FrozenModel):
     """How fast batches get to the device.
 
     Attributes:
@@ -220,7 +219,7 @@ class CopyRates(Value):
         return self.pinned if pinned else self.pageable
 
 
-class WorkloadProfile(Value):
+class WorkloadProfile(FrozenModel):
     """What the probe learned about the workload.
 
     Attributes:
@@ -260,24 +259,24 @@ class WorkloadProfile(Value):
         notes: Sentences the user should read.
     """
 
-    description: Words
+    description: LongText
     kind: Literal["map", "iterable"]
-    samples: ToldCount | None
-    epoch_batches: ToldCount | None = None
+    samples: BoundedCount | None
+    epoch_batches: BoundedCount | None = None
     batching: Literal["batch_size", "own"]
     drop_last: bool = False
     probe_batch_size: Annotated[int, Field(ge=1, le=2**63 - 1)]
-    largest_probed: ToldCount = 0
+    largest_probed: BoundedCount = 0
     load: LinearCost
-    cpu_share: ToldRate
+    cpu_share: BoundedRate
     collate: LinearCost = LinearCost(fixed_seconds=0.0, sample_seconds=0.0)
     transfer: LinearCost = LinearCost(fixed_seconds=4e-4, sample_seconds=0.0)
     step: LinearCost
-    step_cpus: ToldRate = 0.0
-    copies: CopyRates | None = None
+    step_cpus: BoundedRate = 0.0
+    copies: H2DBandwidth | None = None
     gpu_bytes: LinearBytes = LinearBytes()
-    sample_bytes: ToldBytes
-    batch_tensors: ToldCount
+    sample_bytes: BoundedBytes
+    batch_tensors: BoundedCount
     on_accelerator: bool = False
     has_getitems: bool = False
     duplicated: bool = False
@@ -285,17 +284,17 @@ class WorkloadProfile(Value):
     multiprocessing_context: StartMethod | None = None
     software: Software
     accelerator: Accelerator | None = None
-    gpu_room_bytes: ToldBytes = 0
+    gpu_room_bytes: BoundedBytes = 0
     pinning: bool = False
     start: LinearCost = LinearCost(fixed_seconds=0.0, sample_seconds=0.02)
-    first_use_seconds: ToldSeconds = 0.0
-    manager_seconds: ToldSeconds = 0.0
-    rss_bytes: ToldBytes = 0
-    worker_failure: Words | None = None
-    notes: tuple[Words, ...] = ()
+    first_use_seconds: BoundedSeconds = 0.0
+    manager_seconds: BoundedSeconds = 0.0
+    rss_bytes: BoundedBytes = 0
+    worker_failure: LongText | None = None
+    notes: tuple[LongText, ...] = ()
 
 
-class Hello(Value):
+class LoadCommand(FrozenModel):
     """Parent to child, first: what to load, and the batch sizes the probe should look at."""
 
     op: Literal["hello"] = "hello"
@@ -303,7 +302,7 @@ class Hello(Value):
     workload: WorkloadRequest
 
 
-class Probe(Value):
+class ProbeCommand(FrozenModel):
     """Parent to child: profile the workload.
 
     Attributes:
@@ -320,20 +319,20 @@ class Probe(Value):
     with_workers: bool = True
 
 
-class Run(Value):
+class TrialCommand(FrozenModel):
     """Parent to child: run a trial."""
 
     op: Literal["run"] = "run"
     trial: TrialRequest
 
 
-class Release(Value):
+class ReleaseCommand(FrozenModel):
     """Parent to child: take the trial's workers down."""
 
     op: Literal["release"] = "release"
 
 
-class Progress(Value):
+class ProgressReport(FrozenModel):
     """Child to parent: what it is doing, and how far it got.
 
     Attributes:
@@ -342,11 +341,11 @@ class Progress(Value):
     """
 
     op: Literal["progress"] = "progress"
-    phase: Words
-    batches: ToldCount = 0
+    phase: LongText
+    batches: BoundedCount = 0
 
 
-class Ready(Value):
+class ReadyReport(FrozenModel):
     """Child to parent: the last command is done and nothing of it is left.
 
     Attributes:
@@ -357,21 +356,21 @@ class Ready(Value):
     on_device: bool = False
 
 
-class Probed(Value):
+class ProbeReport(FrozenModel):
     """Child to parent: the profile."""
 
     op: Literal["probed"] = "probed"
     profile: WorkloadProfile
 
 
-class Measured(Value):
+class TrialReport(FrozenModel):
     """Child to parent: the trial ran to its end; its workers still live."""
 
     op: Literal["measured"] = "measured"
     measurement: Measurement
 
 
-class Failed(Value):
+class FailureReport(FrozenModel):
     """Child to parent: the user's code raised, or torch did.
 
     Attributes:
@@ -385,14 +384,17 @@ class Failed(Value):
 
     op: Literal["failed"] = "failed"
     where: str
-    error: Words
-    details: Words = ""
+    error: LongText
+    details: LongText = ""
     on_device: bool = False
-    samples: ToldCount = 0
-    index: ToldCount | None = None
+    samples: BoundedCount = 0
+    index: BoundedCount | None = None
 
 
-Command = Annotated[Hello | Probe | Run | Release, Field(discriminator="op")]
-Report = Annotated[Progress | Ready | Probed | Measured | Failed, Field(discriminator="op")]
+Command = Annotated[LoadCommand | ProbeCommand | TrialCommand | ReleaseCommand, Field(discriminator="op")]
+Report = Annotated[ProgressReport | ReadyReport | ProbeReport | TrialReport | FailureReport, Field(discriminator="op")]
 COMMAND: Final[TypeAdapter[Command]] = TypeAdapter(Command)
 REPORT: Final[TypeAdapter[Report]] = TypeAdapter(Report)
+
+
+CODE_FAILURES: Final[tuple[TrialKind, ...]] = ("workload_failed", "crashed", "stalled")

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from autotune.profiles.schema import Interval
+from autotune.config import Interval
 
 ROUND_SPREAD: Final = 0.03  # relative spread of whole runs of one configuration, each in its process; measured 1 to 9 %
 ROUND_WEIGHT: Final = 3  # degrees of freedom that this counts for
@@ -64,7 +64,9 @@ def blend_spread(
     return math.sqrt((weight * usual_spread**2 + squares) / (weight + seen)), student_t(weight + seen, tail)
 
 
-def bound_rounds(rates: Sequence[float], picked_of: int = 1, others: Sequence[Sequence[float]] = ()) -> Interval | None:
+def throughput_ci95(
+    rates: Sequence[float], picked_of: int = 1, others: Sequence[Sequence[float]] = ()
+) -> Interval | None:
     """Give the 95 % interval of a throughput from rounds in processes of their own.
 
     Args:
@@ -78,7 +80,7 @@ def bound_rounds(rates: Sequence[float], picked_of: int = 1, others: Sequence[Se
     return _bound_logs(_take_logs(rates), ROUND_SPREAD, picked_of, [_take_logs(one) for one in others])
 
 
-def ratio_of_pairs(
+def paired_ratio(
     values: Sequence[float], bases: Sequence[float], picked_of: int = 1, others: Sequence[Sequence[float]] = ()
 ) -> tuple[float, Interval | None]:
     """Compare two configurations measured in the same rounds.

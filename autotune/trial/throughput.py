@@ -13,17 +13,17 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from autotune.trial.statistics import blend_spread, student_t
+from autotune.config import FrozenModel, LoaderConfig
 from autotune.trial.protocol import EpochTrace, Measurement
-from autotune.profiles.schema import LoaderConfig, Value
+from autotune.trial.statistics import blend_spread, student_t
 
 UNSEEN_SPREAD: Final = 0.04  # relative spread of an epoch that is assumed before any is seen; measured 1 to 9 %
 UNSEEN_WEIGHT: Final = 4  # degrees of freedom that the assumption counts for
-FEWEST_BLOCKS: Final = 4
-MOST_BLOCKS: Final = 8  # long ones: batches that follow one another are alike, blocks of many hardly
+MIN_BLOCKS: Final = 4
+MAX_BLOCKS: Final = 8  # long ones: batches that follow one another are alike, blocks of many hardly
 
 
-class Estimate(Value):
+class ThroughputEstimate(FrozenModel):
     """Throughput of a training run, estimated from one trial.
 
     Attributes:
@@ -48,7 +48,7 @@ class Estimate(Value):
         return self.relative_error <= precision
 
 
-class Steady(Value):
+class SteadyState(FrozenModel):
     """The pace of a pipeline whose queue is neither filling nor draining.
 
     Attributes:
@@ -62,7 +62,9 @@ class Steady(Value):
     batches: int
 
 
-def estimate(measurement: Measurement, config: LoaderConfig, epochs: int, cold_seconds: float = 0.0) -> Estimate:
+def estimate(
+    measurement: Measurement, config: LoaderConfig, epochs: int, cold_seconds: float = 0.0
+) -> ThroughputEstimate:
     """Estimate the throughput of a training run of `epochs` epochs.
 
     Args:
@@ -79,18 +81,18 @@ def estimate(measurement: Measurement, config: LoaderConfig, epochs: int, cold_s
     waiting = sum(trace.wait_seconds for trace in traces) / max(1e-9, sum(trace.end_seconds for trace in traces))
     samples_per_batch = sum(trace.samples for trace in traces) / max(1, sum(trace.batches for trace in traces))
     if measurement.epoch_batches is None:
-        return Estimate(
+        return ThroughputEstimate(
             samples_per_second=samples_per_batch / steady.batch_seconds,
             relative_error=math.inf if steady.half_width is None else steady.half_width / steady.batch_seconds,
             wait_fraction=min(1.0, waiting),
             epoch_seconds=steady.batch_seconds,
         )
-    lengths = [_complete(trace, measurement.epoch_batches, steady) for trace in traces]
-    settled = _list_settled(lengths)
+    lengths = [extrapolate_epoch(trace, measurement.epoch_batches, steady) for trace in traces]
+    settled = steady_epochs(lengths)
     ahead = max(0, epochs - len(lengths))
     total = sum(lengths[:epochs]) + ahead * statistics.fmean(settled) + cold_seconds
     samples = epochs * (measurement.epoch_samples or measurement.epoch_batches * samples_per_batch)
-    return Estimate(
+    return ThroughputEstimate(
         samples_per_second=samples / total,
         relative_error=_relative_error(
             lengths, settled, ahead, total, _pace_error(traces, measurement, epochs, steady)
@@ -100,7 +102,7 @@ def estimate(measurement: Measurement, config: LoaderConfig, epochs: int, cold_s
     )
 
 
-def _list_settled(lengths: Sequence[float]) -> Sequence[float]:
+def steady_epochs(lengths: Sequence[float]) -> Sequence[float]:
     """List the epochs that those to come will resemble.
 
     The first starts the workers, and the second is often slow as well: memory is touched for the first time.
@@ -109,12 +111,12 @@ def _list_settled(lengths: Sequence[float]) -> Sequence[float]:
     return lengths[min(2, len(lengths) - 1) :]
 
 
-def _complete(trace: EpochTrace, epoch_batches: int, steady: Steady) -> float:
+def extrapolate_epoch(trace: EpochTrace, epoch_batches: int, steady: SteadyState) -> float:
     """Seconds of the whole epoch: what was seen, and the rest at the steady pace."""
     return trace.end_seconds + max(0, epoch_batches - trace.batches) * steady.batch_seconds
 
 
-def _pace_error(traces: Sequence[EpochTrace], measurement: Measurement, epochs: int, steady: Steady) -> float:
+def _pace_error(traces: Sequence[EpochTrace], measurement: Measurement, epochs: int, steady: SteadyState) -> float:
     """Half-width, in seconds, of the 95 % interval of the batches that were not run but counted at the steady pace."""
     unseen = statistics.fmean(max(0, (measurement.epoch_batches or 0) - trace.batches) for trace in traces)
     return epochs * unseen * (steady.half_width or 2 * UNSEEN_SPREAD * steady.batch_seconds)
@@ -134,7 +136,7 @@ def _blend_spread(lengths: Sequence[float], mean: float) -> tuple[float, float]:
     return blend_spread(lengths, UNSEEN_SPREAD * mean, UNSEEN_WEIGHT)
 
 
-def measure_steady(traces: Sequence[EpochTrace], config: LoaderConfig) -> Steady:
+def measure_steady(traces: Sequence[EpochTrace], config: LoaderConfig) -> SteadyState:
     """Find the steady pace of a loader.
 
     Args:
@@ -145,19 +147,20 @@ def measure_steady(traces: Sequence[EpochTrace], config: LoaderConfig) -> Steady
         The pace over whole rounds of workers, after the queue was handed out and before it drains; over
         everything, the start included, where the epochs are too short for that.
     """
-    spans = [span for trace in traces if (span := _cut_steady(trace, config)) is not None]
+    spans = [span for trace in traces if (span := steady_window(trace, config)) is not None]
     if not spans:
         return _measure_unsteady(traces)
     batches = sum(count for count, _ in spans)
     seconds = sum(times[-1] - times[0] for _, times in spans)
-    return Steady(
+    return SteadyState(
         batch_seconds=max(1e-9, seconds / batches),
         half_width=_bound_blocks(max(spans, key=lambda span: span[0])[1], max(1, config.dataloader.num_workers)),
         batches=batches,
     )
 
 
-def _cut_steady(trace: EpochTrace, config: LoaderConfig) -> tuple[int, tuple[float, ...]] | None:
+def steady_window(trace: EpochTrace, config: LoaderConfig) -> tuple[int, tuple[float, ...]] | None:
+    """Cut an epoch down to the batches between its start and its end; None where none are left."""
     workers = config.dataloader.num_workers
     queue = max(1, workers * (config.dataloader.prefetch_factor or 0))
     end = trace.closed_after if trace.closed_after is not None else trace.batches - queue * bool(workers)
@@ -168,25 +171,25 @@ def _cut_steady(trace: EpochTrace, config: LoaderConfig) -> tuple[int, tuple[flo
     return count, trace.batch_seconds[queue - 1 : queue + count]
 
 
-def _measure_unsteady(traces: Sequence[EpochTrace]) -> Steady:
+def _measure_unsteady(traces: Sequence[EpochTrace]) -> SteadyState:
     """Take everything from the start of the workers on: slower than the truth, but never the burst of a full queue."""
     batches = max(1, sum(trace.batches for trace in traces))
     seconds = sum(trace.end_seconds for trace in traces)
-    return Steady(batch_seconds=max(1e-9, seconds / batches), half_width=None, batches=batches)
+    return SteadyState(batch_seconds=max(1e-9, seconds / batches), half_width=None, batches=batches)
 
 
 def _bound_blocks(times: tuple[float, ...], workers: int) -> float | None:
     """Half-width of the 95 % interval of seconds per batch, from the means of blocks of whole rounds."""
     rounds = (len(times) - 1) // workers
-    blocks = min(MOST_BLOCKS, rounds)
-    if blocks < FEWEST_BLOCKS:
+    blocks = min(MAX_BLOCKS, rounds)
+    if blocks < MIN_BLOCKS:
         return None
     size = rounds // blocks * workers
     means = [(times[(i + 1) * size] - times[i * size]) / size for i in range(blocks)]
     return student_t(blocks - 1) * statistics.stdev(means) / math.sqrt(blocks)
 
 
-def bound_samples_per_second(trace: EpochTrace, config: LoaderConfig, epoch_batches: int | None) -> float:
+def throughput_upper_bound(trace: EpochTrace, config: LoaderConfig, epoch_batches: int | None) -> float:
     """Give a throughput that a run will hardly exceed, from its first epoch.
 
     Args:
@@ -201,7 +204,7 @@ def bound_samples_per_second(trace: EpochTrace, config: LoaderConfig, epoch_batc
     if trace.batches < 3:
         return math.inf
     samples_per_batch = trace.samples / trace.batches
-    if _cut_steady(trace, config) is not None:
+    if steady_window(trace, config) is not None:
         steady = measure_steady([trace], config)
         half = steady.half_width or 2 * UNSEEN_SPREAD * steady.batch_seconds
         return samples_per_batch / max(1e-9, steady.batch_seconds - 1.5 * half)

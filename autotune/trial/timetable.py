@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from autotune.trial.protocol import RunTrial, TrialRequest, TrialResult
 from autotune.request import TuningRequest
+from autotune.trial.protocol import RunTrial, TrialRequest, TrialResult
 
 FRESH_START_SECONDS: Final = 3.0  # a fresh process, its imports and a dataset factory, before one was measured
-FEWEST_TRIALS: Final = 2  # the baseline and the best guess: the time for confirming is kept from what follows them
-FEWEST_FINALS: Final = 2  # the baseline and the best once each, without which there is no answer
+MIN_TRIALS: Final = 2  # the baseline and the best guess: the time for confirming is kept from what follows them
+MIN_FINALS: Final = 2  # the baseline and the best once each, without which there is no answer
 FINAL_SHARE: Final = 0.5  # of what is left when the search begins; a confirmation that needs more is cut short
 
 
@@ -93,8 +93,8 @@ class Timetable:
             tried: Trials it has done.
         """
         reserve = 0.0
-        if tried >= FEWEST_TRIALS:
-            fewest = FEWEST_FINALS * self._final_seconds
+        if tried >= MIN_TRIALS:
+            fewest = MIN_FINALS * self._final_seconds
             reserve = min(self._finals * self._final_seconds, max(fewest, self._share_seconds))
         return self.left_seconds >= self._search_seconds + reserve
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from autotune.errors import WorkloadError
 from autotune.child.import_string import import_attribute
-from autotune.profiles.schema import LoaderConfig
+from autotune.config import LoaderConfig
+from autotune.errors import WorkloadError
 from benchmarks import gpu, gpu_report
 from benchmarks.gpu import Instruments, Options, Session, parse_arguments
 from benchmarks.gpu_budget import Budget

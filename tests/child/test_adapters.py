@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import UsageError
-from autotune.trial.budgets import Limits
 from autotune.child.workload_loading import count_samples_promised, load_workload
-from autotune.trial.protocol import TrialRequest, TrialResult, WorkloadProfile
+from autotune.config import DataLoaderSettings
+from autotune.errors import UsageError
 from autotune.request import WorkloadRequest
-from autotune.profiles.schema import DataLoaderSettings
 from autotune.runner.runner import TrialRunner
+from autotune.trial.budgets import Budgets
+from autotune.trial.protocol import TrialRequest, TrialResult, WorkloadProfile
 from tests.builders import make_config
 
 ROOT = str(Path(__file__).parents[2])
-LIMITS = Limits(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
+LIMITS = Budgets(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
 QUIET: Any = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
 pytestmark = pytest.mark.usefixtures("leaves_nothing", "offline")
 

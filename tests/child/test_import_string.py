@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.child.import_string import import_attribute
 from autotune.errors import UsageError
-from autotune.child.import_string import check_import_string, import_attribute
+from autotune.request import check_import_string
 from tests.builders import write_files
 
 

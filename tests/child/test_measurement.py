@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
+from autotune.child.measurement import TrialRun
+from autotune.child.probe_workers import count_samples_single_process
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.child.measurement import TrialMeasurement
 from autotune.trial.protocol import Measurement, TrialRequest
-from autotune.child.probe_workers import take_census
 from autotune.workload import Workload
 from tests.builders import make_config
 
@@ -30,7 +30,7 @@ def measure(
     loaded = LoadedWorkload(parts=workload) if isinstance(workload, Workload) else workload
     usual: dict[str, Any] = {"epochs": 2, "seconds": 20.0, "precision": 0.5}
     order = TrialRequest(config=make_config(workers, batch_size=batch_size), **usual | request)
-    return TrialMeasurement(loaded, lambda batch: time.sleep(5e-3), CPU, order, lambda batches: None).run()
+    return TrialRun(loaded, lambda batch: time.sleep(5e-3), CPU, order, lambda batches: None).run()
 
 
 class DrawsAnEpoch(IterableDataset[torch.Tensor]):
@@ -86,7 +86,7 @@ def test_the_samples_of_an_epoch_that_nobody_knows_stay_unknown() -> None:
 @pytest.mark.filterwarnings("ignore:Length of IterableDataset")
 def test_workers_that_draw_an_epoch_each_are_measured_as_they_are() -> None:
     loaded = LoadedWorkload(parts=Workload(dataset=DrawsAnEpoch()))
-    take_census(loaded)
+    count_samples_single_process(loaded)
     assert loaded.census.samples == 40
     found = measure(loaded, 2)
     assert (found.epoch_batches, found.epoch_samples) == (8, 80)

@@ -10,17 +10,18 @@ import sys
 
 import pytest
 
-from autotune.runner.sandbox import Containment, find_containment
-from autotune.child.namespaces import Walls
+from autotune.runner.sandbox import SandboxSupport, detect_sandbox
+from autotune.trial.sandbox_spec import SandboxSpec
 
-WALLED = Walls(None, 2**20, 64, own_pids=True)
+WALLED = SandboxSpec(None, 2**20, 64, own_pids=True)
 
-pytestmark = pytest.mark.skipif(not find_containment().own_pids, reason=f"not here: {find_containment().missing}")
+pytestmark = pytest.mark.skipif(not detect_sandbox().own_pids, reason=f"not here: {detect_sandbox().missing}")
 
 
-def run_inside(walls: Walls, code: str) -> subprocess.CompletedProcess[str]:
+def run_inside(walls: SandboxSpec, code: str) -> subprocess.CompletedProcess[str]:
     """Run code behind walls, as the first process after they are up."""
-    program = f"from autotune.child.namespaces import Walls, put_up; put_up(Walls.from_json({walls.to_json()!r}))\n{code}"
+    enter = f"enter_sandbox(SandboxSpec.from_json({walls.to_json()!r}))"
+    program = f"from autotune.child.namespaces import SandboxSpec, enter_sandbox; {enter}\n{code}"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
 
 
@@ -71,21 +72,21 @@ def test_the_user_stays_who_they_are() -> None:
 
 
 def test_no_walls_change_nothing() -> None:
-    assert run_inside(Walls(), "import os; print(os.getppid())").stdout.strip() == str(os.getpid())
+    assert run_inside(SandboxSpec(), "import os; print(os.getppid())").stdout.strip() == str(os.getpid())
 
 
 def test_walls_travel_as_json() -> None:
-    walls = Walls("/sys/fs/cgroup/x", 5, 6, own_pids=True)
-    assert Walls.from_json(walls.to_json()) == walls
+    walls = SandboxSpec("/sys/fs/cgroup/x", 5, 6, own_pids=True)
+    assert SandboxSpec.from_json(walls.to_json()) == walls
     assert json.loads(walls.to_json())["shm_bytes"] == 5
 
 
 def test_a_wall_that_cannot_be_put_up_is_an_error_with_its_place() -> None:
-    done = run_inside(Walls(cgroup="/nowhere"), "print('went on')")
+    done = run_inside(SandboxSpec(cgroup="/nowhere"), "print('went on')")
     assert "/nowhere/cgroup.procs" in done.stderr
     assert done.stdout == ""
 
 
 def test_what_this_machine_allows_is_found_out_once() -> None:
-    assert find_containment() is find_containment()
-    assert Containment() != find_containment()
+    assert detect_sandbox() is detect_sandbox()
+    assert SandboxSupport() != detect_sandbox()

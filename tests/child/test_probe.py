@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from autotune.child.workload_loading import LoadedWorkload
-from autotune.trial.protocol import Probe
 from autotune.child.probe import fit_bytes, fit_cost, profile_workload
+from autotune.child.workload_loading import LoadedWorkload
+from autotune.trial.protocol import ProbeCommand
 from autotune.workload import Workload
 
 BURNED_SECONDS = 0.05
@@ -33,7 +33,7 @@ class ShellsOut(Dataset[torch.Tensor]):
 
 def test_a_dataset_that_has_other_programs_compute_keeps_cpus_busy() -> None:
     workload = LoadedWorkload(parts=Workload(dataset=ShellsOut()))
-    order = Probe(batch_size=1, largest=1, usable_cpus=1.0, with_workers=False)
+    order = ProbeCommand(batch_size=1, largest=1, usable_cpus=1.0, with_workers=False)
     profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
     assert profile.cpu_share * profile.load.per_batch(1) > 0.9 * BURNED_SECONDS
 

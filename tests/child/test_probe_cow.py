@@ -10,8 +10,14 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from autotune.child.probe_cow import (
+    cow_bytes_per_sample,
+    describe_copies,
+    predict_cow_growth,
+    read_anonymous,
+    read_cow_bytes,
+)
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.child.probe_cow import describe_copies, fit_copies, foresee_copies, read_anonymous, read_copied
 from autotune.workload import Workload
 from tests.builders import write_files
 
@@ -26,7 +32,7 @@ def test_a_copied_page_is_told_from_one_that_was_allocated(later: str, copied: i
     folders = [
         write_files(tmp_path / str(number), {"smaps_rollup": text}) for number, text in enumerate((SHARED, later))
     ]
-    before, after = (read_copied(folder) for folder in folders)
+    before, after = (read_cow_bytes(folder) for folder in folders)
     assert after - before == copied
 
 
@@ -39,9 +45,9 @@ def test_a_forked_process_is_seen_to_copy_what_it_writes_to() -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        before = read_copied(Path("/proc/self"))
+        before = read_cow_bytes(Path("/proc/self"))
         kept[:: os.sysconf("SC_PAGE_SIZE")] = b"y" * len(kept[:: os.sysconf("SC_PAGE_SIZE")])
-        os.write(writer, str(read_copied(Path("/proc/self")) - before).encode())
+        os.write(writer, str(read_cow_bytes(Path("/proc/self")) - before).encode())
         os._exit(0)
     os.waitpid(child, 0)
     assert 60 * MIB < int(os.read(reader, 100)) < 70 * MIB
@@ -54,12 +60,12 @@ def test_a_forked_process_is_seen_to_copy_what_it_writes_to() -> None:
     [([], 0), ([(10, 5)], 0), ([(10, 0), (30, 100)], 5), ([(10, 100), (30, 0)], 0), ([(10, 0), (10, 9)], 0)],
 )
 def test_the_rate_is_taken_from_the_first_look_to_the_last(looks: list[tuple[int, int]], rate: float) -> None:
-    assert fit_copies(looks) == rate
+    assert cow_bytes_per_sample(looks) == rate
 
 
 def test_a_small_dataset_is_not_watched_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.child.probe_cow.LARGE_HEAP", 2**50)
-    assert foresee_copies(LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(8, 1))))) is None
+    monkeypatch.setattr("autotune.child.probe_cow.MIN_HEAP_BYTES", 2**50)
+    assert predict_cow_growth(LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(8, 1))))) is None
 
 
 class Raises(Dataset[Any]):
@@ -73,12 +79,12 @@ class Raises(Dataset[Any]):
 def test_a_worker_that_is_watched_in_vain_ends_at_once_and_not_when_garbage_is_collected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("autotune.child.probe_cow.LARGE_HEAP", 0)
+    monkeypatch.setattr("autotune.child.probe_cow.MIN_HEAP_BYTES", 0)
     gc.collect()
     before = set(multiprocessing.active_children())
     gc.disable()
     try:
-        assert foresee_copies(LoadedWorkload(parts=Workload(dataset=Raises()))) is None
+        assert predict_cow_growth(LoadedWorkload(parts=Workload(dataset=Raises()))) is None
         assert set(multiprocessing.active_children()) <= before
     finally:
         gc.enable()

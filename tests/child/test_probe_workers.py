@@ -10,24 +10,24 @@ import torch
 from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from autotune.errors import WorkloadError
-from autotune.child.workload_loading import LoadedWorkload
-from autotune.trial.protocol import Probe
 from autotune.child.probe import profile_workload
-from autotune.profiles.schema import ProcessSettings
 from autotune.child.probe_workers import (
     count_round_workers,
+    count_samples_single_process,
     fetch_samples,
-    fit_start,
-    is_duplicated,
+    fit_worker_startup,
     measure_manager_start,
     share_first_use,
     single_thread,
-    take_census,
-    time_handover,
-    time_round,
+    time_worker_round,
+    time_worker_transfer,
+    workers_duplicate_data,
 )
+from autotune.child.workload_loading import LoadedWorkload
+from autotune.config import ProcessSettings
+from autotune.errors import WorkloadError
 from autotune.profiles.worker_init import ShareWatch
+from autotune.trial.protocol import ProbeCommand
 from autotune.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -91,18 +91,18 @@ class Batches(Dataset[int]):
 
 
 def test_a_round_is_timed_and_one_that_fails_in_the_workers_is_unknown() -> None:
-    seconds = time_round(load(TensorDataset(torch.zeros(8, 1))), 2)
+    seconds = time_worker_round(load(TensorDataset(torch.zeros(8, 1))), 2)
     assert seconds is not None
     assert seconds > 0
-    assert time_round(load(FailsInWorkers()), 2) is None
+    assert time_worker_round(load(FailsInWorkers()), 2) is None
 
 
 def test_starting_is_what_a_round_takes_beyond_loading_and_grows_with_the_workers() -> None:
-    cost = fit_start(0.15, 0.45, workers=4, load_seconds=0.02)
+    cost = fit_worker_startup(0.15, 0.45, workers=4, load_seconds=0.02)
     assert cost is not None
     assert cost.per_batch(1) == pytest.approx(0.13)
     assert cost.per_batch(4) == pytest.approx(0.43)
-    assert fit_start(None, 0.45, 4, 0.02) is None
+    assert fit_worker_startup(None, 0.45, 4, 0.02) is None
 
 
 def test_a_warm_round_that_happens_to_be_slower_costs_a_fresh_process_nothing() -> None:
@@ -124,21 +124,21 @@ def test_the_order_of_the_workloads_own_sampler_is_kept() -> None:
 def test_handing_over_a_large_batch_costs_more_than_a_small_one() -> None:
     samples = [torch.zeros(256, 1024)]
     workload = load(TensorDataset(samples[0]))
-    small, large = (sum(time_handover(workload, samples, size)) for size in (1, 64))
+    small, large = (sum(time_worker_transfer(workload, samples, size)) for size in (1, 64))
     assert large > 2 * small > 0
 
 
 def test_an_iterable_dataset_that_does_not_shard_itself_is_found_out() -> None:
-    assert is_duplicated(load(Stream(sharded=False)))
-    assert not is_duplicated(load(Stream(sharded=True)))
+    assert workers_duplicate_data(load(Stream(sharded=False)))
+    assert not workers_duplicate_data(load(Stream(sharded=True)))
 
 
 @pytest.mark.parametrize("sharded", [True, False])
 def test_an_unsharded_dataset_that_is_random_is_found_out_by_its_number_of_samples(sharded: bool) -> None:
     workload = load(Stream(sharded=sharded, random=True))
-    take_census(workload)
+    count_samples_single_process(workload)
     assert workload.census.samples == 40
-    assert is_duplicated(workload) is not sharded
+    assert workers_duplicate_data(workload) is not sharded
 
 
 @pytest.mark.parametrize("asked", ["id", "num_workers"])
@@ -146,34 +146,34 @@ def test_a_dataset_that_asks_which_worker_it_is_in_and_draws_an_epoch_in_each_is
     asked: str,
 ) -> None:
     workload = load(DrawsAnEpoch(asked))
-    take_census(workload)
-    assert not is_duplicated(workload)
+    count_samples_single_process(workload)
+    assert not workers_duplicate_data(workload)
     assert workload.census.is_per_worker
 
 
 def test_a_dataset_that_only_seeds_itself_in_each_worker_delivers_its_data_once_more() -> None:
     workload = load(DrawsAnEpoch("seed"))
-    take_census(workload)
-    assert is_duplicated(workload)
+    count_samples_single_process(workload)
+    assert workers_duplicate_data(workload)
     assert not workload.census.is_per_worker
 
 
 def test_asking_which_worker_it_is_does_not_excuse_delivering_the_same() -> None:
     workload = load(DrawsAnEpoch("num_workers", same=True))
-    take_census(workload)
-    assert is_duplicated(workload)
+    count_samples_single_process(workload)
+    assert workers_duplicate_data(workload)
 
 
 def test_shares_that_are_set_up_from_outside_the_dataset_are_asked_for_as_well() -> None:
     workload = load(Stream(sharded=False, random=True), worker_init_fn=read_which_worker)
-    take_census(workload)
+    count_samples_single_process(workload)
     assert workload.census.asks_which_worker
-    assert not is_duplicated(workload)
+    assert not workers_duplicate_data(workload)
 
 
 def test_a_dataset_with_an_epoch_for_each_worker_is_tuned_with_a_note_that_says_so() -> None:
     workload = load(DrawsAnEpoch("id"))
-    order = Probe(batch_size=8, largest=8, usable_cpus=1.0)
+    order = ProbeCommand(batch_size=8, largest=8, usable_cpus=1.0)
     profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
     assert not profile.duplicated
     (note,) = profile.notes
@@ -189,7 +189,7 @@ def test_what_watches_a_worker_travels_to_one_that_is_spawned(tmp_path: Path) ->
 def test_an_epoch_too_long_to_be_counted_leaves_the_census_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.child.probe_workers.CENSUS_SECONDS", 0.0)
     workload = load(Stream(sharded=True))
-    take_census(workload)
+    count_samples_single_process(workload)
     assert workload.census.samples is None
     assert not workload.census.is_exceeded(10**9)
 
@@ -221,7 +221,7 @@ def test_handing_over_is_timed_with_the_strategy_that_most_trials_share_memory_b
         return torch.zeros(len(samples))
 
     measure_manager_start(1)
-    time_handover(load(TensorDataset(torch.zeros(8, 1)), collate_fn=collate), [torch.zeros(1)], size=2)
+    time_worker_transfer(load(TensorDataset(torch.zeros(8, 1)), collate_fn=collate), [torch.zeros(1)], size=2)
     assert [path.name for path in tmp_path.iterdir()] == [ProcessSettings().sharing_strategy]
 
 
@@ -234,6 +234,6 @@ def test_what_a_worker_pays_on_few_cpus_is_not_multiplied_by_those_it_may_not_us
 
 def test_a_probe_takes_rounds_of_as_many_workers_as_its_share_of_the_cpus_calls_for(tmp_path: Path) -> None:
     workload = load(TensorDataset(torch.zeros(64, 1)), worker_init_fn=lambda worker: (tmp_path / str(worker)).touch())
-    order = Probe(batch_size=8, largest=8, usable_cpus=1.0)
+    order = ProbeCommand(batch_size=8, largest=8, usable_cpus=1.0)
     profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from autotune.child.workload_loading import LoadedWorkload
 from autotune.child.sample_errors import describe_rate
+from autotune.child.workload_loading import LoadedWorkload
 from autotune.workload import Workload
 
 

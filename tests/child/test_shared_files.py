@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
-from autotune.child.workload_loading import LoadedWorkload
-from autotune.trial.protocol import Probe
 from autotune.child.probe import profile_workload
 from autotune.child.shared_files import foresee_shared_files
+from autotune.child.workload_loading import LoadedWorkload
+from autotune.trial.protocol import ProbeCommand
 from autotune.workload import Workload
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are not forked")
@@ -122,7 +122,7 @@ def test_workers_that_are_spawned_inherit_no_file(path: Path) -> None:
 def test_the_probe_notes_a_file_that_was_open_before_it_read_a_sample_and_no_other(is_open: bool, path: Path) -> None:
     dataset = OpensLate(path.open("rb") if is_open else path)
     workload = LoadedWorkload(parts=Workload(dataset=dataset, multiprocessing_context="fork"))
-    order = Probe(batch_size=2, largest=2, usable_cpus=1.0, with_workers=False)
+    order = ProbeCommand(batch_size=2, largest=2, usable_cpus=1.0, with_workers=False)
     profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
     dataset._held.close()
     assert any("holds an open file" in note for note in profile.notes) == is_open

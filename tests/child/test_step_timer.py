@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.child.step_timer import MOST_AHEAD, EventClock, HostClock
+from autotune.child.step_timer import MOST_AHEAD, CudaStepTimer, HostStepTimer
 
 
 class FakeStream:
@@ -44,7 +44,7 @@ class FakeEvent:
         return (end.passed_at - self.passed_at) * 1000
 
 
-def run_steps(stream: FakeStream, clock: EventClock, arrivals: list[float], step_seconds: float) -> None:
+def run_steps(stream: FakeStream, clock: CudaStepTimer, arrivals: list[float], step_seconds: float) -> None:
     """Give the device a step at each arrival, on a host that never waits for it."""
     for arrival in arrivals:
         stream.host = max(stream.host, arrival)
@@ -56,7 +56,7 @@ def run_steps(stream: FakeStream, clock: EventClock, arrivals: list[float], step
 
 def test_steps_end_when_the_device_is_through_with_them_not_when_they_were_given_to_it() -> None:
     stream = FakeStream()
-    clock = EventClock(stream.make_event)
+    clock = CudaStepTimer(stream.make_event)
     run_steps(stream, clock, [0.0, 0.0, 0.0], step_seconds=1.0)
     assert clock.read() == ([], 0.0)
     stream.host = 2.5
@@ -67,7 +67,7 @@ def test_steps_end_when_the_device_is_through_with_them_not_when_they_were_given
 
 def test_a_device_that_is_always_busy_waits_for_no_data() -> None:
     stream = FakeStream()
-    clock = EventClock(stream.make_event)
+    clock = CudaStepTimer(stream.make_event)
     run_steps(stream, clock, [0.0, 0.5, 1.0], step_seconds=1.0)
     stream.host = 3.0
     assert clock.read()[1] == pytest.approx(0.0)
@@ -75,7 +75,7 @@ def test_a_device_that_is_always_busy_waits_for_no_data() -> None:
 
 def test_a_device_waits_from_the_end_of_a_step_to_the_arrival_of_the_next_batch() -> None:
     stream = FakeStream()
-    clock = EventClock(stream.make_event)
+    clock = CudaStepTimer(stream.make_event)
     run_steps(stream, clock, [0.25, 2.0, 4.0], step_seconds=1.0)
     stream.host = 5.0
     moments, waited = clock.read()
@@ -85,7 +85,7 @@ def test_a_device_waits_from_the_end_of_a_step_to_the_arrival_of_the_next_batch(
 
 def test_the_host_waits_for_a_device_that_is_many_steps_behind() -> None:
     stream = FakeStream()
-    clock = EventClock(stream.make_event)
+    clock = CudaStepTimer(stream.make_event)
     run_steps(stream, clock, [0.0] * 100, step_seconds=1.0)
     assert stream.host == pytest.approx(100 - MOST_AHEAD)
     stream.host = stream.busy_until
@@ -96,7 +96,7 @@ def test_the_host_waits_for_a_device_that_is_many_steps_behind() -> None:
 
 def test_marks_are_used_again() -> None:
     stream = FakeStream()
-    clock = EventClock(stream.make_event)
+    clock = CudaStepTimer(stream.make_event)
     for number in range(100):
         run_steps(stream, clock, [float(number)], step_seconds=0.5)
         stream.host = number + 0.9
@@ -109,7 +109,7 @@ def test_marks_are_used_again() -> None:
 
 def test_the_hosts_clock_counts_the_time_between_asking_and_beginning_as_waiting() -> None:
     moments = iter([10.0, 11.0, 13.0, 16.0, 17.0, 17.5, 18.0])
-    clock = HostClock(lambda: next(moments))
+    clock = HostStepTimer(lambda: next(moments))
     for _ in range(2):
         clock.ask()
         clock.begin()

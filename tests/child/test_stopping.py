@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
+from autotune.child.stopping import LOOK_SECONDS, MAX_BATCHES, UNLIMITED_BATCHES, StoppingRule
+from autotune.config import LoaderConfig
 from autotune.trial.protocol import EpochTrace, TrialRequest
-from autotune.child.stopping import LOOK_SECONDS, MOST_BATCHES, OPEN_END, Pacer
-from autotune.profiles.schema import LoaderConfig
 from tests.builders import make_config, make_trace
 
 PACE = 0.01
 
 
-def make_pacer(epoch_batches: int | None = 10_000, config: LoaderConfig | None = None, **changes: Any) -> Pacer:
+def make_pacer(epoch_batches: int | None = 10_000, config: LoaderConfig | None = None, **changes: Any) -> StoppingRule:
     usual: dict[str, Any] = {"config": config or make_config(0), "epochs": 10, "seconds": 3.0, "precision": 0.02}
-    return Pacer(TrialRequest(**usual | changes), epoch_batches)
+    return StoppingRule(TrialRequest(**usual | changes), epoch_batches)
 
 
 def seen(gaps: list[float]) -> Callable[[], EpochTrace]:
@@ -51,7 +51,7 @@ def test_the_only_epoch_may_use_all_the_time() -> None:
 
 
 def test_an_epoch_ends_before_its_record_grows_large() -> None:
-    assert make_pacer().should_close(MOST_BATCHES, seen(noisy(50)), is_first=False, elapsed=0.01)
+    assert make_pacer().should_close(MAX_BATCHES, seen(noisy(50)), is_first=False, elapsed=0.01)
 
 
 def test_a_long_epoch_ends_once_its_pace_is_known() -> None:
@@ -106,14 +106,14 @@ def test_data_of_unknown_length_is_looked_at_once() -> None:
 def test_short_epochs_are_run_whole_until_the_throughput_is_known() -> None:
     pacer = make_pacer(epoch_batches=10, precision=0.05)
     epoch = make_trace([PACE] * 10)
-    assert pacer.plan_next([epoch], 0.1) == OPEN_END
-    assert pacer.plan_next([epoch] * 2, 0.2) == OPEN_END
+    assert pacer.plan_next([epoch], 0.1) == UNLIMITED_BATCHES
+    assert pacer.plan_next([epoch] * 2, 0.2) == UNLIMITED_BATCHES
     assert pacer.plan_next([epoch] * 8, 0.8) == "precise"
 
 
 def test_two_epochs_are_never_enough_however_equal_they_are() -> None:
     epoch = make_trace([PACE] * 10)
-    assert make_pacer(epoch_batches=10, precision=1.0).plan_next([epoch] * 2, 0.2) == OPEN_END
+    assert make_pacer(epoch_batches=10, precision=1.0).plan_next([epoch] * 2, 0.2) == UNLIMITED_BATCHES
 
 
 def test_mini_epochs_show_what_starting_over_costs_where_a_whole_epoch_does_not_fit() -> None:
@@ -145,4 +145,7 @@ def test_a_trial_whose_whole_interval_lies_below_the_best_ends_as_hopeless() -> 
     epoch = make_trace([PACE] * 10)
     pacer = make_pacer(epoch_batches=10, hopeless_below=10 * 32 / PACE, precision=0.0)
     assert pacer.plan_next([epoch] * 2, 0.2) == "hopeless"
-    assert make_pacer(epoch_batches=10, hopeless_below=32 / PACE, precision=0.0).plan_next([epoch] * 2, 0.2) == OPEN_END
+    assert (
+        make_pacer(epoch_batches=10, hopeless_below=32 / PACE, precision=0.0).plan_next([epoch] * 2, 0.2)
+        == UNLIMITED_BATCHES
+    )

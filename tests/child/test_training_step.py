@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.request import WorkloadRequest
 from autotune.child.training_step import make_step
+from autotune.request import WorkloadRequest
 
 CPU = torch.device("cpu")
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from autotune.errors import UsageError
-from autotune.child.workload_loading import Gate, LoadedWorkload, adopt, build_loader
 from autotune.child.stopping import complete_round
+from autotune.child.workload_loading import LoadedWorkload, StoppableSampler, build_loader, wrap_dataset
+from autotune.errors import UsageError
 from autotune.workload import Workload
 from tests.builders import make_config
 
@@ -66,7 +66,7 @@ def test_a_batch_of_indices_counts_as_many_samples_whatever_it_is_made_of(make_b
 
 @pytest.mark.parametrize("index", [7, "seven", b"seven", torch.tensor(7), np.int64(7), {"row": 7, "column": 1}, None])
 def test_a_single_index_counts_as_one_sample(index: object) -> None:
-    gate = Gate([index, index])
+    gate = StoppableSampler([index, index])
     assert list(gate) == [index, index]
     assert gate.count_samples(2) == 2
 
@@ -78,14 +78,14 @@ class WithoutLength(Dataset[torch.Tensor]):
 
 @pytest.mark.parametrize("order", [{"sampler": [4, 2]}, {"batch_sampler": [[4, 2]]}])
 def test_a_dataset_without_a_length_is_loaded_in_the_order_of_its_sampler(order: dict[str, Any]) -> None:
-    workload = adopt(Workload(dataset=WithoutLength(), **order), "pkg.data:make")
+    workload = wrap_dataset(Workload(dataset=WithoutLength(), **order), "pkg.data:make")
     loader = build_loader(workload, make_config(0, batch_size=None if "batch_sampler" in order else 2))
     assert [batch.flatten().tolist() for batch in loader] == [[4, 2]]
 
 
 def test_a_dataset_without_a_length_or_a_sampler_is_refused() -> None:
     with pytest.raises(UsageError, match="it lacks __len__"):
-        adopt(Workload(dataset=WithoutLength()), "pkg.data:make")
+        wrap_dataset(Workload(dataset=WithoutLength()), "pkg.data:make")
 
 
 class Prefetches:
@@ -110,10 +110,10 @@ class Streams:
 
 def test_what_wraps_a_loader_is_refused_with_the_way_to_the_loader() -> None:
     wrapped = Prefetches(DataLoader(TensorDataset(torch.zeros(8, 1))))
-    with pytest.raises(UsageError, match=r"test_loaders\.Prefetches, which holds a DataLoader: `\.loader`"):
-        adopt(wrapped, "pkg:make")
+    with pytest.raises(UsageError, match=r"test_workload_loading\.Prefetches, which holds a DataLoader: `\.loader`"):
+        wrap_dataset(wrapped, "pkg:make")
 
 
 def test_what_can_only_be_gone_through_is_refused_with_what_to_return_instead() -> None:
-    with pytest.raises(UsageError, match=r"test_loaders\.Streams, which can only be gone through.*IterableDataset"):
-        adopt(Streams(), "pkg:make")
+    with pytest.raises(UsageError, match=r"workload_loading\.Streams, which can only be gone through.*IterableDataset"):
+        wrap_dataset(Streams(), "pkg:make")

@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from autotune.cli import cli
-from autotune.runner.sandbox import Containment
-from autotune.commands.doctor import Check, Surroundings, describe_checks, examine, has_problem, look_around
-from autotune.commands.namesakes import OURS, Namesake
-from autotune.confirm.interference import QuotaUse
-from autotune.system.versions import TorchBuild
-from autotune.system.mounts import Storage
+from autotune.commands.doctor import Check, SystemFacts, collect_facts, describe_checks, has_problem, run_checks
+from autotune.commands.namesakes import PACKAGE_DIR, ConflictingPackage
+from autotune.confirm.interference import CpuThrottling
+from autotune.runner.sandbox import SandboxSupport
+from autotune.system.mounts import Mount
+from autotune.system.versions import TorchVersion
 from tests.builders import GIB, MIB, make_machine
 
 
@@ -23,10 +23,10 @@ def examine_here(machine: dict[str, Any] | None = None, **changes: Any) -> tuple
     """Examine a machine of 4 CPUs with many open files, torch, and nothing else to tell."""
     usual: dict[str, Any] = {
         "machine": make_machine(**{"nofile_limit": 65536} | (machine or {})),
-        "containment": Containment(),
-        "torch": TorchBuild("2.13.0", None),
+        "containment": SandboxSupport(),
+        "torch": TorchVersion("2.13.0", None),
     }
-    return examine(Surroundings(**usual | changes))
+    return run_checks(SystemFacts(**usual | changes))
 
 
 def find(checks: tuple[Check, ...], name: str) -> Check:
@@ -34,18 +34,18 @@ def find(checks: tuple[Check, ...], name: str) -> Check:
     return check
 
 
-def make_quota(periods: int, throttled: int, seconds: float = 0.0) -> QuotaUse:
-    return QuotaUse(periods=periods, throttled_periods=throttled, throttled_seconds=seconds)
+def make_quota(periods: int, throttled: int, seconds: float = 0.0) -> CpuThrottling:
+    return CpuThrottling(periods=periods, throttled_periods=throttled, throttled_seconds=seconds)
 
 
-def make_storage(filesystem: str, rotational: bool | None = None) -> Storage:
-    return Storage(
+def make_storage(filesystem: str, rotational: bool | None = None) -> Mount:
+    return Mount(
         path=Path("/data"), filesystem=filesystem, device="/dev/sda1", mount_point="/data", rotational=rotational
     )
 
 
 def test_a_healthy_machine_needs_no_fix() -> None:
-    checks = examine_here(containment=Containment(own_shm=True, own_pids=True, cgroup=Path("/x")))
+    checks = examine_here(containment=SandboxSupport(own_shm=True, own_pids=True, cgroup=Path("/x")))
     assert {(check.state, check.fix) for check in checks} == {("ok", "")}
     assert not has_problem(checks)
 
@@ -82,7 +82,7 @@ def test_without_torch_nothing_can_be_tuned() -> None:
 
 @pytest.mark.parametrize(("cuda", "state"), [(None, "warning"), ("13.0", "ok")])
 def test_a_torch_without_cuda_beside_a_gpu_is_told(cuda: str | None, state: str) -> None:
-    assert find(examine_here(torch=TorchBuild("2.13.0", cuda), gpus=("NVIDIA H200",)), "torch").state == state
+    assert find(examine_here(torch=TorchVersion("2.13.0", cuda), gpus=("NVIDIA H200",)), "torch").state == state
 
 
 @pytest.mark.parametrize(("throttled", "state"), [(10, "ok"), (11, "warning")])
@@ -145,16 +145,18 @@ def test_nothing_is_said_of_data_that_nobody_named() -> None:
 @pytest.mark.parametrize(
     ("namesake", "words"),
     [
-        (Namesake(Path("/work/autotune")), "rename it"),
-        (Namesake(Path("/site/autotune"), "autotune"), "pip uninstall autotune"),
-        (Namesake(OURS.resolve(), "autotune"), "--force-reinstall dltune"),
+        (ConflictingPackage(Path("/work/autotune")), "rename it"),
+        (ConflictingPackage(Path("/site/autotune"), "autotune"), "pip uninstall autotune"),
+        (ConflictingPackage(PACKAGE_DIR.resolve(), "autotune"), "--force-reinstall dltune"),
     ],
 )
-def test_a_second_package_of_our_name_is_told_with_both_places_and_the_fix(namesake: Namesake, words: str) -> None:
+def test_a_second_package_of_our_name_is_told_with_both_places_and_the_fix(
+    namesake: ConflictingPackage, words: str
+) -> None:
     check = find(examine_here(namesakes=(namesake,)), "other autotune")
     assert check.state == "warning"
     assert str(namesake.path) in check.finding
-    assert f"ours at {OURS}" in check.finding
+    assert f"ours at {PACKAGE_DIR}" in check.finding
     assert words in check.fix
 
 
@@ -166,7 +168,7 @@ def test_a_long_tmpdir_is_named_with_its_length(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_wall_that_is_missing_is_said_with_what_stands_in_for_it_and_why() -> None:
-    containment = Containment(missing=("private /dev/shm: unshare: Operation not permitted",))
+    containment = SandboxSupport(missing=("private /dev/shm: unshare: Operation not permitted",))
     check = find(examine_here(containment=containment), "private /dev/shm")
     assert "shared" in check.finding
     assert "Operation not permitted" in check.finding
@@ -187,7 +189,7 @@ def test_a_fix_stands_below_its_finding() -> None:
 
 
 def test_what_is_read_here_can_be_examined(workdir: Path) -> None:
-    names = [check.name for check in examine(look_around(workdir))]
+    names = [check.name for check in run_checks(collect_facts(workdir))]
     assert {"torch", "CPU throttling", "memory", "start method", "data", "other autotune"} <= set(names)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.commands.errors import INTERRUPTED, NOTHING_MEASURED, report_errors
+from autotune.commands.errors import INTERRUPTED, NOTHING_MEASURED, exit_on_error
 
 
 def interrupt(**options: str) -> int:
     """Interrupt a command, and give its exit code."""
-    with pytest.raises(SystemExit) as left, report_errors(**options):  # type: ignore[arg-type]  # as a command names it
+    with pytest.raises(SystemExit) as left, exit_on_error(**options):  # type: ignore[arg-type]  # as a command names it
         raise KeyboardInterrupt
     assert isinstance(left.value.code, int)
     return left.value.code

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.commands.namesakes import OURS, Namesake, find_namesakes
+from autotune.commands.namesakes import PACKAGE_DIR, ConflictingPackage, find_namesakes
 from tests.builders import write_files
 
 
-def find(*folders: Path, ours: Path = OURS, **providers: list[str]) -> tuple[Namesake, ...]:
+def find(*folders: Path, ours: Path = PACKAGE_DIR, **providers: list[str]) -> tuple[ConflictingPackage, ...]:
     return find_namesakes([str(folder) for folder in folders], ours, providers)
 
 
@@ -19,7 +19,7 @@ def find(*folders: Path, ours: Path = OURS, **providers: list[str]) -> tuple[Nam
 def test_a_second_package_or_module_on_the_search_path_is_found(tmp_path: Path, file: str) -> None:
     write_files(tmp_path, {file: ""})
     (found,) = find(tmp_path)
-    assert found == Namesake((tmp_path / file.removesuffix("/__init__.py")).resolve())
+    assert found == ConflictingPackage((tmp_path / file.removesuffix("/__init__.py")).resolve())
 
 
 def test_a_folder_without_an_init_file_is_no_package(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from autotune.cli import cli
+from autotune.profiles.file import save_profile
 from autotune.report.html import make_page
 from autotune.report.markdown import make_summary
-from autotune.profiles.file import save_profile
 from tests.builders import make_full_profile, make_hardware
 
 pytestmark = pytest.mark.usefixtures("workdir")

@@ -4,15 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.confirm.ablation import Ablation, list_rungs
-from autotune.trial.protocol import TrialRequest, TrialResult
+from autotune.config import LoaderConfig, ProcessSettings
+from autotune.confirm.ablation import Ablation, ablate, ablation_steps
+from autotune.profiles.schema import AblationStep
+from autotune.progress import ProgressListener
 from autotune.search.plan import Plan, make_plan
-from autotune.profiles.schema import Contribution, LoaderConfig, ProcessSettings
-from autotune.progress import View
+from autotune.trial.protocol import TrialRequest, TrialResult
 from tests.builders import make_config, make_limits, make_machine, make_request, make_result, make_workload
 
 SHARED = ProcessSettings(sharing_strategy="file_system")
-WHOLE = Contribution(setting="all", samples_per_second=400.0, speedup=4.0, speedup_ci95=(3.9, 4.1))
+WHOLE = AblationStep(setting="all", samples_per_second=400.0, speedup=4.0, speedup_ci95=(3.9, 4.1))
 ANSWER = make_config(12, 4, persistent_workers=True, in_order=False, process=SHARED)
 
 
@@ -21,7 +22,7 @@ def make_test_plan() -> Plan:
 
 
 def test_the_steps_change_one_setting_at_a_time_and_end_at_the_answer() -> None:
-    settings, configs = zip(*list_rungs(make_config(0), ANSWER), strict=True)
+    settings, configs = zip(*ablation_steps(make_config(0), ANSWER), strict=True)
     assert settings == (
         "num_workers=12",
         "prefetch_factor=4",
@@ -34,11 +35,11 @@ def test_the_steps_change_one_setting_at_a_time_and_end_at_the_answer() -> None:
 
 
 def test_equal_configurations_have_no_steps_between_them() -> None:
-    assert list(list_rungs(ANSWER, ANSWER)) == []
+    assert list(ablation_steps(ANSWER, ANSWER)) == []
 
 
 def test_giving_workers_up_is_one_step() -> None:
-    assert [setting for setting, _ in list_rungs(ANSWER, make_config(0))] == ["num_workers=0"]
+    assert [setting for setting, _ in ablation_steps(ANSWER, make_config(0))] == ["num_workers=0"]
 
 
 def measure_steps(answer: LoaderConfig, rate: Callable[[LoaderConfig, int], float | None]) -> Ablation:
@@ -50,9 +51,7 @@ def measure_steps(answer: LoaderConfig, rate: Callable[[LoaderConfig, int], floa
         found = rate(request.config, counts[request.config])
         return make_result(request.config, found, kind="completed" if found else "too_many_files")
 
-    ablation = Ablation(make_test_plan(), run_trial, View())
-    ablation.run(answer, WHOLE)
-    return ablation
+    return ablate(make_test_plan(), answer, WHOLE, run_trial, ProgressListener())
 
 
 def climb(config: LoaderConfig, number: int) -> float:
@@ -62,7 +61,7 @@ def climb(config: LoaderConfig, number: int) -> float:
 
 
 def test_every_step_is_measured_beside_the_one_before_and_the_speedups_multiply_to_the_whole() -> None:
-    rows = measure_steps(make_config(12, 4, persistent_workers=True), climb).rows
+    rows = measure_steps(make_config(12, 4, persistent_workers=True), climb).steps
     assert [row.setting for row in rows] == ["num_workers=12", "prefetch_factor=4", "persistent_workers=True"]
     assert [row.speedup for row in rows] == pytest.approx([2.0, 2.0, 2.0])
     assert [row.samples_per_second for row in rows] == pytest.approx([200.0, 400.0, 800.0], rel=0.05)
@@ -76,7 +75,7 @@ def test_one_bad_measurement_makes_a_step_uncertain_and_not_a_loss() -> None:
         is_unlucky = config == make_config(12, 4) and number == 1
         return 123.0 if is_unlucky else 366.0
 
-    rows = measure_steps(make_config(12, 4, persistent_workers=True), stumble).rows
+    rows = measure_steps(make_config(12, 4, persistent_workers=True), stumble).steps
     assert [row.speedup for row in rows] == pytest.approx([1.0, 1.0, 1.0])
     assert all(row.is_noise for row in rows)
 
@@ -88,7 +87,7 @@ def test_an_answer_that_is_one_step_away_is_explained_by_the_confirmation() -> N
         asked.append(config)
         return 1.0
 
-    (row,) = measure_steps(make_config(12, 2), note).rows
+    (row,) = measure_steps(make_config(12, 2), note).steps
     assert (row.setting, row.speedup, row.speedup_ci95) == ("num_workers=12", 4.0, (3.9, 4.1))
     assert asked == []
 
@@ -99,7 +98,7 @@ def test_a_step_that_does_not_work_alone_is_taken_together_with_the_next() -> No
             return 100.0
         return 400.0 if config.process == SHARED else None
 
-    (row,) = measure_steps(make_config(12, 2, process=SHARED), needs_sharing).rows
+    (row,) = measure_steps(make_config(12, 2, process=SHARED), needs_sharing).steps
     assert row.setting == "num_workers=12 sharing_strategy=file_system"
     assert row.speedup == pytest.approx(4.0)
 
@@ -108,6 +107,5 @@ def test_without_time_for_a_whole_round_none_begins() -> None:
     def refuse(request: TrialRequest) -> TrialResult:
         raise AssertionError(request)
 
-    ablation = Ablation(make_test_plan(), refuse, View())
-    ablation.run(ANSWER, WHOLE, has_time=lambda count: count < 6)
-    assert ablation.rows == ()
+    found = ablate(make_test_plan(), ANSWER, WHOLE, refuse, ProgressListener(), has_time=lambda count: count < 6)
+    assert found.steps == ()

@@ -4,23 +4,23 @@ from typing import Any
 
 import pytest
 
-from autotune.confirm.advice import advise
-from autotune.trial.budgets import Limits
-from autotune.search.plan import Plan, make_plan
+from autotune.confirm.advice import suggest_improvements
 from autotune.profiles.schema import Bottleneck
+from autotune.search.plan import Plan, make_plan
+from autotune.trial.budgets import Budgets
 from tests.builders import MIB, make_config, make_cost, make_limits, make_machine, make_request, make_workload
 
 WAITING: dict[str, Any] = {"load": make_cost(5e-3), "cpu_share": 0.02, "step": make_cost(0.0, 1e-3)}
 
 
-def make_test_plan(limits: Limits | None = None, **workload: Any) -> Plan:
+def make_test_plan(budgets: Budgets | None = None, **workload: Any) -> Plan:
     return make_plan(
-        make_request(batch_sizes=(32,)), make_machine(), make_workload(**workload), limits or make_limits()
+        make_request(batch_sizes=(32,)), make_machine(), make_workload(**workload), budgets or make_limits()
     )
 
 
-def advise_on(bottleneck: Bottleneck, limits: Limits | None = None, workers: int = 4, **workload: Any) -> str:
-    return " ".join(advise(make_test_plan(limits, **workload), make_config(workers), bottleneck))
+def advise_on(bottleneck: Bottleneck, budgets: Budgets | None = None, workers: int = 4, **workload: Any) -> str:
+    return " ".join(suggest_improvements(make_test_plan(budgets, **workload), make_config(workers), bottleneck))
 
 
 def test_a_plain_workload_bound_by_its_step_needs_no_advice() -> None:
@@ -28,13 +28,13 @@ def test_a_plain_workload_bound_by_its_step_needs_no_advice() -> None:
 
 
 def test_samples_that_wait_one_by_one_are_better_fetched_in_batches() -> None:
-    assert "waits 5.0 ms (CPU 2 %)" in advise_on("waiting", **WAITING)
-    assert "__getitems__" in advise_on("waiting", **WAITING)
+    assert "waits 5.0 ms (CPU 2 %)" in advise_on("io", **WAITING)
+    assert "__getitems__" in advise_on("io", **WAITING)
 
 
 @pytest.mark.parametrize("changes", [{"has_getitems": True}, {"kind": "iterable"}, {"cpu_share": 1.0}])
 def test_batches_are_not_advised_where_they_exist_or_could_not_help(changes: dict[str, Any]) -> None:
-    assert "__getitems__" not in advise_on("waiting", **{**WAITING, **changes})
+    assert "__getitems__" not in advise_on("io", **{**WAITING, **changes})
 
 
 def test_a_collate_fn_that_takes_much_of_loading_is_named_with_its_share() -> None:
@@ -45,7 +45,7 @@ def test_a_collate_fn_that_takes_much_of_loading_is_named_with_its_share() -> No
 
 def test_a_limit_that_keeps_faster_configurations_out_is_named_with_its_number() -> None:
     small = make_limits(shm_bytes=16 * MIB)
-    found = advise_on("waiting", small, **WAITING, sample_bytes=16 * 1024, has_getitems=True)
+    found = advise_on("io", small, **WAITING, sample_bytes=16 * 1024, has_getitems=True)
     assert "is over a limit" in found
     assert "/dev/shm:" in found
     assert "of 16.0 MiB" in found
@@ -57,7 +57,7 @@ def test_loading_with_threads_of_its_own_is_pointed_out() -> None:
 
 def test_a_step_that_takes_the_workers_cpus_is_pointed_out() -> None:
     assert "torch.set_num_threads(1)" in advise_on("cpu", step_cpus=1.9)
-    assert advise_on("waiting", step_cpus=1.9) == ""
+    assert advise_on("io", step_cpus=1.9) == ""
 
 
 def test_short_epochs_are_better_joined() -> None:

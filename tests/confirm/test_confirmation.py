@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.confirm.confirmation import MOST_ROUNDS, ROUNDS, Confirmation
-from autotune.trial.protocol import TrialRequest, TrialResult
-from autotune.confirm.interference import NoiseWatch
+from autotune.config import LoaderConfig
+from autotune.confirm.confirmation import MAX_ROUNDS, ROUNDS, Confirmation, confirm
+from autotune.confirm.interference import InterferenceMonitor
+from autotune.progress import ProgressListener
 from autotune.search.plan import Plan, make_plan
-from autotune.profiles.schema import LoaderConfig
-from autotune.progress import View
+from autotune.trial.protocol import TrialRequest, TrialResult
 from tests.builders import make_config, make_limits, make_machine, make_request, make_result, make_workload
 
 Rate = Callable[[LoaderConfig, int], float]
@@ -20,7 +20,7 @@ def make_test_plan() -> Plan:
     return make_plan(make_request(batch_sizes=(32,)), make_machine(), make_workload(), make_limits())
 
 
-def confirm(rate: Rate, watch: NoiseWatch | None = None, measurements: int = 1000) -> Confirmation:
+def confirm_two(rate: Rate, watch: InterferenceMonitor | None = None, measurements: int = 1000) -> Confirmation:
     """Confirm two finalists by a formula of the configuration and of how often it was measured before.
 
     There is time for so many measurements.
@@ -36,9 +36,7 @@ def confirm(rate: Rate, watch: NoiseWatch | None = None, measurements: int = 100
         done = sum(counts.values()) + len(counts)
         return done + count <= measurements
 
-    confirmation = Confirmation(make_test_plan(), run_trial, View(), watch, has_time)
-    confirmation.run([FEW, MANY])
-    return confirmation
+    return confirm(make_test_plan(), [FEW, MANY], run_trial, ProgressListener(), watch, has_time)
 
 
 def steady(config: LoaderConfig, round_number: int) -> float:
@@ -46,16 +44,16 @@ def steady(config: LoaderConfig, round_number: int) -> float:
 
 
 def test_a_quiet_machine_needs_three_rounds() -> None:
-    assert confirm(steady).rounds == ROUNDS
+    assert confirm_two(steady).rounds == ROUNDS
 
 
 def test_rounds_of_the_best_that_lie_far_apart_are_followed_by_more() -> None:
-    found = confirm(lambda config, number: steady(config, number) * (1.3 if number % 2 else 1.0))
-    assert found.rounds == MOST_ROUNDS
+    found = confirm_two(lambda config, number: steady(config, number) * (1.3 if number % 2 else 1.0))
+    assert found.rounds == MAX_ROUNDS
 
 
 def test_who_is_behind_is_not_measured_again() -> None:
-    found = confirm(steady)
+    found = confirm_two(steady)
     assert [finalist.config for finalist in found.finalists] == [MANY]
     assert len(found.finalists[0].scores) == ROUNDS
 
@@ -71,9 +69,7 @@ def confirm_with_failures(failures: int) -> Confirmation:
             return make_result(request.config, kind="workload_failed", message="had its port taken")
         return make_result(request.config, steady(request.config, 0))
 
-    confirmation = Confirmation(make_test_plan(), run_trial, View())
-    confirmation.run([FEW, MANY])
-    return confirmation
+    return confirm(make_test_plan(), [FEW, MANY], run_trial, ProgressListener())
 
 
 def test_a_trial_that_failed_is_looked_at_once_more_before_its_configuration_is_given_up() -> None:
@@ -88,7 +84,7 @@ def test_a_configuration_that_fails_twice_is_given_up() -> None:
 
 def test_what_of_ours_still_runs_is_ended_before_others_are_looked_at() -> None:
     order: list[str] = []
-    watch = NoiseWatch(
+    watch = InterferenceMonitor(
         2.0,
         read=lambda: order.append("read"),
         sleep=lambda seconds: None,
@@ -104,21 +100,20 @@ def test_the_conventional_sibling_of_the_best_is_measured_as_often_as_the_best_h
     def run_trial(request: TrialRequest) -> TrialResult:
         return make_result(request.config, 200.0 if request.config == odd else 100.0)
 
-    confirmation = Confirmation(make_test_plan(), run_trial, View())
-    confirmation.run([odd, sibling, MANY])
-    assert {one.config: len(one.scores) for one in confirmation.finalists} == {odd: ROUNDS, sibling: ROUNDS}
+    final = confirm(make_test_plan(), [odd, sibling, MANY], run_trial, ProgressListener())
+    assert {one.config: len(one.scores) for one in final.finalists} == {odd: ROUNDS, sibling: ROUNDS}
 
 
 def test_a_machine_that_slows_down_for_all_is_told_to_the_user() -> None:
-    watch = NoiseWatch(2.0, read=lambda: None, sleep=lambda seconds: None)
-    found = confirm(lambda config, number: steady(config, number) * 0.8**number, watch)
+    watch = InterferenceMonitor(2.0, read=lambda: None, sleep=lambda seconds: None)
+    found = confirm_two(lambda config, number: steady(config, number) * 0.8**number, watch)
     assert len(found.noise) == 1
     assert "slower or faster between rounds" in found.noise[0]
 
 
-@pytest.mark.parametrize("watch", [None, NoiseWatch(2.0, read=lambda: None, sleep=lambda seconds: None)])
-def test_a_quiet_machine_is_not_complained_about(watch: NoiseWatch | None) -> None:
-    assert confirm(steady, watch).noise == ()
+@pytest.mark.parametrize("watch", [None, InterferenceMonitor(2.0, read=lambda: None, sleep=lambda seconds: None)])
+def test_a_quiet_machine_is_not_complained_about(watch: InterferenceMonitor | None) -> None:
+    assert confirm_two(steady, watch).noise == ()
 
 
 def flat(config: LoaderConfig, round_number: int) -> float:
@@ -127,7 +122,7 @@ def flat(config: LoaderConfig, round_number: int) -> float:
 
 @pytest.mark.parametrize("measurements", range(12))
 def test_no_measurement_is_begun_that_there_is_no_time_for_but_one_of_baseline_and_best(measurements: int) -> None:
-    found = confirm(flat, measurements=measurements)
+    found = confirm_two(flat, measurements=measurements)
     results = [len(entrant.results) for entrant in found.entrants]
     assert sum(results) <= max(2, measurements)
     assert [len(entrant.results) > 0 for entrant in found.entrants[:2]] == [True, True]
@@ -135,5 +130,5 @@ def test_no_measurement_is_begun_that_there_is_no_time_for_but_one_of_baseline_a
 
 
 def test_a_finalist_that_there_was_no_time_for_is_out() -> None:
-    found = confirm(flat, measurements=2)
+    found = confirm_two(flat, measurements=2)
     assert [finalist.config for finalist in found.finalists] == [FEW]

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from autotune.confirm.confirmation import Contestant
+from autotune.config import LoaderConfig
+from autotune.confirm.confirmation import Confirmation, ConfirmationRuns
+from autotune.confirm.decision import MIN_SPEEDUP, Decision, decide, select_finalists
 from autotune.search.convention import Convention, plan_convention
-from autotune.confirm.decision import MIN_SPEEDUP, Decision, decide, pick_finalists
 from autotune.search.plan import make_plan
 from autotune.search.trial_record import TrialRecord
-from autotune.profiles.schema import LoaderConfig
 from tests.builders import (
     GIB,
     make_config,
@@ -35,8 +35,8 @@ def make_convention(baseline: LoaderConfig = BASELINE, **asked: object) -> Conve
 CONVENTION = make_convention()
 
 
-def choose(baseline: Contestant, finalists: Sequence[Contestant]) -> Decision | None:
-    return decide(baseline, finalists, CONVENTION, LIMITS)
+def choose(baseline: ConfirmationRuns, finalists: Sequence[ConfirmationRuns]) -> Decision | None:
+    return decide(Confirmation(baseline, tuple(finalists)), CONVENTION, LIMITS)
 
 
 def usual(workers: int, **changes: bool) -> LoaderConfig:
@@ -51,7 +51,7 @@ def make_record(config: LoaderConfig, score: float, peak_host_bytes: int = 0) ->
 
 
 def pick(records: Sequence[TrialRecord], convention: Convention = CONVENTION) -> list[LoaderConfig]:
-    return pick_finalists(records, convention, lambda config: True)
+    return select_finalists(records, convention, lambda config: True)
 
 
 def pick_workers(records: Sequence[TrialRecord]) -> list[int]:
@@ -70,7 +70,7 @@ def test_the_conventional_sibling_of_the_best_is_measured_beside_it_even_if_the_
 
 def test_a_sibling_that_is_not_within_the_limits_does_not_enter_the_final() -> None:
     odd = make_config(8, 1, persistent_workers=True)
-    assert pick_finalists([make_record(odd, 1000.0)], CONVENTION, lambda config: False) == [odd]
+    assert select_finalists([make_record(odd, 1000.0)], CONVENTION, lambda config: False) == [odd]
 
 
 def test_where_the_best_changes_training_the_best_that_does_not_is_measured_beside_it() -> None:
@@ -86,7 +86,7 @@ def test_a_batch_size_that_was_asked_for_does_not_count_as_a_change_of_training(
 
 def test_a_lucky_trial_does_not_lead_the_final_when_its_neighbours_were_slower() -> None:
     records = [make_record(make_config(8), 1000.0), make_record(make_config(12), 950.0)]
-    finalists = pick_finalists(
+    finalists = select_finalists(
         records, CONVENTION, lambda config: False, {make_config(8): 900.0, make_config(12): 940.0}
     )
     assert finalists[0] == make_config(12)
@@ -250,7 +250,7 @@ def test_rounds_that_only_one_of_them_has_seen_are_left_out_of_the_comparison() 
 
 
 def test_where_the_baseline_cannot_run_the_best_wins_without_a_speedup() -> None:
-    broken = Contestant(BASELINE)
+    broken = ConfirmationRuns(BASELINE)
     for _ in range(2):
         broken.note(make_result(BASELINE, kind="out_of_memory"), epochs=10)
     decision = choose(broken, [make_contestant(make_config(4), 100.0, 100.0)])
@@ -277,7 +277,7 @@ def test_without_finalists_the_baseline_is_kept() -> None:
 
 
 def test_where_nothing_ran_there_is_nothing_to_choose() -> None:
-    assert choose(Contestant(BASELINE), [Contestant(make_config(4))]) is None
+    assert choose(ConfirmationRuns(BASELINE), [ConfirmationRuns(make_config(4))]) is None
 
 
 def test_a_best_that_is_clearly_faster_is_not_given_up_for_a_smaller_one_that_is_not() -> None:

@@ -8,14 +8,22 @@ from typing import Any
 
 import pytest
 
-from autotune.confirm.evidence import gather_evidence, make_trial_line, split_batch_time, trace_curve, vary, weigh_knobs
-from autotune.trial.protocol import TrialResult
-from autotune.confirm.profile_builder import Outcome
-from autotune.search.plan import Plan, make_plan
-from autotune.search.trial_record import TrialRecord
+from autotune.config import LoaderConfig
+from autotune.confirm.evidence import (
+    batch_time_breakdown,
+    build_evidence,
+    knob_importance,
+    make_trial_line,
+    sweep_knob,
+    worker_scaling_curve,
+)
+from autotune.confirm.profile_builder import TuningResult
+from autotune.profiles.schema import SearchEvidence
 from autotune.request import TuningRequest
-from autotune.profiles.schema import Evidence, LoaderConfig
+from autotune.search.plan import Plan, make_plan
 from autotune.search.surrogate import Prediction
+from autotune.search.trial_record import TrialRecord
+from autotune.trial.protocol import TrialResult
 from autotune.tuning import tune
 from tests.builders import (
     GIB,
@@ -34,10 +42,10 @@ from tests.builders import (
 ANSWER = make_config(4, 2, persistent_workers=True)
 
 
-def plan(workload: dict[str, Any] | None = None, limits: dict[str, Any] | None = None, **request: Any) -> Plan:
+def plan(workload: dict[str, Any] | None = None, budgets: dict[str, Any] | None = None, **request: Any) -> Plan:
     request.setdefault("batch_sizes", (32,))
     profile = make_workload(cpu_share=0.05, **workload or {})
-    return make_plan(make_request(**request), make_machine(), profile, make_limits(**limits or {}))
+    return make_plan(make_request(**request), make_machine(), profile, make_limits(**budgets or {}))
 
 
 def expect(rate: Callable[[LoaderConfig], float]) -> Callable[[Any], list[Prediction]]:
@@ -56,7 +64,12 @@ def record(result: TrialResult | None, **changes: Any) -> TrialRecord:
 def test_a_trial_is_written_down_with_what_it_reached_and_what_was_expected() -> None:
     result = make_result(ANSWER, 1000.0, peak_host_bytes=2 * GIB, peak_shm_bytes=3 * MIB)
     line = make_trial_line(7, record(result), plan())
-    assert (line.number, line.fate, line.samples_per_second, line.expected) == (7, "completed", 1000.0, 900.0)
+    assert (line.number, line.outcome, line.samples_per_second, line.expected_samples_per_second) == (
+        7,
+        "completed",
+        1000.0,
+        900.0,
+    )
     assert (line.dataloader, line.process) == (ANSWER.dataloader, ANSWER.process)
     assert (line.peak_host_bytes, line.peak_shm_bytes) == (2 * GIB, 3 * MIB)
     assert line.relative_error is not None
@@ -73,21 +86,21 @@ def test_a_hopeless_trial_is_told_from_one_that_ran_to_its_end() -> None:
     whole = make_result(ANSWER, 500.0)
     assert whole.measurement is not None
     hopeless = whole.model_copy(update={"measurement": whole.measurement.model_copy(update={"stopped": "hopeless"})})
-    assert make_trial_line(1, record(hopeless), plan()).fate == "stopped_early"
+    assert make_trial_line(1, record(hopeless), plan()).outcome == "stopped_early"
 
 
 def test_a_failed_trial_keeps_its_reason_and_has_no_throughput() -> None:
     result = make_result(ANSWER, kind="shm_exhausted", message="filled /dev/shm: 64 MiB of 64 MiB")
     line = make_trial_line(1, record(result, score=0.0), plan())
-    assert (line.fate, line.samples_per_second) == ("failed", None)
+    assert (line.outcome, line.samples_per_second) == ("failed", None)
     assert line.reason == "It filled /dev/shm: 64 MiB of 64 MiB."
 
 
 def test_a_skipped_configuration_names_every_limit_it_would_have_broken_with_the_numbers() -> None:
     constraints = {"memory": -0.5, "shm": 0.5, "files": 1.0, "works": 0.0}
     skipped = record(None, fate="skipped", constraints=constraints)
-    line = make_trial_line(1, skipped, plan(limits={"shm_bytes": 64 * MIB, "nofile": 500}))
-    assert line.fate == "skipped"
+    line = make_trial_line(1, skipped, plan(budgets={"shm_bytes": 64 * MIB, "nofile": 500}))
+    assert line.outcome == "skipped"
     assert line.reason == (
         "Predicted over a limit: /dev/shm: 96.0 MiB needed of 64.0 MiB; open files: 1,000 needed of 500."
     )
@@ -105,7 +118,7 @@ def test_the_curve_varies_the_workers_and_nothing_else() -> None:
         asked.append(config)
         return by_workers(config)
 
-    curve = trace_curve(plan(), ANSWER, expect(remember))
+    curve = worker_scaling_curve(plan(), ANSWER, expect(remember))
     workers = [point.num_workers for point in curve]
     assert workers == sorted(set(workers))
     assert {0, 4} < set(workers)
@@ -115,14 +128,14 @@ def test_the_curve_varies_the_workers_and_nothing_else() -> None:
 
 
 def test_the_curve_ends_where_a_limit_would_be_broken() -> None:
-    roomy = plan(workload={"sample_bytes": MIB // 8}, limits={"shm_bytes": 1 * GIB})
-    tight = plan(workload={"sample_bytes": MIB // 8}, limits={"shm_bytes": 64 * MIB})
-    reach = [trace_curve(space, ANSWER, expect(by_workers))[-1].num_workers for space in (roomy, tight)]
+    roomy = plan(workload={"sample_bytes": MIB // 8}, budgets={"shm_bytes": 1 * GIB})
+    tight = plan(workload={"sample_bytes": MIB // 8}, budgets={"shm_bytes": 64 * MIB})
+    reach = [worker_scaling_curve(space, ANSWER, expect(by_workers))[-1].num_workers for space in (roomy, tight)]
     assert reach[0] > reach[1] >= 4
 
 
 def test_without_workers_in_the_answer_the_curve_is_that_of_a_careful_hand() -> None:
-    configs = list(vary(plan(fixed={"prefetch_factor": 8}), make_config(0), "num_workers"))
+    configs = list(sweep_knob(plan(fixed={"prefetch_factor": 8}), make_config(0), "num_workers"))
     assert configs[0] == make_config(0)
     assert all(config.dataloader.persistent_workers for config in configs[1:])
     assert {config.dataloader.prefetch_factor for config in configs[1:]} == {8}
@@ -133,7 +146,7 @@ def test_importance_is_the_spread_along_a_knob_as_a_share_of_all() -> None:
         keeps, ordered = config.dataloader.persistent_workers, config.dataloader.in_order
         return 100.0 * (8 if keeps else 1) * (1 if ordered else 2)
 
-    shares = weigh_knobs(plan(fixed={"num_workers": 4}), ANSWER, expect(rate))
+    shares = knob_importance(plan(fixed={"num_workers": 4}), ANSWER, expect(rate))
     assert "num_workers" not in shares
     assert shares["persistent_workers"] == pytest.approx(math.log(8) / math.log(16))
     assert shares["in_order"] == pytest.approx(math.log(2) / math.log(16))
@@ -142,7 +155,7 @@ def test_importance_is_the_spread_along_a_knob_as_a_share_of_all() -> None:
 
 
 def test_where_nothing_varies_nothing_is_important() -> None:
-    assert weigh_knobs(plan(), ANSWER, expect(lambda config: 100.0)) == {}
+    assert knob_importance(plan(), ANSWER, expect(lambda config: 100.0)) == {}
 
 
 def test_the_parts_of_a_batch_add_up_to_the_work_in_it() -> None:
@@ -152,7 +165,7 @@ def test_the_parts_of_a_batch_add_up_to_the_work_in_it() -> None:
         "transfer": make_cost(1e-5),
         "step": make_cost(0, 0.02),
     }
-    time = split_batch_time(plan(workload=costs, batch_sizes=(64,)), make_config(4, 2, 64))
+    time = batch_time_breakdown(plan(workload=costs, batch_sizes=(64,)), make_config(4, 2, 64))
     assert time.samples == 64
     assert time.load == pytest.approx(64 * 0.8e-3)
     assert time.collate == pytest.approx(64 * 2e-4)
@@ -162,10 +175,10 @@ def test_the_parts_of_a_batch_add_up_to_the_work_in_it() -> None:
 
 def test_own_batches_are_split_at_the_size_that_the_probe_saw() -> None:
     own = plan(workload={"batching": "own", "probe_batch_size": 17}, batch_sizes=None)
-    assert split_batch_time(own, make_config(2, batch_size=None)).samples == 17
+    assert batch_time_breakdown(own, make_config(2, batch_size=None)).samples == 17
 
 
-def tune_by_formula(request: TuningRequest) -> Outcome:
+def tune_by_formula(request: TuningRequest) -> TuningResult:
     return tune(
         request,
         run_trial=lambda asked: make_result(asked.config, 1000.0 + 100 * min(4, asked.config.dataloader.num_workers)),
@@ -181,17 +194,17 @@ def test_a_run_leaves_its_evidence_and_its_request_in_the_profile() -> None:
     evidence = outcome.profile.evidence
     assert evidence is not None
     assert [line.number for line in evidence.trials] == list(range(1, len(outcome.records) + 1))
-    assert [point.num_workers for point in evidence.curve] == list(range(9))
-    assert "in_order" not in evidence.importance
+    assert [point.num_workers for point in evidence.scaling_curve] == list(range(9))
+    assert "in_order" not in evidence.knob_importance
     assert evidence.batch_time is not None
     assert TuningRequest.model_validate(outcome.profile.request) == request
 
 
 def test_evidence_of_no_trial_is_empty_but_for_what_the_probe_and_the_cost_model_say() -> None:
-    found = gather_evidence(plan(), [], ANSWER, expect(by_workers))
+    found = build_evidence(plan(), [], ANSWER, expect(by_workers))
     assert found.trials == ()
-    assert found.curve
-    assert Evidence.model_validate_json(found.model_dump_json()) == found
+    assert found.scaling_curve
+    assert SearchEvidence.model_validate_json(found.model_dump_json()) == found
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.confirm.interference import (
-    CpuTimes,
-    NoiseWatch,
-    Quietness,
-    QuotaUse,
+    CpuCounters,
+    CpuThrottling,
+    Interference,
+    InterferenceMonitor,
     describe_noise,
+    measure_background_load,
     measure_drift,
-    measure_others,
     measure_stolen_share,
     measure_throttled_share,
     read_cpu_times,
@@ -42,13 +42,13 @@ def cpu_stat(periods: int, throttled: int) -> str:
 
 def make_times(
     busy: float = 0.0, total: float = 0.0, stolen: float = 0.0, quotas: Sequence[tuple[int, int]] = ()
-) -> CpuTimes:
+) -> CpuCounters:
     """Build counters; each quota is given as periods and throttled periods."""
-    uses = tuple(QuotaUse(periods=periods, throttled_periods=throttled) for periods, throttled in quotas)
-    return CpuTimes(busy_seconds=busy, total_seconds=total, stolen_seconds=stolen, quotas=uses)
+    uses = tuple(CpuThrottling(periods=periods, throttled_periods=throttled) for periods, throttled in quotas)
+    return CpuCounters(busy_seconds=busy, total_seconds=total, stolen_seconds=stolen, quotas=uses)
 
 
-def play(*readings: CpuTimes | None) -> Callable[[], CpuTimes | None]:
+def play(*readings: CpuCounters | None) -> Callable[[], CpuCounters | None]:
     """Build a reader that gives these readings one after another."""
     rest = iter(readings)
     return lambda: next(rest)
@@ -58,7 +58,7 @@ def be_still(seconds: float) -> None:
     """Sleep for no time at all."""
 
 
-def need_times(times: CpuTimes | None) -> CpuTimes:
+def need_times(times: CpuCounters | None) -> CpuCounters:
     assert times is not None
     return times
 
@@ -149,24 +149,26 @@ def test_a_cgroup_that_counts_no_periods_has_no_quota(tmp_path: Path) -> None:
 
 def test_others_are_counted_in_cpus_over_the_time_slept() -> None:
     slept: list[float] = []
-    others = measure_others(2.0, 0.5, read=play(make_times(busy=10.0), make_times(busy=10.75)), sleep=slept.append)
+    others = measure_background_load(
+        2.0, 0.5, read=play(make_times(busy=10.0), make_times(busy=10.75)), sleep=slept.append
+    )
     assert others == pytest.approx(1.5)
     assert slept == [0.5]
 
 
 def test_others_are_welcome_to_cpus_that_we_may_not_use() -> None:
     readings = make_times(busy=10.0, total=100.0), make_times(busy=13.0, total=108.0)
-    assert measure_others(5.0, 1.0, read=play(*readings), sleep=be_still) == 0
-    assert measure_others(6.0, 1.0, read=play(*readings), sleep=be_still) == pytest.approx(1.0)
+    assert measure_background_load(5.0, 1.0, read=play(*readings), sleep=be_still) == 0
+    assert measure_background_load(6.0, 1.0, read=play(*readings), sleep=be_still) == pytest.approx(1.0)
 
 
 def test_counters_that_went_back_mean_that_nobody_was_busy() -> None:
-    assert measure_others(2.0, read=play(make_times(busy=10.0), make_times(busy=9.9)), sleep=be_still) == 0
+    assert measure_background_load(2.0, read=play(make_times(busy=10.0), make_times(busy=9.9)), sleep=be_still) == 0
 
 
 @pytest.mark.parametrize("readings", [(None,), (make_times(), None)])
-def test_others_are_unknown_where_the_times_cannot_be_read(readings: tuple[CpuTimes | None, ...]) -> None:
-    assert measure_others(2.0, read=play(*readings), sleep=be_still) is None
+def test_others_are_unknown_where_the_times_cannot_be_read(readings: tuple[CpuCounters | None, ...]) -> None:
+    assert measure_background_load(2.0, read=play(*readings), sleep=be_still) is None
 
 
 def test_stolen_time_is_a_share_of_the_cpu_time_in_between() -> None:
@@ -195,7 +197,7 @@ TIMES = st.builds(
 
 
 @given(before=TIMES, after=TIMES)
-def test_shares_stay_between_0_and_1_even_where_counters_go_back(before: CpuTimes, after: CpuTimes) -> None:
+def test_shares_stay_between_0_and_1_even_where_counters_go_back(before: CpuCounters, after: CpuCounters) -> None:
     assert 0 <= measure_stolen_share(before, after) <= 1
     assert 0 <= measure_throttled_share(before, after) <= 1
 
@@ -256,28 +258,28 @@ def test_drift_that_all_share_is_found_exactly(paces: list[float], rates: list[f
 
 @given(rounds=st.lists(st.lists(st.floats(), max_size=4), max_size=4))
 def test_no_rates_however_absurd_break_the_drift(rounds: list[list[float]]) -> None:
-    assert Quietness(drift=measure_drift(rounds)).drift >= 0
+    assert Interference(drift=measure_drift(rounds)).drift >= 0
 
 
 def test_nothing_is_said_of_a_quiet_machine() -> None:
-    assert describe_noise(Quietness(), 4.0) == ()
-    edge = Quietness(others_cpus=(0.15,), stolen_share=0.03, throttled_share=0.1, drift=0.08)
+    assert describe_noise(Interference(), 4.0) == ()
+    edge = Interference(others_cpus=(0.15,), stolen_share=0.03, throttled_share=0.1, drift=0.08)
     assert describe_noise(edge, 1.0) == ()
 
 
 def test_others_are_described_in_cpus_against_the_limit() -> None:
-    (sentence,) = describe_noise(Quietness(others_cpus=(0.7,)), 2.0)
+    (sentence,) = describe_noise(Interference(others_cpus=(0.7,)), 2.0)
     assert sentence.startswith("Other processes kept 0.7 CPUs busy during the confirmation")
     assert "(limit 0.15 where 2 are usable)" in sentence
     assert "stop them and tune again" in sentence
 
 
 def test_one_busy_moment_among_quiet_ones_is_not_described() -> None:
-    assert describe_noise(Quietness(others_cpus=(0.0, 2.0, 0.1)), 2.0) == ()
+    assert describe_noise(Interference(others_cpus=(0.0, 2.0, 0.1)), 2.0) == ()
 
 
 def test_a_larger_machine_may_have_more_going_on() -> None:
-    busy = Quietness(others_cpus=(1.0,))
+    busy = Interference(others_cpus=(1.0,))
     assert describe_noise(busy, 64.0) == ()
     assert len(describe_noise(busy, 8.0)) == 1
 
@@ -285,12 +287,12 @@ def test_a_larger_machine_may_have_more_going_on() -> None:
 @pytest.mark.parametrize(
     ("quietness", "seen"),
     [
-        (Quietness(stolen_share=0.034), "3.4 % of the CPU time to other virtual machines"),
-        (Quietness(throttled_share=0.42), "used up in 42.0 % of its periods"),
-        (Quietness(drift=0.12), "became 12.0 % slower or faster between rounds (limit 8 %)"),
+        (Interference(stolen_share=0.034), "3.4 % of the CPU time to other virtual machines"),
+        (Interference(throttled_share=0.42), "used up in 42.0 % of its periods"),
+        (Interference(drift=0.12), "became 12.0 % slower or faster between rounds (limit 8 %)"),
     ],
 )
-def test_each_disturbance_is_described_with_its_number_limit_and_next_step(quietness: Quietness, seen: str) -> None:
+def test_each_disturbance_is_described_with_its_number_limit_and_next_step(quietness: Interference, seen: str) -> None:
     (sentence,) = describe_noise(quietness, 2.0)
     assert seen in sentence
     assert "(limit " in sentence
@@ -298,11 +300,11 @@ def test_each_disturbance_is_described_with_its_number_limit_and_next_step(quiet
 
 
 def test_every_disturbance_has_a_sentence_of_its_own() -> None:
-    assert len(describe_noise(Quietness(others_cpus=(3.0,), stolen_share=1, throttled_share=1, drift=5), 2.0)) == 4
+    assert len(describe_noise(Interference(others_cpus=(3.0,), stolen_share=1, throttled_share=1, drift=5), 2.0)) == 4
 
 
 def test_a_used_up_quota_is_called_expected_where_workers_saturate_it() -> None:
-    (sentence,) = describe_noise(Quietness(throttled_share=0.5), 2.0)
+    (sentence,) = describe_noise(Interference(throttled_share=0.5), 2.0)
     assert "this is expected where workers saturate the quota" in sentence
 
 
@@ -315,7 +317,7 @@ def test_a_watch_sums_up_what_happened_between_start_and_finish() -> None:
         make_times(busy=30.2),
         make_times(busy=40.0, total=200.0, stolen=6.0, quotas=[(200, 30)]),  # finish
     )
-    watch = NoiseWatch(2.0, read, be_still)
+    watch = InterferenceMonitor(2.0, read, be_still)
     watch.start()
     watch.pause()
     watch.pause()
@@ -327,19 +329,19 @@ def test_a_watch_sums_up_what_happened_between_start_and_finish() -> None:
 
 
 def test_a_watch_over_a_machine_that_cannot_be_read_sees_quiet_and_the_drift(tmp_path: Path) -> None:
-    watch = NoiseWatch(2.0, lambda: read_cpu_times(tmp_path), be_still)
+    watch = InterferenceMonitor(2.0, lambda: read_cpu_times(tmp_path), be_still)
     watch.start()
     watch.pause()
-    assert watch.finish([]) == Quietness()
+    assert watch.finish([]) == Interference()
     assert watch.finish([[100.0, 110.0]]).drift == pytest.approx(0.1)
 
 
 def test_a_watch_that_was_never_started_sees_nothing() -> None:
-    assert NoiseWatch(2.0, play(make_times(total=5.0, stolen=5.0)), be_still).finish([]) == Quietness()
+    assert InterferenceMonitor(2.0, play(make_times(total=5.0, stolen=5.0)), be_still).finish([]) == Interference()
 
 
 def test_a_watch_started_again_forgets_what_it_saw() -> None:
-    watch = NoiseWatch(
+    watch = InterferenceMonitor(
         2.0, play(make_times(), make_times(), make_times(busy=9.0), make_times(), make_times()), be_still
     )
     watch.start()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from autotune.trial.channel import MOST_MESSAGE_BYTES
+from autotune.trial.channel import MAX_MESSAGE_BYTES
 
 LIES = {
     "noise": b"\x00\xff noise\n",
@@ -20,7 +20,7 @@ LIES = {
     b'"stopped": "done"}}\n',
     "depth": b"[" * 100_000 + b"\n",
     "a phase that is a number": b'{"op": "progress", "phase": 1e999, "batches": -1}\n',
-    "an endless line": b"x" * (MOST_MESSAGE_BYTES + 2**20),
+    "an endless line": b"x" * (MAX_MESSAGE_BYTES + 2**20),
 }
 
 

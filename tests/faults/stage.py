@@ -21,23 +21,23 @@ import psutil
 import pytest
 from pydantic import Field
 
-from autotune.runner.sandbox import Containment
+from autotune.config import DataLoaderSettings, FrozenModel, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import DltuneError, WorkloadError
-from autotune.trial.budgets import Limits
-from autotune.trial.protocol import Progress, TrialRequest, TrialResult, WorkloadProfile
 from autotune.request import WorkloadRequest
-from autotune.profiles.schema import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod, Value
 from autotune.runner.runner import TrialRunner
+from autotune.runner.sandbox import SandboxSupport
+from autotune.trial.budgets import Budgets
+from autotune.trial.protocol import ProgressReport, TrialRequest, TrialResult, WorkloadProfile
 from tests.conftest import await_nothing_left, list_leftovers
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
-LIMITS = Limits(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
+LIMITS = Budgets(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
 PATIENCE_SECONDS = 60.0  # until a scene must be over; none takes a quarter of it
 QUICK = ("--batch-size", "8", "--trial-time", "0.3s", "--epochs", "2", "--max-workers", "2", "--step-time", "1ms")
 
 
-class Play(Value):
+class Play(FrozenModel):
     """One trial of a scene.
 
     Attributes:
@@ -67,7 +67,7 @@ class Play(Value):
         return TrialRequest(config=config, epochs=self.epochs, seconds=self.seconds, fresh=self.fresh)
 
 
-class Scene(Value):
+class Scene(FrozenModel):
     """What is to be played.
 
     Attributes:
@@ -79,7 +79,7 @@ class Scene(Value):
         working_dir: Where the child starts.
         plays: The trials.
         stall_seconds: Most seconds without progress.
-        limits: Budgets.
+        budgets: Budgets.
         walls: Whether trials get all the walls that the machine allows, or none.
         daemonic: Whether a daemonic process of multiprocessing plays it.
     """
@@ -91,11 +91,11 @@ class Scene(Value):
     working_dir: str = str(ROOT)
     plays: tuple[Play, ...] = (Play(),)
     stall_seconds: float = 20.0
-    limits: Limits = LIMITS
+    budgets: Budgets = LIMITS
     walls: bool = True
     daemonic: bool = False
 
-    def open_runner(self, on_progress: Callable[[Progress], None] = lambda progress: None) -> TrialRunner:
+    def open_runner(self, on_progress: Callable[[ProgressReport], None] = lambda progress: None) -> TrialRunner:
         """Make the runner, with limits in force."""
         request = WorkloadRequest(
             dataset=self.factory if self.factory.startswith("user_") else f"tests.{self.factory}",
@@ -106,8 +106,8 @@ class Scene(Value):
             device="cpu",
             working_dir=self.working_dir,
         )
-        runner = TrialRunner(request, self.stall_seconds, on_progress, None if self.walls else Containment())
-        runner.limit(self.limits)
+        runner = TrialRunner(request, self.stall_seconds, on_progress, None if self.walls else SandboxSupport())
+        runner.limit(self.budgets)
         return runner
 
     def play(self) -> list[TrialResult]:
@@ -116,7 +116,7 @@ class Scene(Value):
             return [runner.run(play.to_request()) for play in self.plays]
 
 
-class Review(Value):
+class Review(FrozenModel):
     """What a scene in another process gave.
 
     Attributes:
@@ -138,7 +138,7 @@ def probe(factory: str, **scene: Any) -> WorkloadProfile:
     """Probe a workload in a child of this process."""
     made = Scene(factory=factory, **scene)
     with made.open_runner() as runner:
-        return runner.probe((8, 8), made.limits)
+        return runner.probe((8, 8), made.budgets)
 
 
 def refuse(factory: str, **scene: Any) -> DltuneError:

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from autotune.runner.sandbox import Containment, find_containment
-from autotune.trial.budgets import Limits
-from autotune.trial.protocol import TrialRequest, TrialResult
+from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.request import WorkloadRequest
-from autotune.profiles.schema import DataLoaderSettings, LoaderConfig
 from autotune.runner.runner import TrialRunner
+from autotune.runner.sandbox import SandboxSupport, detect_sandbox
+from autotune.trial.budgets import Budgets
+from autotune.trial.protocol import TrialRequest, TrialResult
 from tests.faults.watcher import Watcher
 
 ROOT = str(Path(__file__).parents[2])
 MIB = 2**20
 GIB = 2**30
 TOLERANCES = {"walled": 1.05, "plain": 1.25}
-CONTAINMENTS = {"walled": find_containment(), "plain": Containment()}
+CONTAINMENTS = {"walled": detect_sandbox(), "plain": SandboxSupport()}
 HOSTILE = ("make_leak", "make_copy_on_write")
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -40,12 +40,14 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def run_trials(factory: str, containment: Containment, step_seconds: float = 1e-3, **budgets: int) -> list[TrialResult]:
+def run_trials(
+    factory: str, containment: SandboxSupport, step_seconds: float = 1e-3, **budgets: int
+) -> list[TrialResult]:
     """Run trials with none, two and four workers, whatever the demand model would say of them."""
     usual = {"memory_bytes": 8 * GIB, "reserve_bytes": 0, "shm_bytes": GIB, "nofile": 1024}
     workload = WorkloadRequest(dataset=f"tests.faults.hogs:{factory}", step_seconds=step_seconds, working_dir=ROOT)
     with TrialRunner(workload, 20.0, containment=containment) as runner:
-        runner.limit(Limits.model_validate(usual | budgets))
+        runner.limit(Budgets.model_validate(usual | budgets))
         return [runner.run(make_request(workers)) for workers in (0, 2, 4)]
 
 

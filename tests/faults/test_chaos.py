@@ -23,8 +23,8 @@ from typing import IO, Final
 import psutil
 import pytest
 
-from autotune.search.trial_record import TrialRecord
 from autotune.profiles.file import read_file
+from autotune.search.trial_record import TrialRecord
 
 ROOT: Final = Path(__file__).parents[2]
 SEED: Final = int(os.environ.get("DLTUNE_CHAOS_SEED", "20261121"))

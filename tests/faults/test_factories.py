@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.runner.sandbox import find_containment
 from autotune.errors import UsageError, WorkloadError
+from autotune.runner.sandbox import detect_sandbox
 from tests.faults.stage import MIB, Play, Scene, is_alive, list_trial_processes, read_all, refuse, run, run_cli
 
 RAISES = "Factory raises / missing import / SyntaxError / RecursionError / `sys.exit(0)`"
@@ -34,7 +34,7 @@ def test_a_module_that_fails_is_quoted_with_the_users_line(code: str, words: str
     assert isinstance(error, WorkloadError)
     assert words in str(error)
     assert "user_module.py" in read_all(error)
-    assert "trial_host" not in read_all(error)
+    assert "autotune/child" not in read_all(error)
 
 
 @pytest.mark.fault(RAISES, needs="plain")
@@ -110,7 +110,7 @@ def test_a_process_that_hides_by_clearing_its_environment_ends_with_the_trial(
     arguments = {"path": str(place), "crashing": crashing}
     result = run("faults.villains:make_hidden", arguments=arguments, play=Play(workers=0), walls=walls)
     assert result.kind == ("crashed" if crashing else "completed")
-    if walls and find_containment().own_pids:
+    if walls and detect_sandbox().own_pids:
         return  # its number means nothing outside of the namespace that it ended with
     assert not is_alive(int(place.read_text()))
 

@@ -24,21 +24,22 @@ from optuna.trial import TrialState
 from pydantic import ValidationError
 
 from autotune import load
-from autotune.trial.channel import Channel
 from autotune.cli import cli
-from autotune.errors import DltuneError, StudyError
-from autotune.search.loop import Exploration
 from autotune.commands.files import TARGETS
-from autotune.trial.protocol import REPORT, Measured, Probed, TrialRequest, TrialResult
-from autotune.search.plan import Plan, make_plan
-from autotune.search.trial_record import TrialRecord
-from autotune.report.text import describe_profile
-from autotune.profiles.schema import ProcessSettings, TunedConfig
-from autotune.trial.throughput import estimate
-from autotune.search.sampler import Search, make_sampler, open_search
-from autotune.search.study import KeptStudy, open_storage
+from autotune.config import ProcessSettings
+from autotune.errors import DltuneError, StudyError
 from autotune.profiles.file import format_file, read_file
-from autotune.progress import View
+from autotune.profiles.schema import TunedProfile
+from autotune.progress import ProgressListener
+from autotune.report.text import describe_profile
+from autotune.search.loop import SearchLoop
+from autotune.search.plan import Plan, make_plan
+from autotune.search.sampler import Search, make_sampler, open_search
+from autotune.search.study import StoredStudy, open_storage
+from autotune.search.trial_record import TrialRecord
+from autotune.trial.channel import Channel
+from autotune.trial.protocol import REPORT, ProbeReport, TrialReport, TrialRequest, TrialResult
+from autotune.trial.throughput import estimate
 from tests.builders import (
     make_config,
     make_full_profile,
@@ -102,15 +103,15 @@ def _refuse_to_unpickle(*_: Any) -> None:
 # dltune.json
 
 
-def make_trapped_profile(profile: TunedConfig) -> str:
+def make_trapped_profile(profile: TunedProfile) -> str:
     names = {"dataset": f"{TRAP}:fire", "dataset_args": {"root": "/data"}, "step": f"{TRAP}:fire"}
     workload = profile.workload.model_copy(update=names)
     request = profile.request and profile.request | {"workload": names, "storage": f"{TRAP}://host/db"}
     return profile.model_copy(update={"workload": workload, "request": request}).model_dump_json()
 
 
-def make_file(profile: TunedConfig) -> str:
-    return f'{{"$schema": "urn:x", "schema_version": 1, "profiles": [{make_trapped_profile(profile)}]}}'
+def make_file(profile: TunedProfile) -> str:
+    return f'{{"$schema": "urn:x", "schema_version": 2, "profiles": [{make_trapped_profile(profile)}]}}'
 
 
 FILE: Final = make_file(make_profile())
@@ -242,12 +243,12 @@ def make_record(workers: int) -> TrialRecord:
     )
 
 
-def keep(*texts: str) -> KeptStudy:
+def keep(*texts: str) -> StoredStudy:
     """Make a study that holds these records."""
     study = optuna.create_study(direction="maximize")
     for text in texts:
         study.add_trial(optuna.create_trial(value=1.0, user_attrs={"dltune_record": text}, state=TrialState.COMPLETE))
-    return KeptStudy(study, "memory", warnings.warn)
+    return StoredStudy(study, "memory", warnings.warn)
 
 
 def answer(request: TrialRequest) -> TrialResult:
@@ -271,7 +272,7 @@ def test_a_run_is_continued_from_a_record_or_refuses_it(text: str) -> None:
     study = optuna.create_study(sampler=make_sampler(PLAN.request, PLAN.space), direction="maximize")
     search = Search(study, PLAN.space)
     search.recall(trials)
-    exploration = Exploration(PLAN, search, answer, View())
+    exploration = SearchLoop(PLAN, search, answer, ProgressListener())
     assert exploration.run()
     assert exploration.expect()
 
@@ -284,7 +285,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         open_storage(f"sqlite:///{path}") as storage,
         open_search(storage, PLAN.request, PLAN.space, PLAN.hardware, warnings.warn) as search,
     ):
-        exploration = Exploration(PLAN.model_copy(), search, answer, View())
+        exploration = SearchLoop(PLAN.model_copy(), search, answer, ProgressListener())
         for _ in range(2):
             exploration._take(search.ask())
     return path
@@ -297,7 +298,7 @@ def resume(path: Path) -> None:
         open_storage(f"sqlite:///{path}") as storage,
         open_search(storage, PLAN.request, PLAN.space, PLAN.hardware, heard.append) as search,
     ):
-        exploration = Exploration(PLAN, search, answer, View())
+        exploration = SearchLoop(PLAN, search, answer, ProgressListener())
         exploration._take(search.ask())
     assert all("can no longer be stored" in sentence for sentence in heard)
 
@@ -391,13 +392,13 @@ def test_a_database_that_somebody_wrote_into_is_continued_or_refused(
 
 
 REPORTS: Final = (
-    Measured(
+    TrialReport(
         measurement=make_measurement(
             make_trace([0.01] * 12, 0.02, closed_after=9), make_trace([0.01] * 8), epoch_batches=20
         )
     ).model_dump_json(),
-    Measured(measurement=make_measurement_of(100.0)).model_dump_json(),
-    Probed(profile=make_workload()).model_dump_json(),
+    TrialReport(measurement=make_measurement_of(100.0)).model_dump_json(),
+    ProbeReport(profile=make_workload()).model_dump_json(),
     '{"op": "failed", "where": "trial", "error": "ValueError: no", "details": "Traceback"}',
     '{"op": "progress", "phase": "measuring", "batches": 3}',
     '{"op": "ready"}',
@@ -413,14 +414,14 @@ def test_a_message_of_a_child_is_refused_or_leads_to_a_plan_and_a_score(text: st
         event("refused")
         return
     event(report.op)
-    if isinstance(report, Measured):
+    if isinstance(report, TrialReport):
         found = estimate(report.measurement, make_config(2), epochs=10)
         assert TrialRecord(
             number=0, config=make_config(2), fate="measured", score=found.samples_per_second, constraints={}
         )
-    elif isinstance(report, Probed):
+    elif isinstance(report, ProbeReport):
         try:
-            plan = make_plan(PLAN.request, PLAN.machine, report.profile, PLAN.limits)
+            plan = make_plan(PLAN.request, PLAN.machine, report.profile, PLAN.budgets)
         except DltuneError:
             event("no plan")
             return

@@ -123,11 +123,11 @@ def test_a_study_that_is_deleted_in_mid_run_is_said_once_and_costs_no_result(wor
 
 @pytest.mark.fault("Newer dltune.json", needs="plain")
 def test_a_tuned_file_of_a_newer_version_is_left_as_it_is_before_anything_is_measured(workdir: Path) -> None:
-    text = '{"schema_version": 2, "profiles": [{"ranks": 8}]}'
+    text = '{"schema_version": 3, "profiles": [{"ranks": 8}]}'
     (workdir / "dltune.json").write_text(text)
     finished = run(make_command("--dataset", "tests.misbehaving:make_honest"))
     assert finished.returncode == 2
-    assert "newer dltune (schema 2; this one reads 1)" in finished.stderr
+    assert "newer dltune (schema 3; this one reads 2)" in finished.stderr
     assert (workdir / "dltune.json").read_text() == text
 
 

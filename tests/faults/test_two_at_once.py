@@ -29,7 +29,7 @@ from autotune.search.sampler import open_search
 from autotune.search.study import open_storage
 from tests.builders import make_machine, make_request
 from autotune.search.space import SearchSpace
-space = SearchSpace(batch_size=(32,), num_workers=(0, 1))
+space = SearchSpace.of(batch_size=(32,), num_workers=(0, 1))
 request = make_request(study_name=sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()

@@ -7,18 +7,18 @@ import itertools
 import pytest
 import torch
 
-from autotune.child.probe_h2d import CudaBench, measure_copies
 from autotune.child.device import (
-    BusyDevice,
-    cap_memory,
+    EmulatedStep,
+    limit_memory,
     make_clock,
     read_accelerator,
+    read_free_memory,
     read_peak,
-    read_room,
     reset_peak,
     resolve_device,
     synchronize,
 )
+from autotune.child.probe_h2d import CudaBench, measure_copies
 
 MIB = 1024**2
 
@@ -44,7 +44,7 @@ def test_the_device_is_described(device: torch.device) -> None:
 def test_the_room_of_a_device_is_less_than_the_whole(device: torch.device) -> None:
     found = read_accelerator(device)
     assert found is not None
-    assert 0 < read_room(device) < found.memory_bytes
+    assert 0 < read_free_memory(device) < found.memory_bytes
 
 
 def test_the_peak_of_a_trial_is_its_own(device: torch.device) -> None:
@@ -58,7 +58,7 @@ def test_the_peak_of_a_trial_is_its_own(device: torch.device) -> None:
 def test_the_allocator_refuses_more_than_its_budget(device: torch.device) -> None:
     reset_peak(device)
     try:
-        cap_memory(device, 128 * MIB)
+        limit_memory(device, 128 * MIB)
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(256 * MIB, dtype=torch.uint8, device=device)
     finally:
@@ -66,7 +66,7 @@ def test_the_allocator_refuses_more_than_its_budget(device: torch.device) -> Non
 
 
 def test_events_tell_when_steps_end_while_the_host_goes_on(device: torch.device) -> None:
-    occupy = BusyDevice(device, 0.02)
+    occupy = EmulatedStep(device, 0.02)
     synchronize(device)
     clock = make_clock(device)
     for _ in range(8):

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from autotune import TunedConfig, load
+from autotune import TunedProfile, load
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.errors import WorkloadError
-from autotune.trial.budgets import Limits
-from autotune.trial.protocol import TrialRequest, TrialResult
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.profiles.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.runner.runner import TrialRunner
+from autotune.trial.budgets import Budgets
+from autotune.trial.protocol import TrialRequest, TrialResult
 from autotune.tuning import tune
 
 ROOT = str(Path(__file__).parent.parent.parent)
 GIB = 1024**3
-LIMITS = Limits(memory_bytes=32 * GIB, reserve_bytes=0, shm_bytes=2 * GIB, nofile=1024, gpu_bytes=4 * GIB)
+LIMITS = Budgets(memory_bytes=32 * GIB, reserve_bytes=0, shm_bytes=2 * GIB, nofile=1024, gpu_bytes=4 * GIB)
 
 
 def make_workload(step: str | None = "make_linear_step", step_seconds: float | None = None) -> WorkloadRequest:
@@ -99,7 +99,7 @@ def test_a_whole_run_gives_a_profile_of_this_device(workdir: Path) -> None:
     request = TuningRequest(
         workload=make_workload(), batch_sizes=(32,), trials=4, trial_seconds=1.0, output=str(workdir / "dltune.json")
     )
-    profile: TunedConfig = tune(request).profile
+    profile: TunedProfile = tune(request).profile
     assert profile.hardware.gpu is not None
     assert profile.hardware.gpu_memory_bytes > 0
     assert profile.result.copy_ceiling is not None

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from autotune.profiles.batches import count_bytes, count_samples, find_tensors, move_batch
 from autotune.child.training_step import BuiltInStep
+from autotune.profiles.batches import count_bytes, count_samples, find_tensors, move_batch
 
 CPU = torch.device("cpu")
 

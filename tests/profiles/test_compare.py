@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from autotune.profiles.compare import compare_results, describe_comparison
-from autotune.profiles.schema import TunedConfig
+from autotune.profiles.schema import TunedProfile
 from tests.builders import make_config, make_profile, make_profile_result
 
 
-def make_result_of(name: str, rate: float, interval: tuple[float, float] | None, **changes: Any) -> TunedConfig:
+def make_result_of(name: str, rate: float, interval: tuple[float, float] | None, **changes: Any) -> TunedProfile:
     result = make_profile_result(samples_per_second=rate, samples_per_second_ci95=interval)
     return make_profile(name, result=result, **changes)
 

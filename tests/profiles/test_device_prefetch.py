@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import autotune
-from autotune.profiles.device_prefetch import Copy, PlainLane, record_use, send_ahead
+from autotune.profiles.device_prefetch import PendingCopy, SyncCopier, prefetch_batches, record_use
 
 CPU = torch.device("cpu")
 
@@ -22,18 +22,18 @@ class DiaryLane:
     def __init__(self) -> None:
         self.diary: list[str] = []
 
-    def send(self, batch: Any) -> Copy:
+    def send(self, batch: Any) -> PendingCopy:
         self.diary.append(f"send {batch}")
-        return Copy(batch)
+        return PendingCopy(batch)
 
-    def take(self, copy: Copy) -> Any:
+    def take(self, copy: PendingCopy) -> Any:
         self.diary.append(f"take {copy.batch}")
         return copy.batch
 
 
 def test_the_next_batch_is_on_its_way_before_this_one_is_given_out() -> None:
     lane = DiaryLane()
-    for batch in send_ahead(iter("abc"), lane):
+    for batch in prefetch_batches(iter("abc"), lane):
         lane.diary.append(f"step {batch}")
     assert lane.diary == [
         "send a",
@@ -50,7 +50,7 @@ def test_the_next_batch_is_on_its_way_before_this_one_is_given_out() -> None:
 
 @pytest.mark.parametrize("batches", ["", "a"])
 def test_short_epochs_are_whole(batches: str) -> None:
-    assert list(send_ahead(iter(batches), DiaryLane())) == list(batches)
+    assert list(prefetch_batches(iter(batches), DiaryLane())) == list(batches)
 
 
 def test_an_error_of_the_loader_comes_after_the_batches_before_it() -> None:
@@ -58,7 +58,7 @@ def test_an_error_of_the_loader_comes_after_the_batches_before_it() -> None:
         yield from "ab"
         raise OSError("the disk is gone")
 
-    batches = send_ahead(fail_third(), DiaryLane())
+    batches = prefetch_batches(fail_third(), DiaryLane())
     assert [next(batches), next(batches)] == ["a", "b"]
     with pytest.raises(OSError, match="the disk is gone"):
         next(batches)
@@ -101,7 +101,7 @@ META = torch.device("meta")  # a device that every build of torch has; nothing i
 
 
 def move(batch: Any) -> Any:
-    (moved,) = send_ahead(iter([batch]), PlainLane(META))
+    (moved,) = prefetch_batches(iter([batch]), SyncCopier(META))
     return moved
 
 

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader
 
 import autotune
 from autotune.commands import files as file_commands
+from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
-from autotune.profiles.export import OF_A_LOADER, TARGETS, Export, Target, export
-from autotune.profiles.schema import LoaderConfig, ProcessSettings, TunedConfig
+from autotune.profiles.export import LOADER_ARGUMENTS, TARGETS, Export, Target, export
+from autotune.profiles.schema import TunedProfile
 from tests.builders import make_config, make_profile
 
 DATA: Any = range(256)
@@ -37,7 +38,7 @@ ON_GPU = make_config(
 CONFIGS = {"plain": PLAIN, "workers": WORKERS, "unusual": UNUSUAL, "own_batches": OWN_BATCHES, "on_gpu": ON_GPU}
 
 
-def make_profile_of(config: LoaderConfig, **changes: Any) -> TunedConfig:
+def make_profile_of(config: LoaderConfig, **changes: Any) -> TunedProfile:
     return make_profile(dataloader=config.dataloader, process=config.process, **changes)
 
 
@@ -101,7 +102,7 @@ def test_the_batch_size_is_always_said_to_be_per_process(to: Target) -> None:
         ("statefuldataloader", ["sharing_strategy"]),
         ("hf", ["sharing_strategy"]),
         ("lightning", ["sharing_strategy"]),
-        ("accelerate", [*OF_A_LOADER, "sharing_strategy"]),
+        ("accelerate", [*LOADER_ARGUMENTS, "sharing_strategy"]),
         (
             "timm",
             ["prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context", "sharing_strategy"],
@@ -120,7 +121,7 @@ def test_what_each_target_loses_of_an_unusual_configuration(to: Target, lost: li
     [
         ("kwargs", ["non_blocking", "device_prefetch"]),
         ("hf", ["non_blocking", "device_prefetch"]),
-        ("accelerate", [*OF_A_LOADER[:-1], "device_prefetch"]),
+        ("accelerate", [*LOADER_ARGUMENTS[:-1], "device_prefetch"]),
         ("lightning", ["device_prefetch"]),
         ("timm", []),
         ("json", []),

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import OutputError, ProfileError
+from autotune.profiles.file import MAX_BYTES, check_writable, read_file, save_profile, write_atomically
 from autotune.system.locks import hold
-from autotune.profiles.file import MOST_BYTES, check_writable, read_file, save_profile, write_atomically
 from tests.builders import make_profile, write_profiles
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -46,7 +46,7 @@ def test_saving_keeps_the_other_profiles_and_replaces_the_one_of_the_same_name(t
     assert [past.created_at for past in written.history] == [make_profile("b").created_at]
 
 
-@pytest.mark.parametrize("text", ["", "not json", "[]", '{"schema_version": 2}', '{"profiles": [{"name": "a"}]}'])
+@pytest.mark.parametrize("text", ["", "not json", "[]", '{"schema_version": 3}', '{"profiles": [{"name": "a"}]}'])
 def test_saving_over_something_else_is_refused_and_leaves_it_as_it_is(tmp_path: Path, text: str) -> None:
     path = tmp_path / "dltune.json"
     path.write_text(text)
@@ -153,7 +153,7 @@ def test_saving_keeps_what_a_newer_dltune_wrote_as_it_stands(tmp_path: Path) -> 
 
 def test_a_file_that_is_written_by_hand_without_profiles_gets_one(tmp_path: Path) -> None:
     path = tmp_path / "dltune.json"
-    path.write_text('{"schema_version": 1}')
+    path.write_text('{"schema_version": 2}')
     save_profile(path, make_profile("a"))
     assert names(path) == ["a"]
 
@@ -182,7 +182,7 @@ def test_a_file_that_is_locked_for_too_long_is_an_error_that_names_the_process(t
 
 
 def test_a_file_that_would_be_too_large_to_be_read_is_not_written(tmp_path: Path) -> None:
-    profile = make_profile("a" * MOST_BYTES)
+    profile = make_profile("a" * MAX_BYTES)
     with pytest.raises(OutputError, match=r"more than 16\.0 MiB"):
         save_profile(tmp_path / "dltune.json", profile)
     assert list(tmp_path.iterdir()) == []
@@ -226,7 +226,7 @@ def test_a_wrong_value_beside_an_unknown_field_is_still_wrong(tmp_path: Path) ->
     path = write_profiles(tmp_path, make_profile())
     document = json.loads(path.read_text())
     document["profiles"][0]["novelty"] = 1
-    document["profiles"][0]["dataloader"]["num_workers"] = -1
+    document["profiles"][0]["config"]["dataloader"]["num_workers"] = -1
     path.write_text(json.dumps(document))
     with pytest.raises(ProfileError, match="num_workers"):
         read_file(path)
@@ -239,8 +239,8 @@ def test_a_missing_file_is_reported_with_the_reason(tmp_path: Path) -> None:
 
 def test_a_file_of_a_newer_version_is_refused_by_its_number(tmp_path: Path) -> None:
     path = tmp_path / "dltune.json"
-    path.write_text('{"schema_version": 2, "profiles": [{"ranks": 8}]}')
-    with pytest.raises(ProfileError, match=r"newer dltune \(schema 2; this one reads 1\)\. Update dltune"):
+    path.write_text('{"schema_version": 3, "profiles": [{"ranks": 8}]}')
+    with pytest.raises(ProfileError, match=r"newer dltune \(schema 3; this one reads 2\)\. Update dltune"):
         read_file(path)
 
 
@@ -278,7 +278,7 @@ def test_of_many_unknown_fields_only_some_are_named(tmp_path: Path) -> None:
 
 def test_an_unknown_field_that_stands_there_twice_is_ignored_like_any_other(tmp_path: Path) -> None:
     path = tmp_path / "dltune.json"
-    path.write_text('{"schema_version": 1, "novelty": 1, "novelty": 2}')
+    path.write_text('{"schema_version": 2, "novelty": 1, "novelty": 2}')
     with pytest.warns(UserWarning, match="novelty"):
         assert read_file(path).profiles == ()
 

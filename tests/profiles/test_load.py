@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 from torch.utils.data import BatchSampler, SequentialSampler
 
+from autotune.config import ProcessSettings
 from autotune.errors import ProfileError
+from autotune.profiles.load import TunedLoader, choose_profile, clamp_config, describe_local_hardware, load
+from autotune.profiles.schema import WorkloadIdentity
+from autotune.system.hardware import Accelerator, Hardware
 from autotune.system.machine import read_gpus, read_machine
-from autotune.profiles.load import TunedLoader, choose_profile, clamp_config, describe_here, load
-from autotune.profiles.schema import Accelerator, Hardware, ProcessSettings, WorkloadIdentity
 from tests.builders import MIB, make_config, make_machine, make_profile, write_files, write_profiles
 
 DATA: Any = range(10)
@@ -91,18 +93,18 @@ def test_an_accelerator_that_only_torch_can_name_is_the_profiles_where_its_devic
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, file: str
 ) -> None:
     profile = make_profile(hardware=make_machine().hardware(Accelerator(name=gpu, count=2)))
-    assert describe_here(make_machine(), profile, gpus=(), dev=tmp_path).gpu is None
+    assert describe_local_hardware(make_machine(), profile, gpus=(), dev=tmp_path).gpu is None
     write_files(tmp_path, {file: ""})
-    assert describe_here(make_machine(), profile, gpus=(), dev=tmp_path) == profile.hardware
-    assert describe_here(make_machine(), profile, gpus=("NVIDIA A100",), dev=tmp_path).gpu == "NVIDIA A100"
+    assert describe_local_hardware(make_machine(), profile, gpus=(), dev=tmp_path) == profile.hardware
+    assert describe_local_hardware(make_machine(), profile, gpus=("NVIDIA A100",), dev=tmp_path).gpu == "NVIDIA A100"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert describe_here(make_machine(), profile, gpus=(), dev=tmp_path).gpu is None
+    assert describe_local_hardware(make_machine(), profile, gpus=(), dev=tmp_path).gpu is None
 
 
 def test_the_device_of_another_maker_is_not_that_of_the_profile(tmp_path: Path) -> None:
     profile = make_profile(hardware=make_machine().hardware(Accelerator(name="NVIDIA A100", count=1)))
     write_files(tmp_path, {"kfd": "", "dri/renderD128": ""})
-    assert describe_here(make_machine(), profile, gpus=(), dev=tmp_path).gpu is None
+    assert describe_local_hardware(make_machine(), profile, gpus=(), dev=tmp_path).gpu is None
 
 
 def test_on_mismatch_error_refuses_a_profile_of_another_machine(tmp_path: Path) -> None:

@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.profiles.matching import compare_hardware
-from autotune.profiles.naming import MADE, is_alike, make_profile_name, settle_name
-from autotune.profiles.schema import TunedConfig
 from autotune.profiles.file import read_file
+from autotune.profiles.matching import compare_hardware
+from autotune.profiles.naming import GENERATED_NAME, is_alike, make_profile_name, resolve_profile_name
+from autotune.profiles.schema import TunedProfile
+from autotune.search.warm_start import rebuild_request
 from autotune.tuning import tune
-from autotune.search.warm_start import ask_again
 from tests.builders import GIB, make_hardware, make_machine, make_profile, make_request, make_software
 from tests.test_tuning import Bench, saturating, waiting_workload
 from tests.test_tuning import make_request as make_run
 
 
-def make_named(name: str = "cpu-4c-16g-0000", **hardware: Any) -> TunedConfig:
+def make_named(name: str = "cpu-4c-16g-0000", **hardware: Any) -> TunedProfile:
     return make_profile(name, hardware=make_hardware(**hardware), request=make_request().record())
 
 
-def change_workload(profile: TunedConfig, **changes: Any) -> TunedConfig:
+def change_workload(profile: TunedProfile, **changes: Any) -> TunedProfile:
     return profile.model_copy(update={"workload": profile.workload.model_copy(update=changes)})
 
 
@@ -94,26 +94,26 @@ def test_no_two_amounts_that_matching_tells_apart_share_a_name(was: int, now: in
 @pytest.mark.parametrize("name", ["cpu-4c-16g-0000", "cpu-4c-d945", "h100x1-12c-a41f"])
 def test_a_profile_takes_the_place_of_one_that_is_alike_whatever_step_it_lies_on(name: str) -> None:
     earlier = make_named(name, memory_limit_bytes=int(16 * GIB * 0.985))
-    assert settle_name(make_named(), [earlier]).name == name
+    assert resolve_profile_name(make_named(), [earlier]).name == name
 
 
 def test_of_several_that_are_alike_the_one_of_its_own_name_is_replaced() -> None:
     own = make_profile_name(make_named())
-    assert settle_name(make_named(), [make_named("cpu-4c-d945"), make_named(own)]).name == own
+    assert resolve_profile_name(make_named(), [make_named("cpu-4c-d945"), make_named(own)]).name == own
 
 
 def test_a_profile_whose_digest_is_that_of_another_workload_takes_a_longer_one_and_keeps_it() -> None:
     stranger = change_workload(make_named(make_profile_name(make_named())), dataset="pkg:other")
-    named = settle_name(make_named(), [stranger])
+    named = resolve_profile_name(make_named(), [stranger])
     assert named.name == make_profile_name(make_named(), digits=5)
-    assert MADE.fullmatch(named.name)
-    assert settle_name(make_named(), [stranger, named]).name == named.name
-    assert settle_name(make_named(), [named]).name == named.name
+    assert GENERATED_NAME.fullmatch(named.name)
+    assert resolve_profile_name(make_named(), [stranger, named]).name == named.name
+    assert resolve_profile_name(make_named(), [named]).name == named.name
 
 
 def test_a_profile_that_was_named_by_hand_is_left_alone() -> None:
-    assert not MADE.fullmatch("mine")
-    assert settle_name(make_named(), [make_named("mine")]).name == make_profile_name(make_named())
+    assert not GENERATED_NAME.fullmatch("mine")
+    assert resolve_profile_name(make_named(), [make_named("mine")]).name == make_profile_name(make_named())
 
 
 @pytest.mark.parametrize("hardware", [{"memory_limit_bytes": 8 * GIB}, {"shm_limit_bytes": GIB}])
@@ -128,10 +128,10 @@ def test_a_smaller_machine_leaves_the_profile_of_a_larger_one_in_the_file(
 
 def test_tuning_and_tuning_anew_on_one_machine_keep_one_profile_of_one_name(workdir: Path) -> None:
     names = []
-    earlier: TunedConfig | None = None
+    earlier: TunedProfile | None = None
     for size in (int(16 * GIB * 0.985), 16 * GIB, int(16 * GIB * 0.985)):  # alike, and on two steps of the digest
         here = make_machine(affinity_cpus=2, memory_limit_bytes=size)
-        request = make_run() if earlier is None else ask_again(earlier, here.hardware(None), "dltune.json")
+        request = make_run() if earlier is None else rebuild_request(earlier, here.hardware(None), "dltune.json")
         found = tune(request, run_trial=Bench(saturating), machine=here, workload=waiting_workload(), earlier=earlier)
         names.append(found.profile.name)
         earlier = found.profile if earlier is None else None  # cold, warm, cold
@@ -143,4 +143,4 @@ def test_tuning_and_tuning_anew_on_one_machine_keep_one_profile_of_one_name(work
 def test_another_processor_alone_does_not_take_a_profile_its_name() -> None:
     profile = make_named("mine")
     here = profile.hardware.model_copy(update={"cpu": "Another CPU"})
-    assert ask_again(profile, here, "dltune.json").profile == "mine"
+    assert rebuild_request(profile, here, "dltune.json").profile == "mine"

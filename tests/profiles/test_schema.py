@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from torch.utils.data import DataLoader
 
-from autotune.profiles.schema import DataLoaderSettings, Interval, LoaderConfig, ProcessSettings, TunedFile
+from autotune.config import DataLoaderSettings, Interval, LoaderConfig, ProcessSettings
+from autotune.profiles.schema import TunedFile
 from tests.builders import make_config, make_profile, make_profile_result
 
 FIELDS = st.fixed_dictionaries(
@@ -97,7 +98,7 @@ def test_a_configuration_survives_json(fields: dict[str, Any], process: ProcessS
 
 def test_a_profile_survives_json_with_its_schema_under_the_name_that_json_uses() -> None:
     file = TunedFile(
-        schema_version=1,
+        schema_version=2,
         profiles=(make_profile("a"), make_profile("b", process=ProcessSettings(sharing_strategy="file_system"))),
     )
     text = file.model_dump_json(by_alias=True)
@@ -118,7 +119,7 @@ def test_a_value_cannot_be_changed_after_it_was_checked() -> None:
 
 def test_a_file_of_another_schema_version_is_refused() -> None:
     with pytest.raises(ValidationError, match="schema_version"):
-        TunedFile.model_validate({"schema_version": 2, "profiles": []})
+        TunedFile.model_validate({"schema_version": 3, "profiles": []})
 
 
 INTERVAL: TypeAdapter[tuple[float, float]] = TypeAdapter(Interval)

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from autotune.report.answer import describe_plain_use, describe_use
-from autotune.checking import identify_workload
+from autotune.profiles.schema import TunedProfile
+from autotune.report.answer import usage_snippet, usage_snippet_without_dltune
 from autotune.search.plan import make_plan
-from autotune.profiles.schema import TunedConfig
 from autotune.tuning import tune
 from tests.builders import make_config, make_limits, make_machine, make_profile, make_request, make_workload
 from tests.test_tuning import Bench, saturating, waiting_workload
@@ -23,7 +22,7 @@ class Stream(IterableDataset[int]):
         return iter(range(10))
 
 
-def make_profile_of(kind: Literal["map", "iterable"]) -> TunedConfig:
+def make_profile_of(kind: Literal["map", "iterable"]) -> TunedProfile:
     workload = make_profile().workload.model_copy(update={"kind": kind})
     return make_profile(dataloader=make_config(0, batch_size=4).dataloader, workload=workload)
 
@@ -32,7 +31,7 @@ def make_profile_of(kind: Literal["map", "iterable"]) -> TunedConfig:
 def test_the_code_without_dltune_makes_a_loader_of_the_datasets_kind(
     kind: Literal["map", "iterable"], dataset: Any
 ) -> None:
-    code = describe_plain_use(make_profile_of(kind))
+    code = usage_snippet_without_dltune(make_profile_of(kind))
     names: dict[str, Any] = {"dataset": dataset, "DataLoader": DataLoader, "torch": torch}
     exec(code, names)
     assert sum(len(batch) for batch in names["loader"]) == 10
@@ -40,13 +39,13 @@ def test_the_code_without_dltune_makes_a_loader_of_the_datasets_kind(
 
 
 def test_the_code_with_dltune_shuffles_only_what_can_be_shuffled() -> None:
-    assert "shuffle=True" in describe_use(make_profile_of("map"), "dltune.json")
-    assert "shuffle" not in describe_use(make_profile_of("iterable"), "dltune.json")
+    assert "shuffle=True" in usage_snippet(make_profile_of("map"), "dltune.json")
+    assert "shuffle" not in usage_snippet(make_profile_of("iterable"), "dltune.json")
 
 
 def test_a_profile_of_an_earlier_version_does_not_say_its_kind_and_is_shuffled() -> None:
     assert make_profile().workload.kind is None
-    assert "shuffle=True" in describe_plain_use(make_profile())
+    assert "shuffle=True" in usage_snippet_without_dltune(make_profile())
 
 
 def test_a_run_writes_down_the_kind_of_its_dataset(workdir: Any) -> None:
@@ -54,4 +53,4 @@ def test_a_run_writes_down_the_kind_of_its_dataset(workdir: Any) -> None:
     found = tune(make_run(), run_trial=Bench(saturating), machine=make_machine(affinity_cpus=2), workload=workload)
     assert found.profile.workload.kind == "iterable"
     plan = make_plan(make_request(), make_machine(), make_workload(kind="iterable"), make_limits())
-    assert identify_workload(plan).kind == "iterable"
+    assert plan.identity.kind == "iterable"

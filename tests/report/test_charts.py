@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.report.bars import draw_batch_time, draw_contributions, draw_importance
+from autotune.config import LoaderConfig, ProcessSettings
+from autotune.profiles.schema import SearchEvidence, TunedProfile
+from autotune.report.bars import draw_ablation, draw_batch_time, draw_importance
 from autotune.report.charts import draw_memory, draw_throughput, is_alike
-from autotune.profiles.schema import Evidence, LoaderConfig, ProcessSettings, TunedConfig
 from autotune.report.svg import BOTTOM, LEFT, RIGHT, TOP, Bar, Row, draw_rows, make_doubling_scale, make_scale, shorten
 from tests.builders import (
     GIB,
@@ -54,7 +55,7 @@ def list_all() -> Iterator[tuple[str, str | None]]:
     yield "throughput", draw_throughput(profile, evidence)
     yield "memory", draw_memory(profile, evidence)
     yield "batch-time", draw_batch_time(profile)
-    yield "contributions", draw_contributions(profile)
+    yield "ablation", draw_ablation(profile)
     yield "importance", draw_importance(evidence)
 
 
@@ -110,7 +111,7 @@ def test_every_trial_has_a_mark_and_every_interval_is_drawn() -> None:
 def test_a_faster_trial_lies_higher_and_one_with_more_workers_further_right() -> None:
     slow, fast = make_config(2), make_config(8)
     trials = (make_trial_line(1, slow, samples_per_second=500), make_trial_line(2, fast, samples_per_second=1500))
-    chart = read(draw_throughput(make_profile(), Evidence(trials=trials)))
+    chart = read(draw_throughput(make_profile(), SearchEvidence(trials=trials)))
     first, second = (element for element in chart.iter("circle"))
     assert float(first.get("cx", "")) < float(second.get("cx", ""))
     assert float(first.get("cy", "")) > float(second.get("cy", ""))
@@ -118,7 +119,7 @@ def test_a_faster_trial_lies_higher_and_one_with_more_workers_further_right() ->
 
 def test_trials_with_as_many_workers_lie_side_by_side() -> None:
     trials = tuple(make_trial_line(number, make_config(4, prefetch)) for number, prefetch in enumerate((1, 2, 4, 8)))
-    chart = read(draw_throughput(make_profile(), Evidence(trials=trials)))
+    chart = read(draw_throughput(make_profile(), SearchEvidence(trials=trials)))
     places = [element.get("cx") for element in chart.iter("circle")]
     assert len(set(places)) == len(places) == 4
 
@@ -201,40 +202,40 @@ def test_bars_are_as_long_as_what_they_stand_for() -> None:
 
 
 def test_a_setting_that_cost_throughput_is_drawn_as_a_loss() -> None:
-    chart = read(draw_contributions(make_full_profile()))
+    chart = read(draw_ablation(make_full_profile()))
     assert len(find(chart, "bar gained")) == 2
     assert len(find(chart, "bar lost")) == 1
     assert "1,350/s   0.90x [0.85-0.95]" in list_texts(chart)
 
 
-@pytest.mark.parametrize("changes", [{"contributions": ()}, {"baseline": None, "speedup": None, "speedup_ci95": None}])
+@pytest.mark.parametrize("changes", [{"ablation": ()}, {"baseline": None, "speedup": None, "speedup_ci95": None}])
 def test_without_measured_steps_nothing_is_claimed_of_the_settings(changes: dict[str, object]) -> None:
-    assert draw_contributions(make_profile(result=make_profile_result(**changes))) is None
+    assert draw_ablation(make_profile(result=make_profile_result(**changes))) is None
 
 
 def test_the_most_important_knob_stands_first() -> None:
-    evidence = Evidence(importance={"in_order": 0.1, "num_workers": 0.7, "batch_size": 0.2})
+    evidence = SearchEvidence(knob_importance={"in_order": 0.1, "num_workers": 0.7, "batch_size": 0.2})
     labels = [text for text in list_texts(read(draw_importance(evidence))) if "%" not in text]
     assert labels == ["num_workers", "batch_size", "in_order"]
 
 
-def make_hostile() -> TunedConfig:
+def make_hostile() -> TunedProfile:
     base = make_profile_result().baseline
     assert base is not None
-    steps = [step.model_copy(update={"setting": HOSTILE}) for step in make_full_profile().result.contributions]
-    result = make_profile_result(baseline=base.model_copy(update={"description": HOSTILE}), contributions=tuple(steps))
+    steps = [step.model_copy(update={"setting": HOSTILE}) for step in make_full_profile().result.ablation]
+    result = make_profile_result(baseline=base.model_copy(update={"description": HOSTILE}), ablation=tuple(steps))
     return make_full_profile(result=result)
 
 
 def test_hostile_texts_stay_texts() -> None:
     evidence = make_evidence(
-        trials=(make_trial_line(), make_failed_line(2, make_config(), HOSTILE)), importance={HOSTILE: 1.0}
+        trials=(make_trial_line(), make_failed_line(2, make_config(), HOSTILE)), knob_importance={HOSTILE: 1.0}
     )
     profile = make_hostile()
     for drawing in (
         draw_throughput(profile, evidence),
         draw_memory(profile, evidence),
-        draw_contributions(profile),
+        draw_ablation(profile),
         draw_importance(evidence),
     ):
         assert "<script" not in (drawing or "")

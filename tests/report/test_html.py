@@ -12,19 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from autotune.report.answer import describe_headline, describe_plain_use, format_factor, list_figures, list_settings
-from autotune.report.html import make_page
+from autotune.config import LoaderConfig
 from autotune.profiles.schema import (
     BatchSizeResult,
-    BatchTime,
-    CurvePoint,
-    Evidence,
-    LoaderConfig,
+    BatchTimeBreakdown,
     PastResult,
-    ProcessSettings,
     ProfileResult,
-    TunedConfig,
+    ScalingPoint,
+    SearchEvidence,
+    TunedProfile,
 )
+from autotune.report.answer import (
+    describe_headline,
+    format_factor,
+    list_figures,
+    list_settings,
+    usage_snippet_without_dltune,
+)
+from autotune.report.html import make_page
 from autotune.report.markdown import make_summary
 from autotune.report.trial_table import list_columns, list_rows
 from tests.builders import (
@@ -76,7 +81,7 @@ class Reader(HTMLParser):
         return " ".join(" ".join(self.texts["main"]).split())
 
 
-def read(profile: TunedConfig, file: str = "dltune.json") -> Reader:
+def read(profile: TunedProfile, file: str = "dltune.json") -> Reader:
     return Reader(make_page(profile, file))
 
 
@@ -129,13 +134,12 @@ def test_a_baseline_that_was_kept_is_the_headline() -> None:
 
 def test_the_best_of_each_batch_size_and_earlier_answers_are_tables() -> None:
     rows = tuple(
-        BatchSizeResult(batch_size=size, dataloader=make_config(4, 2, size).dataloader, samples_per_second=rate)
+        BatchSizeResult(batch_size=size, config=make_config(4, 2, size), samples_per_second=rate)
         for size, rate in ((32, 900.0), (64, 1777.0))
     )
     past = PastResult(
         created_at=datetime(2025, 5, 6, tzinfo=UTC),
-        dataloader=make_config(2).dataloader,
-        process=ProcessSettings(),
+        config=make_config(2),
         samples_per_second=1234.0,
         torch="2.9.1",
     )
@@ -164,7 +168,7 @@ def test_a_setting_is_shown_with_what_it_was_before() -> None:
 @pytest.mark.parametrize("config", [make_config(), make_config(2, batch_size=None), make_config(3, 4, 16)])
 def test_the_code_without_dltune_gives_the_same_arguments(config: LoaderConfig) -> None:
     given: dict[str, Any] = {}
-    code = describe_plain_use(make_profile(dataloader=config.dataloader))
+    code = usage_snippet_without_dltune(make_profile(dataloader=config.dataloader))
     exec(code, {"DataLoader": lambda dataset, **kwargs: given.update(kwargs), "dataset": 0, "your_own_batching": {}})
     assert {name: value for name, value in given.items() if name != "shuffle"} == config.loader_kwargs()
 
@@ -192,7 +196,7 @@ def test_every_trial_is_a_row_and_the_answer_is_marked() -> None:
 
 
 def test_a_rejected_trial_says_why() -> None:
-    skipped = make_trial_line(6, fate="skipped", samples_per_second=None, reason="Predicted over a limit: /dev/shm.")
+    skipped = make_trial_line(6, outcome="skipped", samples_per_second=None, reason="Predicted over a limit: /dev/shm.")
     rows = list_rows(make_full_profile(evidence=make_evidence(trials=(*make_evidence().trials, skipped))))
     assert rows[3].cells[-1].text.startswith("Stopped early")
     assert rows[4].cells[-1].text == "Failed. It filled /dev/shm: 64 MiB used of 64 MiB."
@@ -220,12 +224,12 @@ def poison(value: Any) -> Any:
     return HOSTILE if isinstance(value, str) else value
 
 
-def make_hostile_profile() -> TunedConfig:
+def make_hostile_profile() -> TunedProfile:
     """Build a profile that is hostile in every text, but for those that only take a few words."""
     trials = (make_trial_line(), make_failed_line(2, make_config(2), HOSTILE))
-    evidence = make_evidence(trials=trials, importance={HOSTILE: 1.0})
+    evidence = make_evidence(trials=trials, knob_importance={HOSTILE: 1.0})
     good = make_full_profile()
-    bad: TunedConfig = poison(good)
+    bad: TunedProfile = poison(good)
     return bad.model_copy(
         update={
             "evidence": evidence,
@@ -277,23 +281,29 @@ TRIALS = st.builds(
     make_trial_line,
     st.integers(0, 10**6),
     CONFIGS,
-    fate=st.sampled_from(["completed", "stopped_early", "skipped", "failed"]),
+    outcome=st.sampled_from(["completed", "stopped_early", "skipped", "failed"]),
     samples_per_second=st.none() | RATES,
     relative_error=st.none() | RATES,
-    expected=RATES,
+    expected_samples_per_second=RATES,
     peak_host_bytes=BYTES,
     peak_shm_bytes=BYTES,
 )
-POINTS = st.builds(CurvePoint, num_workers=st.integers(0, 500), samples_per_second=RATES, relative_error=RATES)
+POINTS = st.builds(ScalingPoint, num_workers=st.integers(0, 500), samples_per_second=RATES, relative_error=RATES)
 TIMES = st.builds(
-    BatchTime, samples=st.integers(1, 10**6), load=RATES, collate=RATES, transfer=RATES, copy_seconds=RATES, step=RATES
+    BatchTimeBreakdown,
+    samples=st.integers(1, 10**6),
+    load=RATES,
+    collate=RATES,
+    transfer=RATES,
+    copy_seconds=RATES,
+    step=RATES,
 )
 EVIDENCE = st.builds(
     make_evidence,
     trials=st.lists(TRIALS, max_size=5).map(tuple),
-    curve=st.lists(POINTS, max_size=4).map(tuple),
+    scaling_curve=st.lists(POINTS, max_size=4).map(tuple),
     batch_time=st.none() | TIMES,
-    importance=st.dictionaries(st.text(max_size=9), st.floats(0, 1), max_size=3),
+    knob_importance=st.dictionaries(st.text(max_size=9), st.floats(0, 1), max_size=3),
 )
 RESULTS = st.builds(
     make_profile_result,
@@ -311,7 +321,7 @@ RESULTS = st.builds(
 @given(evidence=EVIDENCE, result=RESULTS, config=CONFIGS)
 @settings(max_examples=150, deadline=None)
 def test_whatever_numbers_a_file_may_hold_there_is_a_report(
-    evidence: Evidence, result: ProfileResult, config: LoaderConfig
+    evidence: SearchEvidence, result: ProfileResult, config: LoaderConfig
 ) -> None:
     profile = make_full_profile(evidence=evidence, result=result, dataloader=config.dataloader)
     page = make_page(profile, "dltune.json")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from autotune.profiles.schema import TunedProfile
 from autotune.report.html import make_page
-from autotune.profiles.schema import TunedConfig
 from tests.builders import make_full_profile
 from tests.report.test_html import make_hostile_profile
 
@@ -62,7 +62,7 @@ class Visit:
         self.complaints.append(dialog.message)
         dialog.dismiss()
 
-    def open(self, profile: TunedConfig, folder: Path) -> None:
+    def open(self, profile: TunedProfile, folder: Path) -> None:
         path = folder / "report.html"
         path.write_text(make_page(profile, "dltune.json"), encoding="utf-8")
         self.page.goto(path.as_uri())

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from autotune.profiles.schema import TunedConfig
+from autotune.profiles.schema import TunedProfile
 from autotune.report.markdown import escape, fence, make_summary, write_code
 from tests.builders import make_full_profile, make_profile, make_profile_result
 from tests.report.test_html import HOSTILE, make_hostile_profile
@@ -31,7 +31,7 @@ def list_kinds(text: str) -> set[str]:
     return {piece.type for piece in parse(text)}
 
 
-def summarize(profile: TunedConfig) -> str:
+def summarize(profile: TunedProfile) -> str:
     return make_summary(profile, "dltune.json")
 
 

@@ -4,26 +4,25 @@ from typing import Any
 
 import pytest
 
-from autotune.trial.budgets import Violation
+from autotune.commands.display import describe_failure, describe_machine, describe_workload
+from autotune.config import LoaderConfig, ProcessSettings
+from autotune.knobs import describe_config, describe_loader
+from autotune.profiles.schema import BatchSizeResult, TunedProfile
 from autotune.report.text import (
-    describe_caveats,
-    describe_config,
-    describe_failure,
-    describe_machine,
     describe_outcome,
     describe_profile,
-    describe_settings,
-    describe_skip,
     describe_use_in_code,
-    describe_workload,
-    list_notes,
+    describe_warnings,
+    warnings_of,
 )
-from autotune.profiles.schema import Accelerator, BatchSizeResult, LoaderConfig, ProcessSettings, TunedConfig
+from autotune.system.hardware import Accelerator
+from autotune.trial.budgets import BudgetViolation, describe_skip
+from autotune.trial.resources import OPEN_FILES, SHARED_MEMORY
 from tests.builders import (
     GIB,
     MIB,
+    make_ablation,
     make_config,
-    make_contributions,
     make_cost,
     make_full_profile,
     make_gpu_workload,
@@ -53,8 +52,8 @@ def test_a_configuration_is_described_by_what_differs_from_the_defaults(config: 
 
 def test_settings_are_described_by_the_names_that_data_loader_uses() -> None:
     settings = make_config(4, 8, pin_memory=True, in_order=False).dataloader
-    assert describe_settings(settings) == "num_workers=4 prefetch_factor=8 pin_memory in_order=False"
-    assert describe_settings(make_config(0).dataloader) == "num_workers=0"
+    assert describe_loader(settings) == "num_workers=4 prefetch_factor=8 pin_memory in_order=False"
+    assert describe_loader(make_config(0).dataloader) == "num_workers=0"
 
 
 def test_the_machine_is_described_by_what_may_be_used_and_who_decides() -> None:
@@ -83,17 +82,17 @@ def test_a_failed_trial_over_own_batches_does_not_speak_of_a_batch_size() -> Non
 
 def test_a_skipped_configuration_is_explained_by_every_limit_it_would_break() -> None:
     violations = (
-        Violation(resource="/dev/shm", needed=96 * MIB, limit=64 * MIB),
-        Violation(resource="open files", needed=1500, limit=1024),
+        BudgetViolation(resource=SHARED_MEMORY, needed=96 * MIB, limit=64 * MIB),
+        BudgetViolation(resource=OPEN_FILES, needed=1500, limit=1024),
     )
     assert describe_skip(violations) == ("/dev/shm: 96.0 MiB needed of 64.0 MiB; open files: 1,500 needed of 1,024")
 
 
-def outcome(profile: TunedConfig, runner_up: LoaderConfig | None = None, *, interrupted: bool = False) -> str:
+def outcome(profile: TunedProfile, runner_up: LoaderConfig | None = None, *, interrupted: bool = False) -> str:
     return describe_outcome(profile, "map", runner_up, "out/dltune.json", interrupted=interrupted)
 
 
-def make_outcome_profile(**changes: Any) -> TunedConfig:
+def make_outcome_profile(**changes: Any) -> TunedProfile:
     return make_profile(result=make_profile_result(**changes))
 
 
@@ -143,14 +142,14 @@ def test_a_faster_configuration_that_was_passed_over_is_named() -> None:
 
 def test_knobs_that_change_training_come_with_the_option_that_pins_them() -> None:
     rows = tuple(
-        BatchSizeResult(batch_size=size, dataloader=make_config(4, 2, size).dataloader, samples_per_second=rate)
+        BatchSizeResult(batch_size=size, config=make_config(4, 2, size), samples_per_second=rate)
         for size, rate in ((32, 900.0), (64, 1800.0))
     )
     profile = make_profile(
         dataloader=make_config(4, 2, 64, in_order=False).dataloader,
         result=make_profile_result(by_batch_size=rows, warnings=("the samples differ in size",)),
     )
-    text = "\n".join(describe_caveats(profile))
+    text = "\n".join(describe_warnings(profile))
     assert "the samples differ in size" in text
     assert "--batch-size" in text
     assert "900/s at 32, 1,800/s at 64" in text
@@ -158,7 +157,7 @@ def test_knobs_that_change_training_come_with_the_option_that_pins_them() -> Non
 
 
 def test_an_answer_that_changes_nothing_about_training_has_no_caveats() -> None:
-    assert describe_caveats(make_profile()) == []
+    assert describe_warnings(make_profile()) == []
 
 
 def test_a_saved_profile_is_shown_with_where_and_how_it_was_found() -> None:
@@ -187,7 +186,7 @@ def test_the_line_of_training_code_suits_the_workload() -> None:
     shared = make_profile(process=ProcessSettings(sharing_strategy="file_system"))
     own = make_profile(dataloader=make_config(2, batch_size=None).dataloader)
 
-    def last_line(profile: TunedConfig, kind: str) -> str:
+    def last_line(profile: TunedProfile, kind: str) -> str:
         return describe_outcome(profile, kind, None, "x.json", interrupted=False).splitlines()[-1].strip()
 
     assert (
@@ -216,18 +215,18 @@ def test_an_answer_that_copies_ahead_comes_with_the_call_that_does() -> None:
     profile = make_profile(process=process, hardware=make_hardware(gpu="NVIDIA H100", gpu_count=1))
     used = describe_use_in_code(profile, "map", "dltune.json")
     assert used.startswith("autotune.device_prefetch(DataLoader(dataset, shuffle=True, ")
-    assert any("non_blocking=True" in note for note in list_notes(profile))
+    assert any("non_blocking=True" in note for note in warnings_of(profile))
 
 
 def test_what_each_setting_gave_comes_with_its_interval_and_noise_is_called_so() -> None:
-    steps = make_contributions()
+    steps = make_ablation()
     unclear = steps[1].model_copy(update={"speedup": 1.01, "speedup_ci95": (0.95, 1.07)})
-    profile = make_profile(result=make_profile_result(contributions=(steps[0], unclear)))
-    (line,) = [line for line in describe_caveats(profile) if "each setting gave" in line]
+    profile = make_profile(result=make_profile_result(ablation=(steps[0], unclear)))
+    (line,) = [line for line in describe_warnings(profile) if "each setting gave" in line]
     assert "num_workers=4 1.50x [1.41-1.59]" in line
     assert "batch_size=64 1.01x [0.95-1.07] (within noise)" in line
 
 
 def test_a_setting_that_left_its_convention_is_told_with_what_it_gained() -> None:
-    notes = list_notes(make_full_profile())
+    notes = warnings_of(make_full_profile())
     assert any("batch_size=64 pays: 1.20x [1.10-1.30] over the usual setting" in note for note in notes)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.trial.protocol import Failed, TrialKind
-from autotune.runner.failures import Death, judge_failure, name_death, name_stall, suggest
+from autotune.runner.failures import TrialFailure, advice_for, diagnose_error, diagnose_exit, diagnose_stall
+from autotune.trial.protocol import FailureReport, TrialKind
 
 # What torch 2.13 was seen to say on a CPU-only Linux machine.
 NO_SPACE = (
@@ -28,8 +28,8 @@ NO_MEMORY = (
 CAUGHT = "KeyError: Caught KeyError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n"
 
 
-def judge(error: str, details: str = "", *, on_device: bool = True) -> Death:
-    return judge_failure(Failed(where="trial", error=error, details=details, on_device=on_device))
+def judge(error: str, details: str = "", *, on_device: bool = True) -> TrialFailure:
+    return diagnose_error(FailureReport(where="trial", error=error, details=details, on_device=on_device))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_an_error_is_named_by_what_its_text_says(kind: TrialKind, error: str) ->
 )
 def test_words_of_the_users_own_are_no_symptom_of_the_machine(error: str) -> None:
     assert judge(error).kind == "workload_failed"
-    assert name_death(1, error, on_device=True).kind == "crashed"
+    assert diagnose_exit(1, error, on_device=True).kind == "crashed"
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_words_of_the_users_own_are_no_symptom_of_the_machine(error: str) -> Non
 )
 def test_where_no_device_is_in_use_none_can_be_lost(error: str) -> None:
     assert judge(error, on_device=False).kind == "workload_failed"
-    assert name_death(1, error).kind == "crashed"
-    assert name_death(1, error, on_device=True).kind == "device_lost"
+    assert diagnose_exit(1, error).kind == "crashed"
+    assert diagnose_exit(1, error, on_device=True).kind == "device_lost"
 
 
 def test_a_tensor_that_cannot_be_opened_for_want_of_descriptors_is_no_want_of_shm() -> None:
@@ -148,7 +148,7 @@ def test_an_error_without_words_is_still_put_into_a_sentence(error: str) -> None
     ],
 )
 def test_a_silent_death_is_named_by_its_wait_status(status: int | None, words: str) -> None:
-    death = name_death(status, "last words")
+    death = diagnose_exit(status, "last words")
     assert death.kind == "crashed"
     assert words in death.message
     assert death.details == "last words"
@@ -158,11 +158,11 @@ def test_a_silent_death_is_named_by_its_wait_status(status: int | None, words: s
     ("kind", "output"), [("shm_exhausted", NO_SPACE), ("too_many_files", NO_FILES), ("out_of_memory", NO_MEMORY)]
 )
 def test_a_silent_death_is_named_by_the_resource_its_output_complains_of(kind: TrialKind, output: str) -> None:
-    assert name_death(-6, f"noise\n{output}\n").kind == kind
+    assert diagnose_exit(-6, f"noise\n{output}\n").kind == kind
 
 
 def test_a_lost_worker_in_the_output_does_not_hide_how_the_child_itself_died() -> None:
-    death = name_death(-11, "ERROR: Unexpected segmentation fault encountered in worker.\x00\nConnectionResetError")
+    death = diagnose_exit(-11, "ERROR: Unexpected segmentation fault encountered in worker.\x00\nConnectionResetError")
     assert "SIGSEGV" in death.message
 
 
@@ -239,11 +239,11 @@ def test_a_lost_worker_is_named_by_the_most_telling_line_of_the_chain(ending: st
 
 
 def test_what_the_processes_printed_tells_why_a_worker_is_lost() -> None:
-    failed = Failed(where="trial", error="ConnectionResetError: [Errno 104] Connection reset by peer")
+    failed = FailureReport(where="trial", error="ConnectionResetError: [Errno 104] Connection reset by peer")
     output = (
         "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."
     )
-    death = judge_failure(failed, ": 8.0 MiB used of 8.0 MiB", output)
+    death = diagnose_error(failed, ": 8.0 MiB used of 8.0 MiB", output)
     assert death.kind == "shm_exhausted"
     assert "8.0 MiB used of 8.0 MiB" in death.message
     assert output in death.details
@@ -266,8 +266,8 @@ def test_an_error_of_our_own_continues_the_sentence() -> None:
     ],
 )
 def test_a_common_error_comes_with_the_way_out(error: str, advice: str) -> None:
-    assert advice in suggest(error)
-    assert bool(advice) == bool(suggest(error))
+    assert advice in advice_for(error)
+    assert bool(advice) == bool(advice_for(error))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_common_error_comes_with_the_way_out(error: str, advice: str) -> None:
     ],
 )
 def test_a_stall_is_explained_by_what_was_printed(output: str, evidence: str, advice: str) -> None:
-    death = name_stall("made no progress for 3.0 s (limit 3.0 s)", output)
+    death = diagnose_stall("made no progress for 3.0 s (limit 3.0 s)", output)
     assert death.kind == "stalled"
     assert death.message.startswith("made no progress for 3.0 s (limit 3.0 s)")
     assert evidence in death.message
@@ -290,5 +290,5 @@ def test_a_stall_is_explained_by_what_was_printed(output: str, evidence: str, ad
 
 
 def test_a_signal_that_nothing_else_sends_outweighs_what_was_printed() -> None:
-    assert "SIGKILL" in name_death(-9, NO_FILES).message
-    assert "8.0 MiB used" in name_death(-7, "", ": 8.0 MiB used of 8.0 MiB").message
+    assert "SIGKILL" in diagnose_exit(-9, NO_FILES).message
+    assert "8.0 MiB used" in diagnose_exit(-7, "", ": 8.0 MiB used of 8.0 MiB").message

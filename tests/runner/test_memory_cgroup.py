@@ -8,28 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from autotune.runner.memory_cgroup import TrialGroup, count_oom_kills, find_parent, sweep
+from autotune.runner.memory_cgroup import MemoryCgroup, count_oom_kills, find_cgroup_parent, remove_stale
 from tests.builders import MIB, write_files
 
-PARENT = find_parent()
+PARENT = find_cgroup_parent()
 needs_cgroup = pytest.mark.skipif(PARENT is None, reason="no memory cgroup that this user may write")
 
 
 @pytest.fixture
-def group() -> Iterator[TrialGroup]:
+def group() -> Iterator[MemoryCgroup]:
     assert PARENT is not None
-    made = TrialGroup.make(PARENT, 64 * MIB)
+    made = MemoryCgroup.make(PARENT, 64 * MIB)
     yield made
     made.remove()
 
 
-def start_inside(group: TrialGroup, code: str) -> subprocess.Popen[str]:
+def start_inside(group: MemoryCgroup, code: str) -> subprocess.Popen[str]:
     program = f"open({str(group.folder / 'cgroup.procs')!r}, 'w').write('0')\n{code}"
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 
 
 @needs_cgroup
-def test_a_group_tells_what_its_processes_use(group: TrialGroup) -> None:
+def test_a_group_tells_what_its_processes_use(group: MemoryCgroup) -> None:
     process = start_inside(group, f"kept = b'x' * {32 * MIB}; print('ready', flush=True); import time; time.sleep(60)")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -40,7 +40,7 @@ def test_a_group_tells_what_its_processes_use(group: TrialGroup) -> None:
 
 
 @needs_cgroup
-def test_the_kernel_ends_who_passes_the_limit_and_counts_it(group: TrialGroup) -> None:
+def test_the_kernel_ends_who_passes_the_limit_and_counts_it(group: MemoryCgroup) -> None:
     process = start_inside(group, f"kept = b'x' * {128 * MIB}")
     assert process.wait(timeout=30) == -9
     assert process.stdout is not None
@@ -49,7 +49,7 @@ def test_the_kernel_ends_who_passes_the_limit_and_counts_it(group: TrialGroup) -
 
 
 @needs_cgroup
-def test_removing_a_group_ends_what_runs_in_it(group: TrialGroup) -> None:
+def test_removing_a_group_ends_what_runs_in_it(group: MemoryCgroup) -> None:
     process = start_inside(group, "print('ready', flush=True); import time; time.sleep(60)")
     assert process.stdout is not None
     process.stdout.readline()
@@ -60,13 +60,13 @@ def test_removing_a_group_ends_what_runs_in_it(group: TrialGroup) -> None:
 
 
 @needs_cgroup
-def test_groups_of_dead_runs_are_swept_and_those_of_living_ones_are_not(group: TrialGroup) -> None:
+def test_groups_of_dead_runs_are_swept_and_those_of_living_ones_are_not(group: MemoryCgroup) -> None:
     assert PARENT is not None
     finished = subprocess.Popen([sys.executable, "-c", ""])
     finished.wait()
     dead = PARENT / f"dltune-{finished.pid}-{uuid.uuid4().hex[:8]}"
     dead.mkdir()
-    sweep(PARENT)
+    remove_stale(PARENT)
     assert not dead.exists()
     assert group.folder.exists()
 
@@ -86,12 +86,12 @@ def make_v2(root: Path, **files: str) -> tuple[Path, Path]:
 
 
 def test_in_version_2_a_trial_lies_beside_us_where_our_group_limits_nothing(tmp_path: Path) -> None:
-    assert find_parent(*make_v2(tmp_path)) == tmp_path / "cgroup/job"
+    assert find_cgroup_parent(*make_v2(tmp_path)) == tmp_path / "cgroup/job"
 
 
 @pytest.mark.parametrize("limit", [{"cpu_max": "50000 100000\n"}, {"memory_max": "1073741824\n"}])
 def test_a_trial_never_leaves_a_group_that_limits_it(tmp_path: Path, limit: dict[str, str]) -> None:
-    assert find_parent(*make_v2(tmp_path, **limit)) is None
+    assert find_cgroup_parent(*make_v2(tmp_path, **limit)) is None
 
 
 def test_in_version_1_a_trial_lies_below_us(tmp_path: Path) -> None:
@@ -101,11 +101,11 @@ def test_in_version_1_a_trial_lies_below_us(tmp_path: Path) -> None:
         "proc/self/cgroup": "4:memory:/job\n",
     }
     write_files(tmp_path, files)
-    assert find_parent(tmp_path / "proc", tmp_path / "cgroup") == tmp_path / "cgroup/memory/job"
+    assert find_cgroup_parent(tmp_path / "proc", tmp_path / "cgroup") == tmp_path / "cgroup/memory/job"
 
 
 def test_without_cgroups_there_is_no_place(tmp_path: Path) -> None:
-    assert find_parent(tmp_path, tmp_path) is None
+    assert find_cgroup_parent(tmp_path, tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_either_version_counts_anonymous_and_shared_memory(tmp_path: Path) -> No
     v1 = "cache 9\nrss 1\ntotal_cache 90\ntotal_rss 10\ntotal_shmem 5\n"
     for text in (v1, "anon 10\nfile 90\nshmem 5\n"):
         write_files(tmp_path, {"memory.stat": text})
-        assert TrialGroup(tmp_path).read_bytes() == 15
+        assert MemoryCgroup(tmp_path).read_bytes() == 15
 
 
 def test_a_group_that_is_gone_reads_as_empty(tmp_path: Path) -> None:
-    group = TrialGroup(tmp_path / "gone")
+    group = MemoryCgroup(tmp_path / "gone")
     assert (group.read_bytes(), group.count_oom_kills(), group.remove()) == (0, 0, True)

@@ -14,8 +14,8 @@ from typing import NoReturn
 import pytest
 
 from autotune.runner import process_tree
+from autotune.runner.process_tree import TRIAL_ID_VARIABLE, describe_survivors, kill_trial
 from autotune.system.machine import PROC
-from autotune.runner.process_tree import MARK, describe_survivors, end_trial
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def mark() -> str:
 @pytest.fixture
 def marked(mark: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process that carries the mark and sleeps."""
-    with start_sleeper({**os.environ, MARK: mark}) as process:
+    with start_sleeper({**os.environ, TRIAL_ID_VARIABLE: mark}) as process:
         yield process
         process.kill()
 
@@ -51,7 +51,7 @@ def test_a_trial_is_ended_where_python_was_built_without_pidfd_open(
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     monkeypatch.delattr(signal, "pidfd_send_signal")
-    assert end_trial(mark) == []
+    assert kill_trial(mark) == []
     assert marked.wait(timeout=5) == -signal.SIGKILL
 
 
@@ -61,7 +61,7 @@ def test_a_trial_is_ended_where_the_kernel_refuses_pidfds(
     call: str, number: int, mark: str, marked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call, refuse_to(number))
-    assert end_trial(mark) == []
+    assert kill_trial(mark) == []
     assert marked.wait(timeout=5) == -signal.SIGKILL
 
 
@@ -69,7 +69,7 @@ def test_without_pidfds_a_number_that_belongs_to_another_process_by_now_is_not_h
     mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
-    with start_sleeper({**os.environ, MARK: "of another trial"}) as stranger:
+    with start_sleeper({**os.environ, TRIAL_ID_VARIABLE: "of another trial"}) as stranger:
         process_tree._signal(stranger.pid, mark, PROC, signal.SIGKILL)
         assert stranger.poll() is None
         stranger.kill()
@@ -81,7 +81,7 @@ def test_processes_that_cannot_be_ended_are_told_by_number_and_name(
     monkeypatch.setattr(process_tree, "CLEANER_GRACE_SECONDS", 0.02)
     for call in ("signal.pidfd_send_signal", "os.kill"):
         monkeypatch.setattr(call, refuse_to(errno.EPERM))
-    assert end_trial(mark) == [marked.pid]
+    assert kill_trial(mark) == [marked.pid]
     words = describe_survivors([marked.pid])
     assert f"{marked.pid} (python" in words
     assert f"kill -9 {marked.pid}" in words

@@ -10,22 +10,22 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.runner.process import Child, OnWarning
-from autotune.runner.sandbox import Containment, find_containment
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.errors import DltuneError, UsageError, WorkloadError
-from autotune.trial.budgets import Limits
-from autotune.trial.protocol import Hello, TrialRequest, TrialResult
-from autotune.runner.process_tree import end_trial
 from autotune.request import WorkloadRequest
-from autotune.profiles.schema import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.runner.failures import TrialFailure
+from autotune.runner.process import OnWarning, TrialProcess
+from autotune.runner.process_tree import kill_trial
 from autotune.runner.runner import TrialRunner
-from autotune.runner.failures import Death
-from autotune.runner.watchdog import Watch
+from autotune.runner.sandbox import SandboxSupport, detect_sandbox
+from autotune.runner.watchdog import Watchdog
+from autotune.trial.budgets import Budgets
+from autotune.trial.protocol import LoadCommand, TrialRequest, TrialResult
 from tests.faults.stage import await_condition, list_trial_processes
 
 ROOT = str(Path(__file__).parents[2])
 PLAIN = "DLTUNE_TEST_PLAIN"
-LIMITS = Limits(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
+LIMITS = Budgets(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
@@ -35,7 +35,7 @@ def open_runner(
     request = WorkloadRequest.model_validate(
         {"dataset": f"tests.misbehaving:{factory}", "step_seconds": 1e-4, "working_dir": ROOT, **options}
     )
-    containment = Containment() if PLAIN in os.environ else None
+    containment = SandboxSupport() if PLAIN in os.environ else None
     return TrialRunner(request, stall_seconds, containment=containment, on_warning=on_warning)
 
 
@@ -107,10 +107,10 @@ def test_a_confirming_trial_gets_a_process_of_its_own(honest: TrialRunner) -> No
 def test_workers_are_gone_before_the_next_trial_starts(honest: TrialRunner) -> None:
     honest.run(make_request(workers=3))
     honest.run(make_request(workers=0))
-    (child,) = (process for process in psutil.Process().children() if "trial_host" in " ".join(process.cmdline()))
-    those_that_wait = 2 if find_containment().own_pids else 1  # this one and init, or the keeper
+    (child,) = (process for process in psutil.Process().children() if "autotune.child" in " ".join(process.cmdline()))
+    those_that_wait = 2 if detect_sandbox().own_pids else 1  # this one and init, or the keeper
     family = [child, *child.children(recursive=True)]
-    assert sum("trial_host" in " ".join(process.cmdline()) for process in family) == 1 + those_that_wait
+    assert sum("autotune.child" in " ".join(process.cmdline()) for process in family) == 1 + those_that_wait
 
 
 def test_the_probe_describes_a_map_dataset() -> None:
@@ -283,7 +283,7 @@ def test_a_grandchild_that_left_its_session_is_ended_with_the_trial() -> None:
     assert result.kind == "completed"
 
 
-class AttentiveChild(Child):
+class AttentiveChild(TrialProcess):
     """Looks, when its output is read, whether its processes have come to a halt."""
 
     def read_output(self) -> str:
@@ -296,12 +296,14 @@ def list_running() -> list[int]:
     return [process.pid for process in list_trial_processes() if process.status() not in halted]
 
 
-@pytest.mark.parametrize("containment", [find_containment(), Containment()], ids=["walled", "plain"])
-def test_a_trial_that_must_end_is_halted_before_anything_else_is_done(containment: Containment) -> None:
+@pytest.mark.parametrize("containment", [detect_sandbox(), SandboxSupport()], ids=["walled", "plain"])
+def test_a_trial_that_must_end_is_halted_before_anything_else_is_done(containment: SandboxSupport) -> None:
     workload = WorkloadRequest(dataset="tests.misbehaving:make_hanging", step_seconds=1e-4, working_dir=ROOT)
     child = AttentiveChild(ROOT, LIMITS, containment, lambda progress: None)
-    death = child.command(Hello(workload=workload), Watch(limits=LIMITS, stall_seconds=30.0, deadline_seconds=4.0))
-    assert isinstance(death, Death)
+    death = child.command(
+        LoadCommand(workload=workload), Watchdog(budgets=LIMITS, stall_seconds=30.0, deadline_seconds=4.0)
+    )
+    assert isinstance(death, TrialFailure)
     assert death.kind == "timed_out"
 
 
@@ -383,9 +385,9 @@ def test_a_stalled_trial_quotes_what_its_worker_last_said() -> None:
 
 def test_processes_that_outlive_their_trial_are_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def end_all_but_one(mark: str, keeper: int | None = None) -> list[int]:
-        return [*end_trial(mark, keeper), os.getpid()]
+        return [*kill_trial(mark, keeper), os.getpid()]
 
-    monkeypatch.setattr("autotune.runner.process.end_trial", end_all_but_one)
+    monkeypatch.setattr("autotune.runner.process.kill_trial", end_all_but_one)
     warnings: list[str] = []
     with open_runner("make_honest", on_warning=warnings.append) as runner:
         runner.limit(LIMITS)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from autotune.runner import process as child
-from autotune.runner.memory_cgroup import find_parent
-from autotune.runner.sandbox import Containment
+from autotune.runner.memory_cgroup import find_cgroup_parent
+from autotune.runner.sandbox import SandboxSupport
 from tests.builders import make_limits
 
 LONG_AGO = time.time() - 3600
@@ -22,7 +22,7 @@ LONG_AGO = time.time() - 3600
 @pytest.fixture(autouse=True)
 def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(child, "LONGEST_TMPDIR", 4096)
+    monkeypatch.setattr(child, "MAX_TMPDIR_LENGTH", 4096)
     return tmp_path
 
 
@@ -106,25 +106,25 @@ def test_a_sweep_in_the_middle_of_making_a_folder_leaves_it_alone(
     os.close(claim)
 
 
-def start_child(working_dir: Path, containment: Containment) -> child.Child:
-    return child.Child(str(working_dir), make_limits(), containment, lambda progress: None)
+def start_child(working_dir: Path, containment: SandboxSupport) -> child.TrialProcess:
+    return child.TrialProcess(str(working_dir), make_limits(), containment, lambda progress: None)
 
 
 def test_a_child_that_cannot_be_started_leaves_no_folder_and_no_open_descriptor(parent: Path) -> None:
     before = os.listdir("/proc/self/fd")  # noqa: PTH208  # numbers, not paths
     with pytest.raises(FileNotFoundError):
-        start_child(parent / "nowhere", Containment())
+        start_child(parent / "nowhere", SandboxSupport())
     assert list(parent.iterdir()) == []
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
 
 
-@pytest.mark.skipif(find_parent() is None, reason="no memory cgroup that this user may write")
+@pytest.mark.skipif(find_cgroup_parent() is None, reason="no memory cgroup that this user may write")
 def test_a_child_that_cannot_be_started_leaves_no_cgroup(parent: Path) -> None:
-    place = find_parent()
+    place = find_cgroup_parent()
     assert place is not None
     before = set(place.iterdir())
     with pytest.raises(FileNotFoundError):
-        start_child(parent / "nowhere", Containment(cgroup=place))
+        start_child(parent / "nowhere", SandboxSupport(cgroup=place))
     assert {
         path.name for path in set(place.iterdir()) - before if path.name.startswith(f"dltune-{os.getpid()}")
     } == set()

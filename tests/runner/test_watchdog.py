@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from autotune.runner.runner import check_gpu_memory
-from autotune.runner.watchdog import Breach, Reading, Watch
+from autotune.runner.watchdog import BudgetBreach, Reading, Watchdog
 from tests.builders import GIB, MIB, make_config, make_limits, make_result
 
 
-def judge(shm_budget_bytes: int = 64 * MIB, **changes: Any) -> Breach | None:
-    watch = Watch(
-        limits=make_limits(memory_bytes=8 * GIB, reserve_bytes=GIB, shm_bytes=shm_budget_bytes),
+def judge(shm_budget_bytes: int = 64 * MIB, **changes: Any) -> BudgetBreach | None:
+    watch = Watchdog(
+        budgets=make_limits(memory_bytes=8 * GIB, reserve_bytes=GIB, shm_bytes=shm_budget_bytes),
         stall_seconds=60.0,
         deadline_seconds=300.0,
     )
@@ -68,7 +68,7 @@ def test_a_breach_is_named_with_the_number_against_the_limit(
 
 
 def test_an_upper_bound_of_memory_over_the_budget_asks_for_exact_numbers_before_anything_is_ended() -> None:
-    watch = Watch(limits=make_limits(memory_bytes=8 * GIB), stall_seconds=60.0, deadline_seconds=300.0)
+    watch = Watchdog(budgets=make_limits(memory_bytes=8 * GIB), stall_seconds=60.0, deadline_seconds=300.0)
     rough = make_reading(host_bytes=9 * GIB, host_exact=False)
     assert watch.judge(rough) is None
     assert watch.needs_exact_memory(rough)

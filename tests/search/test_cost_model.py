@@ -4,16 +4,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from autotune.config import LoaderConfig, ProcessSettings
 from autotune.search.cost_model import (
     count_epoch_batches,
     find_bottleneck,
+    max_useful_workers,
     predict_copy,
     predict_pace,
     predict_samples_per_second,
-    suggest_most_workers,
 )
-from autotune.trial.protocol import CopyRates, WorkloadProfile
-from autotune.profiles.schema import LoaderConfig, ProcessSettings
+from autotune.trial.protocol import H2DBandwidth, WorkloadProfile
 from tests.builders import make_config, make_cost, make_gpu_workload, make_workload
 
 WORKLOADS = st.builds(
@@ -74,22 +74,22 @@ def test_keeping_workers_is_predicted_to_pay_where_epochs_are_short() -> None:
 
 def test_the_search_offers_waiting_samples_far_more_workers_than_cpus() -> None:
     waiting = make_workload(cpu_share=0.02, load=make_cost(5e-3), step=make_cost(0.0, 0.01))
-    assert suggest_most_workers(waiting, 32, usable_cpus=2.0) >= 16
+    assert max_useful_workers(waiting, 32, usable_cpus=2.0) >= 16
 
 
 def test_the_search_offers_computing_samples_about_as_many_workers_as_cpus() -> None:
     computing = make_workload(cpu_share=1.0, load=make_cost(5e-3), step=make_cost(0.0, 1e-3))
-    assert 8 <= suggest_most_workers(computing, 32, usable_cpus=8.0) <= 3 * 8
+    assert 8 <= max_useful_workers(computing, 32, usable_cpus=8.0) <= 3 * 8
 
 
 def test_a_slow_step_bounds_how_many_workers_are_worth_offering() -> None:
     fed_by_one = make_workload(cpu_share=0.0, load=make_cost(1e-3), step=make_cost(0.0, 1.0))
-    assert suggest_most_workers(fed_by_one, 32, usable_cpus=2.0) <= 4
+    assert max_useful_workers(fed_by_one, 32, usable_cpus=2.0) <= 4
 
 
 @given(workload=WORKLOADS, size=st.integers(1, 512), cpus=st.floats(0.1, 128))
 def test_the_search_always_reaches_beyond_the_cpus(workload: WorkloadProfile, size: int, cpus: float) -> None:
-    assert suggest_most_workers(workload, size, cpus) > cpus
+    assert max_useful_workers(workload, size, cpus) > cpus
 
 
 @pytest.mark.parametrize(("drop_last", "batches"), [(False, 4), (True, 3)])
@@ -114,10 +114,10 @@ def test_data_of_unknown_length_has_no_count_of_batches() -> None:
     [
         ("step", make_workload(), 4, 0.05),
         ("cpu", make_workload(cpu_share=1.0, load=make_cost(5e-3)), 4, 0.8),
-        ("waiting", make_workload(cpu_share=0.02, load=make_cost(5e-3)), 4, 0.8),
+        ("io", make_workload(cpu_share=0.02, load=make_cost(5e-3)), 4, 0.8),
         ("step", make_workload(load=make_cost(1e-6), step=make_cost(0.0, 0.05)), 0, 0.3),
         ("cpu", make_workload(cpu_share=1.0, load=make_cost(5e-3)), 0, 0.9),
-        ("waiting", make_workload(cpu_share=0.02, load=make_cost(5e-3)), 0, 0.9),
+        ("io", make_workload(cpu_share=0.02, load=make_cost(5e-3)), 0, 0.9),
         ("epoch", make_workload(load=make_cost(1e-6), step=make_cost(0.0, 0.05)), 4, 0.5),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_copy_and_the_step_take_turns_unless_the_copy_has_a_stream_of_its_own(
 
 
 def test_a_device_that_cannot_overlap_gains_nothing_from_copying_ahead() -> None:
-    copies = CopyRates(pageable=4e9, pinned=12e9, overlap=0.0)
+    copies = H2DBandwidth(pageable=4e9, pinned=12e9, overlap=0.0)
     workload = make_gpu_workload(copies=copies, transfer=make_cost(0.0))
     ahead = predict(workload, pin_memory=True, device_prefetch=True)
     assert ahead == pytest.approx(predict(workload, pin_memory=True))
@@ -163,7 +163,7 @@ def test_a_run_whose_copies_take_longest_is_bound_by_them() -> None:
     slow_step = make_gpu_workload(step=make_cost(0.0, 1e-1), transfer=make_cost(0.0))
     assert find_bottleneck(make_config(16, pin_memory=True), slow_step, 64.0, 0.0) == "step"
     slow_load = make_gpu_workload(load=make_cost(1e-2), cpu_share=0.0, transfer=make_cost(0.0))
-    assert find_bottleneck(make_config(2, pin_memory=True), slow_load, 64.0, 0.9) == "waiting"
+    assert find_bottleneck(make_config(2, pin_memory=True), slow_load, 64.0, 0.9) == "io"
 
 
 def test_on_the_cpu_nothing_is_copied() -> None:

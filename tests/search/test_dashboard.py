@@ -9,7 +9,7 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
-from autotune.request import KNOBS
+from autotune.knobs import KNOBS
 from autotune.search.study import METRIC
 from autotune.tuning import tune
 from tests.builders import make_machine

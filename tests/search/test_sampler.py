@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
 
-from autotune.trial.budgets import Demand
-from autotune.search.trial_record import TrialRecord
-from autotune.profiles.schema import LoaderConfig
+from autotune.config import LoaderConfig
 from autotune.search.sampler import Search, make_sampler, open_search
 from autotune.search.space import SearchSpace
-from autotune.search.study import KeptTrial, open_storage
+from autotune.search.study import StoredTrial, open_storage
+from autotune.search.trial_record import TrialRecord
+from autotune.trial.budgets import ResourceDemand
 from tests.builders import make_hardware, make_limits, make_request, make_result
 
-SPACE = SearchSpace(batch_size=(32,), num_workers=(0, 1, 2, 4, 8), pin_memory=(False,))
-SMALL = SearchSpace(
+SPACE = SearchSpace.of(batch_size=(32,), num_workers=(0, 1, 2, 4, 8), pin_memory=(False,))
+SMALL = SearchSpace.of(
     batch_size=(32,),
     num_workers=(1, 2, 4, 8),
     prefetch_factor=(2,),
@@ -29,7 +30,7 @@ SMALL = SearchSpace(
 )
 
 
-def open_one(sampler: str = "model", space: SearchSpace = SPACE, recalled: Sequence[KeptTrial] = ()) -> Search:
+def open_one(sampler: str = "model", space: SearchSpace = SPACE, recalled: Sequence[StoredTrial] = ()) -> Search:
     request = make_request(sampler=sampler)
     study = optuna.create_study(sampler=make_sampler(request, space, len(recalled)), direction="maximize")
     search = Search(study, space)
@@ -56,17 +57,17 @@ def test_seeds_are_proposed_first_and_in_their_order() -> None:
 def test_a_seed_that_an_earlier_run_measured_is_passed_over() -> None:
     known, other = (SPACE.build({"num_workers": workers}) for workers in (8, 4))
     record = TrialRecord(number=0, config=known, fate="measured", score=1.0, constraints={})
-    search = open_one(recalled=[KeptTrial(record, None)])
+    search = open_one(recalled=[StoredTrial(record, None)])
     search.enqueue([known, other])
     assert search.ask().config == other
 
 
 def test_every_trial_carries_the_same_constraints_whether_it_is_new_or_recalled() -> None:
     record = TrialRecord(number=0, config=SPACE.build({}), fate="measured", score=1.0, constraints={"shm": 0.5})
-    search = open_one(recalled=[KeptTrial(record, None)])
+    search = open_one(recalled=[StoredTrial(record, None)])
     tell_one(search)
     study = search._study
-    demanded = Demand(memory_bytes=0, shm_bytes=0, files=0).constraints(make_limits())
+    demanded = ResourceDemand(memory_bytes=0, shm_bytes=0, files=0).constraints(make_limits())
     assert {frozenset(trial.constraints) for trial in study.trials} == {frozenset({*demanded, "works"})}
     assert study.trials[0].constraints["shm"] == 0.5
 
@@ -86,7 +87,7 @@ def test_a_sampler_that_draws_at_random_does_not_draw_the_same_again_after_a_run
     search = open_one(sampler)
     first = [tell_one(search).config for _ in range(6)]
     kept = [
-        KeptTrial(TrialRecord(number=n, config=c, fate="measured", score=1.0, constraints={}), None)
+        StoredTrial(TrialRecord(number=n, config=c, fate="measured", score=1.0, constraints={}), None)
         for n, c in enumerate(first)
     ]
     search = open_one(sampler, recalled=kept)
@@ -97,14 +98,17 @@ def test_a_grid_goes_on_where_it_was_cut_short() -> None:
     search = open_one("grid", SMALL)
     told = [tell_one(search) for _ in range(3)]
     grid_ids = [trial.system_attrs["grid_id"] for trial in search._study.trials]
-    continued = open_one("grid", SMALL, [KeptTrial(*pair) for pair in zip(told, grid_ids, strict=True)])
+    continued = open_one("grid", SMALL, [StoredTrial(*pair) for pair in zip(told, grid_ids, strict=True)])
     rest = [tell_one(continued).config for _ in range(5)]
     assert len({*rest, *(record.config for record in told)}) == 8
 
 
 def test_places_in_another_grid_say_nothing_about_this_one(workdir: Path) -> None:
     request = make_request(sampler="grid", study_name="mine")
-    for space, wanted in ((SMALL, 4), (SMALL.model_copy(update={"num_workers": (1, 2, 3, 4, 8)}), 10)):
+    for space, wanted in (
+        (SMALL, 4),
+        (replace(SMALL, choices={**SMALL.choices, "num_workers": (1, 2, 3, 4, 8)}), 10),
+    ):
         with (
             open_storage(None) as storage,
             open_search(storage, request, space, make_hardware(), warnings.warn) as search,
@@ -126,7 +130,7 @@ def test_what_was_recalled_is_listed_in_its_order() -> None:
         TrialRecord(number=number, config=config, fate="measured", score=1.0, constraints={})
         for number, config in enumerate(configs)
     ]
-    assert open_one(recalled=[KeptTrial(record, None) for record in records]).records() == records
+    assert open_one(recalled=[StoredTrial(record, None) for record in records]).records() == records
 
 
 def tell_and_describe(record_changes: dict[str, object]) -> dict[str, object]:

@@ -6,15 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.trial.budgets import DemandModel, Limits, plan_limits
-from autotune.system.machine import MachineProfile
-from autotune.trial.protocol import WorkloadProfile
+from autotune.knobs import KNOBS, config_from_knobs, knob_values
+from autotune.request import TuningRequest
+from autotune.search.baseline import plan_baseline
+from autotune.search.choices import plan_space
+from autotune.search.initial import initial_configs
 from autotune.search.plan import make_plan
-from autotune.request import KNOBS, TuningRequest
-from autotune.profiles.schema import LoaderConfig, ProcessSettings
-from autotune.search.space import SearchSpace, guess_configs, list_values, plan_baseline, plan_space
-from autotune.search.space import make_config as make_config_of
+from autotune.search.space import SearchSpace
+from autotune.system.machine import MachineProfile
+from autotune.trial.budgets import Budgets, ResourceModel, plan_budgets
+from autotune.trial.protocol import WorkloadProfile
 from tests.builders import (
     GIB,
     KIB,
@@ -35,26 +38,26 @@ def plan(
     request: TuningRequest | None = None,
     workload: WorkloadProfile = WAITING,
     machine: MachineProfile | None = None,
-    limits: Limits | None = None,
+    budgets: Budgets | None = None,
 ) -> SearchSpace:
     machine = machine or make_machine()
     request = request or make_request()
-    return plan_space(request, machine, workload, limits or plan_limits(machine, request))
+    return plan_space(request, machine, workload, budgets or plan_budgets(machine, request))
 
 
 FULL = plan()
 NUMBERS = st.none() | st.booleans() | st.integers(-10, 10_000) | st.sampled_from(["file_system", "file_descriptor"])
-PARAMS = st.dictionaries(st.sampled_from(KNOBS), NUMBERS)
+PARAMS = st.dictionaries(st.sampled_from(list(KNOBS)), NUMBERS)
 
 
 @given(params=PARAMS)
 def test_any_parameters_build_a_legal_configuration_inside_the_space(params: dict[str, Any]) -> None:
     config = FULL.build(params)
     loader = config.dataloader
-    assert loader.num_workers in FULL.num_workers
-    assert loader.batch_size in FULL.batch_size
+    assert loader.num_workers in FULL.choices["num_workers"]
+    assert loader.batch_size in FULL.choices["batch_size"]
     if loader.num_workers:
-        assert loader.prefetch_factor in FULL.prefetch_factor
+        assert loader.prefetch_factor in FULL.choices["prefetch_factor"]
 
 
 @given(params=PARAMS)
@@ -65,13 +68,13 @@ def test_a_configuration_turned_into_parameters_and_back_is_the_same(params: dic
 
 @given(workers=st.integers(-5, 100))
 def test_a_number_between_two_choices_becomes_the_nearest(workers: int) -> None:
-    space = SearchSpace(batch_size=(32,), num_workers=(0, 4, 10, 32))
+    space = SearchSpace.of(batch_size=(32,), num_workers=(0, 4, 10, 32))
     built = space.build({"num_workers": workers}).dataloader.num_workers
-    assert all(abs(built - workers) <= abs(choice - workers) for choice in space.num_workers)
+    assert all(abs(built - workers) <= abs(choice - workers) for choice in space.choices["num_workers"])
 
 
 def test_all_configurations_of_a_space_are_listed_once() -> None:
-    space = SearchSpace(batch_size=(16, 32), num_workers=(0, 2), prefetch_factor=(2, 4), pin_memory=(False,))
+    space = SearchSpace.of(batch_size=(16, 32), num_workers=(0, 2), prefetch_factor=(2, 4), pin_memory=(False,))
     configs = list(space.configs())
     assert len(configs) == len(set(configs))
     without, having = 2, 2 * 2 * 2 * 2 * 2  # batch sizes; times prefetch, persistence, order and strategy
@@ -93,11 +96,11 @@ def test_a_pinned_knob_has_one_value_and_is_not_searched() -> None:
 
 
 def test_a_narrow_range_is_searched_number_by_number() -> None:
-    assert plan(make_request(ranges={"num_workers": (9, 13)})).num_workers == (9, 10, 11, 12, 13)
+    assert plan(make_request(ranges={"num_workers": (9, 13)})).choices["num_workers"] == (9, 10, 11, 12, 13)
 
 
 def test_a_wide_range_keeps_its_ends_and_the_usual_steps_between() -> None:
-    workers = plan(make_request(ranges={"num_workers": (1, 33)}, max_workers=64)).num_workers
+    workers = plan(make_request(ranges={"num_workers": (1, 33)}, max_workers=64)).choices["num_workers"]
     assert workers[0] == 1
     assert workers[-1] == 33
     assert 16 in workers
@@ -105,11 +108,11 @@ def test_a_wide_range_keeps_its_ends_and_the_usual_steps_between() -> None:
 
 
 def test_a_range_of_workers_ends_where_the_limits_do() -> None:
-    assert max(plan(make_request(ranges={"num_workers": (2, 16)}, max_workers=6)).num_workers) == 6
+    assert max(plan(make_request(ranges={"num_workers": (2, 16)}, max_workers=6)).choices["num_workers"]) == 6
 
 
 def test_a_range_of_batch_sizes_narrows_the_usual_ones() -> None:
-    assert plan(make_request(ranges={"batch_size": (50, 200)})).batch_size == (64, 128)
+    assert plan(make_request(ranges={"batch_size": (50, 200)})).choices["batch_size"] == (64, 128)
 
 
 @pytest.mark.parametrize(
@@ -142,18 +145,18 @@ def test_a_value_that_no_loader_takes_is_refused_before_anything_is_tried(change
 
 def test_pinning_is_not_searched_without_an_accelerator() -> None:
     space = plan(workload=make_workload(pinning=False))
-    assert space.pin_memory == (False,)
+    assert space.choices["pin_memory"] == (False,)
     assert any("pin_memory" in note for note in space.notes)
 
 
 def test_pinning_is_not_searched_for_samples_on_the_accelerator() -> None:
     space = plan(workload=make_workload(pinning=True, on_accelerator=True))
-    assert space.pin_memory == (False,)
+    assert space.choices["pin_memory"] == (False,)
     assert any("accelerator already" in note for note in space.notes)
 
 
 def test_pinning_is_searched_where_it_has_an_effect() -> None:
-    assert set(plan(workload=make_workload(pinning=True)).pin_memory) == {False, True}
+    assert set(plan(workload=make_workload(pinning=True)).choices["pin_memory"]) == {False, True}
 
 
 @pytest.mark.parametrize("workload", [make_workload(pinning=False), make_workload(pinning=True, on_accelerator=True)])
@@ -164,13 +167,13 @@ def test_asking_for_pinning_where_it_does_nothing_is_refused(workload: WorkloadP
 
 def test_a_stream_that_does_not_shard_itself_gets_at_most_one_worker() -> None:
     space = plan(workload=make_workload(kind="iterable", duplicated=True))
-    assert space.num_workers == (0, 1)
+    assert space.choices["num_workers"] == (0, 1)
     assert any("shard" in note for note in space.notes)
 
 
 def test_no_worker_is_tried_where_the_user_allows_none_even_for_a_stream_that_does_not_shard() -> None:
     space = plan(make_request(max_workers=0), make_workload(kind="iterable", duplicated=True))
-    assert space.num_workers == (0,)
+    assert space.choices["num_workers"] == (0,)
 
 
 def test_the_batch_size_is_left_alone_where_batches_are_the_users_own() -> None:
@@ -185,55 +188,55 @@ def test_setting_a_batch_size_for_the_users_own_batches_is_refused() -> None:
 
 
 def test_persistence_is_not_searched_for_a_single_epoch() -> None:
-    assert plan(make_request(epochs=1)).persistent_workers == (True,)
-    assert plan(make_request(epochs=2)).persistent_workers == (False, True)
+    assert plan(make_request(epochs=1)).choices["persistent_workers"] == (True,)
+    assert plan(make_request(epochs=2)).choices["persistent_workers"] == (False, True)
 
 
 def test_the_users_batch_sizes_are_searched_sorted_and_once() -> None:
-    assert plan(make_request(batch_sizes=(100, 20, 100))).batch_size == (20, 100)
+    assert plan(make_request(batch_sizes=(100, 20, 100))).choices["batch_size"] == (20, 100)
 
 
 def test_no_batch_is_larger_than_the_dataset_unless_the_user_says_so() -> None:
     small = make_workload(samples=40)
-    assert max(size or 0 for size in plan(workload=small).batch_size) == 32
-    assert plan(make_request(batch_sizes=(64,)), small).batch_size == (64,)
+    assert max(size or 0 for size in plan(workload=small).choices["batch_size"]) == 32
+    assert plan(make_request(batch_sizes=(64,)), small).choices["batch_size"] == (64,)
 
 
 def test_a_batch_size_that_leaves_no_batch_once_the_last_is_dropped_is_not_searched() -> None:
     workload = make_workload(samples=50, drop_last=True)
-    assert plan(make_request(batch_sizes=(16, 64)), workload).batch_size == (16,)
+    assert plan(make_request(batch_sizes=(16, 64)), workload).choices["batch_size"] == (16,)
 
 
 def test_batches_that_do_not_fit_into_memory_are_left_out() -> None:
     workload = make_workload(sample_bytes=MIB, rss_bytes=0)
-    assert plan(workload=workload, limits=make_limits(memory_bytes=100 * MIB)).batch_size == (16, 32)
+    assert plan(workload=workload, budgets=make_limits(memory_bytes=100 * MIB)).choices["batch_size"] == (16, 32)
 
 
 def test_when_no_batch_fits_the_message_says_what_is_needed_and_allowed() -> None:
     workload = make_workload(sample_bytes=GIB, rss_bytes=0)
     with pytest.raises(NoFeasibleConfigError, match=r"16 samples needs about 32\.0 GiB .* is 8\.0 GiB.*--max-memory"):
-        plan(workload=workload, limits=make_limits())
+        plan(workload=workload, budgets=make_limits())
 
 
 def test_a_small_shm_bounds_the_workers_and_the_note_names_it() -> None:
     workload = WAITING.model_copy(update={"sample_bytes": 64 * KIB})
-    space = plan(workload=workload, limits=make_limits(shm_bytes=16 * MIB))
-    assert 0 < max(space.num_workers) < 16
+    space = plan(workload=workload, budgets=make_limits(shm_bytes=16 * MIB))
+    assert 0 < max(space.choices["num_workers"]) < 16
     assert any("/dev/shm budget 16.0 MiB" in note for note in space.notes)
 
 
 def test_without_a_writable_shm_only_the_training_process_loads() -> None:
-    assert plan(machine=make_machine(shm_writable=False)).num_workers == (0,)
+    assert plan(machine=make_machine(shm_writable=False)).choices["num_workers"] == (0,)
 
 
 def test_without_a_writable_shm_no_worker_can_start_even_for_samples_without_tensors() -> None:
     workload = make_workload(sample_bytes=0, batch_tensors=0)  # [Errno 30]: the locks of the queues lie there, too
-    assert plan(workload=workload, machine=make_machine(shm_writable=False)).num_workers == (0,)
+    assert plan(workload=workload, machine=make_machine(shm_writable=False)).choices["num_workers"] == (0,)
 
 
 def test_max_workers_opens_the_search_up_to_the_users_number() -> None:
     computing = make_workload(cpu_share=1.0)
-    assert max(plan(make_request(max_workers=40), computing).num_workers) == 40
+    assert max(plan(make_request(max_workers=40), computing).choices["num_workers"]) == 40
 
 
 OWN = make_config(3, 5, 48, persistent_workers=True)
@@ -246,13 +249,13 @@ def bring(own: LoaderConfig) -> WorkloadProfile:
 
 def find_baseline(
     own: LoaderConfig | None = OWN,
-    limits: Limits | None = None,
+    budgets: Budgets | None = None,
     workload: WorkloadProfile = WAITING,
     **options: Any,
 ) -> LoaderConfig:
-    request, limits = make_request(**options), limits or make_limits(max_workers=options.get("max_workers", 64))
+    request, budgets = make_request(**options), budgets or make_limits(max_workers=options.get("max_workers", 64))
     workload = workload.model_copy(update={"baseline": own})
-    return plan_baseline(request, workload, plan(request, workload, limits=limits), limits)
+    return plan_baseline(request, workload, plan(request, workload, budgets=budgets), budgets)
 
 
 def test_the_baseline_is_torchs_default_at_the_size_nearest_to_32() -> None:
@@ -277,7 +280,7 @@ def test_the_baseline_of_own_batches_has_no_batch_size() -> None:
 
 def test_a_ready_loader_keeps_its_batch_size_and_a_note_says_how_to_search_it() -> None:
     space = plan(workload=bring(OWN))
-    assert space.batch_size == (48,)
+    assert space.choices["batch_size"] == (48,)
     assert any("batch_size stays at 48" in note and "--batch-size" in note for note in space.notes)
 
 
@@ -292,7 +295,7 @@ def test_a_ready_loader_keeps_its_batch_size_and_a_note_says_how_to_search_it() 
 def test_a_ready_loaders_batch_size_is_searched_where_sizes_are_asked_for(
     options: dict[str, Any], sizes: tuple[int, ...]
 ) -> None:
-    assert plan(make_request(**options), bring(OWN)).batch_size == sizes
+    assert plan(make_request(**options), bring(OWN)).choices["batch_size"] == sizes
 
 
 def test_the_settings_of_a_ready_loader_are_among_those_that_may_be_tried() -> None:
@@ -302,7 +305,7 @@ def test_the_settings_of_a_ready_loader_are_among_those_that_may_be_tried() -> N
 
 
 def test_the_workers_of_a_ready_loader_are_not_added_where_every_worker_delivers_all_the_data() -> None:
-    assert plan(workload=make_workload(kind="iterable", duplicated=True, baseline=OWN)).num_workers == (0, 1)
+    assert plan(workload=make_workload(kind="iterable", duplicated=True, baseline=OWN)).choices["num_workers"] == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -326,11 +329,11 @@ def test_the_baseline_has_only_batches_ahead_and_sizes_inside_a_range() -> None:
 
 
 def test_a_ready_loader_that_is_predicted_over_a_budget_is_compared_with_fewer_workers() -> None:
-    own, limits = make_config(16, 8, 32), make_limits(shm_bytes=16 * MIB)
+    own, budgets = make_config(16, 8, 32), make_limits(shm_bytes=16 * MIB)
     workload = WAITING.model_copy(update={"sample_bytes": 16 * KIB})
-    found = find_baseline(own, limits, workload)
+    found = find_baseline(own, budgets, workload)
     assert 0 < found.dataloader.num_workers < 16
-    assert not DemandModel.from_workload(workload).predict(found).find_violations(limits)
+    assert not ResourceModel.from_workload(workload).predict(found).find_violations(budgets)
     assert found.dataloader.prefetch_factor == 8
 
 
@@ -345,11 +348,11 @@ def test_the_plan_says_where_the_baseline_is_not_quite_the_users_own() -> None:
 
 
 def guess(
-    workload: WorkloadProfile = WAITING, limits: Limits | None = None, machine: MachineProfile | None = None
+    workload: WorkloadProfile = WAITING, budgets: Budgets | None = None, machine: MachineProfile | None = None
 ) -> list[LoaderConfig]:
-    limits = limits or make_limits()
+    budgets = budgets or make_limits()
     machine = machine or make_machine()
-    return guess_configs(plan(workload=workload, limits=limits, machine=machine), workload, machine, 10, limits)
+    return initial_configs(plan(workload=workload, budgets=budgets, machine=machine), workload, machine, 10, budgets)
 
 
 def test_the_guesses_contain_what_a_careful_hand_would_set() -> None:
@@ -378,9 +381,9 @@ def test_the_guesses_for_samples_in_memory_start_without_workers() -> None:
 
 @given(shm=st.integers(0, 64 * MIB), files=st.integers(80, 400))
 def test_no_guess_is_predicted_to_break_a_limit(shm: int, files: int) -> None:
-    limits = make_limits(shm_bytes=shm, nofile=files)
-    model = DemandModel.from_workload(WAITING)
-    assert [config for config in guess(limits=limits) if model.predict(config).find_violations(limits)] == []
+    budgets = make_limits(shm_bytes=shm, nofile=files)
+    model = ResourceModel.from_workload(WAITING)
+    assert [config for config in guess(budgets=budgets) if model.predict(config).find_violations(budgets)] == []
 
 
 def test_where_no_worker_may_start_the_knobs_of_workers_are_not_searched() -> None:
@@ -389,16 +392,16 @@ def test_where_no_worker_may_start_the_knobs_of_workers_are_not_searched() -> No
 
 
 def test_copying_ahead_is_searched_where_batches_are_copied_from_pinned_memory() -> None:
-    assert plan(workload=make_gpu_workload()).device_prefetch == (False, True)
-    assert plan(workload=make_gpu_workload(copies=None, on_accelerator=True)).device_prefetch == (False,)
-    assert plan(workload=make_workload()).device_prefetch == (False,)
+    assert plan(workload=make_gpu_workload()).choices["device_prefetch"] == (False, True)
+    assert plan(workload=make_gpu_workload(copies=None, on_accelerator=True)).choices["device_prefetch"] == (False,)
+    assert plan(workload=make_workload()).choices["device_prefetch"] == (False,)
 
 
 def test_batches_are_copied_ahead_only_from_pinned_memory() -> None:
     space = plan(workload=make_gpu_workload())
-    values = list_values(space.build({"num_workers": 2}))
+    values = knob_values(space.build({"num_workers": 2}))
     copied = {
-        pinned: make_config_of({**values, "pin_memory": pinned, "device_prefetch": True}).process
+        pinned: config_from_knobs({**values, "pin_memory": pinned, "device_prefetch": True}).process
         for pinned in (False, True)
     }
     assert (copied[True].non_blocking, copied[True].device_prefetch) == (True, True)

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,15 @@ import pytest
 from optuna.trial import TrialState
 
 from autotune.errors import StudyError
-from autotune.search.trial_record import TrialRecord
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.profiles.schema import Hardware
 from autotune.search.sampler import Search, open_search
 from autotune.search.space import SearchSpace
 from autotune.search.study import open_storage
+from autotune.search.trial_record import TrialRecord
+from autotune.system.hardware import Hardware
 from tests.builders import make_machine, make_request
 
-SPACE = SearchSpace(batch_size=(32,), num_workers=(0, 1, 2, 4, 8), pin_memory=(False,))
+SPACE = SearchSpace.of(batch_size=(32,), num_workers=(0, 1, 2, 4, 8), pin_memory=(False,))
 HARDWARE = make_machine().hardware(None)
 URL = "sqlite:///.dltune/studies.db"
 SERVER = "sqlite:///file:server.db?uri=true"  # stands in for a server: a database that dltune knows no file of
@@ -103,7 +104,7 @@ def test_a_request_of_another_length_of_training_gets_a_study_of_its_own() -> No
 def test_what_another_probe_thought_worth_trying_is_taken_over_as_far_as_this_one_does(options: dict[str, Any]) -> None:
     with open_one(**options) as search:
         told = tell_all(search, 0, 1, 2, 4, 8)
-    fewer = SPACE.model_copy(update={"num_workers": (0, 1, 2, 5)})
+    fewer = replace(SPACE, choices={**SPACE.choices, "num_workers": (0, 1, 2, 5)})
     with open_one(fewer, **options) as search:
         assert search.records() == told[:3]
         tell_all(search, 5)
@@ -120,7 +121,7 @@ def test_a_range_without_zero_continues_a_study_with_it_and_is_stored() -> None:
     heard: list[str] = []
     with open_one(study_name="mine") as search:
         tell_all(search, 0, 4)
-    positive = SPACE.model_copy(update={"num_workers": (2, 4), "batch_size": (16, 32)})
+    positive = replace(SPACE, choices={**SPACE.choices, "num_workers": (2, 4), "batch_size": (16, 32)})
     with open_one(positive, study_name="mine", heard=heard) as search:
         tell_all(search, 2)
     assert heard == []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.profiles.schema import LoaderConfig, ProcessSettings
+from autotune.config import LoaderConfig, ProcessSettings
 from autotune.search.surrogate import Surrogate
 from tests.builders import make_config
 

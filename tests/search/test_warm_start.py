@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from autotune.errors import ProfileError, UsageError
-from autotune.profiles.schema import TunedConfig
+from autotune.profiles.schema import TunedProfile
+from autotune.search.warm_start import SEEDS, plan_warm_start, rebuild_request, scale_workers
 from autotune.tuning import tune
-from autotune.search.warm_start import SEEDS, ask_again, plan_warm_start, scale_workers
 from tests.builders import make_config, make_machine, make_profile
 from tests.test_tuning import Bench, make_request, saturating, waiting_workload
 
@@ -17,13 +17,13 @@ MACHINE = make_machine(affinity_cpus=2)
 pytestmark = pytest.mark.usefixtures("workdir")
 
 
-def tune_cold(bench: Bench) -> TunedConfig:
+def tune_cold(bench: Bench) -> TunedProfile:
     return tune(make_request(), run_trial=bench, machine=MACHINE, workload=waiting_workload()).profile
 
 
-def tune_warm(bench: Bench, earlier: TunedConfig, **machine: Any) -> TunedConfig:
+def tune_warm(bench: Bench, earlier: TunedProfile, **machine: Any) -> TunedProfile:
     here = make_machine(**{"affinity_cpus": 2} | machine)
-    request = ask_again(earlier, here.hardware(None), "dltune.json")
+    request = rebuild_request(earlier, here.hardware(None), "dltune.json")
     return tune(request, run_trial=bench, machine=here, workload=waiting_workload(), earlier=earlier).profile
 
 
@@ -81,7 +81,7 @@ def test_the_answer_and_the_best_trials_are_tried_first() -> None:
 
 def test_the_request_is_asked_again_for_this_machine() -> None:
     earlier = tune_cold(Bench(saturating))
-    request = ask_again(earlier, earlier.hardware, "other.json", trials=7)
+    request = rebuild_request(earlier, earlier.hardware, "other.json", trials=7)
     assert (request.output, request.profile, request.trials, request.resume) == ("other.json", earlier.name, 7, False)
     assert request.workload == make_request().workload
 
@@ -91,13 +91,13 @@ def test_the_request_is_asked_again_for_the_current_folder_and_another_storage()
     workload = request.workload.model_copy(update={"working_dir": "/home/ada/checkout"})
     asked = request.model_copy(update={"workload": workload, "storage": "sqlite:////home/ada/studies.db"})
     earlier = make_profile(request=asked.model_dump(mode="json"))
-    again = ask_again(earlier, earlier.hardware, "dltune.json", storage="sqlite:///here.db")
+    again = rebuild_request(earlier, earlier.hardware, "dltune.json", storage="sqlite:///here.db")
     assert (again.workload.working_dir, again.storage) == (".", "sqlite:///here.db")
 
 
 def test_a_storage_without_its_password_is_refused_before_anything_is_started() -> None:
     earlier = make_profile(request=make_request(storage="postgresql://me:secret@host/db").record())
-    request = ask_again(earlier, earlier.hardware, "dltune.json")
+    request = rebuild_request(earlier, earlier.hardware, "dltune.json")
     with pytest.raises(UsageError, match=r"//me:\*{3}@host/db was given with a password.*--storage, or in DLTUNE_ST"):
         tune(request, run_trial=Bench(saturating), machine=MACHINE, workload=waiting_workload(), earlier=earlier)
 
@@ -105,10 +105,10 @@ def test_a_storage_without_its_password_is_refused_before_anything_is_started() 
 def test_a_profile_without_its_request_says_what_to_do() -> None:
     profile = make_profile()
     with pytest.raises(ProfileError, match="dltune --dataset"):
-        ask_again(profile, profile.hardware, "dltune.json")
+        rebuild_request(profile, profile.hardware, "dltune.json")
 
 
 def test_a_request_that_cannot_be_read_is_a_sentence() -> None:
     profile = make_profile().model_copy(update={"request": {"workload": {"dataset": ""}}})
     with pytest.raises(ProfileError, match=r"workload\.dataset"):
-        ask_again(profile, profile.hardware, "dltune.json")
+        rebuild_request(profile, profile.hardware, "dltune.json")

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from autotune.config import LoaderConfig
+from autotune.search.worker_check import LOOKS_WITHOUT, WorkerCheck
 from autotune.trial.protocol import TrialKind, TrialResult
-from autotune.search.worker_check import LOOKS_WITHOUT, WorkerRuling
-from autotune.profiles.schema import LoaderConfig
 from tests.builders import make_config, make_result
 
 CANDIDATES = [make_config(0), make_config(8), make_config(2), make_config(1)]
@@ -40,7 +40,7 @@ def fail_with_workers(kind: TrialKind, samples: int = FEW_SAMPLES) -> Tries:
     return Tries(lambda config: fail(config, kind, samples) if config.dataloader.num_workers else complete(config))
 
 
-def judge(ruling: WorkerRuling, *results: TrialResult) -> bool:
+def judge(ruling: WorkerCheck, *results: TrialResult) -> bool:
     for result in results:
         ruling.note(result)
     return ruling.judge(results[-1])
@@ -49,7 +49,7 @@ def judge(ruling: WorkerRuling, *results: TrialResult) -> bool:
 @pytest.mark.parametrize("kind", ["workload_failed", "crashed", "stalled"])
 def test_code_that_fails_with_one_worker_and_works_without_rules_workers_out_and_says_why(kind: TrialKind) -> None:
     tries = fail_with_workers(kind)
-    ruling = WorkerRuling(CANDIDATES, tries)
+    ruling = WorkerCheck(CANDIDATES, tries)
     assert judge(ruling, fail(make_config(8), kind))
     assert tries.configs == [make_config(1), make_config(0)]
     assert ruling.applies_to(make_config(2))
@@ -61,7 +61,7 @@ def test_code_that_fails_with_one_worker_and_works_without_rules_workers_out_and
 
 @pytest.mark.parametrize("kind", ["workload_failed", "crashed", "stalled"])
 def test_code_that_fails_without_workers_as_well_is_not_blamed_on_them(kind: TrialKind) -> None:
-    ruling = WorkerRuling(CANDIDATES, Tries(lambda config: fail(config, kind)))
+    ruling = WorkerCheck(CANDIDATES, Tries(lambda config: fail(config, kind)))
     assert judge(ruling, fail(make_config(8), kind))
     assert ruling.reason is None
     assert ruling.flaw is not None
@@ -70,14 +70,14 @@ def test_code_that_fails_without_workers_as_well_is_not_blamed_on_them(kind: Tri
 
 def test_failures_without_workers_that_were_seen_before_save_the_trials() -> None:
     tries = fail_with_workers("crashed")
-    ruling = WorkerRuling(CANDIDATES, tries)
+    ruling = WorkerCheck(CANDIDATES, tries)
     judge(ruling, fail(make_config(0)), complete(make_config(0)), fail(make_config(8), samples=500))
     assert ruling.flaw is not None
     assert tries.configs == []
 
 
 def test_what_fails_without_workers_far_less_often_than_with_them_is_blamed_on_workers() -> None:
-    ruling = WorkerRuling(CANDIDATES, fail_with_workers("workload_failed"))
+    ruling = WorkerCheck(CANDIDATES, fail_with_workers("workload_failed"))
     judge(ruling, fail(make_config(0)), *[complete(make_config(0))] * 20, fail(make_config(8)))
     assert ruling.reason is not None
     assert ruling.flaw is None
@@ -85,7 +85,7 @@ def test_what_fails_without_workers_far_less_often_than_with_them_is_blamed_on_w
 
 def test_as_many_samples_are_run_without_workers_as_it_takes_to_tell() -> None:
     tries = fail_with_workers("workload_failed", samples=700)
-    ruling = WorkerRuling(CANDIDATES, tries)
+    ruling = WorkerCheck(CANDIDATES, tries)
     judge(ruling, fail(make_config(8), samples=700), fail(make_config(8), samples=700))
     assert tries.configs == [make_config(1), *[make_config(0)] * 3]
     assert ruling.reason is not None
@@ -93,7 +93,7 @@ def test_as_many_samples_are_run_without_workers_as_it_takes_to_tell() -> None:
 
 def test_where_that_would_take_too_long_nobody_is_blamed() -> None:
     tries = fail_with_workers("workload_failed", samples=MANY_SAMPLES)
-    ruling = WorkerRuling(CANDIDATES, tries)
+    ruling = WorkerCheck(CANDIDATES, tries)
     assert not judge(ruling, fail(make_config(8), samples=MANY_SAMPLES))
     assert not judge(ruling, fail(make_config(2), samples=MANY_SAMPLES))
     assert tries.configs == [make_config(1), *[make_config(0)] * LOOKS_WITHOUT]
@@ -102,19 +102,19 @@ def test_where_that_would_take_too_long_nobody_is_blamed() -> None:
 
 def test_where_every_configuration_has_workers_the_data_is_tried_without_them_all_the_same() -> None:
     tries = fail_with_workers("workload_failed")
-    judge(WorkerRuling([make_config(8, batch_size=16)], tries), fail(make_config(8, batch_size=16)))
+    judge(WorkerCheck([make_config(8, batch_size=16)], tries), fail(make_config(8, batch_size=16)))
     assert tries.configs == [make_config(0, batch_size=16)]
 
 
 def test_batches_of_one_size_that_fail_with_workers_and_without_say_nothing_of_the_data() -> None:
-    ruling = WorkerRuling(CANDIDATES, Tries(complete))
+    ruling = WorkerCheck(CANDIDATES, Tries(complete))
     large = {workers: fail(make_config(workers, batch_size=512), samples=512) for workers in (0, 8)}
     assert not judge(ruling, complete(make_config(0)), large[0], large[0], large[8], large[8])
     assert (ruling.reason, ruling.flaw) == (None, None)
 
 
 def test_a_failure_that_one_worker_does_not_show_is_about_the_configuration() -> None:
-    ruling = WorkerRuling(CANDIDATES, Tries(complete))
+    ruling = WorkerCheck(CANDIDATES, Tries(complete))
     judge(ruling, fail(make_config(8)))
     assert ruling.reason is None
 
@@ -122,7 +122,7 @@ def test_a_failure_that_one_worker_does_not_show_is_about_the_configuration() ->
 @pytest.mark.parametrize("kind", ["out_of_memory", "shm_exhausted", "too_many_files", "timed_out", "completed"])
 def test_a_resource_that_ran_out_says_nothing_of_workers(kind: TrialKind) -> None:
     tries = fail_with_workers(kind)
-    ruling = WorkerRuling(CANDIDATES, tries)
+    ruling = WorkerCheck(CANDIDATES, tries)
     judge(ruling, fail(make_config(8), kind))
     assert tries.configs == []
     assert ruling.reason is None
@@ -130,27 +130,27 @@ def test_a_resource_that_ran_out_says_nothing_of_workers(kind: TrialKind) -> Non
 
 def test_a_step_that_fails_says_nothing_of_workers() -> None:
     tries = fail_with_workers("workload_failed")
-    judge(WorkerRuling(CANDIDATES, tries), fail(make_config(8)).model_copy(update={"in_step": True}))
+    judge(WorkerCheck(CANDIDATES, tries), fail(make_config(8)).model_copy(update={"in_step": True}))
     assert tries.configs == []
 
 
 def test_it_is_found_out_only_once() -> None:
     tries = Tries(complete)
-    ruling = WorkerRuling(CANDIDATES, tries)
+    ruling = WorkerCheck(CANDIDATES, tries)
     for workers in (8, 2):
         judge(ruling, fail(make_config(workers), "stalled"))
     assert len(tries.configs) == 1
 
 
 def test_workers_that_hung_in_the_probe_are_looked_at_again_with_the_fewest_before_any_others() -> None:
-    ruling = WorkerRuling(CANDIDATES, Tries(complete), is_suspected=True)
+    ruling = WorkerCheck(CANDIDATES, Tries(complete), is_suspected=True)
     assert ruling.reason is None
     first = ruling.order([make_config(8), make_config(0), make_config(2)])
     assert first == [make_config(0), make_config(1), make_config(8), make_config(2)]
 
 
 def test_a_failure_may_be_bad_luck_until_it_has_repeated_itself() -> None:
-    ruling = WorkerRuling(CANDIDATES, Tries(complete))
+    ruling = WorkerCheck(CANDIDATES, Tries(complete))
     first = fail(make_config(8), "crashed")
     assert ruling.may_be_luck(first)
     ruling.note_repeated(first, fail(make_config(8), "completed"))
@@ -160,7 +160,7 @@ def test_a_failure_may_be_bad_luck_until_it_has_repeated_itself() -> None:
 
 
 def test_an_error_that_has_repeated_itself_leaves_another_its_second_look() -> None:
-    ruling = WorkerRuling(CANDIDATES, Tries(complete))
+    ruling = WorkerCheck(CANDIDATES, Tries(complete))
     ruling.note_repeated(fail(make_config(8)), fail(make_config(8)))
     other = fail(make_config(8)).model_copy(update={"message": "raised OSError: stale file handle"})
     assert ruling.may_be_luck(other)
@@ -168,8 +168,8 @@ def test_an_error_that_has_repeated_itself_leaves_another_its_second_look() -> N
 
 @pytest.mark.parametrize("kind", ["stalled", "timed_out", "out_of_memory", "completed"])
 def test_a_hang_and_a_breach_are_not_looked_at_twice(kind: TrialKind) -> None:
-    assert not WorkerRuling(CANDIDATES, Tries(complete)).may_be_luck(fail(make_config(8), kind))
+    assert not WorkerCheck(CANDIDATES, Tries(complete)).may_be_luck(fail(make_config(8), kind))
 
 
 def test_a_failure_without_workers_may_be_bad_luck_as_well() -> None:
-    assert WorkerRuling(CANDIDATES, Tries(complete)).may_be_luck(fail(make_config(0)))
+    assert WorkerCheck(CANDIDATES, Tries(complete)).may_be_luck(fail(make_config(0)))

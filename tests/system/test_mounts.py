@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import UsageError
-from autotune.system.mounts import Storage, read_storage
+from autotune.system.mounts import Mount, read_storage
 from tests.builders import write_files
 
 ROOT_MOUNT = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"
@@ -17,7 +17,7 @@ def escape(path: Path) -> str:
     return str(path).replace(" ", "\\040")
 
 
-def read_under(path: Path, *mounts: str, sys: Path | None = None) -> Storage:
+def read_under(path: Path, *mounts: str, sys: Path | None = None) -> Mount:
     """Read where a path is kept on a machine that has these mounts beside its root."""
     proc = write_files(path.parent / "proc", {"self/mountinfo": "\n".join([ROOT_MOUNT, *mounts, ""])})
     found = read_storage(path, proc, sys or path.parent / "nowhere")

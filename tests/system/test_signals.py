@@ -6,17 +6,17 @@ import time
 
 import pytest
 
-from autotune.system.signals import ECHO_SECONDS, finish_first, interrupt_on_signals
+from autotune.system.signals import DEBOUNCE_SECONDS, defer_interrupts, raise_on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_either_signal_is_a_keyboard_interrupt(number: signal.Signals) -> None:
-    with pytest.raises(KeyboardInterrupt), interrupt_on_signals():
+    with pytest.raises(KeyboardInterrupt), raise_on_signals():
         signal.raise_signal(number)
 
 
 def test_a_signal_that_is_sent_twice_interrupts_once() -> None:
-    with interrupt_on_signals():
+    with raise_on_signals():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
@@ -24,10 +24,10 @@ def test_a_signal_that_is_sent_twice_interrupts_once() -> None:
 
 
 def test_a_second_interrupt_later_on_is_heard() -> None:
-    with interrupt_on_signals():
+    with raise_on_signals():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        time.sleep(1.1 * ECHO_SECONDS)
+        time.sleep(1.1 * DEBOUNCE_SECONDS)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -46,40 +46,40 @@ def press(times: int, every_seconds: float) -> int:
 
 
 def test_whoever_presses_twice_a_second_is_heard_each_time() -> None:
-    with interrupt_on_signals():
+    with raise_on_signals():
         assert press(3, every_seconds=0.5) == 3
 
 
 def test_whoever_keeps_the_key_down_is_heard_again() -> None:
-    with interrupt_on_signals():
-        assert press(10, every_seconds=ECHO_SECONDS / 4) >= 2
+    with raise_on_signals():
+        assert press(10, every_seconds=DEBOUNCE_SECONDS / 4) >= 2
 
 
 def test_handlers_are_put_back_as_they_were() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with interrupt_on_signals(), finish_first():
+    with raise_on_signals(), defer_interrupts():
         pass
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_what_has_to_be_finished_is_finished_although_it_is_interrupted() -> None:
     done = []
-    with interrupt_on_signals(), finish_first():
+    with raise_on_signals(), defer_interrupts():
         signal.raise_signal(signal.SIGTERM)
         done.append("profile")
     assert done == ["profile"]
 
 
 def test_a_user_who_insists_gets_through() -> None:
-    with interrupt_on_signals(), finish_first():
+    with raise_on_signals(), defer_interrupts():
         signal.raise_signal(signal.SIGINT)
-        time.sleep(1.1 * ECHO_SECONDS)
+        time.sleep(1.1 * DEBOUNCE_SECONDS)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
 def test_a_signal_that_the_callers_program_leaves_to_the_system_is_left_to_it() -> None:
-    with finish_first():
+    with defer_interrupts():
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -87,7 +87,7 @@ def test_a_thread_that_may_not_set_handlers_goes_on_without() -> None:
     done = []
 
     def work() -> None:
-        with interrupt_on_signals(), finish_first():
+        with raise_on_signals(), defer_interrupts():
             done.append("profile")
 
     thread = threading.Thread(target=work)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.system.versions import TorchBuild, read_start_method, read_start_method_in_force, read_torch
+from autotune.system.versions import TorchVersion, read_start_method, read_start_method_in_force, read_torch
 from tests.builders import write_files
 
 BUILT_FOR_CUDA = """from typing import Optional
@@ -23,17 +23,17 @@ hip: Optional[str] = None
 """
 
 
-def read_version_file(folder: Path, text: str) -> TorchBuild | None:
+def read_version_file(folder: Path, text: str) -> TorchVersion | None:
     return read_torch(write_files(folder, {"version.py": text}))
 
 
 def test_the_version_of_cuda_is_read_of_the_build_of_torch(tmp_path: Path) -> None:
-    assert read_version_file(tmp_path, BUILT_FOR_CUDA) == TorchBuild("2.13.0+cu130", "13.0")
+    assert read_version_file(tmp_path, BUILT_FOR_CUDA) == TorchVersion("2.13.0+cu130", "13.0")
 
 
 def test_a_build_without_cuda_has_none(tmp_path: Path) -> None:
     text = BUILT_FOR_CUDA.replace("'13.0'", "None").replace("+cu130", "+cpu")
-    assert read_version_file(tmp_path, text) == TorchBuild("2.13.0+cpu", None)
+    assert read_version_file(tmp_path, text) == TorchVersion("2.13.0+cpu", None)
 
 
 @pytest.mark.parametrize("text", ["", "cuda = [", "raise SystemExit(1)\n", "__version__ = make()\n", "\x00"])

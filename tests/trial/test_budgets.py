@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
-from autotune.trial.budgets import PAGE_BYTES, Demand, DemandModel, count_live_batches, plan_limits
-from autotune.profiles.schema import LoaderConfig, ProcessSettings
+from autotune.trial.budgets import PAGE_BYTES, ResourceDemand, ResourceModel, count_live_batches, plan_budgets
 from tests.builders import (
     GIB,
     MIB,
@@ -22,8 +22,8 @@ from tests.builders import (
 FILE_SYSTEM = ProcessSettings(sharing_strategy="file_system")
 
 
-def make_model(sample_bytes: int = 4096, batch_tensors: int = 2, base_bytes: int = 256 * MIB) -> DemandModel:
-    return DemandModel(
+def make_model(sample_bytes: int = 4096, batch_tensors: int = 2, base_bytes: int = 256 * MIB) -> ResourceModel:
+    return ResourceModel(
         base_bytes=base_bytes, sample_bytes=sample_bytes, batch_tensors=batch_tensors, probe_batch_size=32
     )
 
@@ -41,7 +41,7 @@ MODELS = st.builds(
 
 
 @given(model=MODELS, config=CONFIGS)
-def test_the_demand_of_any_configuration_can_be_predicted(model: DemandModel, config: LoaderConfig) -> None:
+def test_the_demand_of_any_configuration_can_be_predicted(model: ResourceModel, config: LoaderConfig) -> None:
     demand = model.predict(config)
     assert demand.memory_bytes >= model.base_bytes + demand.shm_bytes
 
@@ -74,7 +74,7 @@ def test_without_workers_nothing_is_shared() -> None:
 
 
 @given(config=CONFIGS.filter(lambda config: config.dataloader.num_workers > 0), model=MODELS)
-def test_one_more_worker_never_needs_less(config: LoaderConfig, model: DemandModel) -> None:
+def test_one_more_worker_never_needs_less(config: LoaderConfig, model: ResourceModel) -> None:
     loader = config.dataloader.model_copy(update={"num_workers": config.dataloader.num_workers + 1})
     less, more = model.predict(config), model.predict(config.model_copy(update={"dataloader": loader}))
     assert more.memory_bytes > less.memory_bytes
@@ -95,7 +95,7 @@ def test_own_batches_are_predicted_at_the_size_the_probe_saw() -> None:
 
 
 def test_every_broken_limit_is_listed_with_the_number_against_it() -> None:
-    demand = Demand(memory_bytes=9 * GIB, shm_bytes=5 * GIB, files=2000)
+    demand = ResourceDemand(memory_bytes=9 * GIB, shm_bytes=5 * GIB, files=2000)
     found = demand.find_violations(make_limits())
     assert [violation.describe() for violation in found] == [
         "host memory: 9.0 GiB needed of 8.0 GiB",
@@ -105,25 +105,25 @@ def test_every_broken_limit_is_listed_with_the_number_against_it() -> None:
 
 
 def test_a_demand_that_just_fits_breaks_nothing() -> None:
-    limits = make_limits()
-    demand = Demand(memory_bytes=limits.memory_bytes, shm_bytes=limits.shm_bytes, files=limits.nofile)
-    assert demand.find_violations(limits) == ()
+    budgets = make_limits()
+    demand = ResourceDemand(memory_bytes=budgets.memory_bytes, shm_bytes=budgets.shm_bytes, files=budgets.nofile)
+    assert demand.find_violations(budgets) == ()
 
 
 @given(
     demand=st.builds(
-        Demand, memory_bytes=st.integers(0, 2**40), shm_bytes=st.integers(0, 2**40), files=st.integers(0, 2**20)
+        ResourceDemand, memory_bytes=st.integers(0, 2**40), shm_bytes=st.integers(0, 2**40), files=st.integers(0, 2**20)
     ),
     memory=st.integers(1, 2**40),
     shm=st.integers(0, 2**40),
     files=st.integers(1, 2**20),
 )
 def test_constraints_are_positive_exactly_where_a_limit_is_broken(
-    demand: Demand, memory: int, shm: int, files: int
+    demand: ResourceDemand, memory: int, shm: int, files: int
 ) -> None:
-    limits = make_limits(memory_bytes=memory, shm_bytes=max(1, shm), nofile=files)
-    broken = {violation.resource for violation in demand.find_violations(limits)}
-    positive = {key for key, value in demand.constraints(limits).items() if value > 0}
+    budgets = make_limits(memory_bytes=memory, shm_bytes=max(1, shm), nofile=files)
+    broken = {violation.resource.label for violation in demand.find_violations(budgets)}
+    positive = {key for key, value in demand.constraints(budgets).items() if value > 0}
     names = {"host memory": "memory", "/dev/shm": "shm", "open files": "files"}
     assert {names[resource] for resource in broken} == positive
 
@@ -134,7 +134,7 @@ def test_constraints_are_positive_exactly_where_a_limit_is_broken(
     extra=st.integers(-(2**32), 2**36),
 )
 def test_a_learned_model_would_have_predicted_at_least_what_was_used(
-    model: DemandModel, config: LoaderConfig, extra: int
+    model: ResourceModel, config: LoaderConfig, extra: int
 ) -> None:
     expected = model.predict(config)
     peak = max(1, expected.memory_bytes + extra)
@@ -163,43 +163,43 @@ def test_trials_without_workers_or_samples_of_memory_teach_nothing(config: Loade
 
 
 def test_budgets_in_percent_are_shares_of_what_is_available_now() -> None:
-    limits = plan_limits(make_machine(), make_request(max_memory="50%", max_shm="25%"))
-    assert limits.memory_bytes == 6 * GIB
-    assert limits.shm_bytes == 2 * GIB
+    budgets = plan_budgets(make_machine(), make_request(max_memory="50%", max_shm="25%"))
+    assert budgets.memory_bytes == 6 * GIB
+    assert budgets.shm_bytes == 2 * GIB
 
 
 def test_a_budget_beyond_the_machine_is_cut_to_the_machine() -> None:
-    limits = plan_limits(make_machine(), make_request(max_memory="100GiB", max_shm="100GiB"))
-    assert limits.memory_bytes == 12 * GIB
-    assert limits.shm_bytes == 8 * GIB
+    budgets = plan_budgets(make_machine(), make_request(max_memory="100GiB", max_shm="100GiB"))
+    assert budgets.memory_bytes == 12 * GIB
+    assert budgets.shm_bytes == 8 * GIB
 
 
 def test_training_processes_of_one_host_share_its_memory_and_shm() -> None:
-    limits = plan_limits(make_machine(), make_request(max_memory="100%", max_shm="100%", world_size=4))
-    assert limits.memory_bytes == 3 * GIB
-    assert limits.shm_bytes == 2 * GIB
+    budgets = plan_budgets(make_machine(), make_request(max_memory="100%", max_shm="100%", world_size=4))
+    assert budgets.memory_bytes == 3 * GIB
+    assert budgets.shm_bytes == 2 * GIB
 
 
 def test_a_read_only_shm_has_no_budget_however_large_it_is() -> None:
-    limits = plan_limits(make_machine(shm_writable=False), make_request())
-    assert limits.shm_bytes == 0
-    assert make_model().predict(make_config(1, 1, 1)).find_violations(limits)
+    budgets = plan_budgets(make_machine(shm_writable=False), make_request())
+    assert budgets.shm_bytes == 0
+    assert make_model().predict(make_config(1, 1, 1)).find_violations(budgets)
 
 
 def test_the_gpu_has_a_budget_only_where_there_is_one() -> None:
     request = make_request(max_gpu_memory="50%")
-    assert plan_limits(make_machine(), request).gpu_bytes is None
-    assert plan_limits(make_machine(), request, make_workload()).gpu_bytes is None
-    assert plan_limits(make_machine(), request, make_gpu_workload()).gpu_bytes == 40 * GIB
+    assert plan_budgets(make_machine(), request).gpu_bytes is None
+    assert plan_budgets(make_machine(), request, make_workload()).gpu_bytes is None
+    assert plan_budgets(make_machine(), request, make_gpu_workload()).gpu_bytes == 40 * GIB
 
 
 def test_what_other_processes_hold_of_the_gpu_is_not_in_the_budget() -> None:
     crowded = make_gpu_workload(gpu_room_bytes=10 * GIB)
-    assert plan_limits(make_machine(), make_request(), crowded).gpu_bytes == 10 * GIB
+    assert plan_budgets(make_machine(), make_request(), crowded).gpu_bytes == 10 * GIB
 
 
 def test_device_memory_grows_with_the_batch_and_is_held_against_its_budget() -> None:
-    model = DemandModel.from_workload(make_gpu_workload())
+    model = ResourceModel.from_workload(make_gpu_workload())
     demand = model.predict(make_config(0, batch_size=128))
     assert demand.gpu_bytes == GIB + 128 * 8 * MIB
     assert not demand.find_violations(make_limits(memory_bytes=64 * GIB, gpu_bytes=2 * GIB))
@@ -209,19 +209,19 @@ def test_device_memory_grows_with_the_batch_and_is_held_against_its_budget() -> 
 
 
 def test_on_the_cpu_device_memory_breaks_nothing() -> None:
-    model = DemandModel.from_workload(make_gpu_workload())
+    model = ResourceModel.from_workload(make_gpu_workload())
     assert not model.predict(make_config(0, batch_size=8)).find_violations(make_limits(memory_bytes=64 * GIB))
 
 
 def test_a_batch_copied_ahead_takes_device_memory_as_well() -> None:
-    model = DemandModel.from_workload(make_gpu_workload())
+    model = ResourceModel.from_workload(make_gpu_workload())
     ahead = ProcessSettings(non_blocking=True, device_prefetch=True)
     plain, prefetched = (model.predict(make_config(process=one)).gpu_bytes for one in (ProcessSettings(), ahead))
     assert prefetched >= plain + 2 * 32 * 1_000_000
 
 
 def test_pinned_batches_are_rounded_up_to_powers_of_two() -> None:
-    model = DemandModel.from_workload(make_gpu_workload(batch_tensors=1))
+    model = ResourceModel.from_workload(make_gpu_workload(batch_tensors=1))
     config = make_config(2, 2, 34, pin_memory=True)  # 34 MB take a block of 64 MiB each, six of them may live
     pageable = make_config(2, 2, 34)
     more = model.predict(config).memory_bytes - model.predict(pageable).memory_bytes
@@ -234,7 +234,7 @@ def test_pinning_costs_nothing_where_it_has_no_effect() -> None:
 
 
 def test_a_trial_that_held_more_device_memory_than_expected_raises_the_prediction() -> None:
-    model = DemandModel.from_workload(make_gpu_workload())
+    model = ResourceModel.from_workload(make_gpu_workload())
     config = make_config(0, batch_size=64)
     result = make_result(config, 100.0)
     assert result.measurement is not None
@@ -245,17 +245,17 @@ def test_a_trial_that_held_more_device_memory_than_expected_raises_the_predictio
 
 
 def test_max_workers_is_the_users_where_given() -> None:
-    assert plan_limits(make_machine(), make_request(max_workers=0)).max_workers == 0
-    assert plan_limits(make_machine(affinity_cpus=96), make_request()).max_workers >= 96
+    assert plan_budgets(make_machine(), make_request(max_workers=0)).max_workers == 0
+    assert plan_budgets(make_machine(affinity_cpus=96), make_request()).max_workers >= 96
 
 
 @pytest.mark.parametrize(("option", "request_field"), [("--max-memory", "max_memory"), ("--max-shm", "max_shm")])
 def test_a_budget_that_cannot_be_read_is_refused_by_the_name_of_its_option(option: str, request_field: str) -> None:
     with pytest.raises(UsageError, match=f"{option}.*a lot"):
-        plan_limits(make_machine(), make_request(**{request_field: "a lot"}))
+        plan_budgets(make_machine(), make_request(**{request_field: "a lot"}))
 
 
-def learn_beyond(model: DemandModel, workers: int, extra_bytes: int) -> DemandModel:
+def learn_beyond(model: ResourceModel, workers: int, extra_bytes: int) -> ResourceModel:
     """Have a model learn of a trial that used so much more than it starts out to predict."""
     config = make_config(workers)
     expected = make_model().predict(config)
@@ -263,7 +263,7 @@ def learn_beyond(model: DemandModel, workers: int, extra_bytes: int) -> DemandMo
     return model.learn(make_result(config, 100.0, peak_host_bytes=peak, peak_shm_bytes=expected.shm_bytes))
 
 
-def predict_beyond(model: DemandModel, workers: int) -> int:
+def predict_beyond(model: ResourceModel, workers: int) -> int:
     """Give what a model predicts beyond what it starts out to predict."""
     config = make_config(workers)
     return model.predict(config).memory_bytes - make_model().predict(config).memory_bytes

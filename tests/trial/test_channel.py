@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.trial.channel import MOST_MESSAGE_BYTES, Channel, ChannelClosedError, MessageTooLongError
+from autotune.trial.channel import MAX_MESSAGE_BYTES, Channel, ChannelClosedError, MessageTooLongError
 
 
 @contextlib.contextmanager
@@ -88,7 +88,7 @@ def test_a_message_without_an_end_is_given_up_before_it_fills_memory() -> None:
 
         def flood() -> None:
             with contextlib.suppress(OSError):
-                for _ in range(MOST_MESSAGE_BYTES // 2**20 + 2):
+                for _ in range(MAX_MESSAGE_BYTES // 2**20 + 2):
                     other.sendall(bytes(2**20))
 
         sender = threading.Thread(target=flood)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from autotune.trial.protocol import MOST_WORDS, Failed, Measurement
 from autotune.search.trial_record import TrialRecord
+from autotune.trial.protocol import MAX_WORDS, FailureReport, Measurement
 from tests.builders import make_config, make_result, make_trace
 
 
@@ -38,15 +38,15 @@ def test_a_measurement_of_nothing_is_refused(changes: dict[str, Any], words: str
 
 
 def test_a_text_that_nobody_would_read_is_cut_in_the_middle() -> None:
-    words = Failed(where="trial", error="start" + "x" * 10**6 + "end").error
-    assert len(words) < MOST_WORDS + 100
+    words = FailureReport(where="trial", error="start" + "x" * 10**6 + "end").error
+    assert len(words) < MAX_WORDS + 100
     assert words.startswith("start")
     assert words.endswith("end")
     assert "980,008 characters left out" in words
 
 
 def test_a_traceback_is_kept_whole() -> None:
-    assert Failed(where="trial", error="", details="x" * MOST_WORDS).details == "x" * MOST_WORDS
+    assert FailureReport(where="trial", error="", details="x" * MAX_WORDS).details == "x" * MAX_WORDS
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.trial.statistics import student_t
-from autotune.trial.throughput import bound_samples_per_second, estimate, measure_steady
+from autotune.trial.throughput import estimate, measure_steady, throughput_upper_bound
 from tests.builders import make_config, make_measurement, make_measurement_of, make_trace
 
 PACE = 0.1
@@ -162,18 +162,18 @@ def test_a_whole_epoch_with_a_slow_start_never_scores_above_its_own_bound(
     trace = make_trace(sorted(gaps, reverse=True)[:1] + gaps, turnover)
     config = make_config(workers, 8)  # with workers, so short an epoch has no steady part
     measurement = make_measurement(trace, epoch_batches=trace.batches)
-    bound = bound_samples_per_second(trace, config, trace.batches)
+    bound = throughput_upper_bound(trace, config, trace.batches)
     assert bound >= estimate(measurement, config, epochs).samples_per_second * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("batches", [0, 1, 2])
 def test_nothing_is_out_of_reach_after_fewer_than_three_batches(batches: int) -> None:
-    assert bound_samples_per_second(make_trace([9.0] * batches), make_config(0), None) == math.inf
+    assert throughput_upper_bound(make_trace([9.0] * batches), make_config(0), None) == math.inf
 
 
 def test_an_epoch_whose_queue_is_still_being_handed_out_has_no_bound() -> None:
     trace = make_trace([1.0] * 10, closed_after=10)
-    assert bound_samples_per_second(trace, make_config(4, 4), 1000) == math.inf
+    assert throughput_upper_bound(trace, make_config(4, 4), 1000) == math.inf
 
 
 def test_an_incomplete_last_batch_never_counts_as_a_full_one() -> None:

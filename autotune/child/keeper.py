@@ -14,13 +14,11 @@ import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Final
 
-from autotune.child.namespaces import adopt_orphans, die_with_parent, end_like, signal_at_parents_end
+from autotune.child.namespaces import adopt_orphans, die_with_parent, exit_like, signal_at_parents_end
+from autotune.system.processes import is_cleaner, list_tree
 
-PROC: Final = Path("/proc")
-CLEANERS: Final = (b"torch_shm_manager", b"multiprocessing.resource_tracker")
 PARENT_ENDED: Final = signal.SIGUSR1  # or one of its threads only
 END: Final = signal.SIGTERM
 KILL_SECONDS: Final = 0.01  # between two looks at what is still there
@@ -43,7 +41,7 @@ def continue_under_keeper(tuner: int, descriptor: int) -> None:
         os.close(descriptor)
         status = _await_end(main, tuner)
         _end_descendants()
-        end_like(status)
+        exit_like(status)
     die_with_parent()  # the keeper has one thread
     if os.getppid() != keeper:
         os._exit(3)
@@ -78,41 +76,3 @@ def _end_descendants() -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(KILL_SECONDS)
         _bury()
-
-
-def list_tree(pid: int, proc: Path = PROC) -> list[int]:
-    """List a process and its living descendants by parentage.
-
-    Args:
-        pid: The root of the tree.
-        proc: Where procfs is mounted.
-
-    Returns:
-        Process ids, the root first.
-    """
-    found = [pid]
-    for parent in found:
-        found.extend(_read_children(parent, proc))
-    return found
-
-
-def _read_children(pid: int, proc: Path) -> list[int]:
-    children: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in (proc / str(pid) / "task").iterdir():
-            text = (task / "children").read_text()
-            children.extend(int(child) for child in text.split())
-    return children
-
-
-def is_cleaner(pid: int, proc: Path = PROC) -> bool:
-    """Tell whether a process is there to remove the names that dead ones leave in /dev/shm.
-
-    Args:
-        pid: The process.
-        proc: Where procfs is mounted.
-    """
-    with contextlib.suppress(OSError):
-        command = (proc / str(pid) / "cmdline").read_bytes()
-        return any(cleaner in command for cleaner in CLEANERS)
-    return False

@@ -1,0 +1,5 @@
+"""`python -m autotune` is `dltune`."""
+
+from autotune.cli import main
+
+main()

@@ -1,0 +1,132 @@
+"""A configuration: what a DataLoader is given and how its process is set up; and the number types of all values."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+SharingStrategy = Literal["file_descriptor", "file_system"]
+StartMethod = Literal["fork", "spawn", "forkserver"]
+Count = Annotated[int, Field(ge=0)]
+Bytes = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+# What a file or another process tells is not trusted: these bounds are beyond every machine, and keep sums and products
+# of such numbers within what a float holds, and loops over them short.
+BoundedCount = Annotated[int, Field(ge=0, le=2**63 - 1)]
+BoundedBytes = BoundedCount
+MAX_RATE: Final = 1e30
+BoundedRate = Annotated[float, Field(ge=0, le=MAX_RATE)]
+Product = BoundedRate  # of numbers that were told
+BoundedSeconds = Annotated[float, Field(ge=0, le=1e9)]
+BoundedCpus = Annotated[float, Field(ge=1e-4, le=1e6)]
+BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Prefetch = Annotated[int, Field(ge=1, le=2**16)]
+MAX_WORKERS: Final = 4096
+Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
+
+
+def _refuse_reversed_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
+    low, high = bounds
+    if not low <= high:
+        raise ValueError(f"the upper bound {high} is below the lower bound {low}")
+    return bounds
+
+
+Bounded = Annotated[float, Field(ge=-1e30, le=1e30)]
+
+
+Interval = Annotated[tuple[Bounded, Bounded], AfterValidator(_refuse_reversed_bounds)]
+"""A 95 % confidence interval: lower and upper bound in the unit of the value it belongs to."""
+
+
+class FrozenModel(BaseModel):
+    """Base of all values that cross a room: frozen, strict about unknown fields.
+
+    What pydantic needs to check one is built when the first is made: half of them are never made by code that loads.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class DataLoaderSettings(FrozenModel):
+    """Arguments of `torch.utils.data.DataLoader`, in a combination it accepts.
+
+    Attributes:
+        batch_size: Samples per batch and per process. None leaves batching to the training code, which
+            passes its own `batch_sampler` (or `batch_size=None`).
+        num_workers: Worker processes; 0 loads in the training process.
+        prefetch_factor: Batches that each worker prepares ahead; None without workers.
+        pin_memory: Whether batches are copied into page-locked memory.
+        persistent_workers: Whether workers live on from one epoch to the next.
+        in_order: Whether batches arrive in the sampler's order.
+    """
+
+    batch_size: BatchSize | None
+    num_workers: Workers = 0
+    prefetch_factor: Prefetch | None = None
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    in_order: bool = True
+
+    @model_validator(mode="after")
+    def _refuse_what_dataloader_refuses(self) -> Self:
+        if self.num_workers == 0:
+            if self.prefetch_factor is not None:
+                raise ValueError("prefetch_factor needs num_workers > 0")
+            if self.persistent_workers:
+                raise ValueError("persistent_workers needs num_workers > 0")
+            if not self.in_order:
+                raise ValueError("in_order=False needs num_workers > 0")
+        elif self.prefetch_factor is None:
+            raise ValueError("prefetch_factor is required with num_workers > 0")
+        return self
+
+
+class ProcessSettings(FrozenModel):
+    """Settings of the training process beside the loader's: how workers start, and how batches travel.
+
+    Attributes:
+        sharing_strategy: Argument of `torch.multiprocessing.set_sharing_strategy`.
+        multiprocessing_context: Start method for the workers; None is the interpreter's default.
+        non_blocking: Whether training code must copy with `batch.to(device, non_blocking=True)`, which lets the host
+            go on during a copy from pinned memory.
+        device_prefetch: Whether training code must go through `autotune.device_prefetch(loader, device)`, which
+            copies the next batch while the step computes on this one.
+    """
+
+    sharing_strategy: SharingStrategy = "file_descriptor"
+    multiprocessing_context: StartMethod | None = None
+    non_blocking: bool = False
+    device_prefetch: bool = False
+
+
+class LoaderConfig(FrozenModel):
+    """One point of the search: what the loader is given and how its process is set up."""
+
+    dataloader: DataLoaderSettings
+    process: ProcessSettings = Field(default_factory=ProcessSettings)
+
+    def loader_kwargs(self) -> dict[str, Any]:
+        """Give the arguments for `DataLoader`, leaving out those it refuses in this combination.
+
+        Returns:
+            Keyword arguments that `DataLoader` takes beside `dataset`, `shuffle`, `sampler`, `drop_last`
+            and `collate_fn`. `batch_size` is absent when the configuration leaves batching alone.
+        """
+        settings = self.dataloader
+        kwargs: dict[str, Any] = {"num_workers": settings.num_workers, "pin_memory": settings.pin_memory}
+        if settings.batch_size is not None:
+            kwargs["batch_size"] = settings.batch_size
+        if settings.num_workers:
+            kwargs |= {
+                "prefetch_factor": settings.prefetch_factor,
+                "persistent_workers": settings.persistent_workers,
+                "in_order": settings.in_order,
+            }
+            if self.process.multiprocessing_context is not None:
+                kwargs["multiprocessing_context"] = self.process.multiprocessing_context
+        return kwargs

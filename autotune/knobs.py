@@ -1,0 +1,226 @@
+"""The table of knobs: for each one what it is. Space, models, ablation, report, exports and options derive from it.
+
+A new knob is a field of `config.DataLoaderSettings` or `config.ProcessSettings`, an entry here, and what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import TypeAdapter
+
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
+
+Choice = int | bool | str | None
+KnobName = Literal[
+    "batch_size",
+    "num_workers",
+    "prefetch_factor",
+    "pin_memory",
+    "persistent_workers",
+    "in_order",
+    "sharing_strategy",
+    "device_prefetch",
+]
+Section = Literal["dataloader", "process"]
+SECTIONS: Final[Mapping[Section, type[DataLoaderSettings | ProcessSettings]]] = {
+    "dataloader": DataLoaderSettings,
+    "process": ProcessSettings,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One setting that is searched.
+
+    Attributes:
+        name: What it is called everywhere: by DataLoader, in dltune.json, by --fix and --range.
+        section: The part of a configuration that it stands in; the arguments of DataLoader are one part.
+        choices: What is searched unless the workload, the machine or the user narrows it.
+        default: Its value in PyTorch, once what it needs is there.
+        convention: Its usual value, which it keeps unless leaving it is measured to pay.
+        needs: Without which it means nothing, and stays at its default.
+        is_ranged: Whether it is a number that --range narrows; others are switches.
+        changes_training: Whether training itself becomes another one with it, not only its speed.
+        label: Its abbreviation in `w=11 pf=4`, or the word that is shown where a switch leaves its default.
+        instruction: What training code must do about it beside making the loader; None where that is all.
+        export_names: What targets of an export call it that do not call it by its name.
+    """
+
+    name: KnobName
+    section: Section
+    choices: tuple[Any, ...]
+    default: Any
+    convention: Any
+    needs: Literal["num_workers", "pin_memory"] | None = None
+    is_ranged: bool = False
+    changes_training: bool = False
+    label: str = ""
+    instruction: str | None = None
+    export_names: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, config: LoaderConfig) -> Any:
+        """Read its value; where a configuration without workers does not say, PyTorch's default."""
+        value = getattr(getattr(config, self.section), self.name)
+        return self.default if value is None and self.needs is not None else value
+
+    def check(self, value: Any) -> Choice:
+        """Give a value as a configuration holds it; raises `pydantic.ValidationError` where it can hold no such one."""
+        found = SECTIONS[self.section].model_fields[self.name]
+        adapter: TypeAdapter[Choice] = TypeAdapter(Annotated[found.annotation, *found.metadata, None])  # type: ignore[arg-type]  # made at run time
+        return adapter.validate_python(value)
+
+
+TABLE: Final = (  # in the order in which they are usually set
+    Knob(
+        "batch_size",
+        "dataloader",
+        choices=(16, 32, 64, 128, 256, 512),
+        default=1,
+        convention=32,
+        is_ranged=True,
+        changes_training=True,
+        label="bs",
+        export_names={"hf": "per_device_train_batch_size", "timm": "--batch-size"},
+    ),
+    Knob(
+        "num_workers",
+        "dataloader",
+        choices=(0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64),
+        default=0,
+        convention=0,
+        is_ranged=True,
+        label="w",
+        export_names={"timm": "--workers"},
+    ),
+    Knob(
+        "prefetch_factor",
+        "dataloader",
+        choices=(1, 2, 4, 8),
+        default=2,
+        convention=2,
+        needs="num_workers",
+        is_ranged=True,
+        label="pf",
+    ),
+    Knob(
+        "pin_memory",
+        "dataloader",
+        choices=(False, True),
+        default=False,
+        convention=True,
+        label="pin",
+        export_names={"timm": "--pin-mem"},
+    ),
+    Knob(
+        "persistent_workers",
+        "dataloader",
+        choices=(False, True),
+        default=False,
+        convention=True,
+        needs="num_workers",
+        label="persistent",
+    ),
+    Knob(
+        "in_order",
+        "dataloader",
+        choices=(False, True),
+        default=True,
+        convention=True,
+        needs="num_workers",
+        changes_training=True,
+        label="out-of-order",
+    ),
+    Knob(
+        "sharing_strategy",
+        "process",
+        choices=get_args(SharingStrategy),
+        default="file_descriptor",
+        convention="file_descriptor",
+        needs="num_workers",
+        label="file_system",
+        instruction='call torch.multiprocessing.set_sharing_strategy("{value}") before the first worker starts, '
+        "and in worker_init_fn too where workers are not forked",
+    ),
+    Knob(
+        "device_prefetch",
+        "process",
+        choices=(False, True),
+        default=False,
+        convention=False,
+        needs="pin_memory",
+        label="device-prefetch",
+        instruction="go through autotune.device_prefetch(loader, device) instead of the loader",
+    ),
+)
+KNOBS: Final[Mapping[KnobName, Knob]] = {knob.name: knob for knob in TABLE}
+NUMBERS: Final = tuple(knob for knob in TABLE if knob.is_ranged)
+SWITCHES: Final = tuple(knob for knob in TABLE if not knob.is_ranged)
+
+
+def knob_values(config: LoaderConfig) -> dict[KnobName, Any]:
+    """List the value of every knob of a configuration."""
+    return {knob.name: knob.read(config) for knob in TABLE}
+
+
+def config_from_knobs(values: Mapping[KnobName, Any], start_method: StartMethod | None = None) -> LoaderConfig:
+    """Make the legal configuration of a value for every knob.
+
+    Args:
+        values: All knobs; what has no meaning beside the others is left at its default.
+        start_method: Of the workers; None is the interpreter's.
+
+    Returns:
+        The configuration.
+    """
+    parts: dict[Section, dict[str, Any]] = {"dataloader": {}, "process": {"non_blocking": values["pin_memory"]}}
+    for knob in TABLE:
+        if knob.needs is None or values[knob.needs]:
+            parts[knob.section][knob.name] = values[knob.name]
+    return LoaderConfig(
+        dataloader=DataLoaderSettings(**parts["dataloader"]),
+        process=ProcessSettings(multiprocessing_context=start_method, **parts["process"]),
+    )
+
+
+def list_differences(config: LoaderConfig, other: LoaderConfig) -> tuple[KnobName, ...]:
+    """List the knobs in which two configurations differ."""
+    return tuple(knob.name for knob in TABLE if knob.read(config) != knob.read(other))
+
+
+def describe_difference(config: LoaderConfig, other: LoaderConfig) -> str:
+    """Write the settings in which a configuration differs from another, as in `prefetch_factor=4 in_order=False`."""
+    return " ".join(f"{name}={KNOBS[name].read(config)}" for name in list_differences(config, other))
+
+
+def describe_config(config: LoaderConfig) -> str:
+    """Describe a configuration in a few columns, as in `w=11 pf=4 bs=64 pin persistent`."""
+    order = (KNOBS["num_workers"], *(knob for knob in reversed(NUMBERS) if knob.name != "num_workers"))
+    words = [f"{knob.label}={knob.read(config)}" for knob in order if _is_said(knob, config)]
+    return " ".join([*words, *describe_switches(config)])
+
+
+def describe_switches(config: LoaderConfig) -> list[str]:
+    """List the switches that are not at their defaults, in a word each."""
+    return [knob.label for knob in SWITCHES if knob.read(config) != knob.default]
+
+
+def describe_loader(settings: DataLoaderSettings) -> str:
+    """Describe loader settings by DataLoader's own argument names; the batch size is left to the caller."""
+    config = LoaderConfig(dataloader=settings)
+    words = []
+    for knob in TABLE:
+        value = knob.read(config)
+        if knob.name == "batch_size" or knob.section != "dataloader" or not _is_said(knob, config):
+            continue
+        if knob.is_ranged:
+            words.append(f"{knob.name}={value}")
+        elif value != knob.default:
+            words.append(knob.name if value else f"{knob.name}={value}")
+    return " ".join(words)
+
+
+def _is_said(knob: Knob, config: LoaderConfig) -> bool:
+    return knob.read(config) is not None and (knob.needs is None or bool(KNOBS[knob.needs].read(config)))

@@ -1,0 +1,74 @@
+"""What the tuned configuration is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.knobs import KNOBS, KnobName, config_from_knobs, knob_values, list_differences
+from autotune.request import TuningRequest
+from autotune.search.space import SearchSpace, nearest_choice
+from autotune.trial.budgets import Budgets, ResourceModel
+from autotune.trial.protocol import WorkloadProfile
+
+
+def plan_baseline(
+    request: TuningRequest, workload: WorkloadProfile, space: SearchSpace, budgets: Budgets
+) -> LoaderConfig:
+    """Choose what the tuned configuration is compared with.
+
+    Args:
+        request: What the user asked for.
+        workload: What the probe found.
+        space: The space; its only batch size is used where there is one.
+        budgets: Budgets.
+
+    Returns:
+        The settings of the user's ready DataLoader, changed only as far as pins, ranges, --max-workers and budgets
+        demand, because a baseline that is kept must honour them; else what is nearest to PyTorch's defaults, at a
+        batch size of 32, in the space.
+    """
+    if workload.baseline is None:
+        usual = nearest_choice(KNOBS["batch_size"].convention, space.choices["batch_size"])
+        return space.build(knob_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=usual))))
+    own = knob_values(workload.baseline)
+    for knob in request.ranges:
+        own[knob] = nearest_choice(own[knob], space.choices[knob])
+    if len(space.choices["batch_size"]) == 1:
+        own["batch_size"] = space.choices["batch_size"][0]
+    if request.max_workers is not None:
+        own["num_workers"] = min(own["num_workers"], request.max_workers)
+    return _fit_workers({**own, **request.fixed}, workload, space, budgets)
+
+
+def _fit_workers(
+    values: Mapping[KnobName, Any], workload: WorkloadProfile, space: SearchSpace, budgets: Budgets
+) -> LoaderConfig:
+    """Take as many workers away as the budgets demand; none where that would not help."""
+    model = ResourceModel.from_workload(workload)
+    fewer = [count for count in reversed(space.choices["num_workers"]) if count < values["num_workers"]]
+    tried = [
+        config_from_knobs({**values, "num_workers": count}, workload.multiprocessing_context)
+        for count in (values["num_workers"], *fewer)
+    ]
+    return next((config for config in tried if not model.predict(config).find_violations(budgets)), tried[0])
+
+
+def describe_changed_baseline(own: LoaderConfig, baseline: LoaderConfig) -> str | None:
+    """Say where the baseline is not the user's own DataLoader; None where it is.
+
+    Args:
+        own: Settings of the user's DataLoader.
+        baseline: What the tuned configuration is compared with.
+
+    Returns:
+        A sentence, for the notes.
+    """
+    changes = [
+        f"{name}={KNOBS[name].read(baseline)} instead of {KNOBS[name].read(own)}"
+        for name in list_differences(baseline, own)
+    ]
+    if not changes:
+        return None
+    return f"the baseline is your DataLoader with {', '.join(changes)}: pins and budgets hold for it, too"

@@ -1,0 +1,77 @@
+"""The machine and the versions that a profile is for."""
+
+from __future__ import annotations
+
+from autotune.config import (
+    BoundedBytes,
+    BoundedCount,
+    BoundedCpus,
+    Fraction,
+    FrozenModel,
+    StartMethod,
+)
+
+
+class Accelerator(FrozenModel):
+    """What a process sees of the accelerator in use.
+
+    Attributes:
+        name: Its model, with the slice of it where it is partitioned (MIG).
+        count: Accelerators of that name that are visible.
+        memory_bytes: Memory of one; 0 where it does not tell.
+        compute_capability: CUDA's, as in `9.0`; None elsewhere.
+        uuid: By which the driver knows it; None where it does not tell.
+        driver: Version of the driver; None where NVML is not at hand.
+        pcie: Its link, as in `gen5 x16`; None likewise.
+        other_processes: Processes of others that compute on it, as far as NVML tells.
+        others_busy: Share of the moment before the probe in which they kept it computing, likewise.
+    """
+
+    name: str
+    count: BoundedCount = 1
+    memory_bytes: BoundedBytes = 0
+    compute_capability: str | None = None
+    uuid: str | None = None
+    driver: str | None = None
+    pcie: str | None = None
+    other_processes: BoundedCount = 0
+    others_busy: Fraction = 0.0
+
+
+class Hardware(FrozenModel):
+    """The machine a profile was measured on, as far as it decides about the loader.
+
+    Attributes:
+        gpu: Name of the accelerator; None on a machine without one.
+        gpu_count: Accelerators of that name.
+        gpu_memory_bytes: Memory of one; 0 where it does not tell.
+        compute_capability: CUDA's, as in `9.0`; None elsewhere.
+        pcie: Its link, as in `gen5 x16`; None where NVML is not at hand.
+        cpu: Model name of the processor; None when the system does not tell.
+        usable_cpus: CPUs this process may use: affinity and every cgroup quota, in CPUs.
+        memory_limit_bytes: Smallest of physical memory and every cgroup limit.
+        shm_limit_bytes: Size of /dev/shm.
+        nofile_limit: Soft limit of open files.
+    """
+
+    gpu: str | None
+    gpu_count: BoundedCount
+    gpu_memory_bytes: BoundedBytes = 0
+    compute_capability: str | None = None
+    pcie: str | None = None
+    cpu: str | None
+    usable_cpus: BoundedCpus
+    memory_limit_bytes: BoundedBytes
+    shm_limit_bytes: BoundedBytes
+    nofile_limit: BoundedCount
+
+
+class Software(FrozenModel):
+    """Versions and the start method under which a profile was measured."""
+
+    dltune: str
+    torch: str
+    cuda: str | None
+    driver: str | None = None
+    python: str
+    start_method: StartMethod

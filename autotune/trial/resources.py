@@ -1,0 +1,44 @@
+"""The resources that budgets are for: what each is called, by users, in a budget, in a demand and by Optuna."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from autotune.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One thing that trials use up.
+
+    Attributes:
+        name: In the constraints that Optuna is told; studies keep them by it.
+        label: In sentences.
+        budget: Field of `Limits`.
+        demand: Field of `Demand`.
+        outcome: What becomes of a trial that uses it up.
+        is_bytes: Whether it is measured in bytes; else counted.
+    """
+
+    name: str
+    label: str
+    budget: Literal["memory_bytes", "shm_bytes", "nofile", "gpu_bytes"]
+    demand: Literal["memory_bytes", "shm_bytes", "files", "gpu_bytes"]
+    outcome: Literal["out_of_memory", "shm_exhausted", "too_many_files"]
+    is_bytes: bool = True
+
+    def format(self, amount: float) -> str:
+        """Write an amount of it."""
+        return format_bytes(amount) if self.is_bytes else f"{amount:,.0f}"
+
+    def describe_excess(self, used: float, budget: float) -> str:
+        """Say that a trial went over a budget, as the rest of a sentence about it."""
+        return f"used {self.format(used)} of {self.label} against a budget of {self.format(budget)}"
+
+
+HOST_MEMORY: Final = Resource("memory", "host memory", "memory_bytes", "memory_bytes", "out_of_memory")
+SHARED_MEMORY: Final = Resource("shm", "/dev/shm", "shm_bytes", "shm_bytes", "shm_exhausted")
+OPEN_FILES: Final = Resource("files", "open files", "nofile", "files", "too_many_files", is_bytes=False)
+DEVICE_MEMORY: Final = Resource("gpu", "device memory", "gpu_bytes", "gpu_bytes", "out_of_memory")
+RESOURCES: Final = (HOST_MEMORY, SHARED_MEMORY, OPEN_FILES, DEVICE_MEMORY)
