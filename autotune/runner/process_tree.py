@@ -21,7 +21,6 @@ from autotune.system.machine import PROC, SHM, read_text
 from autotune.system.processes import is_cleaner
 
 TRIAL_ID_VARIABLE: Final = "DLTUNE_TRIAL"
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
 
 
@@ -117,49 +116,6 @@ def describe_survivors(pids: Sequence[int], proc: Path = PROC) -> str:
         "They wait for a disk or a network that does not answer, or run as another user, and may disturb what is "
         f"measured. End them before training: kill -9 {' '.join(map(str, pids))}"
     )
-
-
-def memory_upper_bound(pids: Iterable[int], proc: Path = PROC) -> int:
-    """Bound the private memory of processes from above, cheaply.
-
-    Args:
-        pids: Process ids.
-        proc: Where procfs is mounted.
-
-    Returns:
-        Bytes: the sum of resident pages that are neither files nor shared memory. Pages shared since a fork
-        count once per process, so the truth is at most this.
-    """
-    pages = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = (proc / str(pid) / "statm").read_text().split()
-            pages += int(fields[1]) - int(fields[2])
-    return pages * PAGE_BYTES
-
-
-def measure_pss(pids: Iterable[int], proc: Path = PROC) -> int:
-    """Measure the memory of processes exactly, at about 2 ms a process.
-
-    Args:
-        pids: Process ids.
-        proc: Where procfs is mounted.
-
-    Returns:
-        Bytes: the sum of proportional set sizes less their part of shared memory, which is counted
-        where it lies, in /dev/shm.
-    """
-    return sum(_read_private_bytes(pid, proc) for pid in pids)
-
-
-def _read_private_bytes(pid: int, proc: Path) -> int:
-    sizes = {"Pss": 0, "Pss_Shmem": 0}
-    with contextlib.suppress(OSError, ValueError):
-        for line in (proc / str(pid) / "smaps_rollup").read_text().splitlines():
-            key, _, rest = line.partition(":")
-            if key in sizes:
-                sizes[key] = int(rest.split()[0]) * 1024
-    return max(0, sizes["Pss"] - sizes["Pss_Shmem"])
 
 
 def remove_shm_segments(pids: Iterable[int], shm: Path = SHM) -> list[str]:

@@ -12,9 +12,8 @@ from typing import Final
 
 from autotune.config import Bytes, FrozenModel
 from autotune.runner.memory_cgroup import MemoryCgroup, count_oom_kills
-from autotune.runner.process_tree import measure_pss, memory_upper_bound
 from autotune.system.machine import CGROUP, PROC, SHM, AvailableMemory, read_shm, walk_ancestors
-from autotune.system.processes import list_tree
+from autotune.system.processes import list_tree, measure_pss, memory_upper_bound
 from autotune.trial.budgets import Budgets
 
 TREE_SECONDS: Final = 0.25  # between two walks over the tree: 0.1 ms a process

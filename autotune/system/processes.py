@@ -1,27 +1,21 @@
-"""Processes by parentage, as procfs tells them; the standard library only."""
+"""Processes as procfs shows them: who descends from whom, and what memory each takes; the standard library only."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 PROC: Final = Path("/proc")
-
-
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 CLEANERS: Final = (b"torch_shm_manager", b"multiprocessing.resource_tracker")
 
 
 def list_tree(pid: int, proc: Path = PROC) -> list[int]:
-    """List a process and its living descendants by parentage.
-
-    Args:
-        pid: The root of the tree.
-        proc: Where procfs is mounted.
-
-    Returns:
-        Process ids, the root first.
-    """
+    """List a process and its living descendants by parentage, the root first."""
     found = [pid]
     for parent in found:
         found.extend(_read_children(parent, proc))
@@ -38,13 +32,39 @@ def _read_children(pid: int, proc: Path) -> list[int]:
 
 
 def is_cleaner(pid: int, proc: Path = PROC) -> bool:
-    """Tell whether a process is there to remove the names that dead ones leave in /dev/shm.
-
-    Args:
-        pid: The process.
-        proc: Where procfs is mounted.
-    """
+    """Tell whether a process is there to remove the names that dead ones leave in /dev/shm."""
     with contextlib.suppress(OSError):
         command = (proc / str(pid) / "cmdline").read_bytes()
         return any(cleaner in command for cleaner in CLEANERS)
     return False
+
+
+def read_smaps(pid: int | str, proc: Path = PROC) -> Counter[str]:
+    """Read the sizes in a process's `smaps_rollup`, in bytes, at about 2 ms; 0 for those that are not told."""
+    sizes: Counter[str] = Counter()
+    with contextlib.suppress(OSError):
+        for line in (proc / str(pid) / "smaps_rollup").read_text().splitlines():
+            key, _, rest = line.partition(":")
+            if rest.endswith("kB"):
+                sizes[key] = int(rest.split()[0]) * 1024
+    return sizes
+
+
+def read_resident(pid: int | str, proc: Path = PROC) -> tuple[int, int]:
+    """Read a process's resident bytes, and how many of them are files or shared memory; zeros where it is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        _, resident, shared, *_ = (proc / str(pid) / "statm").read_text().split()
+        return int(resident) * PAGE_BYTES, int(shared) * PAGE_BYTES
+    return 0, 0
+
+
+def measure_pss(pids: Iterable[int], proc: Path = PROC) -> int:
+    """Measure the memory of processes exactly, in bytes, without /dev/shm, which is counted where it lies."""
+    sizes = (read_smaps(pid, proc) for pid in pids)
+    return sum(max(0, size["Pss"] - size["Pss_Shmem"]) for size in sizes)
+
+
+def memory_upper_bound(pids: Iterable[int], proc: Path = PROC) -> int:
+    """Bound the same memory from above, cheaply: pages shared since a fork count once per process."""
+    residents = (read_resident(pid, proc) for pid in pids)
+    return sum(resident - shared for resident, shared in residents)
