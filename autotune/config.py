@@ -27,6 +27,7 @@ BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Prefetch = Annotated[int, Field(ge=1, le=2**16)]
 MAX_WORKERS: Final = 4096
 Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
+MAX_TEXT_LENGTH: Final = 20_000  # characters: a traceback is shorter, a tensor's text is not
 
 
 def _refuse_reversed_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -36,11 +37,18 @@ def _refuse_reversed_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
     return bounds
 
 
+def _shorten(text: str) -> str:
+    if len(text) <= MAX_TEXT_LENGTH:
+        return text
+    half = MAX_TEXT_LENGTH // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half:,} characters left out]\n{text[-half:]}"
+
+
 Bounded = Annotated[float, Field(ge=-1e30, le=1e30)]
-
-
 Interval = Annotated[tuple[Bounded, Bounded], AfterValidator(_refuse_reversed_bounds)]
 """A 95 % confidence interval: lower and upper bound in the unit of the value it belongs to."""
+LongText = Annotated[str, AfterValidator(_shorten)]
+"""Text for people, cut in the middle where it is longer than anybody reads."""
 
 
 class FrozenModel(BaseModel):

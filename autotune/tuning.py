@@ -27,8 +27,9 @@ from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.signals import defer_interrupts
 from autotune.trial.budgets import plan_budgets
 from autotune.trial.interruption import raise_on_lost_device, spawn_error
-from autotune.trial.protocol import RunTrial, WorkloadProfile
+from autotune.trial.protocol import RunTrial
 from autotune.trial.timetable import Timetable
+from autotune.trial.workload_profile import WorkloadProfile
 
 FINALS: Final = ROUNDS * (FINALISTS + 1)  # measurements of a whole confirmation
 

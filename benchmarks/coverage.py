@@ -20,7 +20,8 @@ from autotune.knobs import config_from_knobs
 from autotune.progress import ProgressListener
 from autotune.search.plan import Plan
 from autotune.trial.budgets import Budgets
-from autotune.trial.protocol import EpochTrace, Measurement, TrialRequest, TrialResult
+from autotune.trial.measurement import EpochTrace, Measurement, TrialResult
+from autotune.trial.protocol import TrialRequest
 from benchmarks.traces import TRACES, Trace
 
 RUNS: Final = 2000

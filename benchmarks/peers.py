@@ -24,12 +24,13 @@ import optuna
 from autotune import TunedProfile
 from autotune.config import LoaderConfig
 from autotune.runner.runner import TrialRunner
+from autotune.search.demand import ResourceModel
 from autotune.search.loop import HOPELESS_SHARE, SEARCH_PRECISION, SEARCH_SHARE
 from autotune.search.plan import Plan, make_plan
 from autotune.search.study import get_record
 from autotune.search.trial_record import TrialRecord
 from autotune.system.machine import read_machine
-from autotune.trial.budgets import ResourceModel, plan_budgets
+from autotune.trial.budgets import plan_budgets
 from autotune.trial.protocol import RunTrial, TrialRequest
 from autotune.trial.throughput import estimate
 from benchmarks.records import Line, Tuning

@@ -32,7 +32,8 @@ from autotune.search.loop import SearchLoop
 from autotune.search.plan import Plan
 from autotune.search.sampler import Search, make_sampler
 from autotune.search.trial_record import TrialRecord
-from autotune.trial.protocol import EpochTrace, Measurement, TrialRequest, TrialResult
+from autotune.trial.measurement import EpochTrace, Measurement, TrialResult
+from autotune.trial.protocol import TrialRequest
 from autotune.trial.statistics import student_t
 from benchmarks.traces import TRACES, Trace
 

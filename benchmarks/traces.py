@@ -24,7 +24,9 @@ from autotune.search.plan import Plan, make_plan
 from autotune.search.space import SearchSpace
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.trial.budgets import plan_budgets
-from autotune.trial.protocol import TrialRequest, TrialResult, WorkloadProfile
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import TrialRequest
+from autotune.trial.workload_profile import WorkloadProfile
 from benchmarks.trial import make_request
 from benchmarks.workloads import BenchWorkload, find_workload
 

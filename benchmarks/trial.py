@@ -11,7 +11,8 @@ from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.system.machine import read_machine
 from autotune.trial.budgets import plan_budgets
-from autotune.trial.protocol import TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import TrialRequest
 from autotune.trial.throughput import estimate
 from benchmarks.records import Prediction
 from benchmarks.workloads import BenchWorkload

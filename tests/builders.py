@@ -16,8 +16,8 @@ from autotune.profiles.schema import (
     Baseline,
     BatchTimeBreakdown,
     ConfirmedRounds,
-    LimitsRecord,
     ProfileResult,
+    RecordedBudgets,
     ScalingPoint,
     SearchEvidence,
     SearchRecord,
@@ -30,16 +30,8 @@ from autotune.request import TuningRequest, WorkloadRequest
 from autotune.system.hardware import Accelerator, Hardware, Software
 from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets
-from autotune.trial.protocol import (
-    EpochTrace,
-    H2DBandwidth,
-    LinearBytes,
-    LinearCost,
-    Measurement,
-    TrialKind,
-    TrialResult,
-    WorkloadProfile,
-)
+from autotune.trial.measurement import EpochTrace, Measurement, TrialKind, TrialResult
+from autotune.trial.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
 
 KIB = 1024
 MIB = 1024**2
@@ -194,7 +186,7 @@ def make_profile(name: str = "cpu-4c-test", **changes: Any) -> TunedProfile:
             process=changes.pop("process", ProcessSettings()),
         ),
         "result": make_profile_result(),
-        "budgets": LimitsRecord(memory_bytes=8 * GIB, shm_bytes=4 * GIB, nofile=1024, max_workers=64),
+        "budgets": RecordedBudgets(memory_bytes=8 * GIB, shm_bytes=4 * GIB, nofile=1024, max_workers=64),
         "search": SearchRecord(
             trials=20,
             feasible=17,

@@ -16,7 +16,8 @@ from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.search.plan import make_plan
 from autotune.system.versions import read_start_method, read_torch
-from autotune.trial.protocol import TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import TrialRequest
 from tests.builders import (
     make_config,
     make_limits,

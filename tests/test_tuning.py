@@ -29,8 +29,10 @@ from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.search.loop import LOOK_PRECISION, SEARCH_PRECISION
 from autotune.trial.budgets import Budgets
-from autotune.trial.protocol import TrialKind, TrialRequest, TrialResult, WorkloadProfile
+from autotune.trial.measurement import TrialKind, TrialResult
+from autotune.trial.protocol import TrialRequest
 from autotune.trial.timetable import Timetable
+from autotune.trial.workload_profile import WorkloadProfile
 from autotune.tuning import prepare_run, tune
 from tests.builders import GIB, make_config, make_cost, make_gpu_workload, make_machine, make_result, make_workload
 

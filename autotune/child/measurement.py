@@ -30,7 +30,8 @@ from autotune.child.workload_loading import (
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.profiles.batches import count_samples
 from autotune.profiles.device_prefetch import make_copier, prefetch_batches
-from autotune.trial.protocol import EpochTrace, Measurement, TrialRequest
+from autotune.trial.measurement import EpochTrace, Measurement
+from autotune.trial.protocol import TrialRequest
 
 if TYPE_CHECKING:
     import torch

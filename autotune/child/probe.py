@@ -40,7 +40,8 @@ from autotune.profiles.batches import count_bytes, count_samples, find_tensors, 
 from autotune.system.hardware import Accelerator, Software
 from autotune.system.nvml import GpuState, read_gpu_state
 from autotune.system.versions import read_own_version, read_start_method_in_force
-from autotune.trial.protocol import WORKER_PHASE, H2DBandwidth, LinearBytes, LinearCost, ProbeCommand, WorkloadProfile
+from autotune.trial.protocol import WORKER_PHASE, ProbeCommand
+from autotune.trial.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
 from autotune.units import format_percent
 
 LOAD_SECONDS: Final = 0.8  # spent on timing batches of one size

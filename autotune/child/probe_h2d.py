@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from autotune.child.device import EmulatedStep, synchronize
 from autotune.profiles.batches import find_tensors
 from autotune.profiles.device_prefetch import PendingCopy, StreamCopier
-from autotune.trial.protocol import H2DBandwidth
+from autotune.trial.workload_profile import H2DBandwidth
 
 if TYPE_CHECKING:
     import torch

@@ -28,7 +28,7 @@ from autotune.errors import WorkloadError
 from autotune.profiles.batches import count_samples, find_tensors
 from autotune.profiles.worker_init import ShareWatch
 from autotune.system.machine import count_whole_cpus
-from autotune.trial.protocol import LinearCost
+from autotune.trial.workload_profile import LinearCost
 from autotune.workload import Workload
 
 MAX_ROUND_WORKERS: Final = 16  # of a round; more tell nothing new

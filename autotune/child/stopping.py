@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from autotune.trial.protocol import EpochTrace, Measurement, StopReason, TrialRequest
+from autotune.trial.measurement import EpochTrace, Measurement, StopReason
+from autotune.trial.protocol import TrialRequest
 from autotune.trial.throughput import estimate, measure_steady, throughput_upper_bound
 
 FIRST_EPOCH_SHARE: Final = 0.6  # of the trial's time, when there are later epochs to see as well

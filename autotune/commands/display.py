@@ -20,7 +20,9 @@ from autotune.search.plan import Plan
 from autotune.search.trial_record import TrialRecord
 from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets
-from autotune.trial.protocol import ProgressReport, TrialResult, WorkloadProfile
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import ProgressReport
+from autotune.trial.workload_profile import WorkloadProfile
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
 

@@ -15,7 +15,8 @@ from autotune.confirm.interference import InterferenceMonitor, describe_noise
 from autotune.progress import ProgressListener
 from autotune.search.plan import Plan
 from autotune.trial.interruption import keep_what_was_measured
-from autotune.trial.protocol import RunTrial, TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import RunTrial, TrialRequest
 from autotune.trial.statistics import paired_ratio, throughput_ci95
 from autotune.trial.throughput import estimate
 

@@ -10,10 +10,11 @@ from autotune.config import MAX_RATE, LoaderConfig
 from autotune.knobs import TABLE, KnobName, config_from_knobs, knob_values
 from autotune.profiles.schema import BatchTimeBreakdown, ScalingPoint, SearchEvidence, TrialSummary
 from autotune.search.cost_model import predict_copy
+from autotune.search.demand import BudgetViolation, describe_violations
 from autotune.search.plan import Plan
 from autotune.search.surrogate import Prediction
 from autotune.search.trial_record import TrialRecord
-from autotune.trial.budgets import Budgets, BudgetViolation, describe_skip
+from autotune.trial.budgets import Budgets
 from autotune.trial.resources import RESOURCES
 
 Predict = Callable[[Sequence[LoaderConfig]], list[Prediction]]
@@ -76,7 +77,11 @@ def skip_reason(record: TrialRecord, budgets: Budgets) -> str:
         for resource, share in over.items()
         if share > 0
     ]
-    return f"Predicted over a limit: {describe_skip(broken)}." if broken else "Ruled out by what earlier trials showed."
+    return (
+        f"Predicted over a limit: {describe_violations(broken)}."
+        if broken
+        else "Ruled out by what earlier trials showed."
+    )
 
 
 def worker_scaling_curve(plan: Plan, answer: LoaderConfig, predict: Predict) -> tuple[ScalingPoint, ...]:

@@ -180,8 +180,8 @@ class ProfileResult(FrozenModel):
     warnings: tuple[str, ...] = ()
 
 
-class LimitsRecord(FrozenModel):
-    """The budgets under which the profile was tuned."""
+class RecordedBudgets(FrozenModel):
+    """The budgets under which a profile was tuned; on the CPU there is none for device memory."""
 
     memory_bytes: BoundedBytes
     shm_bytes: BoundedBytes
@@ -317,7 +317,7 @@ class TunedProfile(Configured):
     software: Software
     workload: WorkloadIdentity
     result: ProfileResult
-    budgets: LimitsRecord
+    budgets: RecordedBudgets
     search: SearchRecord
     evidence: SearchEvidence | None = None
     request: dict[str, Any] | None = None

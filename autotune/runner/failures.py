@@ -13,7 +13,8 @@ import signal
 from typing import Final
 
 from autotune.config import FrozenModel
-from autotune.trial.protocol import FailureReport, TrialKind
+from autotune.trial.measurement import TrialKind
+from autotune.trial.protocol import FailureReport
 from autotune.units import format_bytes
 
 MAX_QUOTED: Final = 600  # characters of an error that go into a sentence

@@ -34,16 +34,8 @@ from autotune.runner.watchdog import BudgetBreach, Reading, Watchdog
 from autotune.system.machine import SHM
 from autotune.trial.budgets import Budgets
 from autotune.trial.channel import Channel, ChannelClosedError, MessageTooLongError
-from autotune.trial.protocol import (
-    REPORT,
-    Command,
-    FailureReport,
-    ProgressReport,
-    ReadyReport,
-    Report,
-    TrialKind,
-    TrialReport,
-)
+from autotune.trial.measurement import TrialKind
+from autotune.trial.protocol import REPORT, Command, FailureReport, ProgressReport, ReadyReport, Report, TrialReport
 from autotune.trial.sandbox_spec import SandboxSpec
 from autotune.units import format_bytes
 

@@ -18,8 +18,8 @@ from autotune.runner.sandbox import SandboxSupport, detect_sandbox
 from autotune.runner.watchdog import Watchdog
 from autotune.system.machine import read_machine
 from autotune.trial.budgets import Budgets
+from autotune.trial.measurement import CODE_FAILURES, TrialResult
 from autotune.trial.protocol import (
-    CODE_FAILURES,
     WORKER_PHASE,
     FailureReport,
     LoadCommand,
@@ -32,10 +32,9 @@ from autotune.trial.protocol import (
     TrialCommand,
     TrialReport,
     TrialRequest,
-    TrialResult,
-    WorkloadProfile,
 )
 from autotune.trial.resources import DEVICE_MEMORY
+from autotune.trial.workload_profile import WorkloadProfile
 from autotune.units import format_bytes, format_seconds
 
 RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child

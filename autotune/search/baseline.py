@@ -8,9 +8,10 @@ from typing import Any
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.knobs import KNOBS, KnobName, config_from_knobs, knob_values, list_differences
 from autotune.request import TuningRequest
+from autotune.search.demand import ResourceModel
 from autotune.search.space import SearchSpace, nearest_choice
-from autotune.trial.budgets import Budgets, ResourceModel
-from autotune.trial.protocol import WorkloadProfile
+from autotune.trial.budgets import Budgets
+from autotune.trial.workload_profile import WorkloadProfile
 
 
 def plan_baseline(

@@ -11,10 +11,11 @@ from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.knobs import KNOBS, NUMBERS, TABLE, Choice, KnobName, config_from_knobs
 from autotune.request import TuningRequest
 from autotune.search.cost_model import max_useful_workers
+from autotune.search.demand import ResourceModel
 from autotune.search.space import SearchSpace
 from autotune.system.machine import MachineProfile
-from autotune.trial.budgets import Budgets, ResourceModel
-from autotune.trial.protocol import WorkloadProfile
+from autotune.trial.budgets import Budgets
+from autotune.trial.workload_profile import WorkloadProfile
 from autotune.units import format_bytes
 
 DENSE_RANGE_WIDTH: Final = 16  # a range the user gave is searched number by number up to this width

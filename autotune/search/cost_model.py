@@ -13,7 +13,7 @@ from typing import Final
 from autotune.config import FrozenModel, LoaderConfig, Seconds
 from autotune.profiles.schema import Bottleneck
 from autotune.system.machine import count_whole_cpus
-from autotune.trial.protocol import WorkloadProfile
+from autotune.trial.workload_profile import WorkloadProfile
 
 MAIN_TRANSFER_SHARE: Final = 0.5  # of a batch's transfer is spent in the training process, the rest in the worker
 EXTRA_WORKERS: Final = 2

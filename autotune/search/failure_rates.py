@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from autotune.trial.protocol import CODE_FAILURES, TrialKind, TrialResult
+from autotune.trial.measurement import CODE_FAILURES, TrialKind, TrialResult
 
 COUNTED: Final[tuple[TrialKind, ...]] = (*CODE_FAILURES, "device_failed")
 MIN_CHANCE: Final = 0.05  # that so few failures without workers are an accident; below it workers are to blame

@@ -7,10 +7,11 @@ from typing import Final
 from autotune.config import LoaderConfig
 from autotune.knobs import KNOBS, TABLE, Choice
 from autotune.search.cost_model import predict_samples_per_second
+from autotune.search.demand import ResourceModel
 from autotune.search.space import SearchSpace, nearest_choice
 from autotune.system.machine import MachineProfile, count_whole_cpus
-from autotune.trial.budgets import Budgets, ResourceModel
-from autotune.trial.protocol import WorkloadProfile
+from autotune.trial.budgets import Budgets
+from autotune.trial.workload_profile import WorkloadProfile
 
 INITIAL_WORKER_FACTORS: Final = (1.0, 0.5, 1.5)  # of the workers that the model thinks enough
 NEAR_OPTIMAL_RATIO: Final = 0.98  # of the best prediction; more workers than it takes to reach that are not worth it

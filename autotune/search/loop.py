@@ -10,6 +10,7 @@ from typing import Final
 from autotune.config import LoaderConfig
 from autotune.errors import WorkloadError
 from autotune.progress import ProgressListener
+from autotune.search.demand import ResourceDemand, describe_violations
 from autotune.search.failure_rates import Cause, name_cause
 from autotune.search.plan import Plan
 from autotune.search.sampler import ProposedTrial, Search
@@ -17,9 +18,9 @@ from autotune.search.surrogate import Prediction, Surrogate
 from autotune.search.trial_record import TrialRecord
 from autotune.search.warm_start import WarmStart
 from autotune.search.worker_check import WorkerCheck
-from autotune.trial.budgets import ResourceDemand, describe_skip
 from autotune.trial.interruption import keep_what_was_measured
-from autotune.trial.protocol import RunTrial, TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import RunTrial, TrialRequest
 from autotune.trial.throughput import ThroughputEstimate
 
 SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; finalists are remeasured
@@ -306,7 +307,7 @@ class SearchLoop:
         if self._ruling.applies_to(config):
             return ("workers are ruled out",)
         violations = demand.find_violations(self._plan.budgets)
-        return (f"predicted over a limit: {describe_skip(violations)}",) if violations else ()
+        return (f"predicted over a limit: {describe_violations(violations)}",) if violations else ()
 
     def _estimate(self, result: TrialResult | None) -> ThroughputEstimate:
         return (result and self._plan.estimate(result)) or NOTHING

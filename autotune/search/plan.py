@@ -14,13 +14,15 @@ from autotune.search.baseline import describe_changed_baseline, plan_baseline
 from autotune.search.choices import plan_space
 from autotune.search.convention import Convention, plan_convention
 from autotune.search.cost_model import predict_cold_start_seconds, predict_samples_per_second
+from autotune.search.demand import ResourceModel
 from autotune.search.initial import initial_configs
 from autotune.search.space import SearchSpace
 from autotune.system.hardware import Hardware
 from autotune.system.machine import MachineProfile
-from autotune.trial.budgets import Budgets, ResourceModel
-from autotune.trial.protocol import TrialResult, WorkloadProfile
+from autotune.trial.budgets import Budgets
+from autotune.trial.measurement import TrialResult
 from autotune.trial.throughput import ThroughputEstimate, estimate
+from autotune.trial.workload_profile import WorkloadProfile
 
 MAX_EXTRAPOLATION_FACTOR: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
 MAX_CANDIDATES: Final = 20_000  # proposals are chosen among; a space larger than this was made so by hand

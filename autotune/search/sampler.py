@@ -23,7 +23,8 @@ from autotune.search.space import SearchSpace
 from autotune.search.study import StoredStudy, StoredTrial, Warn, open_study
 from autotune.search.trial_record import TrialRecord
 from autotune.system.hardware import Hardware
-from autotune.trial.protocol import RunTrial, TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import RunTrial, TrialRequest
 from autotune.trial.resources import RESOURCES
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from autotune.config import BoundedCount, FrozenModel, LoaderConfig
-from autotune.trial.protocol import TrialResult
+from autotune.trial.measurement import TrialResult
 
 RECORD_FORMAT: Final = 1
 MIN_SCORE: Final = 1e-9  # samples per second, one in thirty years; below it a trial delivered nothing

@@ -12,7 +12,7 @@ from typing import Final
 
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.search.failure_rates import Cause, FailureRates, name_cause
-from autotune.trial.protocol import CODE_FAILURES, TrialKind, TrialResult
+from autotune.trial.measurement import CODE_FAILURES, TrialKind, TrialResult
 
 FLAKY: Final[tuple[TrialKind, ...]] = (
     "workload_failed",

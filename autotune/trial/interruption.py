@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from autotune.errors import TrialError, WorkloadError
-from autotune.trial.protocol import RunTrial, TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import RunTrial, TrialRequest
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from autotune.config import FrozenModel, LoaderConfig
-from autotune.trial.protocol import EpochTrace, Measurement
+from autotune.trial.measurement import EpochTrace, Measurement
 from autotune.trial.statistics import blend_spread, student_t
 
 UNSEEN_SPREAD: Final = 0.04  # relative spread of an epoch that is assumed before any is seen; measured 1 to 9 %

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Final
 
 from autotune.request import TuningRequest
-from autotune.trial.protocol import RunTrial, TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import RunTrial, TrialRequest
 
 FRESH_START_SECONDS: Final = 3.0  # a fresh process, its imports and a dataset factory, before one was measured
 MIN_TRIALS: Final = 2  # the baseline and the best guess: the time for confirming is kept from what follows them

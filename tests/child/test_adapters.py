@@ -13,7 +13,9 @@ from autotune.errors import UsageError
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.trial.budgets import Budgets
-from autotune.trial.protocol import TrialRequest, TrialResult, WorkloadProfile
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import TrialRequest
+from autotune.trial.workload_profile import WorkloadProfile
 from tests.builders import make_config
 
 ROOT = str(Path(__file__).parents[2])

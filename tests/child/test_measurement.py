@@ -15,7 +15,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 from autotune.child.measurement import TrialRun
 from autotune.child.probe_workers import count_samples_single_process
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.trial.protocol import Measurement, TrialRequest
+from autotune.trial.measurement import Measurement
+from autotune.trial.protocol import TrialRequest
 from autotune.workload import Workload
 from tests.builders import make_config
 

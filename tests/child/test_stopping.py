@@ -7,7 +7,8 @@ import pytest
 
 from autotune.child.stopping import LOOK_SECONDS, MAX_BATCHES, UNLIMITED_BATCHES, StoppingRule
 from autotune.config import LoaderConfig
-from autotune.trial.protocol import EpochTrace, TrialRequest
+from autotune.trial.measurement import EpochTrace
+from autotune.trial.protocol import TrialRequest
 from tests.builders import make_config, make_trace
 
 PACE = 0.01

@@ -9,7 +9,8 @@ from autotune.confirm.ablation import Ablation, ablate, ablation_steps
 from autotune.profiles.schema import AblationStep
 from autotune.progress import ProgressListener
 from autotune.search.plan import Plan, make_plan
-from autotune.trial.protocol import TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import TrialRequest
 from tests.builders import make_config, make_limits, make_machine, make_request, make_result, make_workload
 
 SHARED = ProcessSettings(sharing_strategy="file_system")

@@ -9,7 +9,8 @@ from autotune.confirm.confirmation import MAX_ROUNDS, ROUNDS, Confirmation, conf
 from autotune.confirm.interference import InterferenceMonitor
 from autotune.progress import ProgressListener
 from autotune.search.plan import Plan, make_plan
-from autotune.trial.protocol import TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import TrialRequest
 from tests.builders import make_config, make_limits, make_machine, make_request, make_result, make_workload
 
 Rate = Callable[[LoaderConfig, int], float]

@@ -23,7 +23,7 @@ from autotune.request import TuningRequest
 from autotune.search.plan import Plan, make_plan
 from autotune.search.surrogate import Prediction
 from autotune.search.trial_record import TrialRecord
-from autotune.trial.protocol import TrialResult
+from autotune.trial.measurement import TrialResult
 from autotune.tuning import tune
 from tests.builders import (
     GIB,

@@ -27,7 +27,9 @@ from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.runner.sandbox import SandboxSupport
 from autotune.trial.budgets import Budgets
-from autotune.trial.protocol import ProgressReport, TrialRequest, TrialResult, WorkloadProfile
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import ProgressReport, TrialRequest
+from autotune.trial.workload_profile import WorkloadProfile
 from tests.conftest import await_nothing_left, list_leftovers
 
 ROOT = Path(__file__).parents[2]

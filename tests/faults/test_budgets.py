@@ -17,7 +17,8 @@ from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
 from autotune.trial.budgets import Budgets
-from autotune.trial.protocol import TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import TrialRequest
 from tests.faults.watcher import Watcher
 
 ROOT = str(Path(__file__).parents[2])

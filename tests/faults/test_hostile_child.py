@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.config import MAX_TEXT_LENGTH
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
-from autotune.trial.protocol import MAX_WORDS, TrialRequest
+from autotune.trial.protocol import TrialRequest
 from tests.builders import make_config
 from tests.faults.liars import LIES
 from tests.faults.stage import LIMITS, ROOT
@@ -23,4 +24,4 @@ def test_a_child_that_sends_what_is_no_report_is_named_crashed(lie: str) -> None
         runner.limit(LIMITS)
         result = runner.run(TrialRequest(config=make_config(0, batch_size=8), epochs=2, seconds=1.0))
     assert result.kind == "crashed"
-    assert len(result.message) < 2 * MAX_WORDS
+    assert len(result.message) < 2 * MAX_TEXT_LENGTH

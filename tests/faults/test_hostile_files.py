@@ -38,7 +38,8 @@ from autotune.search.sampler import Search, make_sampler, open_search
 from autotune.search.study import StoredStudy, open_storage
 from autotune.search.trial_record import TrialRecord
 from autotune.trial.channel import Channel
-from autotune.trial.protocol import REPORT, ProbeReport, TrialReport, TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import REPORT, ProbeReport, TrialReport, TrialRequest
 from autotune.trial.throughput import estimate
 from tests.builders import (
     make_config,

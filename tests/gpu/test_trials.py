@@ -12,7 +12,8 @@ from autotune.errors import WorkloadError
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.trial.budgets import Budgets
-from autotune.trial.protocol import TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import TrialRequest
 from autotune.tuning import tune
 
 ROOT = str(Path(__file__).parent.parent.parent)

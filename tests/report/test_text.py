@@ -15,8 +15,8 @@ from autotune.report.text import (
     describe_warnings,
     warnings_of,
 )
+from autotune.search.demand import BudgetViolation, describe_violations
 from autotune.system.hardware import Accelerator
-from autotune.trial.budgets import BudgetViolation, describe_skip
 from autotune.trial.resources import OPEN_FILES, SHARED_MEMORY
 from tests.builders import (
     GIB,
@@ -85,7 +85,9 @@ def test_a_skipped_configuration_is_explained_by_every_limit_it_would_break() ->
         BudgetViolation(resource=SHARED_MEMORY, needed=96 * MIB, limit=64 * MIB),
         BudgetViolation(resource=OPEN_FILES, needed=1500, limit=1024),
     )
-    assert describe_skip(violations) == ("/dev/shm: 96.0 MiB needed of 64.0 MiB; open files: 1,500 needed of 1,024")
+    assert describe_violations(violations) == (
+        "/dev/shm: 96.0 MiB needed of 64.0 MiB; open files: 1,500 needed of 1,024"
+    )
 
 
 def outcome(profile: TunedProfile, runner_up: LoaderConfig | None = None, *, interrupted: bool = False) -> str:

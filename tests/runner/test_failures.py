@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.runner.failures import TrialFailure, advice_for, diagnose_error, diagnose_exit, diagnose_stall
-from autotune.trial.protocol import FailureReport, TrialKind
+from autotune.trial.measurement import TrialKind
+from autotune.trial.protocol import FailureReport
 
 # What torch 2.13 was seen to say on a CPU-only Linux machine.
 NO_SPACE = (

@@ -20,7 +20,8 @@ from autotune.runner.runner import TrialRunner
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
 from autotune.runner.watchdog import Watchdog
 from autotune.trial.budgets import Budgets
-from autotune.trial.protocol import LoadCommand, TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import LoadCommand, TrialRequest
 from tests.faults.stage import await_condition, list_trial_processes
 
 ROOT = str(Path(__file__).parents[2])

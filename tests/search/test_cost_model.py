@@ -13,7 +13,7 @@ from autotune.search.cost_model import (
     predict_pace,
     predict_samples_per_second,
 )
-from autotune.trial.protocol import H2DBandwidth, WorkloadProfile
+from autotune.trial.workload_profile import H2DBandwidth, WorkloadProfile
 from tests.builders import make_config, make_cost, make_gpu_workload, make_workload
 
 WORKLOADS = st.builds(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.search.failure_rates import Blamed, FailureRates, name_cause
-from autotune.trial.protocol import TrialKind, TrialResult
+from autotune.trial.measurement import TrialKind, TrialResult
 from tests.builders import make_config, make_result
 
 ERROR = "raised ValueError: bits is 9. Some advice."

@@ -11,11 +11,11 @@ import optuna
 import pytest
 
 from autotune.config import LoaderConfig
+from autotune.search.demand import ResourceDemand
 from autotune.search.sampler import Search, make_sampler, open_search
 from autotune.search.space import SearchSpace
 from autotune.search.study import StoredTrial, open_storage
 from autotune.search.trial_record import TrialRecord
-from autotune.trial.budgets import ResourceDemand
 from tests.builders import make_hardware, make_limits, make_request, make_result
 
 SPACE = SearchSpace.of(batch_size=(32,), num_workers=(0, 1, 2, 4, 8), pin_memory=(False,))

@@ -12,12 +12,13 @@ from autotune.knobs import KNOBS, config_from_knobs, knob_values
 from autotune.request import TuningRequest
 from autotune.search.baseline import plan_baseline
 from autotune.search.choices import plan_space
+from autotune.search.demand import ResourceModel
 from autotune.search.initial import initial_configs
 from autotune.search.plan import make_plan
 from autotune.search.space import SearchSpace
 from autotune.system.machine import MachineProfile
-from autotune.trial.budgets import Budgets, ResourceModel, plan_budgets
-from autotune.trial.protocol import WorkloadProfile
+from autotune.trial.budgets import Budgets, plan_budgets
+from autotune.trial.workload_profile import WorkloadProfile
 from tests.builders import (
     GIB,
     KIB,

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.config import LoaderConfig
 from autotune.search.worker_check import LOOKS_WITHOUT, WorkerCheck
-from autotune.trial.protocol import TrialKind, TrialResult
+from autotune.trial.measurement import TrialKind, TrialResult
 from tests.builders import make_config, make_result
 
 CANDIDATES = [make_config(0), make_config(8), make_config(2), make_config(1)]

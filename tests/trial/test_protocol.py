@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from autotune.config import MAX_TEXT_LENGTH
 from autotune.search.trial_record import TrialRecord
-from autotune.trial.protocol import MAX_WORDS, FailureReport, Measurement
+from autotune.trial.measurement import Measurement
+from autotune.trial.protocol import FailureReport
 from tests.builders import make_config, make_result, make_trace
 
 
@@ -39,14 +41,14 @@ def test_a_measurement_of_nothing_is_refused(changes: dict[str, Any], words: str
 
 def test_a_text_that_nobody_would_read_is_cut_in_the_middle() -> None:
     words = FailureReport(where="trial", error="start" + "x" * 10**6 + "end").error
-    assert len(words) < MAX_WORDS + 100
+    assert len(words) < MAX_TEXT_LENGTH + 100
     assert words.startswith("start")
     assert words.endswith("end")
     assert "980,008 characters left out" in words
 
 
 def test_a_traceback_is_kept_whole() -> None:
-    assert FailureReport(where="trial", error="", details="x" * MAX_WORDS).details == "x" * MAX_WORDS
+    assert FailureReport(where="trial", error="", details="x" * MAX_TEXT_LENGTH).details == "x" * MAX_TEXT_LENGTH
 
 
 @pytest.mark.parametrize(

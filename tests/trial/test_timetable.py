@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from autotune.trial.protocol import TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import TrialRequest
 from autotune.trial.timetable import Timetable
 from tests.builders import make_config, make_request, make_result
 

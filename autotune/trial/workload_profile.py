@@ -1,0 +1,135 @@
+"""What the probe learned about a workload, and what its parts cost."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from autotune.config import (
+    BoundedBytes,
+    BoundedCount,
+    BoundedRate,
+    BoundedSeconds,
+    Fraction,
+    FrozenModel,
+    LoaderConfig,
+    LongText,
+    StartMethod,
+)
+from autotune.system.hardware import Accelerator, Software
+
+
+class LinearCost(FrozenModel):
+    """Seconds that something takes, as `fixed_seconds + size * sample_seconds`; the size counts samples or workers."""
+
+    fixed_seconds: BoundedSeconds
+    sample_seconds: BoundedSeconds
+
+    def per_batch(self, size: int) -> float:
+        """Give the seconds for `size` samples (or workers)."""
+        return self.fixed_seconds + size * self.sample_seconds
+
+
+class LinearBytes(FrozenModel):
+    """Bytes that something takes, as `fixed_bytes + size * sample_bytes`."""
+
+    fixed_bytes: BoundedBytes = 0
+    sample_bytes: BoundedBytes = 0
+
+    def per_batch(self, size: int) -> int:
+        """Give the bytes for `size` samples."""
+        return self.fixed_bytes + size * self.sample_bytes
+
+
+class H2DBandwidth(FrozenModel):
+    """How fast batches get to the device.
+
+    Attributes:
+        pageable: Bytes per second from ordinary memory, greater than zero.
+        pinned: Bytes per second from page-locked memory, greater than zero.
+        overlap: Share of a copy on a stream of its own that is hidden behind a busy device.
+    """
+
+    pageable: Annotated[float, Field(gt=0, le=1e30)]
+    pinned: Annotated[float, Field(gt=0, le=1e30)]
+    overlap: Fraction = 0.0
+
+    def of(self, *, pinned: bool) -> float:
+        """Give the rate from pinned or from pageable memory, in bytes per second."""
+        return self.pinned if pinned else self.pageable
+
+
+class WorkloadProfile(FrozenModel):
+    """What the probe learned about the workload.
+
+    Attributes:
+        description: Type of the dataset, for people.
+        kind: `map` or `iterable`.
+        samples: Samples in an epoch; None when not known.
+        epoch_batches: Batches in an epoch when the batching is the user's own; else None.
+        batching: `batch_size` can be tuned, or is the `own` of a batch sampler or an unbatched dataset.
+        drop_last: Whether an incomplete last batch is dropped.
+        probe_batch_size: Batch size the probe measured with; mean of the own batches otherwise.
+        largest_probed: Largest batch size it measured; costs of much larger batches are extrapolated.
+        load: Seconds to load and collate one batch in the training process.
+        cpu_share: CPUs kept busy meanwhile: 0 waits, 1 computes, more where loading starts threads of its own.
+        collate: The part of `load` that collating takes; zero when not measured.
+        transfer: Seconds a batch takes from a worker to the training process beyond loading and collating.
+        step: Seconds the step takes on a batch that is ready, on the device where there is one.
+        copies: How fast batches get there; None on the CPU, and where samples are on the device already.
+        gpu_bytes: Device memory that the allocator holds for a step.
+        step_cpus: CPUs that the step keeps busy: near 0 on an accelerator.
+        sample_bytes: Bytes of tensors per sample, mean.
+        batch_tensors: Tensors in a batch.
+        on_accelerator: Whether samples are on the accelerator already.
+        has_getitems: Whether the dataset fetches a whole batch at once, by `__getitems__`.
+        duplicated: Whether an iterable dataset delivers everything once per worker.
+        baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
+        multiprocessing_context: Start method the workload brings along; None is the interpreter's default.
+        software: Versions the child runs with.
+        accelerator: The accelerator in use; None on the CPU.
+        gpu_room_bytes: Device memory that this process holds or could still get when the probe began; 0 on the CPU.
+        pinning: Whether pin_memory has an effect on the device in use.
+        start: Seconds from starting so many workers to their first samples, loading itself left out.
+        first_use_seconds: CPU time that each worker of a fresh process's first epoch spends on what the training
+            process has never done (lazy imports, caches); workers forked from a warm process inherit it.
+        manager_seconds: The same for starting torch's shared-memory manager with the `file_system` strategy.
+        rss_bytes: Resident memory of the child after loading the workload.
+        worker_failure: How the process hung or died when workers were looked at; None when they worked.
+        notes: Sentences the user should read.
+    """
+
+    description: LongText
+    kind: Literal["map", "iterable"]
+    samples: BoundedCount | None
+    epoch_batches: BoundedCount | None = None
+    batching: Literal["batch_size", "own"]
+    drop_last: bool = False
+    probe_batch_size: Annotated[int, Field(ge=1, le=2**63 - 1)]
+    largest_probed: BoundedCount = 0
+    load: LinearCost
+    cpu_share: BoundedRate
+    collate: LinearCost = LinearCost(fixed_seconds=0.0, sample_seconds=0.0)
+    transfer: LinearCost = LinearCost(fixed_seconds=4e-4, sample_seconds=0.0)
+    step: LinearCost
+    step_cpus: BoundedRate = 0.0
+    copies: H2DBandwidth | None = None
+    gpu_bytes: LinearBytes = LinearBytes()
+    sample_bytes: BoundedBytes
+    batch_tensors: BoundedCount
+    on_accelerator: bool = False
+    has_getitems: bool = False
+    duplicated: bool = False
+    baseline: LoaderConfig | None = None
+    multiprocessing_context: StartMethod | None = None
+    software: Software
+    accelerator: Accelerator | None = None
+    gpu_room_bytes: BoundedBytes = 0
+    pinning: bool = False
+    start: LinearCost = LinearCost(fixed_seconds=0.0, sample_seconds=0.02)
+    first_use_seconds: BoundedSeconds = 0.0
+    manager_seconds: BoundedSeconds = 0.0
+    rss_bytes: BoundedBytes = 0
+    worker_failure: LongText | None = None
+    notes: tuple[LongText, ...] = ()
