@@ -59,7 +59,7 @@ def make_software() -> Software:
 
 
 def make_cost(sample_seconds: float, fixed_seconds: float = 0.0) -> LinearCost:
-    return LinearCost(fixed_seconds=fixed_seconds, sample_seconds=sample_seconds)
+    return LinearCost(fixed_seconds=fixed_seconds, per_item_seconds=sample_seconds)
 
 
 def make_workload(**changes: Any) -> WorkloadProfile:
@@ -70,9 +70,9 @@ def make_workload(**changes: Any) -> WorkloadProfile:
         "samples": 1000,
         "batching": "batch_size",
         "probe_batch_size": 32,
-        "load": make_cost(1e-3),
+        "load_cost": make_cost(1e-3),
         "cpu_share": 1.0,
-        "step": make_cost(0.0, 2e-3),
+        "step_cost": make_cost(0.0, 2e-3),
         "sample_bytes": 4096,
         "batch_tensors": 2,
         "software": make_software(),
@@ -88,10 +88,10 @@ def make_gpu_workload(**changes: Any) -> WorkloadProfile:
         "gpu_room_bytes": 78 * GIB,
         "gpu_bytes": LinearBytes(fixed_bytes=GIB, sample_bytes=8 * MIB),
         "pinning": True,
-        "copies": H2DBandwidth(pageable=4e9, pinned=12e9, overlap=1.0),
+        "h2d": H2DBandwidth(pageable=4e9, pinned=12e9, overlap=1.0),
         "sample_bytes": 1_000_000,
-        "load": make_cost(1e-4),
-        "step": make_cost(5e-5),
+        "load_cost": make_cost(1e-4),
+        "step_cost": make_cost(5e-5),
     }
     return make_workload(**usual | changes)
 

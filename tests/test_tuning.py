@@ -46,7 +46,7 @@ def make_request(**options: Any) -> TuningRequest:
 
 def waiting_workload() -> WorkloadProfile:
     """Samples that wait 10 ms, beside a step of 10 ms: about 16 workers are useful on two CPUs."""
-    return make_workload(load=make_cost(0.01), cpu_share=0.05, step=make_cost(0.0, 0.01), sample_bytes=1000)
+    return make_workload(load_cost=make_cost(0.01), cpu_share=0.05, step_cost=make_cost(0.0, 0.01), sample_bytes=1000)
 
 
 class Bench:
@@ -243,7 +243,7 @@ def test_an_unfinished_run_is_continued_although_the_probe_now_thinks_other_numb
             make_request(**options),
             run_trial=bench,
             machine=make_machine(affinity_cpus=2, memory_available_bytes=available),
-            workload=waiting_workload().model_copy(update={"load": make_cost(load_seconds)}),
+            workload=waiting_workload().model_copy(update={"load_cost": make_cost(load_seconds)}),
             progress=view,
         )
 
@@ -717,7 +717,7 @@ def rate_on_gpu(config: LoaderConfig) -> float:
 
 
 def tune_on_gpu(bench: Bench, **options: Any) -> TuningResult:
-    waits = {"load": make_cost(0.01), "cpu_share": 0.05, "step": make_cost(0.0, 0.01)}
+    waits = {"load_cost": make_cost(0.01), "cpu_share": 0.05, "step_cost": make_cost(0.0, 0.01)}
     return tune(
         make_request(**options),
         run_trial=bench,

@@ -272,7 +272,7 @@ class TrialRun:
 
     def _count_rest(self) -> int | None:
         """Count the samples of the last batch of a whole epoch; None where it is full, or only the data knows."""
-        if not self._is_map or not self._epoch_samples or self._workload.batching == "own":
+        if not self._is_map or not self._epoch_samples or self._workload.batching == "user":
             return None
         return self._epoch_samples % (self._loader.batch_size or 1) or None
 

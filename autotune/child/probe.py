@@ -120,11 +120,11 @@ def profile_workload(
         drop_last=workload.parts.drop_last,
         probe_batch_size=max(1, round(large.samples)),
         largest_probed=round(profiles[0].samples),
-        load=load,
+        load_cost=load,
         cpu_share=_share([profile.cpu_seconds for profile in profiles], [profile.load_seconds for profile in profiles]),
-        step=fit_cost([(profile.samples, profile.step_seconds) for profile in profiles]),
+        step_cost=fit_cost([(profile.samples, profile.step_seconds) for profile in profiles]),
         step_cpus=_share([large.step_cpu_seconds], [large.step_seconds]),
-        copies=profiles[0].copies,
+        h2d=profiles[0].copies,
         gpu_bytes=fit_bytes([(profile.samples, profile.peak_gpu_bytes) for profile in profiles]),
         sample_bytes=large.sample_bytes,
         batch_tensors=large.tensors,
@@ -166,11 +166,11 @@ def _probe_workers(
     workers = count_round_workers(usable_cpus)
     few, many = time_worker_round(workload, 1), time_worker_round(workload, workers)
     start = fit_worker_startup(few, many, workers, seen.load.per_batch(ROUND_SIZE))
-    found: dict[str, Any] = {} if start is None else {"start": start}
+    found: dict[str, Any] = {} if start is None else {"worker_start_cost": start}
     found["first_use_seconds"] = share_first_use(seen.cold_seconds, many, workers, usable_cpus)
     if workload.kind == "iterable":
         count_samples_single_process(workload)
-        found["duplicated"] = workers_duplicate_data(workload)
+        found["workers_duplicate_data"] = workers_duplicate_data(workload)
     found["manager_seconds"] = measure_manager_start(usable_cpus)
     if workload.batching == "batch_size":
         found |= _probe_handover(workload, seen.sizes)
@@ -200,8 +200,8 @@ def _probe_handover(workload: LoadedWorkload, sizes: Sequence[int]) -> dict[str,
     except Exception:  # a sample or batch that cannot be sent: the trials with workers will meet it and name it
         return {}
     return {
-        "collate": fit_cost([(size, collate) for size, collate, _ in rounds]),
-        "transfer": fit_cost([(size, transfer) for size, _, transfer in rounds]),
+        "collate_cost": fit_cost([(size, collate) for size, collate, _ in rounds]),
+        "transfer_cost": fit_cost([(size, transfer) for size, _, transfer in rounds]),
     }
 
 
@@ -210,7 +210,7 @@ def _share(parts: Sequence[float], wholes: Sequence[float]) -> float:
 
 
 def _choose_sizes(workload: LoadedWorkload, batch_size: int) -> list[int | None]:
-    if workload.batching == "own":
+    if workload.batching == "user":
         return [None]
     large = _clip_to_samples(batch_size, workload)
     small = max(1, large // SMALL_BATCH_DIVISOR)
@@ -341,7 +341,7 @@ def _time_step_on_device(step: Step, batch: Any, device: torch.device) -> tuple[
 def fit_cost(points: Sequence[tuple[float, float]]) -> LinearCost:
     """Fit the seconds that batches of some sizes take."""
     fixed, slope = _fit_line(points)
-    return LinearCost(fixed_seconds=fixed, sample_seconds=slope)
+    return LinearCost(fixed_seconds=fixed, per_item_seconds=slope)
 
 
 def _fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -404,7 +404,7 @@ def _warn_of_device(device: torch.device, accelerator: Accelerator | None) -> tu
 
 
 def _count_own_batches(workload: LoadedWorkload) -> int | None:
-    if workload.batching != "own":
+    if workload.batching != "user":
         return None
     loader = build_loader(workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=None)))
     return count_batches(loader, workload)

@@ -59,7 +59,7 @@ def predict_cow_growth(workload: LoadedWorkload) -> str | None:
 
 def _watch_worker(workload: LoadedWorkload) -> Iterator[Look]:
     """Run one worker for a while, and look at its memory before the first batch is asked for and after each."""
-    size = None if workload.batching == "own" else BATCH_SIZE
+    size = None if workload.batching == "user" else BATCH_SIZE
     settings = DataLoaderSettings(batch_size=size, num_workers=1, prefetch_factor=2)
     loader = build_loader(workload, LoaderConfig(dataloader=settings))
     before = {child.pid for child in multiprocessing.active_children()}

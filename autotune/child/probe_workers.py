@@ -58,7 +58,7 @@ def time_worker_round(workload: LoadedWorkload, workers: int, process: ProcessSe
     """
     if process is None:
         process = _keep_process(workload)
-    size = None if workload.batching == "own" else ROUND_SIZE
+    size = None if workload.batching == "user" else ROUND_SIZE
     settings = DataLoaderSettings(batch_size=size, num_workers=workers, prefetch_factor=1)
     try:
         loader = build_loader(workload, LoaderConfig(dataloader=settings, process=process))
@@ -105,7 +105,7 @@ def fit_worker_startup(few: float | None, many: float | None, workers: int, load
     if few is None or many is None:
         return None
     slope = max(0.0, many - few) / max(1, workers - 1)
-    return LinearCost(fixed_seconds=max(0.0, few - load_seconds - slope), sample_seconds=slope)
+    return LinearCost(fixed_seconds=max(0.0, few - load_seconds - slope), per_item_seconds=slope)
 
 
 def share_first_use(cold: float | None, warm: float | None, workers: int, usable_cpus: float) -> float:
@@ -297,7 +297,7 @@ def _asks_which_worker(workload: LoadedWorkload) -> bool:
 
 def _count_epoch(workload: LoadedWorkload, workers: int) -> int | None:
     """Count an epoch's samples, or until there are too many; None when it takes too long."""
-    size = None if workload.batching == "own" else ROUND_SIZE
+    size = None if workload.batching == "user" else ROUND_SIZE
     extra = {"num_workers": workers, "prefetch_factor": 2} if workers else {}
     settings = DataLoaderSettings(batch_size=size, **extra)
     samples = 0
@@ -352,7 +352,7 @@ def _deliver_the_same(workload: LoadedWorkload) -> bool:
     Batches come alternately from worker 0 and 1. They are the same data when each pair is equal although
     consecutive batches of one worker differ; constant data proves nothing.
     """
-    size = None if workload.batching == "own" else ROUND_SIZE
+    size = None if workload.batching == "user" else ROUND_SIZE
     config = LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, num_workers=2, prefetch_factor=2))
     prints = []
     try:

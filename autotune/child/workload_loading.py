@@ -76,9 +76,9 @@ class LoadedWorkload:
         return "iterable" if isinstance(self.parts.dataset, IterableDataset) else "map"
 
     @property
-    def batching(self) -> Literal["batch_size", "own"]:
+    def batching(self) -> Literal["batch_size", "user"]:
         """Whether the batch size can be set."""
-        return "own" if self.parts.batch_sampler is not None or not self.parts.batched else "batch_size"
+        return "user" if self.parts.batch_sampler is not None or not self.parts.batched else "batch_size"
 
     @property
     def stacks_samples(self) -> bool:
@@ -433,7 +433,7 @@ def count_epoch_samples(loader: StoppableDataLoader, workload: LoadedWorkload) -
         user's code.
     """
     samples = count_samples_promised(workload)
-    if samples is None or loader.batch_size is None or workload.batching == "own":
+    if samples is None or loader.batch_size is None or workload.batching == "user":
         return None
     return samples - samples % loader.batch_size if loader.drop_last else samples
 

@@ -255,7 +255,7 @@ def describe_machine(machine: MachineProfile, budgets: Budgets) -> str:
 def describe_workload(workload: WorkloadProfile, ceiling: float) -> str:
     """Describe what the probe found in one line."""
     size = workload.probe_batch_size
-    load, step = workload.load.per_batch(size), workload.step.per_batch(size)
+    load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
     words = (
         f"batch of {size}: {format_bytes(size * workload.sample_bytes)}",
         f"{format_seconds(load / size)}/sample (CPU {format_percent(workload.cpu_share)})",
@@ -270,7 +270,7 @@ def _describe_device(workload: WorkloadProfile) -> list[str]:
     """Name the accelerator and the way to it, where there is one."""
     if workload.accelerator is None:
         return []
-    copies = workload.copies
+    copies = workload.h2d
     if copies is None:
         return [workload.accelerator.name]
     rates = f"copies {copies.pageable / 1e9:.1f} GB/s, {copies.pinned / 1e9:.1f} GB/s pinned"

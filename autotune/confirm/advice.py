@@ -46,10 +46,10 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: Bottlenec
 def _advise_fetching(plan: Plan, bottleneck: Bottleneck) -> str | None:
     workload = plan.workload
     is_slow = workload.cpu_share < WAITING_CPU_SHARE and bottleneck in ("io", "epoch", "cpu")
-    if workload.kind != "map" or workload.has_getitems or not is_slow or workload.batching == "own":
+    if workload.kind != "map" or workload.has_getitems or not is_slow or workload.batching == "user":
         return None
     return (
-        f"Samples are fetched one by one, and each waits {format_seconds(workload.load.sample_seconds)} "
+        f"Samples are fetched one by one, and each waits {format_seconds(workload.load_cost.per_item_seconds)} "
         f"(CPU {format_percent(workload.cpu_share)}): a dataset with __getitems__(indices) that asks for a whole "
         "batch at once waits once instead."
     )
@@ -57,7 +57,7 @@ def _advise_fetching(plan: Plan, bottleneck: Bottleneck) -> str | None:
 
 def _advise_collate(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
     size = config.dataloader.batch_size or plan.workload.probe_batch_size
-    collate, load = plan.workload.collate.per_batch(size), plan.workload.load.per_batch(size)
+    collate, load = plan.workload.collate_cost.per_batch(size), plan.workload.load_cost.per_batch(size)
     if bottleneck not in ("cpu", "transfer") or collate < COLLATE_SHARE * load:
         return None
     return (
@@ -113,7 +113,7 @@ def _advise_epochs(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> 
 
 
 def _advise_copies(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
-    copies = plan.workload.copies
+    copies = plan.workload.h2d
     if bottleneck != "copy" or copies is None:
         return None
     rate = format_bytes(copies.of(pinned=config.dataloader.pin_memory))

@@ -157,12 +157,12 @@ def batch_time_breakdown(plan: Plan, answer: LoaderConfig) -> BatchTimeBreakdown
     """Split the work in one batch of the answer's size into its parts, as the probe measured them."""
     workload = plan.workload
     size = answer.dataloader.batch_size or workload.probe_batch_size
-    collate = workload.collate.per_batch(size)
+    collate = workload.collate_cost.per_batch(size)
     return BatchTimeBreakdown(
         samples=size,
-        load=max(0.0, workload.load.per_batch(size) - collate),
+        load=max(0.0, workload.load_cost.per_batch(size) - collate),
         collate=collate,
-        transfer=workload.transfer.per_batch(size),
+        transfer=workload.transfer_cost.per_batch(size),
         copy_seconds=predict_copy(answer, workload),
-        step=workload.step.per_batch(size),
+        step=workload.step_cost.per_batch(size),
     )

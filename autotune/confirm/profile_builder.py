@@ -98,7 +98,7 @@ def _make_result(
     findings: Sequence[str],
 ) -> ProfileResult:
     config, workload = decision.config, plan.workload
-    copies = workload.copies
+    copies = workload.h2d
     seen = _find_measured(confirmation, config) or _as_contestant(records, config, plan.request.epochs)
     bottleneck = find_bottleneck(config, workload, plan.machine.usable_cpus, decision.wait_fraction)
     ceiling = plan.ceiling_of(config.dataloader.batch_size)

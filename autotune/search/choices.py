@@ -51,7 +51,7 @@ def plan_space(
         "prefetch_factor": _plan_prefetching(workload),
         "pin_memory": _plan_pinning(workload, notes),
         "persistent_workers": _plan_persistence(request, notes),
-        "device_prefetch": (False, True) if workload.copies is not None and workload.pinning else (False,),
+        "device_prefetch": (False, True) if workload.h2d is not None and workload.pinning else (False,),
     }
     for name, (low, high) in request.ranges.items():
         choices[name] = _narrow(name, choices[name], low, high)
@@ -74,7 +74,7 @@ def _check_choices(choices: dict[KnobName, tuple[Choice, ...]]) -> dict[KnobName
 def _plan_batch_sizes(
     request: TuningRequest, workload: WorkloadProfile, budgets: Budgets, notes: list[str]
 ) -> tuple[int | None, ...]:
-    if workload.batching == "own":
+    if workload.batching == "user":
         notes.append("batch_size is not tuned: the batches are made by the workload's own batch_sampler or dataset")
         return (None,)
     wanted = _list_wanted_sizes(request, workload, notes)
@@ -132,7 +132,7 @@ def _plan_workers(
     batch_sizes: Sequence[int | None],
     notes: list[str],
 ) -> tuple[int, ...]:
-    if workload.duplicated:
+    if workload.workers_duplicate_data:
         notes.append(
             "num_workers stays at 0 or 1: the iterable dataset does not shard itself by get_worker_info(), "
             "so every further worker delivers all the data once more"

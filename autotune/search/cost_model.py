@@ -54,10 +54,10 @@ def predict_pace(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: f
     """
     size = config.dataloader.batch_size or workload.probe_batch_size
     workers = config.dataloader.num_workers
-    load, step = workload.load.per_batch(size), workload.step.per_batch(size)
+    load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
     if workers == 0:
         return StageTimes(training=_predict_training(config, workload, load), waiting=0.0, computing=0.0)
-    transfer = workload.transfer.per_batch(size)
+    transfer = workload.transfer_cost.per_batch(size)
     busy = load * workload.cpu_share + transfer + step * workload.step_cpus
     return StageTimes(
         training=_predict_training(config, workload, MAIN_TRANSFER_SHARE * transfer),
@@ -72,22 +72,22 @@ def _predict_training(config: LoaderConfig, workload: WorkloadProfile, host: flo
     On the CPU one thing comes after the other. A device computes while the host gets the next batch, but a copy from
     pageable memory keeps both, and one from pinned memory on the step's own stream keeps the device.
     """
-    step = workload.step.per_batch(config.dataloader.batch_size or workload.probe_batch_size)
-    if workload.copies is None:
+    step = workload.step_cost.per_batch(config.dataloader.batch_size or workload.probe_batch_size)
+    if workload.h2d is None:
         return host + step
     copy = predict_copy(config, workload)
     if not config.dataloader.pin_memory:
         return copy + max(host, step)
-    hidden = workload.copies.overlap * min(copy, step) if config.process.device_prefetch else 0.0
+    hidden = workload.h2d.overlap * min(copy, step) if config.process.device_prefetch else 0.0
     return max(host, copy + step - hidden)
 
 
 def predict_copy(config: LoaderConfig, workload: WorkloadProfile) -> float:
     """Predict the seconds that copying one batch to the device takes; 0 where nothing is copied."""
-    if workload.copies is None:
+    if workload.h2d is None:
         return 0.0
     size = config.dataloader.batch_size or workload.probe_batch_size
-    return size * workload.sample_bytes / workload.copies.of(pinned=config.dataloader.pin_memory)
+    return size * workload.sample_bytes / workload.h2d.of(pinned=config.dataloader.pin_memory)
 
 
 def predict_samples_per_second(
@@ -112,8 +112,8 @@ def predict_samples_per_second(
     if batches == 0:
         return MIN_THROUGHPUT
     workers = config.dataloader.num_workers
-    start = workload.start.per_batch(workers) if workers else 0.0
-    fill = workload.load.per_batch(size) if workers else 0.0
+    start = workload.worker_start_cost.per_batch(workers) if workers else 0.0
+    fill = workload.load_cost.per_batch(size) if workers else 0.0
     cold = predict_cold_start_seconds(config, workload, usable_cpus)
     starts = 1 if config.dataloader.persistent_workers else epochs
     total = max(epochs * (batches * steady + fill) + starts * start + cold, 1e-9)
@@ -174,8 +174,8 @@ def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: 
     Returns:
         About twice the workers that the model thinks useful, at least the CPUs plus two.
     """
-    load = max(workload.load.per_batch(batch_size), 1e-7)
-    step = max(workload.step.per_batch(batch_size), 1e-7)
+    load = max(workload.load_cost.per_batch(batch_size), 1e-7)
+    step = max(workload.step_cost.per_batch(batch_size), 1e-7)
     cpu_seconds = max(load * min(1.0, workload.cpu_share) / usable_cpus, 1e-7)
     useful = load / max(step, cpu_seconds)
     return max(count_whole_cpus(usable_cpus), math.ceil(WORKER_HEADROOM_FACTOR * useful)) + EXTRA_WORKERS
@@ -201,7 +201,7 @@ def find_bottleneck(
     if wait_fraction < STEP_BOUND_WAIT_FRACTION:
         return "step"
     size = config.dataloader.batch_size or workload.probe_batch_size
-    load, step = workload.load.per_batch(size), workload.step.per_batch(size)
+    load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
     if config.dataloader.num_workers == 0:
         return "step" if step > load else ("cpu" if workload.cpu_share > 0.5 else "io")
     pace = predict_pace(config, workload, usable_cpus)
@@ -209,12 +209,12 @@ def find_bottleneck(
         return "epoch" if pace.training < 2 * step else "transfer"
     if pace.computing < pace.waiting:
         return "io" if workload.cpu_share < 0.5 else "cpu"
-    return "transfer" if workload.transfer.per_batch(size) > load * workload.cpu_share else "cpu"
+    return "transfer" if workload.transfer_cost.per_batch(size) > load * workload.cpu_share else "cpu"
 
 
 def _is_bound_by_copies(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> bool:
     """Tell whether copying takes longer than the step, and the rest of the loader keeps up with it."""
     copy = predict_copy(config, workload)
     pace = predict_pace(config, workload, usable_cpus)
-    step = workload.step.per_batch(config.dataloader.batch_size or workload.probe_batch_size)
+    step = workload.step_cost.per_batch(config.dataloader.batch_size or workload.probe_batch_size)
     return copy > max(step, pace.waiting, pace.computing)

@@ -73,7 +73,7 @@ class Plan(FrozenModel):
     def ceiling_of(self, batch_size: int | None) -> float:
         """Give the step's ceiling at one batch size, in samples per second."""
         size = batch_size or self.workload.probe_batch_size
-        return size / max(1e-9, self.workload.step.per_batch(size))
+        return size / max(1e-9, self.workload.step_cost.per_batch(size))
 
     def knows_ceiling(self, config: LoaderConfig, samples_per_second: float) -> bool:
         """Tell whether the step's ceiling was measured near this batch size, and the throughput does not refute it."""

@@ -21,14 +21,14 @@ from autotune.system.hardware import Accelerator, Software
 
 
 class LinearCost(FrozenModel):
-    """Seconds that something takes, as `fixed_seconds + size * sample_seconds`; the size counts samples or workers."""
+    """Seconds that something takes, as `fixed_seconds + size * per_item_seconds`; an item is a sample or a worker."""
 
     fixed_seconds: BoundedSeconds
-    sample_seconds: BoundedSeconds
+    per_item_seconds: BoundedSeconds
 
     def per_batch(self, size: int) -> float:
-        """Give the seconds for `size` samples (or workers)."""
-        return self.fixed_seconds + size * self.sample_seconds
+        """Give the seconds for so many items."""
+        return self.fixed_seconds + size * self.per_item_seconds
 
 
 class LinearBytes(FrozenModel):
@@ -68,30 +68,30 @@ class WorkloadProfile(FrozenModel):
         kind: `map` or `iterable`.
         samples: Samples in an epoch; None when not known.
         epoch_batches: Batches in an epoch when the batching is the user's own; else None.
-        batching: `batch_size` can be tuned, or is the `own` of a batch sampler or an unbatched dataset.
+        batching: `batch_size` can be tuned, or is the `user`'s: that of a batch sampler or an unbatched dataset.
         drop_last: Whether an incomplete last batch is dropped.
-        probe_batch_size: Batch size the probe measured with; mean of the own batches otherwise.
+        probe_batch_size: Batch size the probe measured with; mean of the user's batches otherwise.
         largest_probed: Largest batch size it measured; costs of much larger batches are extrapolated.
-        load: Seconds to load and collate one batch in the training process.
+        load_cost: Seconds to load and collate one batch in the training process.
         cpu_share: CPUs kept busy meanwhile: 0 waits, 1 computes, more where loading starts threads of its own.
-        collate: The part of `load` that collating takes; zero when not measured.
-        transfer: Seconds a batch takes from a worker to the training process beyond loading and collating.
-        step: Seconds the step takes on a batch that is ready, on the device where there is one.
-        copies: How fast batches get there; None on the CPU, and where samples are on the device already.
+        collate_cost: The part of `load_cost` that collating takes; zero when not measured.
+        transfer_cost: Seconds a batch takes from a worker to the training process beyond loading and collating.
+        step_cost: Seconds the step takes on a batch that is ready, on the device where there is one.
+        h2d: How fast batches get there; None on the CPU, and where samples are on the device already.
         gpu_bytes: Device memory that the allocator holds for a step.
         step_cpus: CPUs that the step keeps busy: near 0 on an accelerator.
         sample_bytes: Bytes of tensors per sample, mean.
         batch_tensors: Tensors in a batch.
         on_accelerator: Whether samples are on the accelerator already.
         has_getitems: Whether the dataset fetches a whole batch at once, by `__getitems__`.
-        duplicated: Whether an iterable dataset delivers everything once per worker.
+        workers_duplicate_data: Whether an iterable dataset delivers everything once per worker.
         baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
         multiprocessing_context: Start method the workload brings along; None is the interpreter's default.
         software: Versions the child runs with.
         accelerator: The accelerator in use; None on the CPU.
         gpu_room_bytes: Device memory that this process holds or could still get when the probe began; 0 on the CPU.
         pinning: Whether pin_memory has an effect on the device in use.
-        start: Seconds from starting so many workers to their first samples, loading itself left out.
+        worker_start_cost: Seconds from starting so many workers to their first samples, loading itself left out.
         first_use_seconds: CPU time that each worker of a fresh process's first epoch spends on what the training
             process has never done (lazy imports, caches); workers forked from a warm process inherit it.
         manager_seconds: The same for starting torch's shared-memory manager with the `file_system` strategy.
@@ -104,30 +104,30 @@ class WorkloadProfile(FrozenModel):
     kind: Literal["map", "iterable"]
     samples: BoundedCount | None
     epoch_batches: BoundedCount | None = None
-    batching: Literal["batch_size", "own"]
+    batching: Literal["batch_size", "user"]
     drop_last: bool = False
     probe_batch_size: Annotated[int, Field(ge=1, le=2**63 - 1)]
     largest_probed: BoundedCount = 0
-    load: LinearCost
+    load_cost: LinearCost
     cpu_share: BoundedRate
-    collate: LinearCost = LinearCost(fixed_seconds=0.0, sample_seconds=0.0)
-    transfer: LinearCost = LinearCost(fixed_seconds=4e-4, sample_seconds=0.0)
-    step: LinearCost
+    collate_cost: LinearCost = LinearCost(fixed_seconds=0.0, per_item_seconds=0.0)
+    transfer_cost: LinearCost = LinearCost(fixed_seconds=4e-4, per_item_seconds=0.0)
+    step_cost: LinearCost
     step_cpus: BoundedRate = 0.0
-    copies: H2DBandwidth | None = None
+    h2d: H2DBandwidth | None = None
     gpu_bytes: LinearBytes = LinearBytes()
     sample_bytes: BoundedBytes
     batch_tensors: BoundedCount
     on_accelerator: bool = False
     has_getitems: bool = False
-    duplicated: bool = False
+    workers_duplicate_data: bool = False
     baseline: LoaderConfig | None = None
     multiprocessing_context: StartMethod | None = None
     software: Software
     accelerator: Accelerator | None = None
     gpu_room_bytes: BoundedBytes = 0
     pinning: bool = False
-    start: LinearCost = LinearCost(fixed_seconds=0.0, sample_seconds=0.02)
+    worker_start_cost: LinearCost = LinearCost(fixed_seconds=0.0, per_item_seconds=0.02)
     first_use_seconds: BoundedSeconds = 0.0
     manager_seconds: BoundedSeconds = 0.0
     rss_bytes: BoundedBytes = 0

@@ -86,7 +86,7 @@ def test_every_sample_of_a_hugging_face_dataset_is_delivered_by_workers() -> Non
 
 def test_a_hugging_face_stream_shares_its_shards_among_the_workers() -> None:
     found = probe("examples.hf_dataset:make_stream", sequences=64)
-    assert (found.kind, found.samples, found.duplicated) == ("iterable", None, False)
+    assert (found.kind, found.samples, found.workers_duplicate_data) == ("iterable", None, False)
     assert count_samples(run_epoch("examples.hf_dataset:make_stream", sequences=64)) == 64
 
 

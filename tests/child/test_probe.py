@@ -35,7 +35,7 @@ def test_a_dataset_that_has_other_programs_compute_keeps_cpus_busy() -> None:
     workload = LoadedWorkload(parts=Workload(dataset=ShellsOut()))
     order = ProbeCommand(batch_size=1, largest=1, usable_cpus=1.0, with_workers=False)
     profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
-    assert profile.cpu_share * profile.load.per_batch(1) > 0.9 * BURNED_SECONDS
+    assert profile.cpu_share * profile.load_cost.per_batch(1) > 0.9 * BURNED_SECONDS
 
 
 SIZES = st.lists(st.integers(1, 4096), min_size=1, max_size=3, unique=True).map(lambda sizes: sorted(sizes)[::-1])
@@ -52,7 +52,7 @@ def test_a_cost_that_is_linear_is_found_from_any_sizes(sizes: list[int], fixed: 
 def test_no_part_of_a_cost_is_ever_negative(points: tuple[tuple[int, float], ...]) -> None:
     found = fit_cost(list(points))
     assert found.fixed_seconds >= 0
-    assert found.sample_seconds >= 0
+    assert found.per_item_seconds >= 0
 
 
 def test_the_usual_size_counts_beside_the_smallest_and_the_largest() -> None:

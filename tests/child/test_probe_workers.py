@@ -175,7 +175,7 @@ def test_a_dataset_with_an_epoch_for_each_worker_is_tuned_with_a_note_that_says_
     workload = load(DrawsAnEpoch("id"))
     order = ProbeCommand(batch_size=8, largest=8, usable_cpus=1.0)
     profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
-    assert not profile.duplicated
+    assert not profile.workers_duplicate_data
     (note,) = profile.notes
     assert "Each worker delivers an epoch of its own (40 samples)" in note
     assert "get_worker_info()" in note

@@ -10,7 +10,7 @@ from autotune.search.plan import Plan, make_plan
 from autotune.trial.budgets import Budgets
 from tests.builders import MIB, make_config, make_cost, make_limits, make_machine, make_request, make_workload
 
-WAITING: dict[str, Any] = {"load": make_cost(5e-3), "cpu_share": 0.02, "step": make_cost(0.0, 1e-3)}
+WAITING: dict[str, Any] = {"load_cost": make_cost(5e-3), "cpu_share": 0.02, "step_cost": make_cost(0.0, 1e-3)}
 
 
 def make_test_plan(budgets: Budgets | None = None, **workload: Any) -> Plan:
@@ -38,9 +38,9 @@ def test_batches_are_not_advised_where_they_exist_or_could_not_help(changes: dic
 
 
 def test_a_collate_fn_that_takes_much_of_loading_is_named_with_its_share() -> None:
-    found = advise_on("cpu", load=make_cost(1e-3), collate=make_cost(5e-4))
+    found = advise_on("cpu", load_cost=make_cost(1e-3), collate_cost=make_cost(5e-4))
     assert "Collating takes 50 % of loading a batch (16.0 ms of 32.0 ms)" in found
-    assert advise_on("cpu", load=make_cost(1e-3), collate=make_cost(1e-5)) == ""
+    assert advise_on("cpu", load_cost=make_cost(1e-3), collate_cost=make_cost(1e-5)) == ""
 
 
 def test_a_limit_that_keeps_faster_configurations_out_is_named_with_its_number() -> None:

@@ -160,10 +160,10 @@ def test_where_nothing_varies_nothing_is_important() -> None:
 
 def test_the_parts_of_a_batch_add_up_to_the_work_in_it() -> None:
     costs = {
-        "load": make_cost(1e-3),
-        "collate": make_cost(2e-4),
-        "transfer": make_cost(1e-5),
-        "step": make_cost(0, 0.02),
+        "load_cost": make_cost(1e-3),
+        "collate_cost": make_cost(2e-4),
+        "transfer_cost": make_cost(1e-5),
+        "step_cost": make_cost(0, 0.02),
     }
     time = batch_time_breakdown(plan(workload=costs, batch_sizes=(64,)), make_config(4, 2, 64))
     assert time.samples == 64
@@ -174,7 +174,7 @@ def test_the_parts_of_a_batch_add_up_to_the_work_in_it() -> None:
 
 
 def test_own_batches_are_split_at_the_size_that_the_probe_saw() -> None:
-    own = plan(workload={"batching": "own", "probe_batch_size": 17}, batch_sizes=None)
+    own = plan(workload={"batching": "user", "probe_batch_size": 17}, batch_sizes=None)
     assert batch_time_breakdown(own, make_config(2, batch_size=None)).samples == 17
 
 

@@ -42,7 +42,7 @@ def test_a_dataset_that_answers_half_its_queries_is_refused_by_the_probe_whateve
 
 @pytest.mark.fault("Iterable that is not sharded", needs="plain")
 def test_data_that_every_worker_delivers_is_found_out_even_in_random_order() -> None:
-    assert probe("faults.villains:make_shuffled_unsharded").duplicated
+    assert probe("faults.villains:make_shuffled_unsharded").workers_duplicate_data
 
 
 @pytest.mark.parametrize("factory", ["misbehaving:make_unsharded", "faults.villains:make_shuffled_unsharded"])
@@ -138,7 +138,7 @@ def test_a_dataset_without_an_end_is_measured_for_as_long_as_a_trial_may_take() 
     with Scene(factory="faults.villains:make_endless").open_runner() as runner:
         profile: Any = runner.probe((8, 8), LIMITS)
         result = runner.run(Play(seconds=0.5).to_request())
-    assert (profile.samples, profile.duplicated) == (None, False)
+    assert (profile.samples, profile.workers_duplicate_data) == (None, False)
     assert result.kind == "completed", result.message
     assert result.measurement is not None
     assert result.measurement.epoch_batches is None

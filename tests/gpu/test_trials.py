@@ -84,7 +84,7 @@ def test_the_probe_measures_the_way_to_the_device() -> None:
     with TrialRunner(make_workload(), 60.0) as runner:
         profile = runner.probe((32, 32), LIMITS)
     assert profile.accelerator is not None
-    assert profile.copies is not None
+    assert profile.h2d is not None
     assert profile.pinning
     assert profile.gpu_bytes.per_batch(32) > 0
     assert profile.gpu_room_bytes > 0

@@ -64,7 +64,7 @@ def test_the_machine_is_described_by_what_may_be_used_and_who_decides() -> None:
 
 @pytest.mark.parametrize(("step_seconds", "words"), [(0.001, "loader-bound"), (1.0, "step-bound")])
 def test_the_workload_is_described_by_whether_loader_or_step_takes_longer(step_seconds: float, words: str) -> None:
-    workload = make_workload(load=make_cost(1e-3), step=make_cost(0.0, step_seconds), cpu_share=0.25)
+    workload = make_workload(load_cost=make_cost(1e-3), step_cost=make_cost(0.0, step_seconds), cpu_share=0.25)
     text = describe_workload(workload, ceiling=32 / step_seconds)
     assert text.startswith("batch of 32: 128 KiB   1.0 ms/sample (CPU 25 %)")
     assert text.endswith(words)

@@ -135,19 +135,19 @@ def test_batches_of_the_users_own_are_left_alone() -> None:
         profile = runner.probe((8, 8), LIMITS)
         loader = DataLoaderSettings(batch_size=None, num_workers=1, prefetch_factor=2)
         result = runner.run(TrialRequest(config=LoaderConfig(dataloader=loader), epochs=1, seconds=1.0))
-    assert (profile.batching, profile.epoch_batches) == ("own", 24)
+    assert (profile.batching, profile.epoch_batches) == ("user", 24)
     assert result.measurement is not None
     assert result.measurement.epochs[0].samples == 48
 
 
 def test_an_iterable_that_does_not_shard_itself_is_found_out() -> None:
     with open_runner("make_unsharded") as runner:
-        assert runner.probe((8, 8), LIMITS).duplicated
+        assert runner.probe((8, 8), LIMITS).workers_duplicate_data
 
 
 def test_an_iterable_that_shards_itself_is_not_suspected() -> None:
     with open_runner("make_sharded") as runner:
-        assert not runner.probe((8, 8), LIMITS).duplicated
+        assert not runner.probe((8, 8), LIMITS).workers_duplicate_data
         result = runner.run(make_request(workers=2))
     assert result.measurement is not None
     assert result.measurement.epochs[0].samples == 64

@@ -20,8 +20,8 @@ WORKLOADS = st.builds(
     make_workload,
     samples=st.none() | st.integers(1, 10**6),
     drop_last=st.booleans(),
-    load=st.builds(make_cost, st.floats(0, 1), st.floats(0, 1)),
-    step=st.builds(make_cost, st.floats(0, 1), st.floats(0, 1)),
+    load_cost=st.builds(make_cost, st.floats(0, 1), st.floats(0, 1)),
+    step_cost=st.builds(make_cost, st.floats(0, 1), st.floats(0, 1)),
     cpu_share=st.floats(0, 1),
     sample_bytes=st.integers(0, 2**24),
 )
@@ -43,24 +43,24 @@ def test_every_configuration_is_predicted_to_reach_something(
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 8, 64])
 def test_no_number_of_workers_is_predicted_to_beat_the_step(workers: int) -> None:
-    workload = make_workload(step=make_cost(0.0, 0.01))
+    workload = make_workload(step_cost=make_cost(0.0, 0.01))
     assert predict_samples_per_second(make_config(workers), workload, 64.0, epochs=10) <= 32 / 0.01
 
 
 def test_without_workers_loading_and_stepping_take_turns() -> None:
-    workload = make_workload(samples=320, load=make_cost(1e-3), step=make_cost(0.0, 8e-3))
+    workload = make_workload(samples=320, load_cost=make_cost(1e-3), step_cost=make_cost(0.0, 8e-3))
     predicted = predict_samples_per_second(make_config(0), workload, 4.0, epochs=3)
     assert predicted == pytest.approx(32 / (32e-3 + 8e-3))
 
 
 def test_samples_that_wait_are_predicted_to_gain_from_more_workers_than_cpus() -> None:
-    workload = make_workload(samples=100_000, cpu_share=0.05, load=make_cost(5e-3))
+    workload = make_workload(samples=100_000, cpu_share=0.05, load_cost=make_cost(5e-3))
     few, many = (predict_samples_per_second(make_config(workers), workload, 2.0, 10) for workers in (2, 16))
     assert many > 5 * few
 
 
 def test_samples_that_compute_are_predicted_to_gain_nothing_from_more_workers_than_cpus() -> None:
-    workload = make_workload(samples=100_000, cpu_share=1.0, load=make_cost(5e-3))
+    workload = make_workload(samples=100_000, cpu_share=1.0, load_cost=make_cost(5e-3))
     few, many = (predict_samples_per_second(make_config(workers), workload, 2.0, 10) for workers in (2, 16))
     assert many <= 1.05 * few
 
@@ -73,17 +73,17 @@ def test_keeping_workers_is_predicted_to_pay_where_epochs_are_short() -> None:
 
 
 def test_the_search_offers_waiting_samples_far_more_workers_than_cpus() -> None:
-    waiting = make_workload(cpu_share=0.02, load=make_cost(5e-3), step=make_cost(0.0, 0.01))
+    waiting = make_workload(cpu_share=0.02, load_cost=make_cost(5e-3), step_cost=make_cost(0.0, 0.01))
     assert max_useful_workers(waiting, 32, usable_cpus=2.0) >= 16
 
 
 def test_the_search_offers_computing_samples_about_as_many_workers_as_cpus() -> None:
-    computing = make_workload(cpu_share=1.0, load=make_cost(5e-3), step=make_cost(0.0, 1e-3))
+    computing = make_workload(cpu_share=1.0, load_cost=make_cost(5e-3), step_cost=make_cost(0.0, 1e-3))
     assert 8 <= max_useful_workers(computing, 32, usable_cpus=8.0) <= 3 * 8
 
 
 def test_a_slow_step_bounds_how_many_workers_are_worth_offering() -> None:
-    fed_by_one = make_workload(cpu_share=0.0, load=make_cost(1e-3), step=make_cost(0.0, 1.0))
+    fed_by_one = make_workload(cpu_share=0.0, load_cost=make_cost(1e-3), step_cost=make_cost(0.0, 1.0))
     assert max_useful_workers(fed_by_one, 32, usable_cpus=2.0) <= 4
 
 
@@ -113,12 +113,12 @@ def test_data_of_unknown_length_has_no_count_of_batches() -> None:
     ("bottleneck", "workload", "workers", "wait_fraction"),
     [
         ("step", make_workload(), 4, 0.05),
-        ("cpu", make_workload(cpu_share=1.0, load=make_cost(5e-3)), 4, 0.8),
-        ("io", make_workload(cpu_share=0.02, load=make_cost(5e-3)), 4, 0.8),
-        ("step", make_workload(load=make_cost(1e-6), step=make_cost(0.0, 0.05)), 0, 0.3),
-        ("cpu", make_workload(cpu_share=1.0, load=make_cost(5e-3)), 0, 0.9),
-        ("io", make_workload(cpu_share=0.02, load=make_cost(5e-3)), 0, 0.9),
-        ("epoch", make_workload(load=make_cost(1e-6), step=make_cost(0.0, 0.05)), 4, 0.5),
+        ("cpu", make_workload(cpu_share=1.0, load_cost=make_cost(5e-3)), 4, 0.8),
+        ("io", make_workload(cpu_share=0.02, load_cost=make_cost(5e-3)), 4, 0.8),
+        ("step", make_workload(load_cost=make_cost(1e-6), step_cost=make_cost(0.0, 0.05)), 0, 0.3),
+        ("cpu", make_workload(cpu_share=1.0, load_cost=make_cost(5e-3)), 0, 0.9),
+        ("io", make_workload(cpu_share=0.02, load_cost=make_cost(5e-3)), 0, 0.9),
+        ("epoch", make_workload(load_cost=make_cost(1e-6), step_cost=make_cost(0.0, 0.05)), 4, 0.5),
     ],
 )
 def test_the_bottleneck_is_named_by_what_the_loader_would_need_more_of(
@@ -136,7 +136,7 @@ def predict(workload: WorkloadProfile, **settings: bool) -> float:
 
 
 def test_a_copy_and_the_step_take_turns_unless_the_copy_has_a_stream_of_its_own() -> None:
-    workload = make_gpu_workload(step=make_cost(0.0, 4e-3), transfer=make_cost(0.0))
+    workload = make_gpu_workload(step_cost=make_cost(0.0, 4e-3), transfer_cost=make_cost(0.0))
     pinned_copy, pageable_copy = 32e6 / 12e9, 32e6 / 4e9
     assert predict(workload) == pytest.approx(pageable_copy + 4e-3)
     assert predict(workload, pin_memory=True) == pytest.approx(pinned_copy + 4e-3)
@@ -145,24 +145,24 @@ def test_a_copy_and_the_step_take_turns_unless_the_copy_has_a_stream_of_its_own(
 
 def test_a_device_that_cannot_overlap_gains_nothing_from_copying_ahead() -> None:
     copies = H2DBandwidth(pageable=4e9, pinned=12e9, overlap=0.0)
-    workload = make_gpu_workload(copies=copies, transfer=make_cost(0.0))
+    workload = make_gpu_workload(h2d=copies, transfer_cost=make_cost(0.0))
     ahead = predict(workload, pin_memory=True, device_prefetch=True)
     assert ahead == pytest.approx(predict(workload, pin_memory=True))
 
 
 def test_taking_batches_over_hides_behind_the_device_but_not_behind_a_pageable_copy() -> None:
-    workload = make_gpu_workload(step=make_cost(0.0, 4e-3), transfer=make_cost(0.0, 6e-3))
+    workload = make_gpu_workload(step_cost=make_cost(0.0, 4e-3), transfer_cost=make_cost(0.0, 6e-3))
     assert predict(workload, pin_memory=True) == pytest.approx(32e6 / 12e9 + 4e-3)
-    slow = make_gpu_workload(step=make_cost(0.0, 1e-3), transfer=make_cost(0.0, 20e-3))
+    slow = make_gpu_workload(step_cost=make_cost(0.0, 1e-3), transfer_cost=make_cost(0.0, 20e-3))
     assert predict(slow) == pytest.approx(32e6 / 4e9 + 10e-3)
 
 
 def test_a_run_whose_copies_take_longest_is_bound_by_them() -> None:
-    workload = make_gpu_workload(step=make_cost(0.0, 1e-3), transfer=make_cost(0.0))
+    workload = make_gpu_workload(step_cost=make_cost(0.0, 1e-3), transfer_cost=make_cost(0.0))
     assert find_bottleneck(make_config(16, pin_memory=True), workload, 64.0, 0.0) == "copy"
-    slow_step = make_gpu_workload(step=make_cost(0.0, 1e-1), transfer=make_cost(0.0))
+    slow_step = make_gpu_workload(step_cost=make_cost(0.0, 1e-1), transfer_cost=make_cost(0.0))
     assert find_bottleneck(make_config(16, pin_memory=True), slow_step, 64.0, 0.0) == "step"
-    slow_load = make_gpu_workload(load=make_cost(1e-2), cpu_share=0.0, transfer=make_cost(0.0))
+    slow_load = make_gpu_workload(load_cost=make_cost(1e-2), cpu_share=0.0, transfer_cost=make_cost(0.0))
     assert find_bottleneck(make_config(2, pin_memory=True), slow_load, 64.0, 0.9) == "io"
 
 

@@ -32,7 +32,7 @@ from tests.builders import (
     make_workload,
 )
 
-WAITING = make_workload(samples=100_000, cpu_share=0.01, load=make_cost(5e-3), pinning=True)
+WAITING = make_workload(samples=100_000, cpu_share=0.01, load_cost=make_cost(5e-3), pinning=True)
 
 
 def plan(
@@ -167,25 +167,25 @@ def test_asking_for_pinning_where_it_does_nothing_is_refused(workload: WorkloadP
 
 
 def test_a_stream_that_does_not_shard_itself_gets_at_most_one_worker() -> None:
-    space = plan(workload=make_workload(kind="iterable", duplicated=True))
+    space = plan(workload=make_workload(kind="iterable", workers_duplicate_data=True))
     assert space.choices["num_workers"] == (0, 1)
     assert any("shard" in note for note in space.notes)
 
 
 def test_no_worker_is_tried_where_the_user_allows_none_even_for_a_stream_that_does_not_shard() -> None:
-    space = plan(make_request(max_workers=0), make_workload(kind="iterable", duplicated=True))
+    space = plan(make_request(max_workers=0), make_workload(kind="iterable", workers_duplicate_data=True))
     assert space.choices["num_workers"] == (0,)
 
 
 def test_the_batch_size_is_left_alone_where_batches_are_the_users_own() -> None:
-    space = plan(workload=make_workload(batching="own"))
+    space = plan(workload=make_workload(batching="user"))
     assert {config.dataloader.batch_size for config in space.configs()} == {None}
     assert any("batch_size" in note for note in space.notes)
 
 
 def test_setting_a_batch_size_for_the_users_own_batches_is_refused() -> None:
     with pytest.raises(UsageError, match="own batches"):
-        plan(make_request(fixed={"batch_size": 64}), make_workload(batching="own"))
+        plan(make_request(fixed={"batch_size": 64}), make_workload(batching="user"))
 
 
 def test_persistence_is_not_searched_for_a_single_epoch() -> None:
@@ -276,7 +276,7 @@ def test_the_users_own_loader_keeps_its_batch_size_beside_others_that_are_listed
 
 
 def test_the_baseline_of_own_batches_has_no_batch_size() -> None:
-    assert find_baseline(None, workload=make_workload(batching="own")).dataloader.batch_size is None
+    assert find_baseline(None, workload=make_workload(batching="user")).dataloader.batch_size is None
 
 
 def test_a_ready_loader_keeps_its_batch_size_and_a_note_says_how_to_search_it() -> None:
@@ -306,7 +306,9 @@ def test_the_settings_of_a_ready_loader_are_among_those_that_may_be_tried() -> N
 
 
 def test_the_workers_of_a_ready_loader_are_not_added_where_every_worker_delivers_all_the_data() -> None:
-    assert plan(workload=make_workload(kind="iterable", duplicated=True, baseline=OWN)).choices["num_workers"] == (0, 1)
+    assert plan(workload=make_workload(kind="iterable", workers_duplicate_data=True, baseline=OWN)).choices[
+        "num_workers"
+    ] == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +365,7 @@ def test_the_guesses_contain_what_a_careful_hand_would_set() -> None:
 
 
 def test_the_guesses_lie_on_both_sides_of_what_the_model_thinks_enough() -> None:
-    workload = make_workload(samples=100_000, cpu_share=0.01, load=make_cost(5e-3), step=make_cost(6e-4))
+    workload = make_workload(samples=100_000, cpu_share=0.01, load_cost=make_cost(5e-3), step_cost=make_cost(6e-4))
     enough, *others = [config.dataloader.num_workers for config in guess(workload)]
     assert 8 <= enough <= 10  # 5 ms of loading over 0.6 ms of stepping
     assert min(others) < enough < max(others)
@@ -376,7 +378,7 @@ def test_the_guesses_are_distinct_and_start_with_more_workers_than_cpus_for_samp
 
 
 def test_the_guesses_for_samples_in_memory_start_without_workers() -> None:
-    in_memory = make_workload(load=make_cost(1e-7), step=make_cost(0.0, 1e-4))
+    in_memory = make_workload(load_cost=make_cost(1e-7), step_cost=make_cost(0.0, 1e-4))
     assert guess(in_memory)[0].dataloader.num_workers == 0
 
 
@@ -394,7 +396,7 @@ def test_where_no_worker_may_start_the_knobs_of_workers_are_not_searched() -> No
 
 def test_copying_ahead_is_searched_where_batches_are_copied_from_pinned_memory() -> None:
     assert plan(workload=make_gpu_workload()).choices["device_prefetch"] == (False, True)
-    assert plan(workload=make_gpu_workload(copies=None, on_accelerator=True)).choices["device_prefetch"] == (False,)
+    assert plan(workload=make_gpu_workload(h2d=None, on_accelerator=True)).choices["device_prefetch"] == (False,)
     assert plan(workload=make_workload()).choices["device_prefetch"] == (False,)
 
 
