@@ -29,8 +29,8 @@ import autotune
 from autotune.child.device import make_clock, read_accelerator, resolve_device, synchronize
 from autotune.child.import_string import import_attribute
 from autotune.config import FrozenModel
+from autotune.system.gpus import GpuState, open_nvml, read_gpu_state
 from autotune.system.machine import read_machine
-from autotune.system.nvml import GpuState, open_nvml, read_gpu_state
 from benchmarks.gpu_records import DeviceFacts, GpuRun, Order, Reading, Ready, Workplace
 from benchmarks.gpu_steps import Step
 from benchmarks.whole_run import Trained, count_samples

@@ -27,6 +27,8 @@ from autotune.profiles.schema import (
     WorkloadIdentity,
 )
 from autotune.request import TuningRequest, WorkloadRequest
+from autotune.system.cgroups import CpuThrottling
+from autotune.system.cpu_load import CpuCounters
 from autotune.system.hardware import Accelerator, Hardware, Software
 from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets
@@ -52,6 +54,14 @@ def make_machine(**changes: Any) -> MachineProfile:
         "nofile_limit": 1024,
     }
     return MachineProfile(**usual | changes)
+
+
+def make_counters(
+    busy: float = 0.0, total: float = 0.0, steal: float = 0.0, quotas: Sequence[tuple[int, int]] = ()
+) -> CpuCounters:
+    """Build counters of CPU time; each quota is given as periods and throttled periods."""
+    uses = tuple(CpuThrottling(periods=periods, throttled_periods=throttled) for periods, throttled in quotas)
+    return CpuCounters(busy_seconds=busy, total_seconds=total, steal_seconds=steal, throttling=uses)
 
 
 def make_software() -> Software:

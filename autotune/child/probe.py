@@ -37,8 +37,8 @@ from autotune.child.workload_loading import LoadedWorkload, build_loader, count_
 from autotune.config import DataLoaderSettings, FrozenModel, LoaderConfig, StartMethod
 from autotune.errors import WorkloadError
 from autotune.profiles.batches import count_bytes, count_samples, find_tensors, move_batch
+from autotune.system.gpus import GpuState, read_gpu_state
 from autotune.system.hardware import Accelerator, Software
-from autotune.system.nvml import GpuState, read_gpu_state
 from autotune.system.versions import read_own_version, read_start_method_in_force
 from autotune.trial.protocol import WORKER_PHASE, ProbeCommand
 from autotune.trial.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile

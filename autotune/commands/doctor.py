@@ -11,11 +11,12 @@ from typing import Final, Literal
 
 from autotune.commands.namesakes import PACKAGE_DIR, ConflictingPackage, find_namesakes
 from autotune.config import FrozenModel, StartMethod
-from autotune.confirm.interference import CpuThrottling, read_quota_uses
 from autotune.runner.process import MAX_TMPDIR_LENGTH
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
-from autotune.system.machine import MachineProfile, read_gpus, read_machine
-from autotune.system.mounts import Mount, read_storage
+from autotune.system.cgroups import CpuThrottling, read_cpu_throttling
+from autotune.system.gpus import read_gpus
+from autotune.system.machine import MachineProfile, read_machine
+from autotune.system.mounts import Mount, find_mount
 from autotune.system.versions import TorchVersion, read_start_method, read_torch
 from autotune.units import format_bytes, format_seconds
 
@@ -102,12 +103,12 @@ def collect_facts(data: Path | None = None) -> SystemFacts:
         UsageError: There is no such path.
     """
     return SystemFacts(
-        storage=read_storage(data) if data is not None else None,
+        storage=find_mount(data) if data is not None else None,
         machine=read_machine(),
         containment=detect_sandbox(),
         gpus=read_gpus(),
         torch=read_torch(),
-        quotas=read_quota_uses(),
+        quotas=read_cpu_throttling(),
         start_method=read_start_method(),
         namesakes=find_namesakes(),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from autotune.config import Interval, LoaderConfig
-from autotune.confirm.interference import InterferenceMonitor, describe_noise
+from autotune.confirm.interference import InterferenceMonitor, describe_interference
 from autotune.progress import ProgressListener
 from autotune.search.plan import Plan
 from autotune.trial.interruption import keep_what_was_measured
@@ -215,7 +215,7 @@ class _Final:
         if self._monitor is None:
             return
         found = self._monitor.finish([contestant.scores for contestant in self.entrants])
-        self.noise = describe_noise(found, self._plan.machine.usable_cpus)
+        self.noise = describe_interference(found, self._plan.machine.usable_cpus)
 
     def _run_round(self) -> None:
         order = [self.baseline, *self.finalists]

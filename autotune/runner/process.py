@@ -31,7 +31,7 @@ from autotune.runner.process_tree import TRIAL_ID_VARIABLE, describe_survivors, 
 from autotune.runner.sandbox import SandboxSupport
 from autotune.runner.usage import NEAR_BUDGET_POLL_SECONDS, UsageMonitor, Use
 from autotune.runner.watchdog import BudgetBreach, Reading, Watchdog
-from autotune.system.machine import SHM
+from autotune.system.kernel_files import SHM
 from autotune.trial.budgets import Budgets
 from autotune.trial.channel import Channel, ChannelClosedError, MessageTooLongError
 from autotune.trial.measurement import TrialKind

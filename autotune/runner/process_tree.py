@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from autotune.system.machine import PROC, SHM, read_text
+from autotune.system.kernel_files import PROC, SHM, read_text
 from autotune.system.processes import is_cleaner
 
 TRIAL_ID_VARIABLE: Final = "DLTUNE_TRIAL"

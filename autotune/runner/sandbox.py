@@ -17,7 +17,7 @@ from typing import Final
 
 from autotune.config import FrozenModel
 from autotune.runner.memory_cgroup import MemoryCgroup, find_cgroup_parent
-from autotune.system.machine import SHM
+from autotune.system.kernel_files import SHM
 from autotune.trial.budgets import Budgets
 from autotune.trial.sandbox_spec import SandboxSpec
 

@@ -12,7 +12,9 @@ from typing import Final
 
 from autotune.config import Bytes, FrozenModel
 from autotune.runner.memory_cgroup import MemoryCgroup, count_oom_kills
-from autotune.system.machine import CGROUP, PROC, SHM, AvailableMemory, read_shm, walk_ancestors
+from autotune.system.cgroups import walk_ancestors
+from autotune.system.kernel_files import CGROUP, PROC, SHM
+from autotune.system.machine import AvailableMemory, read_shm
 from autotune.system.processes import list_tree, measure_pss, memory_upper_bound
 from autotune.trial.budgets import Budgets
 

@@ -1,20 +1,21 @@
 """What lies under a path: the file system, its device, and whether that is a disk which turns.
 
 Where reads wait, for a network or for the head of a disk, workers wait as well, and many more of them than there are
-CPUs pay. The kernel tells which it is: /proc/self/mountinfo names the mount, /sys the device.
+CPUs pay.
 """
 
 from __future__ import annotations
 
-import re
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from autotune.config import FrozenModel
-from autotune.errors import UsageError
-from autotune.system.machine import PROC, read_text
+import psutil
 
-SYS: Final = Path("/sys")
+from autotune.errors import UsageError
+from autotune.system.kernel_files import SYS, read_text
+
 Kind = Literal["local", "memory", "network", "program", "overlay"]
 
 _NETWORK: Final = frozenset(
@@ -26,10 +27,10 @@ _NETWORK: Final = frozenset(
 _OVERLAYS: Final = frozenset(("overlay", "aufs", "fuse.fuse-overlayfs", "fuse.overlayfs"))
 _MEMORY: Final = frozenset(("tmpfs", "ramfs"))
 _VIRTUAL: Final = ("vd", "xvd", "loop")  # disks of virtual machines, and files as disks: nobody sets their flag
-_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 
-class Mount(FrozenModel):
+@dataclass(frozen=True, slots=True)
+class Mount:
     """Where a path is kept.
 
     Attributes:
@@ -58,70 +59,41 @@ class Mount(FrozenModel):
         return "memory" if self.filesystem in _MEMORY else "local"
 
 
-class _MountEntry(FrozenModel):
-    number: str
-    point: str
-    filesystem: str
-    device: str
-
-
-def read_storage(path: Path, proc: Path = PROC, sys: Path = SYS) -> Mount | None:
-    """Read where a path is kept.
+def find_mount(path: Path, sys: Path = SYS) -> Mount | None:
+    """Find the mount that a path lies on: the deepest, and of those over one another the last.
 
     Args:
         path: A file or a folder.
-        proc: Where procfs is mounted.
         sys: Where sysfs is mounted.
 
     Returns:
-        Its storage; None where the system does not tell.
+        The mount; None where the system does not tell.
 
     Raises:
         UsageError: There is no such path.
     """
     try:
         real = path.resolve(strict=True)
+        number = real.stat().st_dev
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path}: {reason}. Give the folder or the file that the dataset reads.") from None
-    mount = _find_mount(real, proc)
-    if mount is None:
+    try:
+        around = [mount for mount in psutil.disk_partitions(all=True) if real.is_relative_to(mount.mountpoint)]
+    except OSError:
         return None
-    return Mount(
-        path=path,
-        filesystem=mount.filesystem,
-        device=mount.device,
-        mount_point=mount.point,
-        rotational=_read_rotational(mount, sys),
-    )
-
-
-def _find_mount(path: Path, proc: Path) -> _MountEntry | None:
-    """Find the mount that a path lies on: the deepest, and of those over one another the last."""
-    mounts = (_parse_mount(line) for line in read_text(proc / "self" / "mountinfo").splitlines())
-    around = [mount for mount in mounts if mount is not None and path.is_relative_to(mount.point)]
-    return max(enumerate(around), key=lambda pair: (len(Path(pair[1].point).parts), pair[0]), default=(0, None))[1]
-
-
-def _parse_mount(line: str) -> _MountEntry | None:
-    """Read a line such as `36 35 8:1 / /data rw,noatime shared:1 - ext4 /dev/sda1 rw`."""
-    left, _, right = line.partition(" - ")
-    place, source = left.split(" "), right.split(" ")
-    if len(place) < 5 or len(source) < 2:
+    if not around:
         return None
-    return _MountEntry(number=place[2], point=_unescape(place[4]), filesystem=source[0], device=_unescape(source[1]))
+    mount = max(reversed(around), key=lambda mount: len(Path(mount.mountpoint).parts))
+    return Mount(path, mount.fstype, mount.device, mount.mountpoint, _read_rotational(number, mount.device, sys))
 
 
-def _unescape(text: str) -> str:
-    r"""Read the kernel's octal escapes, as in `\040` for a space."""
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text)
-
-
-def _read_rotational(mount: _MountEntry, sys: Path) -> bool | None:
+def _read_rotational(number: int, device: str, sys: Path) -> bool | None:
     """Read whether a device turns; a partition is asked by its disk, a volume of btrfs by the name of its device."""
-    for place in (sys / "dev" / "block" / mount.number, sys / "class" / "block" / Path(mount.device).name):
-        device = place.resolve()
-        for folder in (device, device.parent):
+    by_number = sys / "dev" / "block" / f"{os.major(number)}:{os.minor(number)}"
+    for place in (by_number, sys / "class" / "block" / Path(device).name):
+        block = place.resolve()
+        for folder in (block, block.parent):
             flag = read_text(folder / "queue" / "rotational").strip()
             if flag in ("0", "1"):
                 return None if folder.name.startswith(_VIRTUAL) else flag == "1"

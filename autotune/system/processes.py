@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-PROC: Final = Path("/proc")
+from autotune.system.kernel_files import PROC
+
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 CLEANERS: Final = (b"torch_shm_manager", b"multiprocessing.resource_tracker")
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import multiprocessing
+import re
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 from autotune.config import StartMethod
+from autotune.system.kernel_files import read_text
 
-WORDS: Final = ("__version__", "cuda")
+_ASSIGNMENT: Final = re.compile(r"^(__version__|cuda)\b[^=\n]*= *'([^'\n]+)'$", re.MULTILINE)
 
 
 class TorchVersion(NamedTuple):
@@ -27,30 +28,18 @@ class TorchVersion(NamedTuple):
 
 
 def read_torch(folder: Path | None = None) -> TorchVersion | None:
-    """Read which build of torch is installed.
+    """Read which build of torch would be imported, or lies in a folder; None where there is none.
 
-    Args:
-        folder: The folder of the package; None finds the one that would be imported.
-
-    Returns:
-        The build; None where there is none.
+    Its own file is read, for a wheel's metadata know neither CUDA nor, from PyPI, the build.
     """
     folder = folder or _find_torch()
-    words = _read_assignments(folder / "version.py") if folder is not None else {}
+    words = dict(_ASSIGNMENT.findall(read_text(folder / "version.py"))) if folder is not None else {}
     if "__version__" in words:
-        return TorchVersion(str(words["__version__"]), words.get("cuda"))
+        return TorchVersion(words["__version__"], words.get("cuda"))
     try:
         return TorchVersion(version("torch"), None)
     except PackageNotFoundError:
         return None
-
-
-def read_own_version() -> str:
-    """Read dltune's version; one that runs from its sources alone does not know it."""
-    try:
-        return version("dltune")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _find_torch() -> Path | None:
@@ -59,19 +48,12 @@ def _find_torch() -> Path | None:
     return Path(next(iter(places))) if places else None
 
 
-def _read_assignments(path: Path) -> dict[str, str | None]:
-    """Read the texts that a file of plain assignments gives to the words we look for, without running it."""
+def read_own_version() -> str:
+    """Read dltune's version; one that runs from its sources alone does not know it."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError):
-        return {}
-    return {
-        target.id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant)
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name) and target.id in WORDS and isinstance(node.value.value, str | None)
-    }
+        return version("dltune")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def read_start_method() -> StartMethod:

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from autotune.cli import cli
 from autotune.commands.doctor import Check, SystemFacts, collect_facts, describe_checks, has_problem, run_checks
 from autotune.commands.namesakes import PACKAGE_DIR, ConflictingPackage
-from autotune.confirm.interference import CpuThrottling
 from autotune.runner.sandbox import SandboxSupport
+from autotune.system.cgroups import CpuThrottling
 from autotune.system.mounts import Mount
 from autotune.system.versions import TorchVersion
 from tests.builders import GIB, MIB, make_machine

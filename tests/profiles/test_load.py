@@ -18,8 +18,9 @@ from autotune.config import ProcessSettings
 from autotune.errors import ProfileError
 from autotune.profiles.load import TunedLoader, choose_profile, clamp_config, describe_local_hardware, load
 from autotune.profiles.schema import WorkloadIdentity
+from autotune.system.gpus import read_gpus
 from autotune.system.hardware import Accelerator, Hardware
-from autotune.system.machine import read_gpus, read_machine
+from autotune.system.machine import read_machine
 from tests.builders import MIB, make_config, make_machine, make_profile, write_files, write_profiles
 
 DATA: Any = range(10)

@@ -15,7 +15,7 @@ import pytest
 
 from autotune.runner import process_tree
 from autotune.runner.process_tree import TRIAL_ID_VARIABLE, describe_survivors, kill_trial
-from autotune.system.machine import PROC
+from autotune.system.kernel_files import PROC
 
 
 @pytest.fixture

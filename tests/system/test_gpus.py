@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from autotune.system.nvml import GpuState, read_gpu_state
+import pytest
+
+from autotune.system.gpus import GpuState, read_gpu_state, read_gpus
+from tests.builders import write_files
 
 
 class NVMLError(Exception):
@@ -34,8 +38,7 @@ class FakeNvml:
 
     def __getattr__(self, name: str) -> Any:
         answers = {
-            "nvmlDeviceGetName": b"NVIDIA H100 80GB HBM3",
-            "nvmlSystemGetDriverVersion": "570.1",
+            "nvmlSystemGetDriverVersion": b"570.1",
             "nvmlDeviceGetMaxPcieLinkGeneration": 5,
             "nvmlDeviceGetMaxPcieLinkWidth": 16,
             "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=1)] * self._processes,
@@ -54,9 +57,7 @@ class FakeNvml:
 
 def test_a_gpu_is_described_by_what_nvml_tells() -> None:
     nvml = FakeNvml(processes=2)
-    assert read_gpu_state("1234", nvml) == GpuState(
-        name="NVIDIA H100 80GB HBM3", driver="570.1", pcie="gen5 x16", processes=2, utilization=0.37
-    )
+    assert read_gpu_state("1234", nvml) == GpuState(driver="570.1", pcie="gen5 x16", processes=2, utilization=0.37)
     assert nvml.asked_for == "GPU-1234"
     assert not nvml.is_open
 
@@ -76,3 +77,42 @@ def test_what_a_slice_does_not_tell_stays_open() -> None:
 def test_a_machine_without_a_driver_tells_nothing() -> None:
     assert read_gpu_state("1234", FakeNvml("nvmlInit")) is None
     assert read_gpu_state("1234", FakeNvml("nvmlDeviceGetHandleByUUID")) is None
+
+
+TWO_GPUS = {
+    "driver/nvidia/gpus/0000:05:00.0/information": "Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-aaaa-1\n",
+    "driver/nvidia/gpus/0000:3b:00.0/information": "Model: \t\t NVIDIA A100\nGPU UUID: \t GPU-bbbb-2\n",
+}
+
+
+def test_gpus_are_named_in_the_order_of_their_slots(tmp_path: Path) -> None:
+    folder = "driver/nvidia/gpus"
+    proc = write_files(
+        tmp_path,
+        {
+            f"{folder}/0000:3b:00.0/information": "Model: \t\t NVIDIA A100\nIRQ:   1\n",
+            f"{folder}/0000:05:00.0/information": "Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-1\n",
+        },
+    )
+    assert read_gpus(proc) == ("NVIDIA H100 80GB HBM3", "NVIDIA A100")
+
+
+def test_a_machine_without_the_driver_has_no_gpu(tmp_path: Path) -> None:
+    assert read_gpus(tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("0,1", ("NVIDIA H100", "NVIDIA A100")),
+        ("1", ("NVIDIA A100",)),
+        ("GPU-bbbb", ("NVIDIA A100",)),
+        ("1,7,0", ("NVIDIA A100",)),
+        ("", ()),
+        ("-1", ()),
+        ("MIG-cccc", ("NVIDIA H100 MIG",)),
+    ],
+)
+def test_only_visible_gpus_count(visible: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    proc = write_files(tmp_path, TWO_GPUS)
+    assert read_gpus(proc, {"CUDA_VISIBLE_DEVICES": visible}) == names
