@@ -18,8 +18,9 @@ from autotune.profiles.file import read_file
 from autotune.profiles.matching import MatchQuality, compare_hardware, rank_fit
 from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.worker_init import WorkerSetup
-from autotune.system.gpus import DEV, may_have, read_gpus
+from autotune.system.gpus import may_have, read_gpus
 from autotune.system.hardware import Accelerator, Hardware
+from autotune.system.kernel_files import DEV
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.versions import read_start_method_in_force
 

@@ -36,7 +36,7 @@ from benchmarks.gpu_workloads import (
 )
 from benchmarks.records import Prediction, Tuning, read_results
 from benchmarks.whole_run import Trained
-from tests.system.test_nvml import FakeNvml
+from tests.system.test_gpus import FakeNvml
 
 CPUS = 16
 SAMPLES = 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,10 @@ def test_a_profile_that_was_named_by_hand_is_left_alone() -> None:
 
 @pytest.mark.parametrize("hardware", [{"memory_limit_bytes": 8 * GIB}, {"shm_limit_bytes": GIB}])
 def test_a_smaller_machine_leaves_the_profile_of_a_larger_one_in_the_file(
-    workdir: Path, hardware: dict[str, int]
+    workdir: Path, hardware: dict[str, Any]
 ) -> None:
     here = make_machine(affinity_cpus=2)
-    for machine in (here, here.model_copy(update=hardware)):
+    for machine in (here, replace(here, **hardware)):
         tune(make_run(), run_trial=Bench(saturating), machine=machine, workload=waiting_workload())
     assert len({profile.name for profile in read_file(workdir / "dltune.json").profiles}) == 2
 
