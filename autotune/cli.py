@@ -266,7 +266,7 @@ def _print_plan(request: TuningRequest) -> None:
 
     plan = plan_only(request, progress=PlainDisplay(request))
     click.echo(f"Would try at most {request.trials} configurations, these first:")
-    for config in plan.first_configs():
+    for config in plan.initial_configs():
         click.echo(f"  {describe_config(config)}  predicted {plan.predict(config):,.0f}/s")
 
 

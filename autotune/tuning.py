@@ -18,9 +18,9 @@ from autotune.profiles.schema import SCHEMA_VERSION, AblationStep, TunedFile, Tu
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, WorkloadRequest, check_import_string, lacks_password
 from autotune.runner.runner import TrialRunner, start_runner
+from autotune.search.ask_tell import Search, open_search
 from autotune.search.loop import SearchOutcome, search
 from autotune.search.plan import Plan, make_plan
-from autotune.search.sampler import Search, open_search
 from autotune.search.study import open_storage
 from autotune.search.warm_start import plan_warm_start
 from autotune.system.machine import MachineProfile, read_machine

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from autotune.config import LoaderConfig
@@ -114,7 +114,7 @@ def make_plan() -> Plan:
     """Make a plan with ample limits; which workload it is for does not matter here."""
     plan = Trace.model_validate_json((TRACES / "tutorial.json").read_text()).plan()
     ample = Budgets(memory_bytes=1 << 40, reserve_bytes=0, shm_bytes=1 << 40, nofile=1 << 20, max_workers=64)
-    return plan.model_copy(update={"limits": ample})
+    return replace(plan, budgets=ample)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import optuna
 
 from autotune.config import FrozenModel
 from autotune.request import SamplerName
-from autotune.search import loop, surrogate
+from autotune.search import stopping, surrogate
 from benchmarks.replay import Replayed, read_traces, replay
 
 RESULTS: Final = Path("benchmarks/results/holdout.json")
@@ -56,9 +56,9 @@ VARIANTS: Final = (
     Variant("model"),
     Variant("tpe"),
     Variant("random"),
-    *(Variant("model", loop, "MIN_EXPECTED_IMPROVEMENT", gain) for gain in (0.003, 0.012)),
-    *(Variant("model", loop, "MIN_TRIALS", trials) for trials in (4, 12)),
-    *(Variant("model", loop, "PATIENCE_TRIALS", trials) for trials in (5, 20)),
+    *(Variant("model", stopping, "MIN_EXPECTED_IMPROVEMENT", gain) for gain in (0.003, 0.012)),
+    *(Variant("model", stopping, "MIN_TRIALS", trials) for trials in (4, 12)),
+    *(Variant("model", stopping, "PATIENCE_TRIALS", trials) for trials in (5, 20)),
     *(Variant("model", surrogate, "MIN_NOISE", noise) for noise in (0.02, 0.08)),
     *(Variant("model", surrogate, "WORKERS_SCALE", doublings) for doublings in (0.35, 1.4)),
     *(Variant("model", surrogate, "PRIOR_SCALES", scales) for scales in ((0.5,), (1.0,), (2.0,))),

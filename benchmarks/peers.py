@@ -204,7 +204,7 @@ def _try_in_turn(
         result = run_trial(request)
         score = 0.0
         if result.measurement is not None:
-            cold = plan.cold_seconds(config)
+            cold = plan.cold_start_seconds(config)
             score = estimate(result.measurement, config, plan.request.epochs, cold).samples_per_second
         record = TrialRecord(
             number=len(lines), config=config, fate="measured", score=score, constraints={}, result=result

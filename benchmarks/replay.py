@@ -18,6 +18,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -28,9 +29,10 @@ from autotune.config import FrozenModel, LoaderConfig
 from autotune.confirm.decision import select_finalists
 from autotune.progress import ProgressListener
 from autotune.request import SamplerName
+from autotune.search.ask_tell import Search
 from autotune.search.loop import SearchLoop
 from autotune.search.plan import Plan
-from autotune.search.sampler import Search, make_sampler
+from autotune.search.sampler import make_sampler
 from autotune.search.trial_record import TrialRecord
 from autotune.trial.measurement import EpochTrace, Measurement, TrialResult
 from autotune.trial.protocol import TrialRequest
@@ -95,7 +97,7 @@ def _measure(plan: Plan, request: TrialRequest, rate: float) -> Measurement:
     """Make a measurement from which exactly this throughput is estimated."""
     size = request.config.dataloader.batch_size or 1
     samples = BATCHES_SHOWN * size
-    epoch_seconds = max(1e-6, samples / rate - plan.cold_seconds(request.config) / request.epochs)
+    epoch_seconds = max(1e-6, samples / rate - plan.cold_start_seconds(request.config) / request.epochs)
     moments = tuple(epoch_seconds * (number + 1) / BATCHES_SHOWN for number in range(BATCHES_SHOWN))
     trace = EpochTrace(
         batch_seconds=moments,
@@ -120,15 +122,16 @@ def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:
         How it went.
     """
     plan = trace.plan()
-    plan = plan.model_copy(update={"request": plan.request.model_copy(update={"sampler": sampler, "seed": seed})})
+    plan = replace(plan, request=plan.request.model_copy(update={"sampler": sampler, "seed": seed}))
     study = optuna.create_study(sampler=make_sampler(plan.request, plan.space), direction="maximize")
     fed_by = seed % 2
-    exploration = SearchLoop(plan, Search(study, plan.space), Tape(trace, fed_by, seed), ProgressListener())
-    stopped = exploration.run()
+    loop = SearchLoop(plan, Search(study, plan.space), Tape(trace, fed_by, seed), ProgressListener())
+    stopped = loop.run()
     truth = {config: math.sqrt(one * two) for config, one, two in zip(trace.configs, *trace.passes, strict=True)}
     best = _find_best(trace)
-    measured = [record for record in exploration.records if record.is_feasible]
-    finalists = select_finalists(exploration.records, plan.convention, truth.__contains__, exploration.expect())
+    known = loop.knowledge
+    measured = [record for record in known.records if record.is_feasible]
+    finalists = select_finalists(known.records, plan.convention, truth.__contains__, known.smoothed_throughput())
     return Replayed(
         trace=trace.name,
         sampler=sampler,

@@ -13,6 +13,7 @@ import argparse
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -73,7 +74,7 @@ class Trace(FrozenModel):
         """Plan a run as the tuner would, over the recorded grid."""
         budgets = plan_budgets(self.machine, self.request)
         plan = make_plan(self.request, self.machine, self.workload, budgets)
-        return plan.model_copy(update={"space": self.space})
+        return replace(plan, space=self.space)
 
 
 def record(workload: BenchWorkload, seconds: float) -> Trace:

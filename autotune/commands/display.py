@@ -72,8 +72,8 @@ class PlainDisplay(ConfirmationDisplay):
 
     def show_plan(self, plan: Plan) -> None:
         """Write what the probe found and what is searched."""
-        workload, space, self._ceiling = plan.workload, plan.space, plan.ceiling
-        self._write(f"probe    {describe_workload(workload, plan.ceiling)}")
+        workload, space, self._ceiling = plan.workload, plan.space, plan.best_step_bound
+        self._write(f"probe    {describe_workload(workload, plan.best_step_bound)}")
         ranges = (_describe_choices(knob, choices) for knob, choices in space.searched().items())
         self._write(f"search   {'   '.join(ranges)}")
         for note in (*workload.notes, *space.notes):

@@ -104,7 +104,7 @@ def _measure_step(plan: Plan, contestant: ConfirmationRuns, run_trial: RunTrial,
         seconds=ABLATION_TIME_SHARE * plan.request.trial_seconds,
         precision=ABLATION_PRECISION,
     )
-    contestant.note(run_trial(request), plan.request.epochs, plan.cold_seconds(contestant.config))
+    contestant.note(run_trial(request), plan.request.epochs, plan.cold_start_seconds(contestant.config))
     progress.show_step(contestant.config, 0.0 if contestant.failures else contestant.scores[-1])
 
 

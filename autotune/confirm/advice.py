@@ -75,7 +75,7 @@ def _advise_budget(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> 
     most = max_useful_workers(plan.workload, size, plan.machine.usable_cpus)
     for workers in (count for count in KNOBS["num_workers"].choices if config.dataloader.num_workers < count <= most):
         larger = config.model_copy(update={"dataloader": config.dataloader.model_copy(update={"num_workers": workers})})
-        violations = plan.demand_model().predict(larger).find_violations(plan.budgets)
+        violations = plan.resource_model().predict(larger).find_violations(plan.budgets)
         gain = plan.predict(larger) / plan.predict(config)
         if violations and gain >= WORTHWHILE_GAIN:
             needs = "; ".join(violation.describe() for violation in violations)

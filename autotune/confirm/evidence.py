@@ -95,7 +95,7 @@ def worker_scaling_curve(plan: Plan, answer: LoaderConfig, predict: Predict) -> 
     Returns:
         Points, ascending in the number of workers.
     """
-    demand = plan.demand_model()
+    demand = plan.resource_model()
     configs = [
         config
         for config in sweep_knob(plan, answer, "num_workers")
@@ -147,7 +147,9 @@ def sweep_knob(plan: Plan, answer: LoaderConfig, knob: KnobName) -> Iterator[Loa
     choices: tuple[Any, ...] = plan.space.choices[knob]
     if not answer.dataloader.num_workers:
         dependent = {knob.name: knob.convention for knob in TABLE if knob.needs == "num_workers"}
-        usual = knob_values(plan.space.build({**dependent, "num_workers": max(plan.space.choices["num_workers"])}))
+        usual = knob_values(
+            plan.space.from_params({**dependent, "num_workers": max(plan.space.choices["num_workers"])})
+        )
         values |= {name: usual[name] for name in dependent}
     for choice in sorted({*choices, values[knob]}):
         yield config_from_knobs({**values, knob: choice}, answer.process.multiprocessing_context)

@@ -8,9 +8,8 @@ from autotune.confirm.confirmation import Confirmation, ConfirmationRuns
 from autotune.confirm.decision import Decision, decide
 from autotune.errors import NoFeasibleConfigError
 from autotune.knobs import describe_config
-from autotune.search.loop import find_best
 from autotune.search.plan import Plan
-from autotune.search.trial_record import TrialRecord
+from autotune.search.trial_record import TrialRecord, find_best
 
 
 def disregard_failed_final(plan: Plan, final: Confirmation) -> tuple[Confirmation, tuple[str, ...]]:

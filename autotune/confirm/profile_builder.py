@@ -23,9 +23,9 @@ from autotune.profiles.schema import (
     TunedProfile,
 )
 from autotune.search.cost_model import find_bottleneck
-from autotune.search.loop import SearchOutcome, measure_prediction_error
+from autotune.search.loop import SearchOutcome
 from autotune.search.plan import Plan
-from autotune.search.trial_record import TrialRecord
+from autotune.search.trial_record import TrialRecord, measure_prediction_error
 from autotune.units import format_bytes
 
 
@@ -101,7 +101,7 @@ def _make_result(
     copies = workload.h2d
     seen = _find_measured(confirmation, config) or _as_contestant(records, config, plan.request.epochs)
     bottleneck = find_bottleneck(config, workload, plan.machine.usable_cpus, decision.wait_fraction)
-    ceiling = plan.ceiling_of(config.dataloader.batch_size)
+    ceiling = plan.step_bound(config.dataloader.batch_size)
     return ProfileResult(
         samples_per_second=decision.samples_per_second,
         samples_per_second_ci95=decision.interval,
@@ -111,7 +111,9 @@ def _make_result(
         speedup=decision.speedup,
         speedup_ci95=decision.speedup_interval,
         verdict=decision.verdict,
-        ceiling_samples_per_second=ceiling if plan.knows_ceiling(config, decision.samples_per_second) else None,
+        ceiling_samples_per_second=ceiling
+        if plan.has_reliable_step_bound(config, decision.samples_per_second)
+        else None,
         data_wait_fraction=decision.wait_fraction,
         bottleneck=bottleneck,
         peak_host_bytes=seen.peak_host_bytes,

@@ -14,25 +14,17 @@ from autotune.trial.budgets import Budgets
 from autotune.trial.workload_profile import WorkloadProfile
 
 
-def plan_baseline(
+def choose_baseline(
     request: TuningRequest, workload: WorkloadProfile, space: SearchSpace, budgets: Budgets
 ) -> LoaderConfig:
     """Choose what the tuned configuration is compared with.
 
-    Args:
-        request: What the user asked for.
-        workload: What the probe found.
-        space: The space; its only batch size is used where there is one.
-        budgets: Budgets.
-
-    Returns:
-        The settings of the user's ready DataLoader, changed only as far as pins, ranges, --max-workers and budgets
-        demand, because a baseline that is kept must honour them; else what is nearest to PyTorch's defaults, at a
-        batch size of 32, in the space.
+    That is the user's ready DataLoader, changed only as far as pins, ranges, --max-workers and budgets demand, because
+    a baseline that is kept must honour them; else what is nearest to PyTorch's defaults, at a batch size of 32.
     """
     if workload.baseline is None:
         usual = nearest_choice(KNOBS["batch_size"].convention, space.choices["batch_size"])
-        return space.build(knob_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=usual))))
+        return space.from_params(knob_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=usual))))
     own = knob_values(workload.baseline)
     for knob in request.ranges:
         own[knob] = nearest_choice(own[knob], space.choices[knob])
@@ -57,15 +49,7 @@ def _fit_workers(
 
 
 def describe_changed_baseline(own: LoaderConfig, baseline: LoaderConfig) -> str | None:
-    """Say where the baseline is not the user's own DataLoader; None where it is.
-
-    Args:
-        own: Settings of the user's DataLoader.
-        baseline: What the tuned configuration is compared with.
-
-    Returns:
-        A sentence, for the notes.
-    """
+    """Say where the baseline is not the user's own DataLoader; None where it is."""
     changes = [
         f"{name}={KNOBS[name].read(baseline)} instead of {KNOBS[name].read(own)}"
         for name in list_differences(baseline, own)

@@ -30,15 +30,6 @@ def plan_space(
 ) -> SearchSpace:
     """Decide what is searched for this request, machine and workload.
 
-    Args:
-        request: What the user pinned or narrowed.
-        machine: What the machine allows.
-        workload: What the probe found.
-        budgets: Budgets.
-
-    Returns:
-        The space.
-
     Raises:
         UsageError: A pinned or narrowed knob leaves nothing that is legal here.
         NoFeasibleConfigError: Not even the smallest batch fits the memory budget.

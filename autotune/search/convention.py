@@ -1,10 +1,12 @@
-"""What a setting is where nothing speaks against it: training as it was, and the values that a careful hand sets."""
+"""What a setting is where nothing speaks against it: training as it was, all else as is usual."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from autotune.config import FrozenModel, LoaderConfig, StartMethod
+from autotune.config import LoaderConfig, StartMethod
 from autotune.knobs import TABLE, KnobName, config_from_knobs, knob_values, list_differences
 from autotune.request import TuningRequest
 from autotune.search.space import SearchSpace
@@ -12,18 +14,18 @@ from autotune.search.space import SearchSpace
 SIZES: Final[tuple[KnobName, ...]] = ("num_workers", "batch_size")  # of these a convention says nothing
 
 
-class Convention(FrozenModel):
+@dataclass(frozen=True, slots=True)
+class Convention:
     """The values that settings keep unless a measurement shows that leaving them pays.
 
     Attributes:
-        values: For each knob but the number of workers and the batch size: its conventional value, as far as the space
-            allows it.
-        training: For each knob that changes training, and that the user did not ask for: its value in the baseline.
+        values: Of each knob but the number of workers and the batch size, as far as the space allows the usual one.
+        training: Of each knob that changes training, and that the user did not ask for: its value in the baseline.
         start_method: Start method that the workload brings along.
     """
 
-    values: dict[KnobName, Any]
-    training: dict[KnobName, Any]
+    values: Mapping[KnobName, Any]
+    training: Mapping[KnobName, Any]
     start_method: StartMethod | None = None
 
     def list_departures(self, config: LoaderConfig) -> tuple[KnobName, ...]:
@@ -44,26 +46,18 @@ class Convention(FrozenModel):
         return config_from_knobs({**knob_values(config), **self.values, **self.training}, self.start_method)
 
 
-def plan_convention(request: TuningRequest, space: SearchSpace, baseline: LoaderConfig, *, pinning: bool) -> Convention:
-    """Settle what is conventional for a workload.
-
-    Args:
-        request: What the user asked for: a batch size that is asked to be chosen changes training as wished.
-        space: What may be tried; a pinned knob has its pin for a convention.
-        baseline: What the answer is compared with; its order of delivery is the one that training has.
-        pinning: Whether pinned memory means something here.
-
-    Returns:
-        The convention.
-    """
+def settle_convention(
+    request: TuningRequest, space: SearchSpace, baseline: LoaderConfig, *, pinning: bool
+) -> Convention:
+    """Settle what is conventional: a pinned knob has its pin for a convention, training that of the baseline."""
     training: dict[KnobName, Any] = {knob.name: knob.read(baseline) for knob in TABLE if knob.changes_training}
     wanted = {knob.name: knob.convention for knob in TABLE} | {"pin_memory": pinning} | training
     values = {name: _allow(wanted[name], space.choices[name]) for name in wanted if name not in SIZES}
     is_size_asked = request.batch_sizes is not None or "batch_size" in {*request.fixed, *request.ranges}
-    if is_size_asked:
+    if is_size_asked:  # training changes as wished
         del training["batch_size"]
     kept = {name: values.get(name, value) for name, value in training.items()}
-    return Convention(values=values, training=kept, start_method=space.start_method)
+    return Convention(values, kept, space.start_method)
 
 
 def _allow(value: Any, choices: tuple[Any, ...]) -> Any:

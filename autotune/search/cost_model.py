@@ -8,9 +8,10 @@ between epochs. It need not be right, only good enough to point at where to look
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
-from autotune.config import FrozenModel, LoaderConfig, Seconds
+from autotune.config import LoaderConfig
 from autotune.profiles.schema import Bottleneck
 from autotune.system.machine import count_whole_cpus
 from autotune.trial.workload_profile import WorkloadProfile
@@ -22,7 +23,8 @@ MIN_THROUGHPUT: Final = 1e-9  # samples per second of an epoch without a batch
 WORKER_HEADROOM_FACTOR: Final = 2  # workers offered to the search per worker that the model thinks useful
 
 
-class StageTimes(FrozenModel):
+@dataclass(frozen=True, slots=True)
+class StageTimes:
     """Seconds per batch that each part would need if it alone bounded the run.
 
     Attributes:
@@ -31,9 +33,9 @@ class StageTimes(FrozenModel):
         computing: The CPUs, shared by workers and training process.
     """
 
-    training: Seconds
-    waiting: Seconds
-    computing: Seconds
+    training: float
+    waiting: float
+    computing: float
 
     @property
     def batch_seconds(self) -> float:
@@ -41,17 +43,8 @@ class StageTimes(FrozenModel):
         return max(self.training, self.waiting, self.computing, 1e-7)
 
 
-def predict_pace(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> StageTimes:
-    """Predict the steady pace of a configuration.
-
-    Args:
-        config: The configuration.
-        workload: What the probe measured.
-        usable_cpus: CPUs that can be kept busy.
-
-    Returns:
-        Seconds per batch, part by part. Without workers everything happens in turn in the training process.
-    """
+def predict_stage_times(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> StageTimes:
+    """Predict the steady pace; without workers everything happens in turn in the training process."""
     size = config.dataloader.batch_size or workload.probe_batch_size
     workers = config.dataloader.num_workers
     load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
@@ -93,19 +86,9 @@ def predict_copy(config: LoaderConfig, workload: WorkloadProfile) -> float:
 def predict_samples_per_second(
     config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, epochs: int
 ) -> float:
-    """Predict the throughput of a training run.
-
-    Args:
-        config: The configuration.
-        workload: What the probe measured.
-        usable_cpus: CPUs that can be kept busy.
-        epochs: Length of the run in epochs.
-
-    Returns:
-        Samples per second, greater than zero.
-    """
+    """Predict the throughput of a training run of so many epochs; it is greater than zero."""
     size = config.dataloader.batch_size or workload.probe_batch_size
-    steady = predict_pace(config, workload, usable_cpus).batch_seconds
+    steady = predict_stage_times(config, workload, usable_cpus).batch_seconds
     batches = count_epoch_batches(workload, size)
     if batches is None:
         return size / steady
@@ -121,19 +104,11 @@ def predict_samples_per_second(
 
 
 def predict_cold_start_seconds(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> float:
-    """Predict what the first epoch of a fresh process costs beyond that of a warm one.
+    """Predict what the first epoch of a fresh process costs beyond that of a warm one; 0 without workers.
 
     The workers of the first epoch import and cache by themselves what a warm process has long imported. With the
     `file_system` strategy each starts a shared-memory manager of its own as well: measured with torch 2.13 on two
     CPUs, 1.1 to 1.3 s for 10 to 12 workers, a sixth of a ten-epoch run of 512 samples.
-
-    Args:
-        config: The configuration.
-        workload: What the probe measured.
-        usable_cpus: CPUs that can be kept busy.
-
-    Returns:
-        Seconds; 0 without workers.
     """
     workers = config.dataloader.num_workers
     if not workers:
@@ -143,15 +118,7 @@ def predict_cold_start_seconds(config: LoaderConfig, workload: WorkloadProfile, 
 
 
 def count_epoch_batches(workload: WorkloadProfile, batch_size: int) -> int | None:
-    """Count the batches of an epoch.
-
-    Args:
-        workload: The probed workload.
-        batch_size: Samples per batch.
-
-    Returns:
-        Batches, or None when the length of the data is not known.
-    """
+    """Count the batches of an epoch; None when the length of the data is not known."""
     if workload.epoch_batches is not None:
         return workload.epoch_batches
     if workload.samples is None:
@@ -161,18 +128,10 @@ def count_epoch_batches(workload: WorkloadProfile, batch_size: int) -> int | Non
 
 
 def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: float) -> int:
-    """Bound the search by what can still help, not by the number of CPUs.
+    """Give about twice the workers that the model thinks useful, at least the CPUs plus two.
 
-    Samples that compute saturate the CPUs with about as many workers; samples that wait want as many
-    workers as it takes to hide the waiting.
-
-    Args:
-        workload: What the probe measured.
-        batch_size: Samples per batch.
-        usable_cpus: CPUs that can be kept busy.
-
-    Returns:
-        About twice the workers that the model thinks useful, at least the CPUs plus two.
+    Samples that compute saturate the CPUs with about as many workers; samples that wait want as many workers as it
+    takes to hide the waiting.
     """
     load = max(workload.load_cost.per_batch(batch_size), 1e-7)
     step = max(workload.step_cost.per_batch(batch_size), 1e-7)
@@ -184,13 +143,7 @@ def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: 
 def find_bottleneck(
     config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, wait_fraction: float
 ) -> Bottleneck:
-    """Name what bounds a measured run.
-
-    Args:
-        config: The configuration that ran.
-        workload: What the probe measured.
-        usable_cpus: CPUs that can be kept busy.
-        wait_fraction: Share of the run spent waiting for data.
+    """Name what bounds a measured run, which spent a share of its time waiting for data.
 
     Returns:
         `step`, `copy` (from host to device), `cpu` (workers computing), `io` (workers waiting on storage),
@@ -204,10 +157,10 @@ def find_bottleneck(
     load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
     if config.dataloader.num_workers == 0:
         return "step" if step > load else ("cpu" if workload.cpu_share > 0.5 else "io")
-    pace = predict_pace(config, workload, usable_cpus)
-    if pace.batch_seconds <= pace.training:
-        return "epoch" if pace.training < 2 * step else "transfer"
-    if pace.computing < pace.waiting:
+    stages = predict_stage_times(config, workload, usable_cpus)
+    if stages.batch_seconds <= stages.training:
+        return "epoch" if stages.training < 2 * step else "transfer"
+    if stages.computing < stages.waiting:
         return "io" if workload.cpu_share < 0.5 else "cpu"
     return "transfer" if workload.transfer_cost.per_batch(size) > load * workload.cpu_share else "cpu"
 
@@ -215,6 +168,6 @@ def find_bottleneck(
 def _is_bound_by_copies(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> bool:
     """Tell whether copying takes longer than the step, and the rest of the loader keeps up with it."""
     copy = predict_copy(config, workload)
-    pace = predict_pace(config, workload, usable_cpus)
+    stages = predict_stage_times(config, workload, usable_cpus)
     step = workload.step_cost.per_batch(config.dataloader.batch_size or workload.probe_batch_size)
-    return copy > max(step, pace.waiting, pace.computing)
+    return copy > max(step, stages.waiting, stages.computing)

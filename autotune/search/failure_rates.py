@@ -23,13 +23,7 @@ Blamed = Literal["workers", "data"]
 
 
 class Cause(NamedTuple):
-    """What makes two failures the same.
-
-    Attributes:
-        kind: The outcome.
-        error: Type of the error that was raised; empty where a process died or hung.
-        in_step: Whether the training step failed, rather than the data.
-    """
+    """What makes two failures the same; the error is empty where a process died or hung."""
 
     kind: TrialKind
     error: str
@@ -44,13 +38,7 @@ def name_cause(result: TrialResult) -> Cause:
 
 @dataclass(slots=True)
 class Side:
-    """What was seen with workers, or without.
-
-    Attributes:
-        trials: Trials.
-        samples: Samples that they went through, those of a batch that failed included.
-        failures: How often each cause ended one.
-    """
+    """What was seen with workers, or without; the samples include those of a batch that failed."""
 
     trials: int = 0
     samples: int = 0

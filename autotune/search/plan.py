@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from autotune.config import FrozenModel, LoaderConfig
+from autotune.config import LoaderConfig
 from autotune.profiles.schema import WorkloadIdentity
 from autotune.request import TuningRequest
-from autotune.search.baseline import describe_changed_baseline, plan_baseline
+from autotune.search.baseline import choose_baseline, describe_changed_baseline
 from autotune.search.choices import plan_space
-from autotune.search.convention import Convention, plan_convention
+from autotune.search.convention import Convention, settle_convention
 from autotune.search.cost_model import predict_cold_start_seconds, predict_samples_per_second
 from autotune.search.demand import ResourceModel
 from autotune.search.initial import initial_configs
@@ -26,20 +26,12 @@ from autotune.trial.workload_profile import WorkloadProfile
 
 MAX_EXTRAPOLATION_FACTOR: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
 MAX_CANDIDATES: Final = 20_000  # proposals are chosen among; a space larger than this was made so by hand
-CEILING_TOLERANCE: Final = 1.05  # of the ceiling; a throughput above it shows that the ceiling was measured too low
+STEP_BOUND_TOLERANCE: Final = 1.05  # of the step's bound; a throughput above it shows that it was measured too low
 
 
-class Plan(FrozenModel):
-    """What a run has to work with.
-
-    Attributes:
-        request: What the user asked for.
-        machine: What the machine allows.
-        workload: What the probe found.
-        budgets: Budgets.
-        space: What is searched.
-        baseline: What the answer is compared with.
-    """
+@dataclass(frozen=True)
+class Plan:
+    """What a run has to work with, from what the user asked for to what the answer is compared with."""
 
     request: TuningRequest
     machine: MachineProfile
@@ -66,41 +58,41 @@ class Plan(FrozenModel):
         )
 
     @property
-    def ceiling(self) -> float:
-        """Samples per second that the step reaches on batches that are always ready, at its best batch size."""
-        return max(self.ceiling_of(size) for size in self.space.choices["batch_size"])
+    def best_step_bound(self) -> float:
+        """The step's bound at its best batch size, in samples per second."""
+        return max(self.step_bound(size) for size in self.space.choices["batch_size"])
 
-    def ceiling_of(self, batch_size: int | None) -> float:
-        """Give the step's ceiling at one batch size, in samples per second."""
+    def step_bound(self, batch_size: int | None) -> float:
+        """Give what the step reaches on batches that are always ready, in samples per second."""
         size = batch_size or self.workload.probe_batch_size
         return size / max(1e-9, self.workload.step_cost.per_batch(size))
 
-    def knows_ceiling(self, config: LoaderConfig, samples_per_second: float) -> bool:
-        """Tell whether the step's ceiling was measured near this batch size, and the throughput does not refute it."""
+    def has_reliable_step_bound(self, config: LoaderConfig, samples_per_second: float) -> bool:
+        """Tell whether the step was measured near this batch size, and the throughput does not refute its bound."""
         size = config.dataloader.batch_size or self.workload.probe_batch_size
         measured = size <= MAX_EXTRAPOLATION_FACTOR * max(self.workload.largest_probed, self.workload.probe_batch_size)
-        return measured and samples_per_second <= CEILING_TOLERANCE * self.ceiling_of(config.dataloader.batch_size)
+        return measured and samples_per_second <= STEP_BOUND_TOLERANCE * self.step_bound(config.dataloader.batch_size)
 
     def predict(self, config: LoaderConfig) -> float:
         """Predict the throughput of a configuration, in samples per second."""
         return predict_samples_per_second(config, self.workload, self.machine.usable_cpus, self.request.epochs)
 
-    def cold_seconds(self, config: LoaderConfig) -> float:
-        """Predict what a fresh process pays beyond what a warm trial shows, in seconds."""
+    def cold_start_seconds(self, config: LoaderConfig) -> float:
+        """Predict what a fresh process pays beyond what a warm trial shows."""
         return predict_cold_start_seconds(config, self.workload, self.machine.usable_cpus)
 
     def estimate(self, result: TrialResult) -> ThroughputEstimate | None:
         """Estimate what a fresh process would reach from a warm trial; None when the trial failed."""
         if result.measurement is None:
             return None
-        return estimate(result.measurement, result.config, self.request.epochs, self.cold_seconds(result.config))
+        return estimate(result.measurement, result.config, self.request.epochs, self.cold_start_seconds(result.config))
 
     @cached_property
     def convention(self) -> Convention:
         """What settings keep unless leaving it is measured to pay."""
-        return plan_convention(self.request, self.space, self.baseline, pinning=self.workload.pinning)
+        return settle_convention(self.request, self.space, self.baseline, pinning=self.workload.pinning)
 
-    def first_configs(self) -> list[LoaderConfig]:
+    def initial_configs(self) -> list[LoaderConfig]:
         """List what is tried first: what is nearest to the baseline in the space, then the cost model's guesses."""
         guesses = initial_configs(self.space, self.workload, self.machine, self.request.epochs, self.budgets)
         return list(dict.fromkeys([self.space.nearest(self.baseline), *guesses]))
@@ -112,7 +104,7 @@ class Plan(FrozenModel):
     @cached_property
     def candidates(self) -> tuple[LoaderConfig, ...]:
         """The configurations that the search may propose: legal, and not predicted to break a limit."""
-        model = self.demand_model()
+        model = self.resource_model()
         return tuple(config for config in self._legal if not model.predict(config).find_violations(self.budgets))
 
     @property
@@ -120,7 +112,7 @@ class Plan(FrozenModel):
         """Legal configurations that are predicted to break a limit, and so are never proposed."""
         return len(self._legal) - len(self.candidates)
 
-    def demand_model(self) -> ResourceModel:
+    def resource_model(self) -> ResourceModel:
         """Give the model that predicts what a configuration would use."""
         return ResourceModel.from_workload(self.workload)
 
@@ -128,22 +120,13 @@ class Plan(FrozenModel):
 def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:
     """Plan a run.
 
-    Args:
-        request: What the user asked for.
-        machine: What the machine allows.
-        workload: What the probe found.
-        budgets: Budgets.
-
-    Returns:
-        The plan.
-
     Raises:
         UsageError: A pinned or narrowed knob leaves nothing that is legal here.
         NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
     """
     space = plan_space(request, machine, workload, budgets)
-    baseline = plan_baseline(request, workload, space, budgets)
+    baseline = choose_baseline(request, workload, space, budgets)
     note = None if workload.baseline is None else describe_changed_baseline(workload.baseline, baseline)
     if note is not None:
         space = replace(space, notes=(*space.notes, note))
-    return Plan(request=request, machine=machine, workload=workload, budgets=budgets, space=space, baseline=baseline)
+    return Plan(request, machine, workload, budgets, space, baseline)

@@ -13,10 +13,10 @@ from autotune.knobs import KNOBS, TABLE, Choice, KnobName, config_from_knobs, kn
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Choices for every knob; a knob with one choice is pinned.
+    """Choices for every knob, ascending; a knob with one choice is pinned.
 
     Attributes:
-        choices: For each knob, ascending; for the batch size a single None where batching is the user's own.
+        choices: Those of the batch size are a single None where batching is the user's own.
         start_method: Of the workers, as the workload brings it along; never searched.
         notes: Why a knob is not searched.
     """
@@ -35,26 +35,19 @@ class SearchSpace:
         """List the knobs that have more than one choice."""
         return {name: choices for name, choices in self.choices.items() if len(choices) > 1}
 
-    def build(self, params: Mapping[Any, Any]) -> LoaderConfig:
-        """Make the legal configuration that a set of parameters stands for.
-
-        Args:
-            params: A value for each searched knob, not necessarily one of its choices.
-
-        Returns:
-            The configuration, each number snapped to the nearest choice.
-        """
+    def from_params(self, params: Mapping[Any, Any]) -> LoaderConfig:
+        """Make the legal configuration of a value for each searched knob, each snapped to the nearest choice."""
         picked = {name: nearest_choice(params.get(name), choices) for name, choices in self.choices.items()}
         return config_from_knobs(picked, self.start_method)
 
-    def params(self, config: LoaderConfig) -> dict[str, Any]:
-        """Give the searched parameters that `build` turns into a configuration; values outside are snapped."""
+    def to_params(self, config: LoaderConfig) -> dict[str, Any]:
+        """Give the searched parameters that `from_params` turns into a configuration; values outside are snapped."""
         values = knob_values(config)
         return {name: nearest_choice(values[name], choices) for name, choices in self.searched().items()}
 
     def nearest(self, config: LoaderConfig) -> LoaderConfig:
         """Give the configuration of the space that is nearest to another one: that one itself where it lies inside."""
-        return self.build(self.params(config))
+        return self.from_params(self.to_params(config))
 
     def configs(self) -> Iterator[LoaderConfig]:
         """Yield every distinct legal configuration of the space."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.config import FrozenModel, LoaderConfig, Rate
+from autotune.config import LoaderConfig
 from autotune.knobs import SWITCHES
 
 Numbers = NDArray[np.floating]
@@ -26,6 +27,13 @@ SIGMA_BATCH_SIZE: Final = 0.2  # along the batch size,
 SIGMA_PREFETCH: Final = 0.1  # along the batches ahead,
 SIGMA_SWITCH: Final = 0.08  # of each switch (pinning, persistence, order, sharing) by itself,
 SIGMA_SWITCH_BY_WORKERS: Final = 0.08  # and of the switch at a particular number of workers
+PRIOR_VARIANCE: Final = (
+    SIGMA_BIAS**2
+    + SIGMA_WORKERS**2
+    + SIGMA_BATCH_SIZE**2
+    + SIGMA_PREFETCH**2
+    + len(SWITCHES) * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2)
+)  # of the error at one point, before any measurement
 WORKERS_SCALE: Final = 0.7  # doublings of the number of workers over which the error stays alike
 OTHER_SCALE: Final = 1.5  # doublings of the batch size or of the batches ahead
 MIN_NOISE: Final = 0.04  # of one trial, relative: what the machine's drift alone does
@@ -35,37 +43,24 @@ MIN_OBSERVATIONS_FOR_OUTLIER: Final = 4
 FAILURE_SCALE: Final = 0.5  # doublings of workers, queue or batch size within which a failure is expected again
 
 
-class Prediction(FrozenModel):
-    """What a configuration is expected to reach.
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a configuration is expected to reach; the error is one standard deviation, as a share of it."""
 
-    Attributes:
-        samples_per_second: The expectation.
-        relative_error: One standard deviation, as a share of it.
-    """
-
-    samples_per_second: Rate
-    relative_error: Rate
+    samples_per_second: float
+    relative_error: float
 
 
-class Proposal(FrozenModel):
-    """A configuration worth trying.
-
-    Attributes:
-        config: The configuration.
-        gain: Expected improvement over the best so far, as a share of it.
-    """
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A configuration worth trying; the gain is its expected improvement over the best so far, as a share of it."""
 
     config: LoaderConfig
-    gain: Rate
+    gain: float
 
 
 class Surrogate:
-    """The cost model as corrected by the trials so far.
-
-    Args:
-        candidates: Every configuration that may be proposed.
-        predict: The cost model, in samples per second.
-    """
+    """The cost model as corrected by the trials so far."""
 
     def __init__(self, candidates: Sequence[LoaderConfig], predict: Callable[[LoaderConfig], float]) -> None:
         self._candidates = list(candidates)
@@ -77,7 +72,7 @@ class Surrogate:
         self._measured: dict[LoaderConfig, tuple[float, float]] = {}  # logarithm of measured over predicted, its noise
         self._failed: list[LoaderConfig] = []
 
-    def learn(self, config: LoaderConfig, samples_per_second: float, relative_error: float) -> None:
+    def observe(self, config: LoaderConfig, samples_per_second: float, relative_error: float) -> None:
         """Take in what a trial measured; it stands in for what an earlier trial of the same configuration did.
 
         Args:
@@ -85,34 +80,27 @@ class Surrogate:
             samples_per_second: Its throughput, greater than zero.
             relative_error: Half-width of the 95 % interval, as a share; infinite where unknown.
         """
-        self.close([config])
+        self.exclude([config])
         ratio = math.log(samples_per_second / self._predict(config))
         self._measured[config] = ratio, math.hypot(MIN_NOISE, min(relative_error, 0.5) / 2)
 
-    def fail(self, config: LoaderConfig) -> None:
+    def observe_failure(self, config: LoaderConfig) -> None:
         """Take in that a trial failed: configurations like it are proposed only when the rest promises much less."""
-        self.close([config])
+        self.exclude([config])
         self._failed.append(config)
 
-    def close(self, configs: Iterable[LoaderConfig]) -> None:
+    def exclude(self, configs: Iterable[LoaderConfig]) -> None:
         """Never propose these."""
         for config in configs:
             if config in self._index:
                 self._is_open[self._index[config]] = False
 
-    def reopen(self) -> None:
+    def include_all(self) -> None:
         """Allow every candidate to be proposed: what was learnt of them so far is not a result of this run."""
         self._is_open[:] = True
 
     def predict(self, configs: Sequence[LoaderConfig]) -> list[Prediction]:
-        """Predict throughputs.
-
-        Args:
-            configs: Configurations, measured or not.
-
-        Returns:
-            A prediction for each; for one that was measured it is smoother than the measurement, which was also luck.
-        """
+        """Predict throughputs; where one was measured, smoother than the measurement, which was also luck."""
         logs = np.log([self._predict(config) for config in configs])
         mean, deviation = self._infer(_list_points(configs))
         return [
@@ -121,27 +109,23 @@ class Surrogate:
         ]
 
     def propose(self) -> Proposal | None:
-        """Name the configuration with the largest expected improvement.
-
-        Returns:
-            The proposal, or None when every candidate has been closed.
-        """
+        """Name the configuration with the largest expected improvement; None when every candidate is excluded."""
         open_ones = np.flatnonzero(self._is_open)
         if not len(open_ones):
             return None
         mean, deviation = self._infer(self._points[open_ones])
         heights = self._logs[open_ones] + mean
-        gains = _expect_improvement(heights, deviation, self._find_best()) * self._hope(self._points[open_ones])
+        gains = _expect_improvement(heights, deviation, self._find_best()) * self._feasibility_weight(
+            self._points[open_ones]
+        )
         top = int(np.argmax(gains))
         return Proposal(config=self._candidates[open_ones[top]], gain=float(gains[top]))
 
-    def doubt(self) -> Proposal | None:
+    def most_doubtful_observation(self) -> Proposal | None:
         """Name the measurement that the others believe least, if it would be the best were they right.
 
-        Each is compared with what all others predict in its place (Rasmussen and Williams, section 5.4.2).
-
-        Returns:
-            The configuration and its expected gain; None when all measurements are credible.
+        Each is compared with what all others predict in its place (Rasmussen and Williams, section 5.4.2). None when
+        all measurements are credible.
         """
         seen = list(self._measured)
         if len(seen) < MIN_OBSERVATIONS_FOR_OUTLIER:
@@ -162,7 +146,7 @@ class Surrogate:
             return -math.inf
         return max(math.log(found.samples_per_second) for found in self.predict(list(self._measured)))
 
-    def _hope(self, points: Numbers) -> Numbers:
+    def _feasibility_weight(self, points: Numbers) -> Numbers:
         """Chance that a configuration works: small near a failed one, and beyond it where it asks for more."""
         hope = np.ones(len(points))
         for failed in _list_points(self._failed):
@@ -174,14 +158,14 @@ class Surrogate:
     def _infer(self, points: Numbers) -> tuple[Numbers, Numbers]:
         """Mean and standard deviation of the logarithm of measured over predicted at some points."""
         if not self._measured:
-            return np.zeros(len(points)), np.sqrt(_correlate(points, points[:1] * 0, is_same=True))
+            return np.zeros(len(points)), np.sqrt(np.full(len(points), PRIOR_VARIANCE))
         seen = _list_points(list(self._measured))
         ratios, noises = self._list_ratios()
         scale, factor = _choose_scale(seen, ratios, noises)
-        across = scale**2 * _correlate(points, seen)
+        across = scale**2 * _kernel(points, seen)
         mean = across @ _solve(factor, ratios)
         explained = np.linalg.solve(factor, across.T)
-        prior = scale**2 * _correlate(points, points[:1], is_same=True)
+        prior = scale**2 * PRIOR_VARIANCE
         return mean, np.sqrt(np.maximum(1e-8, prior - (explained**2).sum(axis=0)))
 
     def _list_ratios(self) -> tuple[Numbers, Numbers]:
@@ -191,11 +175,14 @@ class Surrogate:
 
 def _choose_scale(seen: Numbers, ratios: Numbers, noises: Numbers) -> tuple[float, Numbers]:
     """Choose the deviations under which the measurements are likeliest, and factorize their covariance."""
-    return max((_factorize(seen, scale, noises) for scale in PRIOR_SCALES), key=lambda pair: _weigh(ratios, pair[1]))
+    return max(
+        (_factorize(seen, scale, noises) for scale in PRIOR_SCALES),
+        key=lambda pair: _log_marginal_likelihood(ratios, pair[1]),
+    )
 
 
 def _factorize(seen: Numbers, scale: float, noises: Numbers) -> tuple[float, Numbers]:
-    covariance = scale**2 * _correlate(seen, seen) + np.diag(noises**2)
+    covariance = scale**2 * _kernel(seen, seen) + np.diag(noises**2)
     factor: Numbers = np.linalg.cholesky(covariance)
     return scale, factor
 
@@ -214,17 +201,8 @@ def _list_points(configs: Sequence[LoaderConfig]) -> Numbers:
     return np.array(rows, dtype=np.float64).reshape(len(rows), 3 + len(SWITCHES))
 
 
-def _correlate(points: Numbers, others: Numbers, *, is_same: bool = False) -> Numbers:
-    """Covariance of the error between two lists of points, or with itself at each point."""
-    if is_same:
-        total = (
-            SIGMA_BIAS**2
-            + SIGMA_WORKERS**2
-            + SIGMA_BATCH_SIZE**2
-            + SIGMA_PREFETCH**2
-            + len(SWITCHES) * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2)
-        )
-        return np.full(len(points), total)
+def _kernel(points: Numbers, others: Numbers) -> Numbers:
+    """Covariance of the error between two lists of points."""
     gaps = points[:, None, :] - others[None, :, :]
     near = np.exp(-0.5 * (gaps[..., 0] / WORKERS_SCALE) ** 2)
     ahead = np.exp(-0.5 * (gaps[..., 1] / OTHER_SCALE) ** 2)
@@ -242,7 +220,7 @@ def _solve(factor: Numbers, values: Numbers) -> Numbers:
     return solution
 
 
-def _weigh(values: Numbers, factor: Numbers) -> float:
+def _log_marginal_likelihood(values: Numbers, factor: Numbers) -> float:
     """Log marginal likelihood, less a constant."""
     return float(-0.5 * values @ _solve(factor, values) - np.log(np.diag(factor)).sum())
 

@@ -6,6 +6,8 @@ Lines are read back by later runs, so what changes their meaning changes `RECORD
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,6 +17,7 @@ from autotune.trial.measurement import TrialResult
 
 RECORD_FORMAT: Final = 1
 MIN_SCORE: Final = 1e-9  # samples per second, one in thirty years; below it a trial delivered nothing
+IMPROVEMENT_RATIO: Final = 1.02  # an improvement smaller than this is noise and does not count as one
 MAX_SCORE: Final = 1e30  # no machine measures that; with it, what is predicted from measurements stays a number
 
 Fate = Literal["measured", "skipped", "repeated"]
@@ -30,7 +33,7 @@ class TrialRecord(FrozenModel):
         fate: `measured`, `skipped` without a trial, or `repeated` from an earlier record.
         score: Throughput in samples per second; predicted when skipped, 0 when failed.
         predicted: Throughput expected before it was measured, in samples per second; 0 when not known.
-        constraints: How far over each limit (positive) or under it.
+        constraints: How far over each limit (positive) or under it, as a share.
         result: The outcome; None when skipped or repeated.
     """
 
@@ -74,3 +77,25 @@ class TrialRecord(FrozenModel):
     def _describe_skip(self) -> str:
         over = [name for name, distance in self.constraints.items() if distance > 0]
         return "workers are ruled out" if "works" in over else f"predicted over a limit: {', '.join(over)}"
+
+
+def find_best(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Find the fastest configuration that was measured; None when none works."""
+    return max((record for record in records if record.is_feasible), key=lambda record: record.score, default=None)
+
+
+def trials_since_improvement(records: Sequence[TrialRecord]) -> int:
+    """Count the measured trials since the last one that improved on all before it by more than noise."""
+    best, since = 0.0, 0
+    for record in (record for record in records if record.is_feasible):
+        since = 0 if record.score > IMPROVEMENT_RATIO * best else since + 1
+        best = max(best, record.score)
+    return since
+
+
+def measure_prediction_error(records: Sequence[TrialRecord]) -> float | None:
+    """Give the median relative distance between what was predicted before a trial and what it measured."""
+    distances = [
+        abs(record.predicted / record.score - 1) for record in records if record.is_feasible and record.predicted > 0
+    ]
+    return statistics.median(distances) if distances else None

@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.errors import WorkloadError
+from autotune.request import WorkloadRequest
 from autotune.search.failure_rates import Cause, FailureRates, name_cause
 from autotune.trial.measurement import CODE_FAILURES, TrialKind, TrialResult
 
-FLAKY: Final[tuple[TrialKind, ...]] = (
-    "workload_failed",
-    "crashed",
-    "device_failed",
-)  # a hang costs too much to be looked at twice
+FLAKY: Final[tuple[TrialKind, ...]] = ("workload_failed", "crashed", "device_failed")  # a hang costs too much to repeat
 LOOKS_WITHOUT: Final = 4  # at most, in a run: trials without workers that tell whose failure it is
 ADVICE: Final[dict[TrialKind, str]] = {
     "workload_failed": "Whatever the dataset opens or draws once (files, connections, random state) must be made anew "
@@ -63,7 +61,7 @@ class WorkerCheck:
         self._proven: set[Cause] = set()
         self._passing: dict[Cause, None] = {}
 
-    def applies_to(self, config: LoaderConfig) -> bool:
+    def excludes(self, config: LoaderConfig) -> bool:
         """Tell whether a configuration has been ruled out."""
         return self.reason is not None and config.dataloader.num_workers > 0
 
@@ -76,11 +74,7 @@ class WorkerCheck:
         return (*(() if self.reason is None else (self.reason,)), *warnings)
 
     def order(self, configs: Iterable[LoaderConfig]) -> list[LoaderConfig]:
-        """Put the fewest workers before any others, where the probe made workers suspect: one bad round proves nothing.
-
-        Args:
-            configs: What is to be tried first.
-        """
+        """Put the fewest workers first where the probe made workers suspect: one bad round proves nothing."""
         if not self._is_suspected or self._fewest is None:
             return list(configs)
         return sorted(
@@ -93,22 +87,19 @@ class WorkerCheck:
         self.rates.note(result)
         self._can_work |= result.config == self._fewest and result.kind == "completed"
 
-    def may_be_luck(self, result: TrialResult) -> bool:
+    def is_flaky(self, result: TrialResult) -> bool:
         """Tell whether a failure deserves a second look: one that has not repeated itself yet."""
         return result.kind in FLAKY and name_cause(result) not in self._proven
 
-    def note_repeated(self, first: TrialResult, second: TrialResult) -> None:
+    def note_retry(self, first: TrialResult, second: TrialResult) -> None:
         """Take in what a second look showed."""
         if second.kind == "completed":
             self._passing[name_cause(first)] = None
         elif name_cause(first) == name_cause(second) != self.flaw:  # which deserves a second look each time
             self._proven.add(name_cause(first))
 
-    def judge(self, result: TrialResult) -> bool:
+    def test_workers(self, result: TrialResult) -> bool:
         """Find out whether a failure with workers is about them, about the data, or about one configuration.
-
-        Args:
-            result: A trial that was noted.
 
         Returns:
             Whether workers, or the data, have now been found to fail.
@@ -124,6 +115,26 @@ class WorkerCheck:
             self.flaw = self.rates.find_shared()
             self._proven.discard(self.flaw)
         return self.reason is not None or self.flaw is not None
+
+    def explain_flaw(self, flaw: Cause) -> WorkloadError:
+        """Say what of the dataset itself fails."""
+        return WorkloadError(
+            f"The dataset itself fails: {self.rates.describe(flaw)}. A training run would meet it as well: mend it, or "
+            "have the dataset replace such samples.",
+            self.rates.find_example(flaw).details,
+        )
+
+    def raise_on_hopeless(self, result: TrialResult, workload: WorkloadRequest) -> None:
+        """End the run by WorkloadError when what fails again needs no workers."""
+        about_workers = result.config.dataloader.num_workers and not result.in_step
+        if about_workers or result.kind not in ("workload_failed", "device_failed"):
+            return
+        who = "Training" if result.kind == "device_failed" else "The dataset"
+        if result.in_step:
+            who = f"The training step ({workload.describe_step()})"
+        where = "" if result.config.dataloader.num_workers else " even without workers"
+        seen = self.rates.count(name_cause(result))
+        raise WorkloadError(f"{who} fails{where}: it {result.message.rstrip('.')}. Seen in {seen}.", result.details)
 
     def _is_data_flawed(self) -> bool:
         """Tell whether the data is to blame, and not the size of batches at which it fails."""

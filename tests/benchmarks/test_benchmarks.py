@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from autotune.config import LoaderConfig
-from autotune.search import loop as exploring
+from autotune.search import stopping
 from benchmarks import comparison, fidelity, regret, report
 from benchmarks.footprint import FOOTPRINT_FILE, Footprint, judge_footprint
 from benchmarks.holdout import VARIANTS, Score, Variant, choose, hold_out, in_force
@@ -363,10 +363,10 @@ def test_of_variants_that_reach_as_much_the_one_with_fewest_trials_is_chosen() -
 
 
 def test_a_changed_constant_is_as_before_afterwards() -> None:
-    before = exploring.PATIENCE_TRIALS
-    with in_force(Variant("model", exploring, "PATIENCE_TRIALS", 3)):
-        assert exploring.__dict__["PATIENCE_TRIALS"] == 3
-    assert before == exploring.PATIENCE_TRIALS
+    before = stopping.PATIENCE_TRIALS
+    with in_force(Variant("model", stopping, "PATIENCE_TRIALS", 3)):
+        assert stopping.__dict__["PATIENCE_TRIALS"] == 3
+    assert before == stopping.PATIENCE_TRIALS
 
 
 def test_every_variant_but_a_plain_sampler_changes_a_constant_that_is_there() -> None:

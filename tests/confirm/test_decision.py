@@ -7,7 +7,7 @@ import pytest
 from autotune.config import LoaderConfig
 from autotune.confirm.confirmation import Confirmation, ConfirmationRuns
 from autotune.confirm.decision import MIN_SPEEDUP, Decision, decide, select_finalists
-from autotune.search.convention import Convention, plan_convention
+from autotune.search.convention import Convention, settle_convention
 from autotune.search.plan import make_plan
 from autotune.search.trial_record import TrialRecord
 from tests.builders import (
@@ -29,7 +29,7 @@ def make_convention(baseline: LoaderConfig = BASELINE, **asked: object) -> Conve
     """Build what is conventional for an ordinary dataset: prefetch 2, persistent, in order, file descriptors."""
     request = make_request(**asked)
     plan = make_plan(request, make_machine(), make_workload(), LIMITS)
-    return plan_convention(request, plan.space, baseline, pinning=False)
+    return settle_convention(request, plan.space, baseline, pinning=False)
 
 
 CONVENTION = make_convention()

@@ -32,9 +32,10 @@ from autotune.profiles.file import format_file, read_file
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.report.text import describe_profile
+from autotune.search.ask_tell import Search, open_search
 from autotune.search.loop import SearchLoop
 from autotune.search.plan import Plan, make_plan
-from autotune.search.sampler import Search, make_sampler, open_search
+from autotune.search.sampler import make_sampler
 from autotune.search.study import StoredStudy, open_storage
 from autotune.search.trial_record import TrialRecord
 from autotune.trial.channel import Channel
@@ -231,7 +232,7 @@ PLAN: Final[Plan] = make_plan(
 
 
 def make_record(workers: int) -> TrialRecord:
-    config = PLAN.space.build(PLAN.space.params(make_config(workers)))
+    config = PLAN.space.from_params(PLAN.space.to_params(make_config(workers)))
     result = make_result(config, 500.0 * (workers + 1), peak_host_bytes=2**28, peak_shm_bytes=2**20)
     return TrialRecord(
         number=workers,
@@ -273,9 +274,9 @@ def test_a_run_is_continued_from_a_record_or_refuses_it(text: str) -> None:
     study = optuna.create_study(sampler=make_sampler(PLAN.request, PLAN.space), direction="maximize")
     search = Search(study, PLAN.space)
     search.recall(trials)
-    exploration = SearchLoop(PLAN, search, answer, ProgressListener())
-    assert exploration.run()
-    assert exploration.expect()
+    loop = SearchLoop(PLAN, search, answer, ProgressListener())
+    assert loop.run()
+    assert loop.knowledge.smoothed_throughput()
 
 
 @pytest.fixture(scope="module")
@@ -286,9 +287,9 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         open_storage(f"sqlite:///{path}") as storage,
         open_search(storage, PLAN.request, PLAN.space, PLAN.hardware, warnings.warn) as search,
     ):
-        exploration = SearchLoop(PLAN.model_copy(), search, answer, ProgressListener())
+        loop = SearchLoop(PLAN, search, answer, ProgressListener())
         for _ in range(2):
-            exploration._take(search.ask())
+            loop.run_proposal(search.ask())
     return path
 
 
@@ -299,8 +300,8 @@ def resume(path: Path) -> None:
         open_storage(f"sqlite:///{path}") as storage,
         open_search(storage, PLAN.request, PLAN.space, PLAN.hardware, heard.append) as search,
     ):
-        exploration = SearchLoop(PLAN, search, answer, ProgressListener())
-        exploration._take(search.ask())
+        loop = SearchLoop(PLAN, search, answer, ProgressListener())
+        loop.run_proposal(search.ask())
     assert all("can no longer be stored" in sentence for sentence in heard)
 
 
@@ -426,8 +427,8 @@ def test_a_message_of_a_child_is_refused_or_leads_to_a_plan_and_a_score(text: st
         except DltuneError:
             event("no plan")
             return
-        assert plan.ceiling >= 0
-        assert all(plan.predict(config) >= 0 for config in plan.first_configs())
+        assert plan.best_step_bound >= 0
+        assert all(plan.predict(config) >= 0 for config in plan.initial_configs())
 
 
 @settings(max_examples=500, deadline=None)

@@ -25,7 +25,7 @@ for number in range(10):
 """
 OPEN = """
 import sys, time
-from autotune.search.sampler import open_search
+from autotune.search.ask_tell import open_search
 from autotune.search.study import open_storage
 from tests.builders import make_machine, make_request
 from autotune.search.space import SearchSpace

@@ -10,8 +10,8 @@ from autotune.search.cost_model import (
     find_bottleneck,
     max_useful_workers,
     predict_copy,
-    predict_pace,
     predict_samples_per_second,
+    predict_stage_times,
 )
 from autotune.trial.workload_profile import H2DBandwidth, WorkloadProfile
 from tests.builders import make_config, make_cost, make_gpu_workload, make_workload
@@ -132,7 +132,7 @@ def predict(workload: WorkloadProfile, **settings: bool) -> float:
     flags = {name: settings.get(name, False) for name in ("pin_memory",)}
     process = ProcessSettings(non_blocking=flags["pin_memory"], device_prefetch=settings.get("device_prefetch", False))
     config = make_config(16, 2, 32, process=process, **flags)
-    return predict_pace(config, workload, 64.0).training
+    return predict_stage_times(config, workload, 64.0).training
 
 
 def test_a_copy_and_the_step_take_turns_unless_the_copy_has_a_stream_of_its_own() -> None:

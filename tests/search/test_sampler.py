@@ -11,8 +11,9 @@ import optuna
 import pytest
 
 from autotune.config import LoaderConfig
+from autotune.search.ask_tell import Search, open_search
 from autotune.search.demand import ResourceDemand
-from autotune.search.sampler import Search, make_sampler, open_search
+from autotune.search.sampler import make_sampler
 from autotune.search.space import SearchSpace
 from autotune.search.study import StoredTrial, open_storage
 from autotune.search.trial_record import TrialRecord
@@ -49,13 +50,13 @@ def tell_one(search: Search, score: float = 1.0) -> TrialRecord:
 
 def test_seeds_are_proposed_first_and_in_their_order() -> None:
     search = open_one()
-    wanted = [SPACE.build({"num_workers": workers}) for workers in (8, 0, 4)]
+    wanted = [SPACE.from_params({"num_workers": workers}) for workers in (8, 0, 4)]
     search.enqueue(wanted)
     assert [search.ask().config for _ in wanted] == wanted
 
 
 def test_a_seed_that_an_earlier_run_measured_is_passed_over() -> None:
-    known, other = (SPACE.build({"num_workers": workers}) for workers in (8, 4))
+    known, other = (SPACE.from_params({"num_workers": workers}) for workers in (8, 4))
     record = TrialRecord(number=0, config=known, fate="measured", score=1.0, constraints={})
     search = open_one(recalled=[StoredTrial(record, None)])
     search.enqueue([known, other])
@@ -63,7 +64,7 @@ def test_a_seed_that_an_earlier_run_measured_is_passed_over() -> None:
 
 
 def test_every_trial_carries_the_same_constraints_whether_it_is_new_or_recalled() -> None:
-    record = TrialRecord(number=0, config=SPACE.build({}), fate="measured", score=1.0, constraints={"shm": 0.5})
+    record = TrialRecord(number=0, config=SPACE.from_params({}), fate="measured", score=1.0, constraints={"shm": 0.5})
     search = open_one(recalled=[StoredTrial(record, None)])
     tell_one(search)
     study = search._study
@@ -125,7 +126,7 @@ def test_a_grid_that_is_exhausted_proposes_what_it_knows_and_breaks_nothing() ->
 
 
 def test_what_was_recalled_is_listed_in_its_order() -> None:
-    configs: list[LoaderConfig] = [SPACE.build({"num_workers": workers}) for workers in (8, 0, 4)]
+    configs: list[LoaderConfig] = [SPACE.from_params({"num_workers": workers}) for workers in (8, 0, 4)]
     records = [
         TrialRecord(number=number, config=config, fate="measured", score=1.0, constraints={})
         for number, config in enumerate(configs)
@@ -144,7 +145,7 @@ def tell_and_describe(record_changes: dict[str, object]) -> dict[str, object]:
 
 
 def test_a_trial_tells_in_words_what_became_of_it() -> None:
-    result = make_result(SPACE.build({}), 90.0, peak_host_bytes=10, peak_shm_bytes=2)
+    result = make_result(SPACE.from_params({}), 90.0, peak_host_bytes=10, peak_shm_bytes=2)
     assert tell_and_describe({"config": result.config, "result": result}) == {
         "outcome": "completed",
         "expected_samples_per_second": 100.0,
@@ -154,7 +155,7 @@ def test_a_trial_tells_in_words_what_became_of_it() -> None:
 
 
 def test_a_trial_that_failed_tells_why() -> None:
-    result = make_result(SPACE.build({}), kind="shm_exhausted", message="filled /dev/shm")
+    result = make_result(SPACE.from_params({}), kind="shm_exhausted", message="filled /dev/shm")
     told = tell_and_describe({"config": result.config, "result": result, "score": 0.0, "predicted": 0.0})
     assert told == {"outcome": "shm_exhausted", "reason": "filled /dev/shm"}
 
@@ -177,11 +178,11 @@ def test_a_trial_that_was_never_proposed_is_kept_under_the_next_number_and_not_p
     first = search.ask()
     record = TrialRecord(
         number=search.next_number,
-        config=SPACE.build({"num_workers": 1}),
+        config=SPACE.from_params({"num_workers": 1}),
         fate="measured",
         score=5.0,
         constraints={"works": -1.0},
-        result=make_result(SPACE.build({"num_workers": 1}), 5.0),
+        result=make_result(SPACE.from_params({"num_workers": 1}), 5.0),
     )
     search.add(record)
     assert (first.number, record.number, search.next_number) == (0, 1, 2)

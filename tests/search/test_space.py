@@ -10,7 +10,7 @@ from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.knobs import KNOBS, config_from_knobs, knob_values
 from autotune.request import TuningRequest
-from autotune.search.baseline import plan_baseline
+from autotune.search.baseline import choose_baseline
 from autotune.search.choices import plan_space
 from autotune.search.demand import ResourceModel
 from autotune.search.initial import initial_configs
@@ -53,7 +53,7 @@ PARAMS = st.dictionaries(st.sampled_from(list(KNOBS)), NUMBERS)
 
 @given(params=PARAMS)
 def test_any_parameters_build_a_legal_configuration_inside_the_space(params: dict[str, Any]) -> None:
-    config = FULL.build(params)
+    config = FULL.from_params(params)
     loader = config.dataloader
     assert loader.num_workers in FULL.choices["num_workers"]
     assert loader.batch_size in FULL.choices["batch_size"]
@@ -63,14 +63,14 @@ def test_any_parameters_build_a_legal_configuration_inside_the_space(params: dic
 
 @given(params=PARAMS)
 def test_a_configuration_turned_into_parameters_and_back_is_the_same(params: dict[str, Any]) -> None:
-    config = FULL.build(params)
-    assert FULL.build(FULL.params(config)) == config
+    config = FULL.from_params(params)
+    assert FULL.from_params(FULL.to_params(config)) == config
 
 
 @given(workers=st.integers(-5, 100))
 def test_a_number_between_two_choices_becomes_the_nearest(workers: int) -> None:
     space = SearchSpace.of(batch_size=(32,), num_workers=(0, 4, 10, 32))
-    built = space.build({"num_workers": workers}).dataloader.num_workers
+    built = space.from_params({"num_workers": workers}).dataloader.num_workers
     assert all(abs(built - workers) <= abs(choice - workers) for choice in space.choices["num_workers"])
 
 
@@ -90,7 +90,7 @@ def test_the_start_method_of_the_workload_is_kept_in_every_configuration() -> No
 def test_a_pinned_knob_has_one_value_and_is_not_searched() -> None:
     space = plan(make_request(fixed={"num_workers": 5, "in_order": True, "sharing_strategy": "file_system"}))
     assert {"num_workers", "in_order", "sharing_strategy"}.isdisjoint(space.searched())
-    built = space.build({"num_workers": 8, "in_order": False})
+    built = space.from_params({"num_workers": 8, "in_order": False})
     assert built.dataloader.num_workers == 5
     assert built.dataloader.in_order
     assert built.process.sharing_strategy == "file_system"
@@ -256,7 +256,7 @@ def find_baseline(
 ) -> LoaderConfig:
     request, budgets = make_request(**options), budgets or make_limits(max_workers=options.get("max_workers", 64))
     workload = workload.model_copy(update={"baseline": own})
-    return plan_baseline(request, workload, plan(request, workload, budgets=budgets), budgets)
+    return choose_baseline(request, workload, plan(request, workload, budgets=budgets), budgets)
 
 
 def test_the_baseline_is_torchs_default_at_the_size_nearest_to_32() -> None:
@@ -402,7 +402,7 @@ def test_copying_ahead_is_searched_where_batches_are_copied_from_pinned_memory()
 
 def test_batches_are_copied_ahead_only_from_pinned_memory() -> None:
     space = plan(workload=make_gpu_workload())
-    values = knob_values(space.build({"num_workers": 2}))
+    values = knob_values(space.from_params({"num_workers": 2}))
     copied = {
         pinned: config_from_knobs({**values, "pin_memory": pinned, "device_prefetch": True}).process
         for pinned in (False, True)

@@ -19,7 +19,7 @@ from optuna.trial import TrialState
 
 from autotune.errors import StudyError
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.search.sampler import Search, open_search
+from autotune.search.ask_tell import Search, open_search
 from autotune.search.space import SearchSpace
 from autotune.search.study import open_storage
 from autotune.search.trial_record import TrialRecord
@@ -113,7 +113,7 @@ def test_what_another_probe_thought_worth_trying_is_taken_over_as_far_as_this_on
 
 def tell_all(search: Search, *workers: int) -> list[TrialRecord]:
     """Measure the configurations with these numbers of workers."""
-    search.enqueue([SPACE.build({"num_workers": count}) for count in workers])
+    search.enqueue([SPACE.from_params({"num_workers": count}) for count in workers])
     return [tell_one(search) for _ in workers]
 
 

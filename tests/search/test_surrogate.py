@@ -41,7 +41,7 @@ def search(machine: Callable[[LoaderConfig], float], trials: int) -> list[Loader
         proposal = surrogate.propose()
         assert proposal is not None
         tried.append(proposal.config)
-        surrogate.learn(proposal.config, machine(proposal.config), 0.05)
+        surrogate.observe(proposal.config, machine(proposal.config), 0.05)
     return tried
 
 
@@ -55,7 +55,7 @@ def test_before_any_trial_the_model_is_believed() -> None:
 
 def test_a_trial_moves_the_expectation_of_all_configurations_and_most_that_of_its_neighbours() -> None:
     surrogate = Surrogate(CANDIDATES, model)
-    surrogate.learn(make_config(8), 400.0, 0.02)
+    surrogate.observe(make_config(8), 400.0, 0.02)
     itself, near, far = surrogate.predict([make_config(8), make_config(10), make_config(1)])
     assert itself.samples_per_second == pytest.approx(400, rel=0.05)
     assert near.samples_per_second < 600
@@ -72,7 +72,7 @@ def test_nothing_is_proposed_twice_and_nothing_when_all_was_tried() -> None:
     tried = search(truth, len(CANDIDATES))
     assert len(set(tried)) == len(CANDIDATES)
     surrogate = Surrogate(CANDIDATES, model)
-    surrogate.close(CANDIDATES)
+    surrogate.exclude(CANDIDATES)
     assert surrogate.propose() is None
 
 
@@ -83,14 +83,14 @@ def test_the_gain_to_be_expected_shrinks_as_the_space_is_known() -> None:
         proposal = surrogate.propose()
         assert proposal is not None
         gains.append(proposal.gain)
-        surrogate.learn(proposal.config, truth(proposal.config), 0.05)
+        surrogate.observe(proposal.config, truth(proposal.config), 0.05)
     assert gains[-1] < 0.01 < gains[1]
 
 
 def test_what_asks_for_more_than_a_failed_configuration_is_avoided() -> None:
     surrogate = Surrogate(CANDIDATES, lambda config: 100.0 * max(1, config.dataloader.num_workers))
-    surrogate.learn(make_config(1), 100.0, 0.05)
-    surrogate.fail(make_config(12, 1))
+    surrogate.observe(make_config(1), 100.0, 0.05)
+    surrogate.observe_failure(make_config(12, 1))
     proposal = surrogate.propose()
     assert proposal is not None
     assert 4 <= proposal.config.dataloader.num_workers < 12
@@ -98,8 +98,8 @@ def test_what_asks_for_more_than_a_failed_configuration_is_avoided() -> None:
 
 def test_a_measurement_of_unknown_precision_is_believed_less() -> None:
     sure, unsure = Surrogate(CANDIDATES, model), Surrogate(CANDIDATES, model)
-    sure.learn(make_config(4), 200.0, 0.01)
-    unsure.learn(make_config(4), 200.0, math.inf)
+    sure.observe(make_config(4), 200.0, 0.01)
+    unsure.observe(make_config(4), 200.0, math.inf)
     surely, hardly = (which.predict([make_config(4)])[0] for which in (sure, unsure))
     assert surely.samples_per_second < hardly.samples_per_second
     assert surely.relative_error < hardly.relative_error
@@ -107,7 +107,7 @@ def test_a_measurement_of_unknown_precision_is_believed_less() -> None:
 
 def test_configurations_outside_the_candidates_teach_as_well() -> None:
     surrogate = Surrogate(CANDIDATES, model)
-    surrogate.learn(make_config(7, 2), 70.0, 0.02)
+    surrogate.observe(make_config(7, 2), 70.0, 0.02)
     assert surrogate.predict([make_config(8, 2)])[0].samples_per_second < 400
 
 
@@ -119,7 +119,7 @@ def test_whatever_was_measured_predictions_are_positive_and_finite(
 ) -> None:
     surrogate = Surrogate(CANDIDATES, model)
     for config, rate, error in rates:
-        surrogate.learn(config, rate, error)
+        surrogate.observe(config, rate, error)
     shared = make_config(4, process=ProcessSettings(sharing_strategy="file_system"))
     for found in surrogate.predict([*CANDIDATES, shared]):
         assert 0 < found.samples_per_second < math.inf
@@ -131,13 +131,13 @@ def test_whatever_was_measured_predictions_are_positive_and_finite(
 def learn_all(surrogate: Surrogate, workers: tuple[int, ...], struck: int | None = None) -> None:
     for count in workers:
         rate = truth(make_config(count)) * (0.5 if count == struck else 1.0)
-        surrogate.learn(make_config(count), rate, 0.02)
+        surrogate.observe(make_config(count), rate, 0.02)
 
 
 def test_a_measurement_far_below_what_its_neighbours_say_is_doubted() -> None:
     surrogate = Surrogate(CANDIDATES, model)
     learn_all(surrogate, (6, 8, 12, 16, 24), struck=16)
-    doubt = surrogate.doubt()
+    doubt = surrogate.most_doubtful_observation()
     assert doubt is not None
     assert doubt.config == make_config(16)
     assert doubt.gain > 0.02
@@ -146,7 +146,7 @@ def test_a_measurement_far_below_what_its_neighbours_say_is_doubted() -> None:
 def test_measurements_that_agree_are_not_doubted() -> None:
     surrogate = Surrogate(CANDIDATES, model)
     learn_all(surrogate, (6, 8, 10, 12, 16))
-    doubt = surrogate.doubt()
+    doubt = surrogate.most_doubtful_observation()
     assert doubt is None or doubt.gain < 0.006
 
 

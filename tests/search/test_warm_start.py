@@ -7,7 +7,7 @@ import pytest
 
 from autotune.errors import ProfileError, UsageError
 from autotune.profiles.schema import TunedProfile
-from autotune.search.warm_start import SEEDS, plan_warm_start, rebuild_request, scale_workers
+from autotune.search.warm_start import MAX_SEEDS, plan_warm_start, rebuild_request, scale_workers
 from autotune.tuning import tune
 from tests.builders import make_config, make_machine, make_profile
 from tests.test_tuning import Bench, make_request, saturating, waiting_workload
@@ -62,7 +62,7 @@ def test_on_another_machine_no_rates_are_carried_over_and_workers_grow_with_the_
     profile = make_profile(dataloader=make_config(8, 2).dataloader)
     larger = profile.hardware.model_copy(update={"usable_cpus": 2 * profile.hardware.usable_cpus})
     warm = plan_warm_start(profile, larger)
-    assert warm.hints == ()
+    assert warm.observations == ()
     assert [config.dataloader.num_workers for config in warm.seeds] == [8, 16]
 
 
@@ -75,8 +75,8 @@ def test_the_answer_and_the_best_trials_are_tried_first() -> None:
     earlier = tune_cold(Bench(saturating))
     warm = plan_warm_start(earlier, earlier.hardware)
     assert warm.seeds[0] == earlier.config
-    assert len(warm.seeds) == SEEDS
-    assert len(warm.hints) > SEEDS
+    assert len(warm.seeds) == MAX_SEEDS
+    assert len(warm.observations) > MAX_SEEDS
 
 
 def test_the_request_is_asked_again_for_this_machine() -> None:

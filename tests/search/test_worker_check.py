@@ -43,7 +43,7 @@ def fail_with_workers(kind: TrialKind, samples: int = FEW_SAMPLES) -> Tries:
 def judge(ruling: WorkerCheck, *results: TrialResult) -> bool:
     for result in results:
         ruling.note(result)
-    return ruling.judge(results[-1])
+    return ruling.test_workers(results[-1])
 
 
 @pytest.mark.parametrize("kind", ["workload_failed", "crashed", "stalled"])
@@ -52,8 +52,8 @@ def test_code_that_fails_with_one_worker_and_works_without_rules_workers_out_and
     ruling = WorkerCheck(CANDIDATES, tries)
     assert judge(ruling, fail(make_config(8), kind))
     assert tries.configs == [make_config(1), make_config(0)]
-    assert ruling.applies_to(make_config(2))
-    assert not ruling.applies_to(make_config(0))
+    assert ruling.excludes(make_config(2))
+    assert not ruling.excludes(make_config(0))
     assert ruling.reason is not None
     assert "without them the dataset works" in ruling.reason
     assert "KeyError: 'handle'" in ruling.reason
@@ -152,24 +152,24 @@ def test_workers_that_hung_in_the_probe_are_looked_at_again_with_the_fewest_befo
 def test_a_failure_may_be_bad_luck_until_it_has_repeated_itself() -> None:
     ruling = WorkerCheck(CANDIDATES, Tries(complete))
     first = fail(make_config(8), "crashed")
-    assert ruling.may_be_luck(first)
-    ruling.note_repeated(first, fail(make_config(8), "completed"))
-    assert ruling.may_be_luck(first)
-    ruling.note_repeated(first, first)
-    assert not ruling.may_be_luck(first)
+    assert ruling.is_flaky(first)
+    ruling.note_retry(first, fail(make_config(8), "completed"))
+    assert ruling.is_flaky(first)
+    ruling.note_retry(first, first)
+    assert not ruling.is_flaky(first)
 
 
 def test_an_error_that_has_repeated_itself_leaves_another_its_second_look() -> None:
     ruling = WorkerCheck(CANDIDATES, Tries(complete))
-    ruling.note_repeated(fail(make_config(8)), fail(make_config(8)))
+    ruling.note_retry(fail(make_config(8)), fail(make_config(8)))
     other = fail(make_config(8)).model_copy(update={"message": "raised OSError: stale file handle"})
-    assert ruling.may_be_luck(other)
+    assert ruling.is_flaky(other)
 
 
 @pytest.mark.parametrize("kind", ["stalled", "timed_out", "out_of_memory", "completed"])
 def test_a_hang_and_a_breach_are_not_looked_at_twice(kind: TrialKind) -> None:
-    assert not WorkerCheck(CANDIDATES, Tries(complete)).may_be_luck(fail(make_config(8), kind))
+    assert not WorkerCheck(CANDIDATES, Tries(complete)).is_flaky(fail(make_config(8), kind))
 
 
 def test_a_failure_without_workers_may_be_bad_luck_as_well() -> None:
-    assert WorkerCheck(CANDIDATES, Tries(complete)).may_be_luck(fail(make_config(0)))
+    assert WorkerCheck(CANDIDATES, Tries(complete)).is_flaky(fail(make_config(0)))
