@@ -21,7 +21,7 @@ PACKAGE = ROOT / "autotune"
 
 HEAVY = ("torch", "optuna", "click", "pydantic", "rich", "numpy", "jinja2")
 OWNERS = {
-    "optuna": {"search.sampler", "search.study"},
+    "optuna": {"search.ask_tell", "search.sampler", "search.study"},
     "click": {"cli", "commands"},
     "rich": {"commands.display"},
     "numpy": {"search.surrogate"},
