@@ -24,7 +24,7 @@ import psutil
 from pydantic import ValidationError
 
 from autotune.config import FrozenModel, LoaderConfig
-from autotune.runner.process import ProgressTimer, TrialProcess
+from autotune.runner.process import TrialProcess
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
 from autotune.runner.usage import TREE_SECONDS
 from autotune.runner.watchdog import Watchdog
@@ -179,12 +179,12 @@ def _read_ready(stream: IO[str]) -> Iterator[str]:
         return
 
 
-def time_ticks(workload: BenchWorkload, containment: SandboxSupport) -> tuple[int, dict[str, tuple[float, ...]]]:
+def time_ticks(workload: BenchWorkload, sandbox: SandboxSupport) -> tuple[int, dict[str, tuple[float, ...]]]:
     """Time the watchdog's ticks over a trial with 64 living workers that have nothing left to do.
 
     Args:
         workload: What the workers load.
-        containment: Walls around the trial; without a cgroup the tree is walked for its memory.
+        sandbox: What is put up around the trial; without a cgroup the tree is walked for its memory.
 
     Returns:
         Processes in the tree, and durations in seconds: of `walking`, `short` and `exact` ticks.
@@ -192,7 +192,7 @@ def time_ticks(workload: BenchWorkload, containment: SandboxSupport) -> tuple[in
     request = make_request(workload)
     watch = Watchdog(budgets=plan_budgets(read_machine(), request), stall_seconds=60, deadline_seconds=120)
     config = as_config({"batch_size": workload.batch_size, "num_workers": WORKERS, "persistent_workers": True})
-    child = TrialProcess(request.workload.working_dir, watch.budgets, containment, lambda progress: None)
+    child = TrialProcess(request.workload.working_dir, watch.budgets, sandbox, lambda progress: None)
     try:
         child.command(LoadCommand(workload=request.workload), watch)
         answer = child.command(TrialCommand(trial=_make_short_trial(config)), watch)
@@ -219,7 +219,7 @@ def _time_kinds(child: TrialProcess, watch: Watchdog) -> dict[str, tuple[float, 
 
 def _time_tick(child: TrialProcess, watch: Watchdog, *, exact: bool = False) -> float:
     started = time.perf_counter()
-    watch.judge(child._read(ProgressTimer(), exact=exact))
+    watch.judge(child._monitor.read(exact=exact), idle_seconds=0.0, running_seconds=0.0)
     return time.perf_counter() - started
 
 

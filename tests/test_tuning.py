@@ -764,7 +764,7 @@ class RecordsOrders(TrialRunner):
         sizes: Sequence[int],
         budgets: Budgets,
         usable_cpus: float | None = None,
-        most_seconds: float = math.inf,
+        max_seconds: float = math.inf,
     ) -> WorkloadProfile:
         self.usable_cpus = usable_cpus
         return make_workload()

@@ -11,8 +11,8 @@ from typing import Final, Literal
 
 from autotune.commands.namesakes import PACKAGE_DIR, ConflictingPackage, find_namesakes
 from autotune.config import FrozenModel, StartMethod
-from autotune.runner.process import MAX_TMPDIR_LENGTH
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
+from autotune.runner.scratch import MAX_TMPDIR_LENGTH
 from autotune.system.cgroups import CpuThrottling, read_cpu_throttling
 from autotune.system.gpus import read_gpus
 from autotune.system.machine import MachineProfile, read_machine

@@ -12,6 +12,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -24,27 +25,17 @@ PREFIX: Final = "dltune-"
 EMPTY_SECONDS: Final = 2.0  # until a killed group's processes have left it
 
 
+@dataclass(frozen=True, slots=True)
 class MemoryCgroup:
-    """One memory cgroup; its processes join by writing themselves into `cgroup.procs`.
+    """One memory cgroup; its processes join by writing themselves into `cgroup.procs`."""
 
-    Args:
-        folder: Where it lies.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     @classmethod
     def make(cls, parent: Path, limit_bytes: int) -> Self:
-        """Make a group under `parent` that the kernel holds to a limit, swap included.
+        """Make a group that the kernel holds to a limit, swap and file cache included; OSError where it may not be.
 
-        Args:
-            parent: The group to lie in.
-            limit_bytes: Most bytes of everything that is charged to it, file cache included, which the kernel
-                takes back before it kills.
-
-        Raises:
-            OSError: The system does not allow it.
+        The kernel takes file cache back before it kills.
         """
         remove_stale(parent)
         folder = parent / f"{PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -55,17 +46,6 @@ class MemoryCgroup:
             folder.rmdir()
             raise
         return cls(folder)
-
-    def read_bytes(self) -> int:
-        """Read what the group's processes use: anonymous and shared memory, each page once, without file cache."""
-        numbers = _read_numbers(self.folder / "memory.stat")
-        if "total_rss" in numbers:
-            return numbers["total_rss"] + numbers.get("total_shmem", 0)
-        return numbers.get("anon", 0) + numbers.get("shmem", 0)
-
-    def count_oom_kills(self) -> int:
-        """Count the processes that the kernel has killed at the limit."""
-        return count_oom_kills(self.folder)
 
     def list_processes(self) -> list[int]:
         """List the processes in the group, without those that have no number in our process namespace."""
@@ -80,11 +60,7 @@ class MemoryCgroup:
                 os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> bool:
-        """Kill what is left, and remove the group.
-
-        Returns:
-            Whether it is gone.
-        """
+        """Kill what is left, remove the group, and tell whether it is gone."""
         deadline = time.monotonic() + EMPTY_SECONDS
         while self.folder.is_dir():
             with contextlib.suppress(OSError):
@@ -111,34 +87,14 @@ def _set_limit(folder: Path, limit_bytes: int) -> None:
                 (folder / name).write_text(str(value))
 
 
-def count_oom_kills(folder: Path) -> int:
-    """Count the OOM kills that a memory cgroup has seen; 0 where it does not tell."""
-    for name in ("memory.events", "memory.oom_control"):
-        numbers = _read_numbers(folder / name)
-        if "oom_kill" in numbers:
-            return numbers["oom_kill"]
-    return 0
-
-
-def _read_numbers(path: Path) -> dict[str, int]:
-    pairs = (line.split() for line in read_text(path).splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-
-
 def find_cgroup_parent(proc: Path = PROC, cgroup: Path = CGROUP) -> Path | None:
-    """Find the group in which trials may get groups of their own.
+    """Find the group in which trials may get groups of their own, and in which every limit of ours stays in force."""
+    parents = _list_parents(proc, cgroup)
+    return next((folder for folder in parents if _is_writable(folder) and _is_writable(folder / "cgroup.procs")), None)
 
-    Args:
-        proc: Where procfs is mounted.
-        cgroup: Where cgroups are mounted.
 
-    Returns:
-        The folder; None where there is none that we may write and that leaves every limit of ours in force.
-    """
-    for folder in _list_parents(proc, cgroup):
-        if os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK):
-            return folder
-    return None
+def _is_writable(path: Path) -> bool:
+    return os.access(path, os.W_OK)
 
 
 def _list_parents(proc: Path, cgroup: Path) -> Iterator[Path]:
@@ -164,11 +120,7 @@ def _limits_anything(folder: Path) -> bool:
 
 
 def remove_stale(parent: Path) -> None:
-    """Remove the empty groups of runs that were killed before they could.
-
-    Args:
-        parent: Where they lie.
-    """
+    """Remove the empty groups of runs that were killed before they could."""
     for folder in parent.glob(f"{PREFIX}*-*"):
         owner = folder.name.removeprefix(PREFIX).partition("-")[0]
         if owner.isdigit() and not psutil.pid_exists(int(owner)):

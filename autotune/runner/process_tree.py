@@ -1,7 +1,7 @@
 """Finds every process of a trial and ends it, without touching any other.
 
 Killing a process group is not enough: `torch_shm_manager` and whatever a dataset starts may leave the
-session, and orphans change their parent. So each trial's processes carry a mark in their environment, which
+session, and orphans change their parent. So each trial's processes carry its id in their environment, which
 every descendant inherits; whoever carries it belongs to the trial. A process that clears its environment, or writes a
 title over it, is left to the trial's keeper. `torch_shm_manager` and multiprocessing's resource tracker are spared for
 a moment: they are the ones who remove the names of dead processes.
@@ -24,54 +24,40 @@ TRIAL_ID_VARIABLE: Final = "DLTUNE_TRIAL"
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
 
 
-def list_trial_processes(mark: str, proc: Path = PROC) -> list[int]:
-    """List all processes that carry a trial's mark in their environment.
-
-    Args:
-        mark: The value of the `DLTUNE_TRIAL` variable.
-        proc: Where procfs is mounted.
-
-    Returns:
-        Process ids, without zombies and without our own.
-    """
+def list_trial_processes(trial_id: str, proc: Path = PROC) -> list[int]:
+    """List the processes that carry a trial's id in their environment, without zombies and without our own."""
     others = (int(folder.name) for folder in proc.iterdir() if folder.name.isdigit())
-    return [pid for pid in others if pid != os.getpid() and _is_marked(pid, mark, proc)]
+    return [pid for pid in others if pid != os.getpid() and _carries_id(pid, trial_id, proc)]
 
 
-def _is_marked(pid: int, mark: str, proc: Path) -> bool:
+def _carries_id(pid: int, trial_id: str, proc: Path) -> bool:
     with contextlib.suppress(OSError):
-        return f"{TRIAL_ID_VARIABLE}={mark}".encode() in (proc / str(pid) / "environ").read_bytes().split(b"\0")
+        return f"{TRIAL_ID_VARIABLE}={trial_id}".encode() in (proc / str(pid) / "environ").read_bytes().split(b"\0")
     return False
 
 
-def kill_trial(mark: str, keeper: int | None = None, proc: Path = PROC) -> list[int]:
-    """End every process that carries a trial's mark, the cleaners last.
+def kill_trial(trial_id: str, keeper: int | None = None, proc: Path = PROC) -> list[int]:
+    """End every process that carries a trial's id, the cleaners last, and list those that do not end.
 
-    Args:
-        mark: The trial's mark.
-        keeper: The process that ends by itself when it has ended those of the trial that hide their mark.
-        proc: Where procfs is mounted.
-
-    Returns:
-        The processes that are still there after twice the time that cleaners get; usually none.
+    The `keeper` ends by itself when it has ended those of the trial that hide it.
     """
     deadline = time.monotonic() + CLEANER_GRACE_SECONDS
-    while marked := list_trial_processes(mark, proc):
+    while living := list_trial_processes(trial_id, proc):
         overdue = time.monotonic() > deadline
-        victims = [pid for pid in marked if overdue or not (pid == keeper or is_cleaner(pid, proc))]
-        for pid in marked:  # those who are spared must not be stopped
-            _signal(pid, mark, proc, signal.SIGKILL if pid in victims else signal.SIGCONT)
+        victims = [pid for pid in living if overdue or not (pid == keeper or is_cleaner(pid, proc))]
+        for pid in living:  # those who are spared must not be stopped
+            _signal(pid, trial_id, proc, signal.SIGKILL if pid in victims else signal.SIGCONT)
         if time.monotonic() > deadline + CLEANER_GRACE_SECONDS:
-            return marked
+            return living
         time.sleep(0.01 if victims else 0.05)
     return []
 
 
-def _signal(pid: int, mark: str, proc: Path, number: signal.Signals) -> None:
-    """Signal one process, if it carries the mark, so that a reused number is not hit."""
+def _signal(pid: int, trial_id: str, proc: Path, number: signal.Signals) -> None:
+    """Signal one process, if it carries the trial's id, so that a reused number is not hit."""
     descriptor = _hold_number(pid)
     try:
-        if _is_marked(pid, mark, proc):
+        if _carries_id(pid, trial_id, proc):
             _send(pid, descriptor, number)
     finally:
         if descriptor is not None:
@@ -82,7 +68,7 @@ def _hold_number(pid: int) -> int | None:
     """Give a descriptor of a process, whose number may be reused; None where Python or the kernel has none.
 
     Some Pythons were built without the call, and some sandboxes refuse it. Then there is a moment between looking at
-    the mark and sending the signal; numbers are not reused that soon.
+    its environment and sending the signal; numbers are not reused that soon.
     """
     try:
         return os.pidfd_open(pid)
@@ -104,12 +90,7 @@ def _send(pid: int, descriptor: int | None, number: signal.Signals) -> None:
 
 
 def describe_survivors(pids: Sequence[int], proc: Path = PROC) -> str:
-    """Say which processes of a trial could not be ended, and what to do about them.
-
-    Args:
-        pids: The processes, at least one.
-        proc: Where procfs is mounted.
-    """
+    """Say which processes of a trial could not be ended, and what to do about them."""
     names = ", ".join(f"{pid} ({read_text(proc / str(pid) / 'comm').strip() or 'unknown'})" for pid in pids)
     return (
         f"Processes of a trial are still there {2 * CLEANER_GRACE_SECONDS:.0f} s after they were killed: {names}. "
@@ -118,20 +99,9 @@ def describe_survivors(pids: Sequence[int], proc: Path = PROC) -> str:
     )
 
 
-def remove_shm_segments(pids: Iterable[int], shm: Path = SHM) -> list[str]:
-    """Remove shared-memory names that dead processes of a trial left behind.
-
-    Args:
-        pids: Processes that belonged to the trial. Names of others are never touched.
-        shm: Where POSIX shared memory lies.
-
-    Returns:
-        The names removed.
-    """
-    removed = []
-    for pid in set(pids):
+def remove_shm_segments(pids: Iterable[int], shm: Path = SHM) -> None:
+    """Remove the shared-memory names that dead processes of a trial left behind; those of others are never touched."""
+    for pid in pids:
         for path in shm.glob(f"torch_{pid}_*"):
             with contextlib.suppress(OSError):
                 path.unlink()
-                removed.append(path.name)
-    return removed

@@ -1,4 +1,4 @@
-"""Gives trials to a child, warm or fresh, and turns what comes back into results with a named kind."""
+"""Gives trials to a child, warm or fresh, and ends it when it fails."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
-from autotune.errors import UsageError, WorkloadError
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.runner.failures import TrialFailure, advice_for, diagnose_error
-from autotune.runner.process import OnProgress, OnWarning, TrialProcess, Usage
+from autotune.runner.failures import TrialFailure, reclassify_oom_kill
+from autotune.runner.process import OnProgress, OnWarning, TrialProcess
+from autotune.runner.results import Answer, make_result
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
+from autotune.runner.start_errors import start_error, timeout_error
+from autotune.runner.usage import ResourceUsage
 from autotune.runner.watchdog import Watchdog
 from autotune.system.machine import read_machine
 from autotune.trial.budgets import Budgets
 from autotune.trial.measurement import CODE_FAILURES, TrialResult
 from autotune.trial.protocol import (
     WORKER_PHASE,
+    Command,
     FailureReport,
     LoadCommand,
     ProbeCommand,
@@ -28,35 +32,30 @@ from autotune.trial.protocol import (
     ProgressReport,
     ReadyReport,
     ReleaseCommand,
-    Report,
     TrialCommand,
-    TrialReport,
     TrialRequest,
 )
-from autotune.trial.resources import DEVICE_MEMORY
 from autotune.trial.workload_profile import WorkloadProfile
-from autotune.units import format_bytes, format_seconds
 
-RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
-EXIT_HINT: Final = (
-    "\nSomething called sys.exit(): code at the top of a module that reads sys.argv, perhaps. "
-    'Guard it with if __name__ == "__main__".'
-)
-SANDBOX_ERROR_PREFIX: Final = "isolation: "  # how trial_host says that its walls could not be put up
-TRIAL_OVERHEAD: Final = 4.0  # of the trial's seconds: starting workers, draining, a last batch
+MAX_RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
+MAX_PROBE_STALLS: Final = 4.0  # times the stall time: what a probe may take
+MAX_LOAD_STALLS: Final = 20.0  # what importing torch and calling the dataset's factory may take
+MAX_TRIAL_OVERHEAD: Final = 4.0  # times the trial's seconds: starting workers, draining, a last batch
+SANDBOX_ERROR_PREFIX: Final = "isolation: "  # how a child says that its sandbox could not be put up
 
 
 class TrialRunner:
-    """Runs trials of one workload in child processes.
-
-    Use it as a context manager; leaving it ends every process it started.
+    """Runs trials of one workload in child processes; leaving its context ends every process that it started.
 
     Args:
         workload: What the child loads.
         stall_seconds: Most seconds without progress.
         on_progress: Called with what the child reports while it works.
-        containment: Walls to put up around each child; None for all that this machine allows.
+        sandbox: What to put up around each child; None for all that this machine allows.
         on_warning: Called with a sentence when processes of a trial cannot be ended.
+
+    Attributes:
+        start_seconds: What the last start of a process and of its dataset took; None before the first.
     """
 
     def __init__(
@@ -64,21 +63,21 @@ class TrialRunner:
         workload: WorkloadRequest,
         stall_seconds: float,
         on_progress: OnProgress = lambda progress: None,
-        containment: SandboxSupport | None = None,
+        sandbox: SandboxSupport | None = None,
         on_warning: OnWarning = lambda sentence: None,
     ) -> None:
+        self.start_seconds: float | None = None
         self._workload = workload
-        self._containment = detect_sandbox() if containment is None else containment
+        self._sandbox = detect_sandbox() if sandbox is None else sandbox
         self._stall_seconds = stall_seconds
         self._on_progress = on_progress
         self._on_warning = on_warning
-        self._phase = ""
-        self._batches = 0
         self._child: TrialProcess | None = None
         self._is_releasing = False
         self._limits: Budgets | None = None
         self._probe_end = math.inf
-        self.start_seconds: float | None = None  # what the last start of a process and of its dataset took
+        self._phase = ""
+        self._batches = 0
 
     def __enter__(self) -> Self:
         return self
@@ -95,12 +94,16 @@ class TrialRunner:
             self._child = None
         self._is_releasing = False
 
+    def limit(self, budgets: Budgets) -> None:
+        """Put other budgets in force for the trials to come."""
+        self._limits = budgets
+
     def probe(
         self,
         sizes: Sequence[int],
         budgets: Budgets,
         usable_cpus: float | None = None,
-        most_seconds: float = math.inf,
+        max_seconds: float = math.inf,
     ) -> WorkloadProfile:
         """Load the workload and profile it.
 
@@ -108,7 +111,7 @@ class TrialRunner:
             sizes: Batch sizes to measure with, where they can be set: the usual one, and the largest.
             budgets: Budgets.
             usable_cpus: CPUs that can be kept busy; None for those of this machine.
-            most_seconds: What --timeout allows for it, in seconds.
+            max_seconds: What --timeout allows for it.
 
         Returns:
             The profile.
@@ -119,76 +122,65 @@ class TrialRunner:
             WorkloadError: The user's code raised, hung or died.
         """
         self._limits = budgets
-        self._probe_end = time.monotonic() + most_seconds
+        self._probe_end = time.monotonic() + max_seconds
         usable_cpus = read_machine().usable_cpus if usable_cpus is None else usable_cpus
-        order = ProbeCommand(batch_size=sizes[0], largest=max(sizes), usable_cpus=usable_cpus)
-        outcome = self._give_probe(order)
-        failure = None
-        if isinstance(outcome, TrialFailure) and self._phase == WORKER_PHASE:  # it may still work without workers
-            failure = outcome.message if outcome.kind in CODE_FAILURES else None
-            outcome = self._give_probe(order.model_copy(update={"with_workers": False}))
+        command = ProbeCommand(batch_size=sizes[0], largest=max(sizes), usable_cpus=usable_cpus)
+        answer = self._give_probe(command)
+        worker_failure = None
+        if isinstance(answer, TrialFailure) and self._phase == WORKER_PHASE:  # it may still work without workers
+            worker_failure = answer.message if answer.kind in CODE_FAILURES else None
+            answer = self._give_probe(command.model_copy(update={"with_workers": False}))
         is_late, self._probe_end = time.monotonic() >= self._probe_end, math.inf
-        if isinstance(outcome, ProbeReport) and not is_late:
-            return outcome.profile.model_copy(update={"worker_failure": failure})
+        if isinstance(answer, ProbeReport) and not is_late:
+            return answer.profile.model_copy(update={"worker_failure": worker_failure})
         self.close()
-        if is_late and not isinstance(outcome, FailureReport):
-            raise UsageError(_describe_spent_time(most_seconds, self._workload.dataset))
-        raise _explain_start(outcome, self._workload)
+        if is_late and not isinstance(answer, FailureReport):
+            raise timeout_error(max_seconds, self._workload)
+        raise start_error(answer, self._workload)
 
-    def _give_probe(self, order: ProbeCommand) -> TrialProcess | Report | TrialFailure:
-        outcome = self._obtain_child()
-        if isinstance(outcome, TrialProcess):
-            outcome = outcome.command(order, self._watch(self._stall_seconds * 4))
-        if isinstance(outcome, TrialFailure):
-            outcome = reclassify_oom_kill(outcome, self._usage, self._budgets)
+    def _give_probe(self, command: ProbeCommand) -> Answer:
+        answer = self._give(command, self._stall_seconds * MAX_PROBE_STALLS)
+        if isinstance(answer, TrialFailure):
+            answer = reclassify_oom_kill(answer, self._peak, self._budgets)
             self.close()
-        return outcome
-
-    def _note_progress(self, progress: ProgressReport) -> None:
-        self._phase, self._batches = progress.phase, progress.batches
-        self._on_progress(progress)
+        return answer
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial.
-
-        Args:
-            request: What to measure.
-
-        Returns:
-            What became of it. A child that failed is ended with its whole tree; the next trial gets a new one.
-        """
+        """Run one trial; a child that failed is ended with its whole tree, and the next trial gets a new one."""
         started = time.monotonic()
         self._batches = 0
         if request.fresh:
             self.close()
-        outcome = self._obtain_child()
-        if isinstance(outcome, TrialProcess):
-            deadline = request.seconds * TRIAL_OVERHEAD + self._stall_seconds
-            budgeted = request.model_copy(update={"gpu_bytes": self._budgets.gpu_bytes})
-            outcome = outcome.command(TrialCommand(trial=budgeted), self._watch(deadline))
-        output = self._child.read_output() if self._child is not None and isinstance(outcome, FailureReport) else ""
-        result = _make_result(request, outcome, self._usage, self._budgets, output)
-        result = check_gpu_memory(self._count_samples(result, outcome), self._budgets)
+        budgeted = request.model_copy(update={"gpu_bytes": self._budgets.gpu_bytes})
+        answer = self._give(TrialCommand(trial=budgeted), request.seconds * MAX_TRIAL_OVERHEAD + self._stall_seconds)
+        output = self._child.read_output() if self._child is not None and isinstance(answer, FailureReport) else ""
+        result = make_result(request, answer, self._peak, self._budgets, self._batches, output)
         self._wind_down(result)
         return result.model_copy(update={"seconds": time.monotonic() - started})
 
-    def _count_samples(self, result: TrialResult, outcome: TrialProcess | Report | TrialFailure) -> TrialResult:
-        """Add how far a failed trial came: what the child tells, or what it told before it died."""
-        if isinstance(outcome, FailureReport):
-            in_step = outcome.where == "running step"
-            return result.model_copy(update={"samples": outcome.samples, "in_step": in_step, "index": outcome.index})
-        if result.measurement is not None:
-            return result
-        return result.model_copy(update={"samples": (self._batches + 1) * (result.config.dataloader.batch_size or 1)})
+    def _give(self, command: Command, deadline_seconds: float) -> Answer:
+        """Have the child, the living one or a new one, carry a command out."""
+        self._await_release()
+        if self._child is None:
+            started = self._start_child()
+            if not isinstance(started, ReadyReport):
+                return started
+        assert self._child is not None
+        return self._child.command(command, self._watch(deadline_seconds))
 
-    @property
-    def _budgets(self) -> Budgets:
-        assert self._limits is not None, "probe() or limit() comes first: walls are built for the limits"
-        return self._limits
-
-    @property
-    def _usage(self) -> Usage:
-        return Usage() if self._child is None else self._child.usage
+    def _start_child(self) -> Answer:
+        """Start a child and have it load the workload."""
+        began = time.monotonic()
+        child = self._child = TrialProcess(
+            self._workload.working_dir, self._budgets, self._sandbox, self._note_progress, self._on_warning
+        )
+        answer = child.command(LoadCommand(workload=self._workload), self._watch(self._stall_seconds * MAX_LOAD_STALLS))
+        if isinstance(answer, ReadyReport):
+            self.start_seconds = time.monotonic() - began
+        elif self._sandbox != SandboxSupport() and _is_sandbox_error(answer):
+            self._sandbox = SandboxSupport()  # what could be put up a moment ago cannot any more
+            return self._start_child()
+        return answer
 
     def _wind_down(self, result: TrialResult) -> None:
         """Have the workers taken down while others go on; a child that failed is ended."""
@@ -203,147 +195,38 @@ class TrialRunner:
     def _await_release(self) -> None:
         """Wait until the workers of the trial before are down; a child that does not let go of them is ended."""
         if self._child is not None and self._is_releasing:
-            watch = self._watch(RELEASE_SECONDS).model_copy(update={"stall_seconds": RELEASE_SECONDS})
-            if not isinstance(self._child.receive(watch), ReadyReport):
+            watchdog = replace(self._watch(MAX_RELEASE_SECONDS), stall_seconds=MAX_RELEASE_SECONDS)
+            if not isinstance(self._child.receive(watchdog), ReadyReport):
                 self.close()
         self._is_releasing = False
 
     def _watch(self, deadline_seconds: float) -> Watchdog:
-        most_seconds = min(deadline_seconds, max(0.0, self._probe_end - time.monotonic()))
-        return Watchdog(budgets=self._budgets, stall_seconds=self._stall_seconds, deadline_seconds=most_seconds)
+        left_seconds = max(0.0, self._probe_end - time.monotonic())
+        return Watchdog(self._budgets, self._stall_seconds, min(deadline_seconds, left_seconds))
 
-    def limit(self, budgets: Budgets) -> None:
-        """Put other budgets in force for the trials to come."""
-        self._limits = budgets
+    def _note_progress(self, progress: ProgressReport) -> None:
+        self._phase, self._batches = progress.phase, progress.batches
+        self._on_progress(progress)
 
-    def _obtain_child(self) -> TrialProcess | Report | TrialFailure:
-        """Give the living child, or start one and have it load the workload."""
-        self._await_release()
-        if self._child is not None:
-            return self._child
-        began = time.monotonic()
-        child = TrialProcess(
-            self._workload.working_dir, self._budgets, self._containment, self._note_progress, self._on_warning
-        )
-        self._child = child
-        answer = child.command(LoadCommand(workload=self._workload), self._watch(self._stall_seconds * 20))
-        if (
-            isinstance(answer, TrialFailure)
-            and answer.details.startswith(SANDBOX_ERROR_PREFIX)
-            and self._containment != SandboxSupport()
-        ):
-            self._containment = SandboxSupport()  # what could be put up a moment ago cannot any more
-            self._child = None
-            return self._obtain_child()
-        if not isinstance(answer, ReadyReport):
-            return answer
-        self.start_seconds = time.monotonic() - began
-        return child
+    @property
+    def _budgets(self) -> Budgets:
+        assert self._limits is not None, "probe() or limit() comes first: a sandbox is built for the budgets"
+        return self._limits
+
+    @property
+    def _peak(self) -> ResourceUsage:
+        return ResourceUsage() if self._child is None else self._child.peak
+
+
+def _is_sandbox_error(answer: Answer) -> bool:
+    return isinstance(answer, TrialFailure) and answer.details.startswith(SANDBOX_ERROR_PREFIX)
 
 
 @contextmanager
 def start_runner(request: TuningRequest, progress: ProgressListener) -> Iterator[TrialRunner]:
-    """Open what runs the trials of a request, in the sandbox that it asks for; leaving ends every process it started.
-
-    Args:
-        request: What to tune, and how.
-        progress: Is told what happens.
-    """
+    """Open what runs the trials of a request, in the sandbox that it asks for."""
     sandbox = detect_sandbox() if request.isolation == "auto" else SandboxSupport()
     with TrialRunner(
         request.workload, request.stall_seconds, progress.show_progress, sandbox, progress.show_warning
     ) as runner:
         yield runner
-
-
-def _describe_spent_time(seconds: float, dataset: str) -> str:
-    return (
-        f"Nothing could be tried: {dataset} was not loaded and profiled after the {format_seconds(seconds)} that "
-        "--timeout had left for it. Allow more time."
-    )
-
-
-def _make_result(
-    request: TrialRequest, outcome: TrialProcess | Report | TrialFailure, usage: Usage, budgets: Budgets, output: str
-) -> TrialResult:
-    seen = {"peak_host_bytes": usage.host_bytes, "peak_shm_bytes": usage.shm_bytes}
-    if isinstance(outcome, TrialReport):
-        return TrialResult(kind="completed", config=request.config, measurement=outcome.measurement, **seen)
-    death = diagnose_error(outcome, usage.describe_shm(), output) if isinstance(outcome, FailureReport) else outcome
-    if not isinstance(death, TrialFailure):
-        death = TrialFailure(kind="crashed", message=f"was answered out of turn ({type(outcome).__name__})")
-    death = reclassify_oom_kill(death, usage, budgets)
-    return TrialResult(kind=death.kind, config=request.config, message=death.message, details=death.details, **seen)
-
-
-def reclassify_oom_kill(death: TrialFailure, usage: Usage, budgets: Budgets) -> TrialFailure:
-    """Let a kernel that killed for memory explain what looks like a lost process or a hang.
-
-    Args:
-        death: What the trial's end looked like.
-        usage: What was counted meanwhile.
-        budgets: Budgets.
-
-    Returns:
-        The same, or an `out_of_memory` one.
-    """
-    if not usage.oom_kills or death.kind not in ("crashed", "stalled", "workload_failed"):
-        return death
-    seen = f" at {format_bytes(usage.host_bytes)} of host memory" if usage.host_bytes else ""
-    budget = format_bytes(budgets.memory_bytes)
-    message = f"was struck by the kernel's out-of-memory killer{seen}, against a budget of {budget}"
-    return death.model_copy(update={"kind": "out_of_memory", "message": message})
-
-
-def check_gpu_memory(result: TrialResult, budgets: Budgets) -> TrialResult:
-    """Turn a trial whose allocator went over the device's budget into a failure.
-
-    Args:
-        result: What became of the trial.
-        budgets: Budgets.
-
-    Returns:
-        The result, or an `out_of_memory` one with the number against the limit.
-    """
-    budget = budgets.gpu_bytes
-    used = result.measurement.peak_gpu_bytes if result.measurement is not None else 0
-    if budget is None or used <= budget:
-        return result
-    message = DEVICE_MEMORY.describe_excess(used, budget)
-    return result.model_copy(update={"kind": DEVICE_MEMORY.outcome, "measurement": None, "message": message})
-
-
-def _explain_start(
-    outcome: TrialProcess | Report | TrialFailure, workload: WorkloadRequest
-) -> UsageError | WorkloadError:
-    """Say why the workload could not be loaded or profiled, in the words the user needs."""
-    if isinstance(outcome, FailureReport):
-        return _explain_failure(outcome, workload)
-    if not isinstance(outcome, TrialFailure):
-        return WorkloadError(f"{workload.dataset}: its process answered out of turn ({type(outcome).__name__}).")
-    source = f"While {workload.dataset} was loaded and profiled, its process"
-    advice = {
-        "timed_out": " If it needs longer, allow it with --stall-time.",
-        "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
-    }.get(outcome.kind, "")
-    return WorkloadError(f"{source} {outcome.message}.{advice}", outcome.details)
-
-
-def _explain_failure(failed: FailureReport, workload: WorkloadRequest) -> UsageError | WorkloadError:
-    words = "\n".join(filter(None, (failed.error, advice_for(failed.error))))
-    kind, _, text = words.partition(": ")
-    if kind.rpartition(".")[2] == "UsageError":
-        return UsageError(text)
-    if kind.rpartition(".")[2] == "WorkloadError":
-        return WorkloadError(text)
-    hint = EXIT_HINT if kind == "SystemExit" else ""
-    if failed.where == "running step":
-        source = f"The training step ({workload.describe_step()}) failed on a batch"
-        return WorkloadError(f"{source}: {words}", failed.details)
-    if failed.where == "step":
-        source = f"The step factory {workload.step}"
-    elif failed.where == "dataset":
-        source = f"The dataset factory {workload.dataset}"
-    else:
-        source = f"Loading the first batches of {workload.dataset} in the training process"
-    return WorkloadError(f"{source} failed: {words}{hint}", failed.details)

@@ -1,7 +1,7 @@
-"""Finds out which walls this machine allows around a trial; where it allows none, a trial runs plainly.
+"""Finds out which parts of a sandbox this machine allows around a trial; where it allows none, a trial runs plainly.
 
-A plain trial is still watched, found by the mark in its processes' environment and kept together by its keeper, and
-ended as a whole. The walls add what watching cannot: exact numbers, limits that the kernel holds, and an end that
+A plain trial is still watched, found by its id in its processes' environment and kept together by its keeper, and
+ended as a whole. The sandbox adds what watching cannot: exact numbers, limits that the kernel holds, and an end that
 nothing escapes.
 """
 
@@ -11,33 +11,32 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from autotune.config import FrozenModel
 from autotune.runner.memory_cgroup import MemoryCgroup, find_cgroup_parent
 from autotune.system.kernel_files import SHM
 from autotune.trial.budgets import Budgets
 from autotune.trial.sandbox_spec import SandboxSpec
 
-KERNEL_LIMIT_FACTOR: Final = (
-    1.04  # times a budget: where the kernel stops what the watchdog, at the budget, has not ended yet
-)
+KERNEL_LIMIT_FACTOR: Final = 1.04  # of a budget: the kernel stops what the watchdog, at the budget, has not ended yet
 PROBE_SECONDS: Final = 10.0
 PROBE_SHM_BYTES: Final = 2**20
 PROBE_SHM_NAMES: Final = 64
 TORCH_SHM_NAMES: Final = re.compile(r"torch_|sem\.")  # names in /dev/shm that no dataset reads
 
 
-class SandboxSupport(FrozenModel):
-    """The walls that this machine allows.
+@dataclass(frozen=True, slots=True)
+class SandboxSupport:
+    """The parts of a sandbox that this machine allows.
 
     Attributes:
         own_shm: Whether a trial can have a /dev/shm of its own.
         own_pids: Whether it can have process numbers of its own.
         cgroup: Where it can have a memory cgroup; None where it cannot.
-        missing: For each wall that cannot be put up, why.
+        missing: For each part that it cannot have, why.
     """
 
     own_shm: bool = False
@@ -45,7 +44,7 @@ class SandboxSupport(FrozenModel):
     cgroup: Path | None = None
     missing: tuple[str, ...] = ()
 
-    def make_group(self, budgets: Budgets) -> MemoryCgroup | None:
+    def make_cgroup(self, budgets: Budgets) -> MemoryCgroup | None:
         """Make a trial's memory cgroup, where that is possible."""
         if self.cgroup is None:
             return None
@@ -54,30 +53,18 @@ class SandboxSupport(FrozenModel):
         except OSError:
             return None
 
-    def plan_walls(self, budgets: Budgets, group: MemoryCgroup | None) -> SandboxSpec:
-        """Plan the walls of one trial.
-
-        Args:
-            budgets: Its budgets.
-            group: Its memory cgroup.
-
-        Returns:
-            What its first process is to put up.
-        """
-        cgroup = str(group.folder) if group is not None else None
+    def make_spec(self, budgets: Budgets, cgroup: MemoryCgroup | None) -> SandboxSpec:
+        """Say what a trial's first process is to put up."""
+        folder = str(cgroup.folder) if cgroup is not None else None
         if not self.own_shm or not budgets.shm_bytes:
-            return SandboxSpec(cgroup=cgroup)
+            return SandboxSpec(cgroup=folder)
         names = os.statvfs(SHM).f_files
-        return SandboxSpec(cgroup, int(budgets.shm_bytes * KERNEL_LIMIT_FACTOR), names, self.own_pids)
+        return SandboxSpec(folder, int(budgets.shm_bytes * KERNEL_LIMIT_FACTOR), names, self.own_pids)
 
 
 @lru_cache(maxsize=1)
 def detect_sandbox() -> SandboxSupport:
-    """Try, in a process of its own and once, which walls can be put up.
-
-    Returns:
-        What was found.
-    """
+    """Try, in a process of its own and once, which parts of a sandbox work."""
     cgroup = find_cgroup_parent()
     missing = [] if cgroup is not None else ["memory cgroup: none that this user may write"]
     shm_problem = _find_shm_problem()
@@ -104,12 +91,13 @@ def _find_shm_problem(shm: Path = SHM) -> str | None:
     return None if os.access(shm, os.W_OK) else f"{shm} is read-only"
 
 
-def _try(walls: SandboxSpec) -> str | None:
-    """Put walls up in a process of their own; give the reason why it failed, or None."""
-    command = [sys.executable, "-P", "-m", "autotune.child.namespaces", walls.to_json()]
+def _try(spec: SandboxSpec) -> str | None:
+    """Enter a sandbox in a process of its own; give the reason why it failed, or None."""
+    command = [sys.executable, "-P", "-m", "autotune.child.namespaces", spec.to_json()]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    said = done.stderr.strip().splitlines()
-    return None if done.returncode == 0 else said[-1] if said else f"exit code {done.returncode}"
+    if done.returncode == 0:
+        return None
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

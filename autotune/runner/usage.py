@@ -1,101 +1,109 @@
 """Tells what the trial under way uses: host memory, /dev/shm, and whether the kernel had to kill.
 
-Inside walls the numbers are exact and cost one file each. Outside, the tree is walked now and then for an upper
+In a sandbox the numbers are exact and cost one file each. Without one, the tree is walked now and then for an upper
 bound of its memory, and for the exact sum when somebody asks; /dev/shm is compared with how full it was before.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from autotune.config import Bytes, FrozenModel
-from autotune.runner.memory_cgroup import MemoryCgroup, count_oom_kills
-from autotune.system.cgroups import walk_ancestors
-from autotune.system.kernel_files import CGROUP, PROC, SHM
+from autotune.runner.memory_cgroup import MemoryCgroup
+from autotune.system.cgroups import count_oom_kills, find_own_memory_groups, read_memory_use
+from autotune.system.kernel_files import PROC, SHM
 from autotune.system.machine import AvailableMemory, read_shm
 from autotune.system.processes import list_tree, measure_pss, memory_upper_bound
 from autotune.trial.budgets import Budgets
+from autotune.units import format_bytes
 
-TREE_SECONDS: Final = 0.25  # between two walks over the tree: 0.1 ms a process
-NEAR_BUDGET_POLL_SECONDS: Final = (
-    0.01  # between two looks at a trial that is near its budget: it may take 1 GB a second
-)
-NEAR_BUDGET_RATIO: Final = 0.5  # of the budget
+TREE_SECONDS: Final = 0.25  # between two walks over the tree, at 0.1 ms a process
+NEAR_BUDGET_POLL_SECONDS: Final = 0.01  # a trial may take 1 GB a second
+NEAR_BUDGET_RATIO: Final = 0.5
 
 
-class Use(FrozenModel):
-    """What a trial uses at one moment.
+@dataclass(frozen=True, slots=True)
+class ResourceUsage:
+    """What a trial uses at one moment, or what it used at its peak.
 
     Attributes:
-        host_bytes: Memory of its processes and of /dev/shm; an upper bound unless `exact`.
-        exact: Whether it is exact.
+        host_bytes: Memory of its processes and of /dev/shm: an upper bound unless `exact`; at a peak, 0 when it was
+            never read exactly.
+        exact: Whether `host_bytes` is exact.
         shm_bytes: The part in /dev/shm.
+        shm_size_bytes: Size of the /dev/shm that it has.
+        available_bytes: Memory that the machine or container can still give.
+        oom_kills: Processes that the kernel's out-of-memory killer took since the trial's first one was started.
     """
 
-    host_bytes: Bytes
-    exact: bool
-    shm_bytes: Bytes
+    host_bytes: int = 0
+    exact: bool = True
+    shm_bytes: int = 0
+    shm_size_bytes: int = 0
+    available_bytes: int = 0
+    oom_kills: int = 0
+
+    def raise_peak(self, now: ResourceUsage) -> ResourceUsage:
+        """Give the peak after one more reading; where memory is exact only once, the queue may have been longer."""
+        shm_bytes = max(self.shm_bytes, now.shm_bytes)
+        host_bytes = now.host_bytes - now.shm_bytes + shm_bytes if now.exact else 0
+        return replace(now, host_bytes=max(self.host_bytes, host_bytes), exact=True, shm_bytes=shm_bytes)
+
+    def describe_shm(self) -> str:
+        """Say what was used of /dev/shm, to be put behind a sentence."""
+        return f": {format_bytes(self.shm_bytes)} used of {format_bytes(self.shm_size_bytes)}"
 
 
 class UsageMonitor:
-    """Reads one trial's use.
+    """Reads what one trial uses, more often where it is near a budget, and keeps the peak of a command.
 
-    Args:
-        pid: The root of its process tree.
-        budgets: What it may use; near a budget of memory or /dev/shm, looks are frequent.
-        group: Its memory cgroup, if it has one.
-        own_shm: Whether it has a /dev/shm of its own.
+    Attributes:
+        peak: What the command under way used at most.
+        seen: The processes that have belonged to the trial.
     """
 
-    def __init__(self, pid: int, budgets: Budgets, group: MemoryCgroup | None, *, own_shm: bool) -> None:
+    def __init__(self, pid: int, budgets: Budgets, cgroup: MemoryCgroup | None, *, own_shm: bool) -> None:
+        self.peak = ResourceUsage()
         self.seen: set[int] = set()
-        self._is_memory_near = self._is_shm_near = False
-        self.shm_size_bytes = 0
         self._pid = pid
-        self._limits = budgets
-        self._group = group
-        self._shm = Path(f"{PROC}/{pid}/root{SHM}") if own_shm else SHM
+        self._budgets = budgets
+        self._cgroup = cgroup
         self._own_shm = own_shm
-        self._is_inside = not own_shm
-        self._shm_free = read_shm(SHM)[1]
-        self._available = AvailableMemory()
+        self._shm = Path(f"{PROC}/{pid}/root{SHM}") if own_shm else SHM
+        self._shm_size = 0
+        self._shm_free_before = read_shm(SHM)[1]
+        self._is_shm_mounted = not own_shm
+        self._is_memory_near = self._is_shm_near = False
         self._next_walk = 0.0
-        self._counters = [group.folder] if group is not None else _list_memory_groups()
-        self._kills_before = self._count_kills()
-
-    def read(self, *, exact: bool = False) -> Use:
-        """Read what the trial uses now.
-
-        Args:
-            exact: Whether an exact number is worth about 2 ms a process.
-        """
-        shm_bytes = self._read_shm()
-        if self._group is not None:
-            if not self._own_shm:  # names that the dead leave in a shared one are found by their numbers
-                self.seen.update(self._group.list_processes())
-            use = Use(host_bytes=self._group.read_bytes(), exact=True, shm_bytes=shm_bytes)
-        else:
-            use = self._read_tree(shm_bytes, exact=exact)
-        self._is_shm_near = shm_bytes > NEAR_BUDGET_RATIO * self._limits.shm_bytes
-        if use.host_bytes > shm_bytes:  # else the tree was not walked
-            self._is_memory_near = use.host_bytes > NEAR_BUDGET_RATIO * self._limits.memory_bytes
-        return use
+        self._available = AvailableMemory()
+        self._kill_counters = [cgroup.folder] if cgroup is not None else find_own_memory_groups()
+        self._kills_before = self._count_oom_kills()
 
     @property
-    def is_near(self) -> bool:
-        """Whether the last reading was near a budget, so that the next one should come soon."""
+    def is_near_budget(self) -> bool:
+        """Whether the next reading should come soon."""
         return self._is_memory_near or self._is_shm_near
 
-    def _read_tree(self, shm_bytes: int, *, exact: bool) -> Use:
-        tree = self.walk() if exact or self._is_walk_due() else []
-        private = measure_pss(tree) if exact else memory_upper_bound(tree)
-        return Use(host_bytes=private + shm_bytes, exact=exact and bool(tree), shm_bytes=shm_bytes)
+    def reset_peak(self) -> None:
+        """Forget the peak: another command begins."""
+        self.peak = ResourceUsage()
 
-    def read_available(self) -> int:
-        """Read the bytes of memory that the machine or container can still give."""
-        return self._available.read()
+    def read(self, *, exact: bool = False) -> ResourceUsage:
+        """Read what the trial uses now; `exact` numbers cost about 2 ms a process where there is no cgroup."""
+        shm_bytes = self._read_shm()
+        if self._cgroup is None:
+            host_bytes, exact = self._read_tree(shm_bytes, exact=exact)
+        else:
+            host_bytes, exact = self._read_cgroup(self._cgroup), True
+        self._is_shm_near = shm_bytes > NEAR_BUDGET_RATIO * self._budgets.shm_bytes
+        if host_bytes > shm_bytes:  # else the tree was not walked
+            self._is_memory_near = host_bytes > NEAR_BUDGET_RATIO * self._budgets.memory_bytes
+        oom_kills = self._count_oom_kills() - self._kills_before
+        now = ResourceUsage(host_bytes, exact, shm_bytes, self._shm_size, self._available.read(), oom_kills)
+        self.peak = self.peak.raise_peak(now)
+        return now
 
     def walk(self) -> list[int]:
         """List the processes of the trial's tree, and remember them."""
@@ -103,9 +111,15 @@ class UsageMonitor:
         self.seen.update(tree)
         return tree
 
-    def count_oom_kills(self) -> int:
-        """Count what the kernel's out-of-memory killer took since the trial's processes were started."""
-        return self._count_kills() - self._kills_before
+    def _read_cgroup(self, cgroup: MemoryCgroup) -> int:
+        if not self._own_shm:  # names that the dead leave in a shared one are found by their numbers
+            self.seen.update(cgroup.list_processes())
+        return read_memory_use(cgroup.folder)
+
+    def _read_tree(self, shm_bytes: int, *, exact: bool) -> tuple[int, bool]:
+        tree = self.walk() if exact or self._is_walk_due() else []
+        private_bytes = measure_pss(tree) if exact else memory_upper_bound(tree)
+        return private_bytes + shm_bytes, exact and bool(tree)
 
     def _is_walk_due(self) -> bool:
         now = time.monotonic()
@@ -117,11 +131,11 @@ class UsageMonitor:
     def _read_shm(self) -> int:
         """Read what lies in /dev/shm: all of it where it is the trial's own, else what has come since the start."""
         size, free = read_shm(self._shm)
-        self.shm_size_bytes = size or self.shm_size_bytes
+        self._shm_size = size or self._shm_size
         if not self._own_shm:
-            return max(0, self._shm_free - free)
-        self._is_inside = self._is_inside or self._has_own_mount()
-        return size - free if self._is_inside else 0
+            return max(0, self._shm_free_before - free)
+        self._is_shm_mounted = self._is_shm_mounted or self._has_own_mount()
+        return size - free if self._is_shm_mounted else 0
 
     def _has_own_mount(self) -> bool:
         """Tell whether the trial has mounted its own yet: until then its root shows everybody's."""
@@ -130,11 +144,5 @@ class UsageMonitor:
         except OSError:
             return False
 
-    def _count_kills(self) -> int:
-        return sum(count_oom_kills(folder) for folder in self._counters)
-
-
-def _list_memory_groups() -> list[Path]:
-    """List the groups in which an OOM kill would be counted: ours of either version."""
-    found = (next(walk_ancestors(PROC, CGROUP, controller), None) for controller in ("", "memory"))
-    return [folder for folder in found if folder is not None]
+    def _count_oom_kills(self) -> int:
+        return sum(count_oom_kills(folder) for folder in self._kill_counters)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from autotune.config import FrozenModel
+from autotune.runner.usage import ResourceUsage
 from autotune.trial.budgets import Budgets
 from autotune.trial.resources import HOST_MEMORY, SHARED_MEMORY
 from autotune.units import format_bytes, format_seconds
@@ -12,94 +13,56 @@ from autotune.units import format_bytes, format_seconds
 Reason = Literal["stalled", "timed_out", "out_of_memory", "shm_exhausted", "too_many_files"]
 
 
-class Reading(FrozenModel):
-    """What was seen of a trial at one tick.
-
-    Attributes:
-        idle_seconds: Since the child last reported progress.
-        running_seconds: Since the command was given.
-        host_bytes: Memory of the process tree: an upper bound, or exact when `host_exact`.
-        host_exact: Whether `host_bytes` is exact.
-        shm_bytes: /dev/shm in use beyond what was in use before.
-        available_bytes: Memory the machine or container can still give.
-    """
-
-    idle_seconds: float
-    running_seconds: float
-    host_bytes: int
-    host_exact: bool
-    shm_bytes: int
-    available_bytes: int
-
-
-class BudgetBreach(FrozenModel):
+@dataclass(frozen=True, slots=True)
+class BudgetBreach:
     """Why a trial is ended, and the sentence that says so."""
 
     reason: Reason
     message: str
 
 
-class Watchdog(FrozenModel):
-    """What one command may take.
-
-    Attributes:
-        budgets: Budgets.
-        stall_seconds: Most seconds without progress.
-        deadline_seconds: Most seconds in all.
-    """
+@dataclass(frozen=True, slots=True)
+class Watchdog:
+    """What one command may take: budgets, seconds without progress, and seconds in all."""
 
     budgets: Budgets
     stall_seconds: float
     deadline_seconds: float
 
-    def judge(self, reading: Reading) -> BudgetBreach | None:
-        """Decide whether a reading breaks a limit.
-
-        Args:
-            reading: One tick's reading.
-
-        Returns:
-            The breach, the most harmful first, or None.
-        """
-        return self._judge_memory(reading) or self._judge_shm(reading) or self._judge_time(reading)
-
-    def needs_exact_memory(self, reading: Reading) -> bool:
-        """Tell whether the cheap upper bound is over the budget, so that exact numbers are worth their cost."""
-        return not reading.host_exact and reading.host_bytes > self.budgets.memory_bytes
-
-    def _judge_memory(self, reading: Reading) -> BudgetBreach | None:
-        if reading.available_bytes < self.budgets.reserve_bytes:
-            return BudgetBreach(
-                reason=HOST_MEMORY.outcome,
-                message=f"left the machine {format_bytes(reading.available_bytes)} of memory, less than the "
-                f"{format_bytes(self.budgets.reserve_bytes)} kept for others",
-            )
-        if reading.host_exact and reading.host_bytes > self.budgets.memory_bytes:
-            return BudgetBreach(
-                reason=HOST_MEMORY.outcome,
-                message=HOST_MEMORY.describe_excess(reading.host_bytes, self.budgets.memory_bytes),
-            )
-        return None
-
-    def _judge_shm(self, reading: Reading) -> BudgetBreach | None:
-        if reading.shm_bytes <= self.budgets.shm_bytes or reading.shm_bytes == 0:
-            return None
-        return BudgetBreach(
-            reason=SHARED_MEMORY.outcome,
-            message=SHARED_MEMORY.describe_excess(reading.shm_bytes, self.budgets.shm_bytes),
+    def judge(self, usage: ResourceUsage, idle_seconds: float, running_seconds: float) -> BudgetBreach | None:
+        """Decide whether a command breaks a limit; of several, name the one that harms others most."""
+        return (
+            self._judge_memory(usage)
+            or self._judge_shm(usage.shm_bytes)
+            or self._judge_time(idle_seconds, running_seconds)
         )
 
-    def _judge_time(self, reading: Reading) -> BudgetBreach | None:
-        if reading.idle_seconds > self.stall_seconds:
-            return BudgetBreach(
-                reason="stalled",
-                message=f"made no progress for {format_seconds(reading.idle_seconds)} "
-                f"(limit {format_seconds(self.stall_seconds)})",
-            )
-        if reading.running_seconds > self.deadline_seconds:
-            return BudgetBreach(
-                reason="timed_out",
-                message=f"was not done after {format_seconds(reading.running_seconds)} "
-                f"(limit {format_seconds(self.deadline_seconds)})",
-            )
+    def needs_exact_memory(self, usage: ResourceUsage) -> bool:
+        """Tell whether the cheap upper bound is over the budget, so that exact numbers are worth their cost."""
+        return not usage.exact and usage.host_bytes > self.budgets.memory_bytes
+
+    def _judge_memory(self, usage: ResourceUsage) -> BudgetBreach | None:
+        budgets = self.budgets
+        if usage.available_bytes < budgets.reserve_bytes:
+            left, reserve = format_bytes(usage.available_bytes), format_bytes(budgets.reserve_bytes)
+            message = f"left the machine {left} of memory, less than the {reserve} kept for others"
+            return BudgetBreach(HOST_MEMORY.outcome, message)
+        if usage.exact and usage.host_bytes > budgets.memory_bytes:
+            message = HOST_MEMORY.describe_excess(usage.host_bytes, budgets.memory_bytes)
+            return BudgetBreach(HOST_MEMORY.outcome, message)
+        return None
+
+    def _judge_shm(self, used: int) -> BudgetBreach | None:
+        budget = self.budgets.shm_bytes
+        if used <= budget or not used:
+            return None
+        return BudgetBreach(SHARED_MEMORY.outcome, SHARED_MEMORY.describe_excess(used, budget))
+
+    def _judge_time(self, idle_seconds: float, running_seconds: float) -> BudgetBreach | None:
+        if idle_seconds > self.stall_seconds:
+            idle, limit = format_seconds(idle_seconds), format_seconds(self.stall_seconds)
+            return BudgetBreach("stalled", f"made no progress for {idle} (limit {limit})")
+        if running_seconds > self.deadline_seconds:
+            running, limit = format_seconds(running_seconds), format_seconds(self.deadline_seconds)
+            return BudgetBreach("timed_out", f"was not done after {running} (limit {limit})")
         return None

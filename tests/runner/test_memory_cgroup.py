@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.runner.memory_cgroup import MemoryCgroup, count_oom_kills, find_cgroup_parent, remove_stale
+from autotune.runner.memory_cgroup import MemoryCgroup, find_cgroup_parent, remove_stale
+from autotune.system.cgroups import count_oom_kills, read_memory_use
 from tests.builders import MIB, write_files
 
 PARENT = find_cgroup_parent()
@@ -33,7 +34,7 @@ def test_a_group_tells_what_its_processes_use(group: MemoryCgroup) -> None:
     process = start_inside(group, f"kept = b'x' * {32 * MIB}; print('ready', flush=True); import time; time.sleep(60)")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    assert 32 * MIB <= group.read_bytes() <= 60 * MIB
+    assert 32 * MIB <= read_memory_use(group.folder) <= 60 * MIB
     process.kill()
     process.wait()
     process.stdout.close()
@@ -45,7 +46,7 @@ def test_the_kernel_ends_who_passes_the_limit_and_counts_it(group: MemoryCgroup)
     assert process.wait(timeout=30) == -9
     assert process.stdout is not None
     process.stdout.close()
-    assert group.count_oom_kills() >= 1
+    assert count_oom_kills(group.folder) >= 1
 
 
 @needs_cgroup
@@ -121,9 +122,9 @@ def test_either_version_counts_anonymous_and_shared_memory(tmp_path: Path) -> No
     v1 = "cache 9\nrss 1\ntotal_cache 90\ntotal_rss 10\ntotal_shmem 5\n"
     for text in (v1, "anon 10\nfile 90\nshmem 5\n"):
         write_files(tmp_path, {"memory.stat": text})
-        assert MemoryCgroup(tmp_path).read_bytes() == 15
+        assert read_memory_use(tmp_path) == 15
 
 
 def test_a_group_that_is_gone_reads_as_empty(tmp_path: Path) -> None:
     group = MemoryCgroup(tmp_path / "gone")
-    assert (group.read_bytes(), group.count_oom_kills(), group.remove()) == (0, 0, True)
+    assert (read_memory_use(group.folder), group.list_processes(), group.remove()) == (0, [], True)

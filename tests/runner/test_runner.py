@@ -36,8 +36,8 @@ def open_runner(
     request = WorkloadRequest.model_validate(
         {"dataset": f"tests.misbehaving:{factory}", "step_seconds": 1e-4, "working_dir": ROOT, **options}
     )
-    containment = SandboxSupport() if PLAIN in os.environ else None
-    return TrialRunner(request, stall_seconds, containment=containment, on_warning=on_warning)
+    sandbox = SandboxSupport() if PLAIN in os.environ else None
+    return TrialRunner(request, stall_seconds, sandbox=sandbox, on_warning=on_warning)
 
 
 @pytest.fixture(params=["walled", "plain"])
@@ -244,14 +244,14 @@ def test_a_worker_killed_by_a_signal_is_a_crash() -> None:
 
 def test_a_probe_that_has_not_ended_when_the_time_is_over_is_ended_with_a_way_out() -> None:
     with open_runner("make_hanging") as runner, pytest.raises(UsageError) as caught:
-        runner.probe((8, 8), LIMITS, most_seconds=2.0)
+        runner.probe((8, 8), LIMITS, max_seconds=2.0)
     assert "was not loaded and profiled after the 2.0 s that --timeout had left" in str(caught.value)
     assert "make_hanging" in str(caught.value)
 
 
 def test_an_error_of_the_users_is_shown_even_when_the_time_is_over() -> None:
     with open_runner("make_raising") as runner, pytest.raises(WorkloadError, match="no such bucket"):
-        runner.probe((8, 8), LIMITS, most_seconds=60.0)
+        runner.probe((8, 8), LIMITS, max_seconds=60.0)
 
 
 def test_what_the_start_of_a_process_took_is_known_afterwards() -> None:
@@ -297,10 +297,10 @@ def list_running() -> list[int]:
     return [process.pid for process in list_trial_processes() if process.status() not in halted]
 
 
-@pytest.mark.parametrize("containment", [detect_sandbox(), SandboxSupport()], ids=["walled", "plain"])
-def test_a_trial_that_must_end_is_halted_before_anything_else_is_done(containment: SandboxSupport) -> None:
+@pytest.mark.parametrize("sandbox", [detect_sandbox(), SandboxSupport()], ids=["walled", "plain"])
+def test_a_trial_that_must_end_is_halted_before_anything_else_is_done(sandbox: SandboxSupport) -> None:
     workload = WorkloadRequest(dataset="tests.misbehaving:make_hanging", step_seconds=1e-4, working_dir=ROOT)
-    child = AttentiveChild(ROOT, LIMITS, containment, lambda progress: None)
+    child = AttentiveChild(ROOT, LIMITS, sandbox, lambda progress: None)
     death = child.command(
         LoadCommand(workload=workload), Watchdog(budgets=LIMITS, stall_seconds=30.0, deadline_seconds=4.0)
     )
@@ -385,8 +385,8 @@ def test_a_stalled_trial_quotes_what_its_worker_last_said() -> None:
 
 
 def test_processes_that_outlive_their_trial_are_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end_all_but_one(mark: str, keeper: int | None = None) -> list[int]:
-        return [*kill_trial(mark, keeper), os.getpid()]
+    def end_all_but_one(trial_id: str, keeper: int | None = None) -> list[int]:
+        return [*kill_trial(trial_id, keeper), os.getpid()]
 
     monkeypatch.setattr("autotune.runner.process.kill_trial", end_all_but_one)
     warnings: list[str] = []

@@ -1,4 +1,4 @@
-"""The private folder of a child: claimed while it is in use, swept when its owner is gone; no other is touched."""
+"""The private folder of a child: locked while it is in use, swept when its owner is gone; no other is touched."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.runner import process as child
+from autotune.runner import scratch
 from autotune.runner.memory_cgroup import find_cgroup_parent
+from autotune.runner.process import TrialProcess
 from autotune.runner.sandbox import SandboxSupport
+from autotune.runner.scratch import lock_folder, make_scratch, sweep_scratch
 from tests.builders import make_limits
 
 LONG_AGO = time.time() - 3600
@@ -22,7 +24,7 @@ LONG_AGO = time.time() - 3600
 @pytest.fixture(autouse=True)
 def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(child, "MAX_TMPDIR_LENGTH", 4096)
+    monkeypatch.setattr(scratch, "MAX_TMPDIR_LENGTH", 4096)
     return tmp_path
 
 
@@ -34,55 +36,59 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def make_abandoned(path: Path) -> Path:
+    """Make a folder whose lock nobody holds any more, as when its owner was killed."""
+    with lock_folder(make_folder(path)):
+        return path
+
+
 def test_a_folder_in_use_is_never_swept_whatever_process_number_it_carries(parent: Path) -> None:
-    folder, claim = child._make_scratch()
-    stranger = folder.rename(
-        parent / "dltune-999999999-abcdefgh"
-    )  # as another container that shares the folder sees it
-    child._sweep_scratch(parent)
-    assert stranger.exists()
-    os.close(claim)
+    with make_scratch() as folder:
+        # as another container that shares the folder sees it
+        stranger = folder.rename(parent / "dltune-999999999-abcdefgh")
+        sweep_scratch(parent)
+        assert stranger.exists()
+
+
+def test_a_folder_is_gone_when_it_is_not_in_use_any_more(parent: Path) -> None:
+    with make_scratch() as folder:
+        assert [*parent.iterdir()] == [folder]
+    assert [*parent.iterdir()] == []
 
 
 def test_a_folder_whose_owner_is_gone_is_swept(parent: Path) -> None:
-    folder, claim = child._make_scratch()
-    os.close(claim)  # as the kernel does when a process is killed
-    child._sweep_scratch(parent)
+    folder = make_abandoned(parent / "dltune-7-abcdefgh")
+    sweep_scratch(parent)
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("name", ["dltune-my-results", "dltune-2024-research", "dltune-1-old"])
-def test_a_folder_without_a_claim_is_somebody_elses_however_old_it_is(name: str, parent: Path) -> None:
+@pytest.mark.parametrize("name", ["dltune-my-results", "dltune-2024-research", "dltune-1-old", "dltune-7-abcdefgh"])
+def test_a_folder_without_a_lock_is_somebody_elses_however_old_it_is(name: str, parent: Path) -> None:
     theirs = make_folder(parent / name)
-    child._sweep_scratch(parent)
+    sweep_scratch(parent)
     assert (theirs / "results.csv").exists()
 
 
 @pytest.mark.parametrize("name", ["dltune-my-results", "dltune-7-abcdefghi", "dltune-x7-abcdefgh"])
-def test_a_claim_in_a_folder_with_a_name_that_is_not_ours_gives_nobody_the_right_to_remove_it(
+def test_a_lock_in_a_folder_with_a_name_that_is_not_ours_gives_nobody_the_right_to_remove_it(
     name: str, parent: Path
 ) -> None:
-    folder, claim = child._make_scratch()
-    os.close(claim)
-    theirs = folder.rename(parent / name)
-    child._sweep_scratch(parent)
+    theirs = make_abandoned(parent / name)
+    sweep_scratch(parent)
     assert theirs.exists()
 
 
-def test_a_link_to_a_claimed_folder_is_not_followed(parent: Path) -> None:
-    folder, claim = child._make_scratch()
-    os.close(claim)
-    theirs = folder.rename(parent / "elsewhere")
+def test_a_link_to_a_locked_folder_is_not_followed(parent: Path) -> None:
+    theirs = make_abandoned(parent / "elsewhere")
     (parent / "dltune-7-abcdefgh").symlink_to(theirs)
-    child._sweep_scratch(parent)
+    sweep_scratch(parent)
     assert theirs.exists()
 
 
 def test_a_folder_of_another_user_is_left_to_them(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, claim = child._make_scratch()
-    os.close(claim)
+    folder = make_abandoned(parent / "dltune-7-abcdefgh")
     monkeypatch.setattr(os, "geteuid", lambda: 1 + os.getuid())
-    child._sweep_scratch(parent)
+    sweep_scratch(parent)
     assert folder.exists()
 
 
@@ -93,21 +99,20 @@ def test_a_sweep_in_the_middle_of_making_a_folder_leaves_it_alone(
     seen: list[int] = []
 
     def sweep_first(descriptor: int, operation: int) -> None:
-        """Be the other run that sweeps just before a folder is claimed."""
-        if operation == fcntl.LOCK_EX and not seen:
+        """Be the other run that sweeps just before a folder is locked."""
+        if operation & fcntl.LOCK_EX and not seen:
             seen.append(descriptor)
-            child._sweep_scratch(parent)
+            sweep_scratch(parent)
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", sweep_first)
-    folder, claim = child._make_scratch()
-    assert seen
-    assert folder.exists()
-    os.close(claim)
+    with make_scratch() as folder:
+        assert seen
+        assert folder.exists()
 
 
-def start_child(working_dir: Path, containment: SandboxSupport) -> child.TrialProcess:
-    return child.TrialProcess(str(working_dir), make_limits(), containment, lambda progress: None)
+def start_child(working_dir: Path, sandbox: SandboxSupport) -> TrialProcess:
+    return TrialProcess(str(working_dir), make_limits(), sandbox, lambda progress: None)
 
 
 def test_a_child_that_cannot_be_started_leaves_no_folder_and_no_open_descriptor(parent: Path) -> None:
@@ -130,13 +135,13 @@ def test_a_child_that_cannot_be_started_leaves_no_cgroup(parent: Path) -> None:
     } == set()
 
 
-def test_a_folder_that_cannot_be_claimed_does_not_stay(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_locked_does_not_stay(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     before = os.listdir("/proc/self/fd")  # noqa: PTH208
-    with pytest.raises(OSError, match="No locks"):
-        child._make_scratch()
+    with pytest.raises(OSError, match="No locks"), make_scratch():
+        pass
     assert list(parent.iterdir()) == []
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208

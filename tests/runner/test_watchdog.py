@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from autotune.runner.runner import check_gpu_memory
-from autotune.runner.watchdog import BudgetBreach, Reading, Watchdog
+from autotune.runner.results import check_gpu_memory
+from autotune.runner.usage import ResourceUsage
+from autotune.runner.watchdog import BudgetBreach, Watchdog
 from tests.builders import GIB, MIB, make_config, make_limits, make_result
 
 
@@ -15,19 +16,19 @@ def judge(shm_budget_bytes: int = 64 * MIB, **changes: Any) -> BudgetBreach | No
         stall_seconds=60.0,
         deadline_seconds=300.0,
     )
-    return watch.judge(make_reading(**changes))
+    idle_seconds = changes.pop("idle_seconds", 1.0)
+    running_seconds = changes.pop("running_seconds", 10.0)
+    return watch.judge(make_usage(**changes), idle_seconds, running_seconds)
 
 
-def make_reading(**changes: Any) -> Reading:
+def make_usage(**changes: Any) -> ResourceUsage:
     usual: dict[str, Any] = {
-        "idle_seconds": 1.0,
-        "running_seconds": 10.0,
         "host_bytes": 4 * GIB,
-        "host_exact": True,
+        "exact": True,
         "shm_bytes": 32 * MIB,
         "available_bytes": 8 * GIB,
     }
-    return Reading(**usual | changes)
+    return ResourceUsage(**usual | changes)
 
 
 def test_a_trial_within_all_its_limits_goes_on() -> None:
@@ -69,11 +70,11 @@ def test_a_breach_is_named_with_the_number_against_the_limit(
 
 def test_an_upper_bound_of_memory_over_the_budget_asks_for_exact_numbers_before_anything_is_ended() -> None:
     watch = Watchdog(budgets=make_limits(memory_bytes=8 * GIB), stall_seconds=60.0, deadline_seconds=300.0)
-    rough = make_reading(host_bytes=9 * GIB, host_exact=False)
-    assert watch.judge(rough) is None
+    rough = make_usage(host_bytes=9 * GIB, exact=False)
+    assert watch.judge(rough, 1.0, 10.0) is None
     assert watch.needs_exact_memory(rough)
-    assert not watch.needs_exact_memory(make_reading(host_bytes=9 * GIB, host_exact=True))
-    assert not watch.needs_exact_memory(make_reading(host_bytes=7 * GIB, host_exact=False))
+    assert not watch.needs_exact_memory(make_usage(host_bytes=9 * GIB, exact=True))
+    assert not watch.needs_exact_memory(make_usage(host_bytes=7 * GIB, exact=False))
 
 
 def test_a_trial_that_uses_no_shm_lives_where_there_is_no_budget_for_it() -> None:

@@ -1,0 +1,53 @@
+"""Says why a workload could not be loaded or profiled, in the words the user needs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from autotune.errors import UsageError, WorkloadError
+from autotune.request import WorkloadRequest
+from autotune.runner.failures import TrialFailure, advice_for
+from autotune.trial.protocol import FailureReport, Report
+from autotune.units import format_seconds
+
+EXIT_HINT: Final = (
+    "\nSomething called sys.exit(): code at the top of a module that reads sys.argv, perhaps. "
+    'Guard it with if __name__ == "__main__".'
+)
+_ADVICE: Final = {
+    "timed_out": " If it needs longer, allow it with --stall-time.",
+    "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
+}
+
+
+def start_error(answer: Report | TrialFailure, workload: WorkloadRequest) -> UsageError | WorkloadError:
+    """Say why the workload could not be loaded or profiled."""
+    if isinstance(answer, FailureReport):
+        return _explain_failure(answer, workload)
+    if not isinstance(answer, TrialFailure):
+        return WorkloadError(f"{workload.dataset}: its process answered out of turn ({type(answer).__name__}).")
+    source = f"While {workload.dataset} was loaded and profiled, its process"
+    return WorkloadError(f"{source} {answer.message}.{_ADVICE.get(answer.kind, '')}", answer.details)
+
+
+def timeout_error(seconds: float, workload: WorkloadRequest) -> UsageError:
+    """Say that --timeout left too little."""
+    return UsageError(
+        f"Nothing could be tried: {workload.dataset} was not loaded and profiled after the {format_seconds(seconds)} "
+        "that --timeout had left for it. Allow more time."
+    )
+
+
+def _explain_failure(failed: FailureReport, workload: WorkloadRequest) -> UsageError | WorkloadError:
+    words = "\n".join(filter(None, (failed.error, advice_for(failed.error))))
+    kind, _, text = words.partition(": ")
+    for ours in (UsageError, WorkloadError):
+        if kind.rpartition(".")[2] == ours.__name__:
+            return ours(text)
+    if failed.where == "running step":
+        source = f"The training step ({workload.describe_step()}) failed on a batch"
+        return WorkloadError(f"{source}: {words}", failed.details)
+    sources = {"step": f"The step factory {workload.step}", "dataset": f"The dataset factory {workload.dataset}"}
+    usual = f"Loading the first batches of {workload.dataset} in the training process"
+    hint = EXIT_HINT if kind == "SystemExit" else ""
+    return WorkloadError(f"{sources.get(failed.where, usual)} failed: {words}{hint}", failed.details)
