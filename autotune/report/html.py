@@ -13,51 +13,43 @@ from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from autotune.knobs import describe_loader
+from autotune.knobs import describe_loader, describe_switches
 from autotune.profiles.schema import TunedProfile
-from autotune.report.answer import (
-    describe_headline,
-    list_figures,
-    list_settings,
-    provenance,
-    usage_snippet,
-    usage_snippet_without_dltune,
-)
-from autotune.report.exhibits import list_exhibits
+from autotune.report.ablation_chart import plot_ablation
+from autotune.report.axes import PLOT
+from autotune.report.batch_time import count_samples, list_batch_times
 from autotune.report.reproduce import describe_command
+from autotune.report.summary import describe_headline, format_number, list_figures, list_settings, provenance
 from autotune.report.text import warnings_of
-from autotune.report.trial_table import list_columns, list_rows
-from autotune.units import format_rate
+from autotune.report.throughput_chart import plot_throughput
+from autotune.report.usage import usage_snippet, usage_snippet_without_dltune
+from autotune.units import format_bytes, format_percent, format_rate
 
 
 def make_page(profile: TunedProfile, file: str) -> str:
-    """Write the report.
-
-    Args:
-        profile: The profile.
-        file: Path of the tuned file, as training code names it.
-
-    Returns:
-        A whole HTML document.
-    """
+    """Write the report as a whole HTML document; `file` is the path by which training code names the tuned file."""
     style, script = _read_part("report.css"), _read_part("report.js")
-    template = _open_environment().get_template("report.html")
-    return template.render(
-        profile=profile,
-        headline=describe_headline(profile),
-        figures=list_figures(profile),
-        settings=list_settings(profile),
-        use=usage_snippet(profile, file),
-        plain_use=usage_snippet_without_dltune(profile),
-        notes=warnings_of(profile),
-        exhibits=list_exhibits(profile),
-        columns=list_columns(),
-        rows=list_rows(profile),
-        command=describe_command(profile.request),
-        facts=provenance(profile),
-        style=style,
-        script=script,
-        policy=write_policy(style, script),
+    return (
+        _open_environment()
+        .get_template("report.html")
+        .render(
+            profile=profile,
+            headline=describe_headline(profile),
+            figures=list_figures(profile),
+            settings=list_settings(profile),
+            use=usage_snippet(profile, file),
+            plain_use=usage_snippet_without_dltune(profile),
+            notes=warnings_of(profile),
+            throughput=plot_throughput(profile),
+            ablation=plot_ablation(profile),
+            batch_samples=count_samples(profile),
+            batch_times=list_batch_times(profile),
+            command=describe_command(profile.request),
+            facts=provenance(profile),
+            style=style,
+            script=script,
+            policy=write_policy(style, script),
+        )
     )
 
 
@@ -70,7 +62,19 @@ def _open_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"rate": format_rate, "settings": describe_loader}
+    environment.filters |= {
+        "bytes": format_bytes,
+        "percent": format_percent,
+        "rate": format_rate,
+        "settings": describe_loader,
+    }
+    environment.globals |= {
+        "plot": PLOT,
+        "describe_switches": describe_switches,
+        "format_bytes": format_bytes,
+        "format_number": format_number,
+        "format_percent": format_percent,
+    }
     return environment
 
 

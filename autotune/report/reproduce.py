@@ -1,4 +1,4 @@
-"""Writes the command that asks for a recorded run again."""
+"""The command that asks for a recorded run again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from autotune.request import TuningRequest, WorkloadRequest
+from autotune.request import TuningRequest
 from autotune.units import SECOND_UNITS, parse_seconds
 
 _FLAGS: Final = {
@@ -23,41 +23,25 @@ _FLAGS: Final = {
     "trial_seconds": "--trial-time",
     "stall_seconds": "--stall-time",
 }  # of the fields whose options have other names
-READABLE: Final = 1000  # of a unit; a larger number is better read in the next one
+MAX_COUNT_OF_UNIT: Final = 1000  # a larger number is better read in the next unit
 
 
 def describe_command(recorded: Mapping[str, Any] | None) -> str | None:
-    """Write the shell command that repeats a run.
-
-    Args:
-        recorded: The request as it stands in a profile; None where it was not recorded.
-
-    Returns:
-        One line for each option that is not at its default; to be typed in the folder of the code. None when there is
-        no record, or this version cannot read it.
-    """
-    if recorded is None:
-        return None
+    """Write the shell command that repeats a run, in the folder of the code; None where no readable request is kept."""
     try:
         request = TuningRequest.model_validate(recorded)
     except ValidationError:
         return None
-    options = [shlex.join(words) for words in list_options(request)]
+    options = [shlex.join(words) for words in _list_options(request)]
     return " \\\n  ".join(["dltune", *options])
 
 
-def list_options(request: TuningRequest) -> list[list[str]]:
+def _list_options(request: TuningRequest) -> list[list[str]]:
     """List the options that make a request, each as the words to be typed."""
-    workload = request.workload
-    changed = _list_changes(workload, WorkloadRequest(dataset=workload.dataset, working_dir=workload.working_dir))
-    changed |= _list_changes(request, TuningRequest(workload=workload))
+    changed = request.workload.model_dump(exclude_defaults=True, exclude={"dataset", "working_dir"})
+    changed |= request.model_dump(exclude_defaults=True, exclude={"workload"})
     options = [words for name, value in changed.items() for words in _write_option(name, value)]
-    return [["--dataset", workload.dataset], *options]
-
-
-def _list_changes(value: WorkloadRequest | TuningRequest, usual: WorkloadRequest | TuningRequest) -> dict[str, Any]:
-    fields = {name: getattr(value, name) for name in type(value).model_fields}
-    return {name: own for name, own in fields.items() if own != getattr(usual, name)}
+    return [["--dataset", request.workload.dataset], *options]
 
 
 def _write_option(name: str, value: Any) -> list[list[str]]:
@@ -92,16 +76,9 @@ def _is_json(text: str) -> bool:
 
 
 def write_duration(seconds: float) -> str:
-    """Write a duration so that reading it gives the same number, in the largest unit that makes it a whole one.
-
-    Args:
-        seconds: The duration, in seconds, greater than zero.
-
-    Returns:
-        Text such as `35ms`, `10m` or `0.0351s`.
-    """
+    """Write a duration so that reading it gives the same number, in the largest unit that makes it a whole one."""
     for unit in ("h", "m", "s", "ms", "us"):
         count = round(seconds / SECOND_UNITS[unit])
-        if 0 < count < READABLE and parse_seconds(f"{count}{unit}") == seconds:
+        if 0 < count < MAX_COUNT_OF_UNIT and parse_seconds(f"{count}{unit}") == seconds:
             return f"{count}{unit}"
     return f"{Decimal(repr(seconds)):f}s"  # every digit, and no exponent

@@ -1,12 +1,14 @@
-"""Puts configurations, failures and results into words. Returns text; prints nothing."""
+"""A result in words, for the terminal: what ends a run, and what `dltune show` says."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from autotune.config import LoaderConfig
+from autotune.config import Interval, LoaderConfig
 from autotune.knobs import describe_config, describe_loader
 from autotune.profiles.schema import AblationStep, ProfileResult, TunedProfile
+from autotune.report.usage import describe_use_in_code
+from autotune.system.hardware import Hardware
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
 BOTTLENECKS: Final = {
@@ -23,18 +25,7 @@ BOTTLENECKS: Final = {
 def describe_outcome(
     profile: TunedProfile, kind: str, runner_up: LoaderConfig | None, output: str, *, interrupted: bool
 ) -> str:
-    """Write the summary that ends a run.
-
-    Args:
-        profile: The profile as it was saved.
-        kind: `map` or `iterable`: only the former can be shuffled by a loader.
-        runner_up: A faster configuration passed over for a smaller one within noise.
-        output: Path of the tuned file.
-        interrupted: Whether the run was cut short.
-
-    Returns:
-        Several lines of text.
-    """
+    """Write the summary that ends a run; `runner_up` is a faster configuration passed over for a smaller one."""
     lines = [_describe_best(profile), f"  {_describe_numbers(profile.result)}", f"  {_describe_use(profile)}"]
     if runner_up is not None:
         lines.append(f"  {describe_config(runner_up)} was faster within noise; the one that costs less was chosen")
@@ -46,27 +37,6 @@ def describe_outcome(
     lines.append(f"Wrote {output} (profile {profile.name}).   Training code:")
     lines.append(f"  {describe_use_in_code(profile, kind, output)}")
     return "\n".join(lines)
-
-
-def describe_use_in_code(profile: TunedProfile, kind: str, output: str) -> str:
-    """Write the line of training code that puts all of the answer in force.
-
-    Args:
-        profile: The profile.
-        kind: `map` or `iterable`: only the former can be shuffled by a loader.
-        output: Path of the tuned file.
-
-    Returns:
-        One line of Python.
-    """
-    if profile.dataloader.batch_size is None:
-        own = "**your_own_batching, "
-    else:
-        own = "shuffle=True, " if kind == "map" else ""
-    plain = f'DataLoader(dataset, {own}**autotune.load("{output}").loader_kwargs())'
-    if profile.process.sharing_strategy != "file_descriptor":
-        plain = f'autotune.load("{output}").make_loader(dataset, {own}'.removesuffix(", ") + ")"
-    return f"autotune.device_prefetch({plain}, device)" if profile.process.device_prefetch else plain
 
 
 def _describe_best(profile: TunedProfile) -> str:
@@ -81,17 +51,15 @@ def _describe_best(profile: TunedProfile) -> str:
 
 def _describe_numbers(result: ProfileResult) -> str:
     interval = result.samples_per_second_ci95
-    words = [f"{result.samples_per_second:,.0f} samples/s"]
-    if interval is not None:
-        words[0] += f" [{interval[0]:,.0f}-{interval[1]:,.0f}]"
+    certainty = "" if interval is None else f" [{interval[0]:,.0f}-{interval[1]:,.0f}]"
+    words = [f"{result.samples_per_second:,.0f} samples/s{certainty}"]
     base = result.baseline
     if result.verdict == "keep" and base is not None:
         words.append(f"no gain beyond noise over {base.description}")
     elif base is not None and result.speedup is not None:
-        words.append(f"{_describe_speedup(result)} x {base.description}")
-        words.append(
-            f"waiting for data {format_percent(base.data_wait_fraction)} -> {format_percent(result.data_wait_fraction)}"
-        )
+        words.append(f"{_describe_speedup(result.speedup, result.speedup_ci95)} x {base.description}")
+        before, after = (format_percent(found.data_wait_fraction) for found in (base, result))
+        words.append(f"waiting for data {before} -> {after}")
     elif base is None and result.confirmed_rounds:
         words.append("the baseline could not run here")
     if result.ceiling_samples_per_second:
@@ -99,12 +67,8 @@ def _describe_numbers(result: ProfileResult) -> str:
     return "   ".join(words)
 
 
-def _describe_speedup(result: ProfileResult) -> str:
-    assert result.speedup is not None
-    if result.speedup_ci95 is None:
-        return f"{result.speedup:.2f}"
-    low, high = result.speedup_ci95
-    return f"{result.speedup:.2f} [{low:.2f}-{high:.2f}]"
+def _describe_speedup(speedup: float, interval: Interval | None) -> str:
+    return f"{speedup:.2f}" if interval is None else f"{speedup:.2f} [{interval[0]:.2f}-{interval[1]:.2f}]"
 
 
 def _describe_use(profile: TunedProfile) -> str:
@@ -128,7 +92,8 @@ def _describe_copies(result: ProfileResult) -> str:
 def describe_warnings(profile: TunedProfile) -> list[str]:
     """List what the reader must know before using the answer: knobs that change training, and warnings."""
     result = profile.result
-    lines = [f"  What each setting gave:  {_describe_ablation(result)}"] if result.ablation else []
+    gains = "   + ".join(f"{step.setting} {describe_gain(step)}" for step in result.ablation)
+    lines = [f"  What each setting gave:  {gains}"] if gains else []
     lines += [f"  advice: {sentence}" for sentence in result.advice]
     return lines + [f"  note: {note}" for note in warnings_of(profile)]
 
@@ -145,10 +110,6 @@ def warnings_of(profile: TunedProfile) -> list[str]:
     if not profile.dataloader.in_order:
         notes.append("in_order=False changes the order of batches; pin it with --fix in_order=true")
     return notes
-
-
-def _describe_ablation(result: ProfileResult) -> str:
-    return "   + ".join(f"{row.setting} {describe_gain(row)}" for row in result.ablation)
 
 
 def describe_gain(step: AblationStep) -> str:
@@ -168,10 +129,9 @@ def describe_departure(departure: AblationStep) -> str:
 def describe_profile(profile: TunedProfile) -> str:
     """Describe a saved profile for `dltune show`."""
     there, found, software = profile.hardware, profile.search, profile.software
-    gpu = f"{there.gpu_count}x {there.gpu}" if there.gpu else "no GPU"
     lines = [
         f"{profile.name}   {profile.workload.dataset}   {profile.created_at:%Y-%m-%d %H:%M} UTC",
-        f"  {gpu}   {there.usable_cpus:g} CPUs   RAM {format_bytes(there.memory_limit_bytes)}   "
+        f"  {describe_gpu(there)}   {there.usable_cpus:g} CPUs   RAM {format_bytes(there.memory_limit_bytes)}   "
         f"/dev/shm {format_bytes(there.shm_limit_bytes)}   torch {software.torch}   Python {software.python}",
         f"  {_describe_best(profile)}",
         f"  {_describe_numbers(profile.result)}",
@@ -182,3 +142,8 @@ def describe_profile(profile: TunedProfile) -> str:
     if found.prediction_error is not None:
         lines.append(f"  the model's predictions were {format_percent(found.prediction_error)} off, median")
     return "\n".join([*lines, *describe_warnings(profile)])
+
+
+def describe_gpu(hardware: Hardware) -> str:
+    """Name the accelerators of a machine, as in `2x NVIDIA H100`."""
+    return f"{hardware.gpu_count}x {hardware.gpu}" if hardware.gpu else "no GPU"

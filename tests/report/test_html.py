@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any
+from xml.etree.ElementTree import fromstring
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from pydantic import BaseModel
 
 from autotune.config import LoaderConfig
 from autotune.profiles.schema import (
+    AblationStep,
     BatchSizeResult,
     BatchTimeBreakdown,
     PastResult,
@@ -22,16 +25,10 @@ from autotune.profiles.schema import (
     SearchEvidence,
     TunedProfile,
 )
-from autotune.report.answer import (
-    describe_headline,
-    format_factor,
-    list_figures,
-    list_settings,
-    usage_snippet_without_dltune,
-)
 from autotune.report.html import make_page
 from autotune.report.markdown import make_summary
-from autotune.report.trial_table import list_columns, list_rows
+from autotune.report.summary import describe_headline, format_factor, list_figures, list_settings
+from autotune.report.usage import usage_snippet_without_dltune
 from tests.builders import (
     make_config,
     make_evidence,
@@ -97,9 +94,8 @@ def test_all_parts_are_there_when_there_is_something_to_say() -> None:
     assert page.texts["h2"] == [
         "Before you use it",
         "Throughput against workers",
-        "Memory against throughput",
-        "Where the time of a batch goes",
         "What each setting gave",
+        "Where the time of a batch goes",
         "Which settings matter",
         "What would help beyond the settings",
         "The confirmation, round by round",
@@ -113,7 +109,7 @@ def test_a_file_without_evidence_gives_a_report_with_what_there_is() -> None:
     page = read(make_profile())
     assert "written by an earlier dltune" in page.text
     assert "The request was not recorded" in page.text
-    assert page.count("table") == 0
+    assert page.count("table") == 1
     assert "Where the time of a batch goes" in page.texts["h2"]
 
 
@@ -144,7 +140,7 @@ def test_the_best_of_each_batch_size_and_earlier_answers_are_tables() -> None:
         torch="2.9.1",
     )
     page = read(make_full_profile(result=make_profile_result(by_batch_size=rows), history=(past,)))
-    assert page.count("table") == 3
+    assert page.count("table") == 5
     assert "1,777/s" in page.text
     assert "2025-05-06 1,234/s num_workers=2 prefetch_factor=2 2.9.1" in page.text
 
@@ -188,28 +184,121 @@ def test_a_number_is_left_out_where_it_is_not_known() -> None:
     assert unknown == ["Throughput", "Waiting for data"]
 
 
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    value: str | None
+
+
+def read_trials(profile: TunedProfile) -> list[dict[str, Cell]]:
+    """Read the table of trials: the cells of each row by their headings."""
+    page = make_page(profile, "dltune.json")
+    table = fromstring(page[page.index('<table id="trial-table">') :].partition("</table>")[0] + "</table>")
+    headings = ["".join(head.itertext()) for head in table.iter("th")]
+    rows = [
+        [Cell("".join(cell.itertext()), cell.get("data-value")) for cell in row.iter("td")] for row in table.iter("tr")
+    ]
+    return [dict(zip(headings, row, strict=True)) for row in rows if row]
+
+
+def read_fates(profile: TunedProfile) -> list[str]:
+    return [row["What became of it"].text for row in read_trials(profile)]
+
+
 def test_every_trial_is_a_row_and_the_answer_is_marked() -> None:
-    rows = list_rows(make_full_profile())
-    assert [row.cells[0].text for row in rows] == ["1", "2", "3", "4", "5"]
-    assert [row.is_answer for row in rows] == [False, True, False, False, False]
-    assert all(len(row.cells) == len(list_columns()) for row in rows)
+    assert [row["Trial"].text for row in read_trials(make_full_profile())] == ["1", "2", "3", "4", "5"]
+    marked = ["This is the answer." in fate for fate in read_fates(make_full_profile())]
+    assert marked == [False, True, False, False, False]
+    assert ("tr", {"class": "answer"}) in read(make_full_profile()).elements
+
+
+def test_a_trial_is_told_with_its_settings() -> None:
+    row = read_trials(make_full_profile())[1]
+    settings = [row[heading].text for heading in ("Workers", "Prefetch", "Batch", "Flags")]
+    assert settings == ["4", "2", "64", "persistent"]
+    assert [row["±"].text, row["Expected"].text, row["/dev/shm"].text] == ["5 %", "1,400", "32.0 MiB"]
 
 
 def test_a_rejected_trial_says_why() -> None:
     skipped = make_trial_line(6, outcome="skipped", samples_per_second=None, reason="Predicted over a limit: /dev/shm.")
-    rows = list_rows(make_full_profile(evidence=make_evidence(trials=(*make_evidence().trials, skipped))))
-    assert rows[3].cells[-1].text.startswith("Stopped early")
-    assert rows[4].cells[-1].text == "Failed. It filled /dev/shm: 64 MiB used of 64 MiB."
-    assert rows[5].cells[-1].text == "Skipped. Predicted over a limit: /dev/shm."
+    fates = read_fates(make_full_profile(evidence=make_evidence(trials=(*make_evidence().trials, skipped))))
+    assert fates[3].startswith("Stopped early")
+    assert fates[4] == "Failed. It filled /dev/shm: 64 MiB used of 64 MiB."
+    assert fates[5] == "Skipped. Predicted over a limit: /dev/shm."
 
 
 def test_a_cell_is_sorted_by_its_number_and_not_by_its_words() -> None:
-    row = list_rows(make_full_profile())[1]
-    headings = [heading for heading, _ in list_columns()]
-    cells = dict(zip(headings, row.cells, strict=True))
-    assert (cells["Memory"].text, cells["Memory"].value) == ("1.0 GiB", str(1 << 30))
-    assert (cells["Samples/s"].text, cells["Samples/s"].value) == ("1,790", "1790.0")
-    assert list_rows(make_full_profile())[4].cells[headings.index("Samples/s")].value == ""
+    rows = read_trials(make_full_profile())
+    assert rows[1]["Memory"] == Cell("1.0 GiB", str(1 << 30))
+    assert rows[1]["Samples/s"] == Cell("1,790", "1790.0")
+    assert rows[4]["Samples/s"] == Cell("-", "")
+    assert rows[0]["Prefetch"] == Cell("-", "")
+    assert rows[0]["Workers"] == Cell("0", "0")
+
+
+def test_memory_is_told_of_every_trial_beside_both_limits_and_of_the_answer() -> None:
+    text = read(make_full_profile()).text
+    assert "A trial may use 8.0 GiB of host memory and 4.0 GiB of /dev/shm." in text
+    assert "1.0 GiB of 8.0 GiB allowed; /dev/shm 64.0 MiB of 4.0 GiB" in text
+    assert [row["Memory"].text for row in read_trials(make_full_profile())] == ["1.0 GiB"] * 4 + ["-"]
+    assert [row["/dev/shm"].text for row in read_trials(make_full_profile())] == ["-"] + ["32.0 MiB"] * 3 + ["-"]
+
+
+def test_where_no_memory_was_sampled_nothing_is_said_of_it() -> None:
+    blind = make_profile_result(peak_host_bytes=0, peak_shm_bytes=0)
+    trials = (make_trial_line(1, peak_host_bytes=0, peak_shm_bytes=0),)
+    profile = make_full_profile(result=blind, evidence=make_evidence(trials=trials))
+    assert "Peak host memory" not in read(profile).text
+    assert [row["Memory"] for row in read_trials(profile)] == [Cell("-", "")]
+
+
+def test_the_time_of_a_batch_is_split_before_and_after() -> None:
+    text = read(make_full_profile()).text
+    assert "99.0 ms" not in text
+    assert "97.0 ms fetch 60.0 ms · collate 4.0 ms · send to the training process 1.0 ms · step 32.0 ms" in text
+    assert "64.0 ms waiting for data 44.8 ms · step and the rest 19.2 ms" in text  # 64 samples at 1,000/s, 70 % waiting
+    assert "35.6 ms waiting for data 3.6 ms · step and the rest 32.0 ms" in text  # at 1,800/s, 10 % waiting
+    assert "copy to the device" not in text
+
+
+def test_copies_to_the_device_are_a_part_of_the_time_of_a_batch() -> None:
+    work = BatchTimeBreakdown(samples=64, load=0.06, collate=0.004, transfer=0.001, copy_seconds=0.002, step=0.032)
+    assert "copy to the device 2.0 ms" in read(make_full_profile(evidence=make_evidence(batch_time=work))).text
+
+
+def test_without_evidence_the_time_is_that_of_the_tuned_batch() -> None:
+    text = read(make_profile()).text
+    assert text.count("64.0 ms") == 1
+    assert "For 64 samples." in text
+    assert "collate" not in text
+
+
+def test_a_baseline_that_was_kept_has_one_time() -> None:
+    kept = make_profile_result(verdict="keep", speedup=1.0, speedup_ci95=(1.0, 1.0))
+    text = read(make_full_profile(result=kept)).text
+    assert "Kept, in training" in text
+    assert "Before, in training" not in text
+
+
+def test_the_most_important_knob_stands_first() -> None:
+    importance = {"in_order": 0.1, "num_workers": 0.7, "batch_size": 0.2}
+    text = read(make_full_profile(evidence=SearchEvidence(knob_importance=importance))).text
+    assert "num_workers 70 % batch_size 20 % in_order 10 %" in text
+
+
+def test_every_symbol_of_a_chart_is_explained_and_no_other() -> None:
+    lines = ("trial, all but the workers", "failed or skipped", "expected by the model", "lost", "95 % interval")
+    full = read(make_full_profile()).text
+    assert all(words in full for words in lines)
+    bare = read(make_full_profile(evidence=SearchEvidence(trials=(make_trial_line(1, make_config(4, 8)),)))).text
+    assert "something else differs" in bare
+    assert not any(words in bare for words in lines[:3])
+
+
+def test_a_ceiling_far_above_the_chart_is_told_beside_it() -> None:
+    far = make_full_profile(result=make_profile_result(ceiling_samples_per_second=9e4))
+    assert "The step alone would reach 90,000/s, far above this chart." in read(far).text
+    assert "far above" not in read(make_full_profile()).text
 
 
 def poison(value: Any) -> Any:
@@ -305,6 +394,13 @@ EVIDENCE = st.builds(
     batch_time=st.none() | TIMES,
     knob_importance=st.dictionaries(st.text(max_size=9), st.floats(0, 1), max_size=3),
 )
+STEPS = st.builds(
+    AblationStep,
+    setting=st.text(max_size=60),
+    samples_per_second=RATES,
+    speedup=RATES,
+    speedup_ci95=st.none() | st.tuples(RATES, RATES).map(sorted).map(tuple),
+)
 RESULTS = st.builds(
     make_profile_result,
     samples_per_second=RATES,
@@ -313,6 +409,7 @@ RESULTS = st.builds(
     speedup=st.none() | RATES,
     ceiling_samples_per_second=st.none() | RATES,
     verdict=st.sampled_from(["faster", "keep"]),
+    ablation=st.lists(STEPS, max_size=3).map(tuple),
     peak_host_bytes=BYTES,
     peak_shm_bytes=BYTES,
 )
@@ -326,7 +423,7 @@ def test_whatever_numbers_a_file_may_hold_there_is_a_report(
     profile = make_full_profile(evidence=evidence, result=result, dataloader=config.dataloader)
     page = make_page(profile, "dltune.json")
     assert not re.search(r'="[^"]*\b(nan|inf)\b', page)
-    assert Reader(page).count("table") == (1 if evidence.trials else 0)
+    assert Reader(page).count("table") == 1 + bool(evidence.trials) + bool(evidence.knob_importance)
     assert make_summary(profile, "dltune.json").startswith("### dltune")
 
 
@@ -363,6 +460,6 @@ def test_texts_stand_out_from_what_is_behind_them(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_marks_and_bars_stand_out_from_the_card(scheme: str) -> None:
     colours = read_colours()[scheme]
-    marks = ("answer", "trial", "shm", "bad", "before", "waiting", "step", "load", "collate", "transfer", "copy")
+    marks = ("answer", "trial", "bad", "before")
     for mark in (*marks, "strong-line"):
         assert measure_contrast(colours[mark], colours["card"]) >= 3, mark

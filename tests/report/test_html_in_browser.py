@@ -25,13 +25,7 @@ QUIET = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 )
-CHARTS = {
-    "Throughput against workers",
-    "Memory against throughput",
-    "Where the time of a batch goes",
-    "What each setting gave",
-    "Which settings matter",
-}
+CHARTS = {"Throughput against workers", "What each setting gave"}
 PHONE = {"width": 360, "height": 740}
 DESK = {"width": 1280, "height": 900}
 

@@ -11,10 +11,10 @@ from autotune.profiles.schema import BatchSizeResult, TunedProfile
 from autotune.report.text import (
     describe_outcome,
     describe_profile,
-    describe_use_in_code,
     describe_warnings,
     warnings_of,
 )
+from autotune.report.usage import describe_use_in_code
 from autotune.search.demand import BudgetViolation, describe_violations
 from autotune.system.hardware import Accelerator
 from autotune.trial.resources import OPEN_FILES, SHARED_MEMORY

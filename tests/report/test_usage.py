@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.profiles.schema import TunedProfile
-from autotune.report.answer import usage_snippet, usage_snippet_without_dltune
+from autotune.report.usage import usage_snippet, usage_snippet_without_dltune
 from autotune.search.plan import make_plan
 from autotune.tuning import tune
 from tests.builders import make_config, make_limits, make_machine, make_profile, make_request, make_workload
