@@ -10,8 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from autotune.checking import CheckResult, check
+    from autotune.config import LoaderConfig
     from autotune.confirm.profile_builder import TuningResult
-    from autotune.errors import DltuneError
+    from autotune.errors import (
+        DltuneError,
+        NoFeasibleConfigError,
+        OutputError,
+        ProfileError,
+        ResultNotSavedError,
+        StudyError,
+        TrialError,
+        UsageError,
+        WorkloadError,
+    )
     from autotune.profiles.device_prefetch import device_prefetch
     from autotune.profiles.export import Export, export
     from autotune.profiles.load import TunedLoader, load
@@ -20,16 +32,30 @@ if TYPE_CHECKING:
     from autotune.tuning import tune
     from autotune.workload import Workload
 
+    __version__: str
+
 __all__ = [
+    "CheckResult",
     "DltuneError",
     "Export",
+    "LoaderConfig",
+    "NoFeasibleConfigError",
+    "OutputError",
+    "ProfileError",
+    "ResultNotSavedError",
+    "StudyError",
+    "TrialError",
     "TunedFile",
     "TunedLoader",
     "TunedProfile",
     "TuningRequest",
     "TuningResult",
+    "UsageError",
     "Workload",
+    "WorkloadError",
     "WorkloadRequest",
+    "__version__",
+    "check",
     "device_prefetch",
     "export",
     "load",
@@ -37,27 +63,34 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "DltuneError": "autotune.errors",
-    "Export": "autotune.profiles.export",
-    "TuningResult": "autotune.confirm.profile_builder",
-    "TunedProfile": "autotune.profiles.schema",
-    "TunedFile": "autotune.profiles.schema",
-    "TunedLoader": "autotune.profiles.load",
-    "TuningRequest": "autotune.request",
-    "Workload": "autotune.workload",
-    "WorkloadRequest": "autotune.request",
-    "device_prefetch": "autotune.profiles.device_prefetch",
-    "export": "autotune.profiles.export",
-    "load": "autotune.profiles.load",
-    "tune": "autotune.tuning",
+    "CheckResult": "checking",
+    "Export": "profiles.export",
+    "LoaderConfig": "config",
+    "TunedFile": "profiles.schema",
+    "TunedLoader": "profiles.load",
+    "TunedProfile": "profiles.schema",
+    "TuningRequest": "request",
+    "TuningResult": "confirm.profile_builder",
+    "Workload": "workload",
+    "WorkloadRequest": "request",
+    "check": "checking",
+    "device_prefetch": "profiles.device_prefetch",
+    "export": "profiles.export",
+    "load": "profiles.load",
+    "tune": "tuning",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its home when it is first used."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
-    found = getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "__version__":
+        from autotune.system.versions import read_own_version
+
+        found: Any = read_own_version()
+    else:
+        found = getattr(importlib.import_module(f"autotune.{_HOMES.get(name, 'errors')}"), name)
     globals()[name] = found
     return found
 

@@ -1,50 +1,34 @@
-"""Tells whether a profile still fits the machine and the workload at hand, and measures it again when asked."""
+"""The second story: does a profile still hold on this machine and for this workload?"""
 
 from __future__ import annotations
 
-import math
+import os
 import platform
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
-from autotune.config import FrozenModel, Interval, Rate
-from autotune.confirm.confirmation import Confirmation, ConfirmationRuns
+from autotune.config import FrozenModel, Interval
+from autotune.confirm.confirmation import confirm
+from autotune.confirm.interference import InterferenceMonitor
+from autotune.confirm.remeasurement import Remeasurement, compare_with_prediction
 from autotune.errors import UsageError
-from autotune.profiles.compare import measure_width
+from autotune.profiles.load import describe_local_hardware, list_profiles, pick_fitting
 from autotune.profiles.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
-from autotune.profiles.schema import Baseline, TunedProfile, WorkloadIdentity
+from autotune.profiles.schema import TunedProfile, WorkloadIdentity
+from autotune.profiles.trust import refuse_what_others_may_write
+from autotune.progress import ProgressListener
+from autotune.request import TuningRequest
+from autotune.search.plan import Plan
+from autotune.search.warm_start import rebuild_request
 from autotune.system.hardware import Hardware, Software
+from autotune.system.machine import read_machine
 from autotune.system.versions import read_start_method, read_torch
+from autotune.trial.timetable import Timetable
 
-MIN_PROMISE_RATIO: Final = (
-    0.9  # of what was promised, or of the baseline; a profile that surely reaches less is tuned anew
-)
-
-
-class Remeasurement(FrozenModel):
-    """What a profile reaches now.
-
-    Attributes:
-        samples_per_second: Its throughput in fresh processes, median of the rounds.
-        promised: What the profile says.
-        speedup: Over the baseline, in rounds of the same minutes; None when the baseline could not run.
-        speedup_ci95: Its 95 % interval.
-        kept: Share of the promise that it keeps, where the machine itself changed as the baseline did; of the plain
-            promise where the baseline of that time was not measured.
-        kept_ci95: Its 95 % interval, from the intervals of then and of now; None where it was measured once only.
-        machine_change: Throughput of the baseline over what it was then; None where it was not measured twice.
-        noise: Sentences on what disturbed the measurement; empty when the machine was quiet.
-    """
-
-    samples_per_second: Rate
-    promised: Rate
-    speedup: Rate | None
-    speedup_ci95: Interval | None
-    kept: Rate
-    kept_ci95: Interval | None
-    machine_change: Rate | None = None
-    noise: tuple[str, ...] = ()
+MIN_KEPT_RATIO: Final = 0.9  # of the predicted throughput, or of the baseline: what surely reaches less is retuned
+QUICK_TRIAL_SECONDS: Final = 2.0  # a quick check takes at least six such trials
 
 
 class CheckResult(FrozenModel):
@@ -53,7 +37,7 @@ class CheckResult(FrozenModel):
     Attributes:
         profile: Name of the profile.
         fits: Whether it may stay in use.
-        reasons: Why it should be tuned anew; empty when it fits.
+        reasons: Why it should be retuned; empty when it fits.
         advice: What differs without deciding.
         remeasured: What it reaches now, if that was asked for.
     """
@@ -65,37 +49,96 @@ class CheckResult(FrozenModel):
     remeasured: Remeasurement | None = None
 
 
-def check_profile(
+def check(
+    path: str | os.PathLike[str] = "dltune.json",
+    *,
+    profile: str | None = None,
+    max_age_seconds: float | None = None,
+    quick: bool = False,
+    with_workload: bool = True,
+    trust: bool = False,
+    progress: ProgressListener | None = None,
+) -> CheckResult:
+    """Check whether a profile of a tuned file still holds here; nothing is written.
+
+    Args:
+        path: The tuned file.
+        profile: Name of the profile; None takes the one that fits this machine best.
+        max_age_seconds: Age from which a profile is stale, in seconds; None for any.
+        quick: Whether to measure it against its baseline again.
+        with_workload: Whether to load the dataset and compare its samples.
+        trust: Whether to import what the file names although other users may have written it.
+        progress: Is told of each measurement.
+
+    Returns:
+        Whether it fits, with every reason.
+
+    Raises:
+        ProfileError: The file cannot be read, has no such profile, or one without its request; or others may have
+            written it, and the workload is to be loaded.
+        UsageError: torch is not installed, or the workload is not what it was.
+        WorkloadError: The workload fails.
+        TrialError: The machine refuses to run trials.
+    """
+    file, loads = Path(path), quick or with_workload
+    if loads and not trust:
+        refuse_what_others_may_write(file)
+    machine = read_machine()
+    chosen, _ = pick_fitting(list_profiles(file, profile), machine)
+    here = describe_local_hardware(machine, chosen)
+    if not loads:
+        return compare_profile(chosen, here, software=read_software(chosen), max_age_seconds=max_age_seconds)
+    request = rebuild_request(chosen, here, str(file))
+    plan, found = _run_workload(request, chosen, progress or ProgressListener(), quick=quick)
+    return compare_profile(
+        chosen,
+        plan.hardware,
+        software=plan.workload.software,
+        workload=plan.identity,
+        max_age_seconds=max_age_seconds,
+        remeasured=found,
+    )
+
+
+def _run_workload(
+    request: TuningRequest, profile: TunedProfile, progress: ProgressListener, *, quick: bool
+) -> tuple[Plan, Remeasurement | None]:
+    """Load the workload, and measure the profile again if asked for."""
+    # brings Optuna along, which a look at the machine alone does not need
+    from autotune.runner.runner import start_runner
+    from autotune.tuning import check_names, prepare_run
+
+    check_names(request.workload)
+    request = request.model_copy(update={"trial_seconds": QUICK_TRIAL_SECONDS})
+    with start_runner(request, progress) as runner:
+        plan = prepare_run(request, read_machine(), None, runner, progress, Timetable(request))
+        if not quick:
+            return plan, None
+        monitor = InterferenceMonitor(plan.machine.usable_cpus)
+        final = confirm(plan, [profile.config], runner.run, progress, monitor)
+        if final.cut_by is not None:
+            raise final.cut_by
+        return plan, compare_with_prediction(final, profile)
+
+
+def compare_profile(
     profile: TunedProfile,
     here: Hardware,
     *,
     software: Software | None = None,
     workload: WorkloadIdentity | None = None,
-    most_age_seconds: float | None = None,
+    max_age_seconds: float | None = None,
     now: datetime | None = None,
     remeasured: Remeasurement | None = None,
 ) -> CheckResult:
-    """Compare a profile with what is at hand.
-
-    Args:
-        profile: The profile.
-        here: This machine.
-        software: Versions at hand; None leaves them out.
-        workload: The workload at hand; None leaves it out.
-        most_age_seconds: Age from which a profile is stale, in seconds; None for any.
-        now: The moment of asking; None reads the clock.
-        remeasured: What the profile reaches now; None leaves it out.
-
-    Returns:
-        Whether it fits, with every reason.
-    """
+    """Compare a profile with what is at hand; what is None is left out, and `now` is read from the clock."""
     found = [
         *compare_hardware(profile.hardware, here),
         *(compare_software(profile.software, software) if software is not None else ()),
         *(compare_workloads(profile.workload, workload) if workload is not None else ()),
-        *compare_age(profile.created_at, now or datetime.now(UTC), most_age_seconds),
+        *compare_age(profile.created_at, now or datetime.now(UTC), max_age_seconds),
     ]
-    reasons = (*_describe(found, decides=True), *_judge(remeasured))
+    reasons = (*_describe(found, decides=True), *_list_shortfalls(remeasured))
     return CheckResult(
         profile=profile.name,
         fits=not reasons,
@@ -109,100 +152,26 @@ def _describe(differences: Iterable[Difference], *, decides: bool) -> tuple[str,
     return tuple(difference.describe() for difference in differences if difference.decides is decides)
 
 
-def _judge(found: Remeasurement | None) -> tuple[str, ...]:
+def _list_shortfalls(found: Remeasurement | None) -> tuple[str, ...]:
     """Say why a profile that was measured again does not hold."""
     if found is None:
         return ()
     if found.samples_per_second == 0:
         return ("it does not run any more",)
-    if found.speedup is not None and found.speedup_ci95 is not None and found.speedup_ci95[1] < MIN_PROMISE_RATIO:
-        return (f"it is slower than the baseline: {_describe_share(found.speedup, found.speedup_ci95)} times as fast",)
-    if found.kept_ci95 is not None and found.kept_ci95[1] < MIN_PROMISE_RATIO:
+    if found.speedup is not None and found.speedup_ci95 is not None and found.speedup_ci95[1] < MIN_KEPT_RATIO:
+        return (f"it is slower than the baseline: {_describe_ratio(found.speedup, found.speedup_ci95)} times as fast",)
+    if found.kept_ci95 is not None and found.kept_ci95[1] < MIN_KEPT_RATIO:
         beside = "" if found.machine_change is None else ", after what the baseline itself changed"
-        return (f"it keeps {_describe_share(found.kept, found.kept_ci95)} of what it promises{beside}",)
+        return (f"it keeps {_describe_ratio(found.kept, found.kept_ci95)} of its predicted throughput{beside}",)
     return ()
 
 
-def _describe_share(share: float, interval: Interval) -> str:
-    return f"{share:.2f} [{interval[0]:.2f}-{interval[1]:.2f}]"
-
-
-def judge_remeasured(final: Confirmation, profile: TunedProfile) -> Remeasurement:
-    """Say what a profile reaches now.
-
-    Args:
-        final: Rounds of the profile's configuration and its baseline.
-        profile: The profile.
-
-    Returns:
-        What it reaches, against what it promised.
-    """
-    baseline = final.baseline
-    ours = next(entrant for entrant in final.entrants if entrant.config == profile.config)
-    comparable = ours is not baseline and ours.rate > 0 and baseline.rate > 0
-    ratio, interval = ours.compare(baseline) if comparable else (None, None)
-    change = _measure_change(baseline, profile.result.baseline)
-    kept, kept_interval = _compare_with_promise(ours, profile, change, ratio, interval)
-    return Remeasurement(
-        samples_per_second=ours.rate,
-        promised=profile.result.samples_per_second,
-        speedup=ratio,
-        speedup_ci95=interval,
-        kept=kept,
-        kept_ci95=kept_interval,
-        machine_change=change,
-        noise=final.noise,
-    )
-
-
-def _measure_change(now: ConfirmationRuns, then: Baseline | None) -> float | None:
-    """Give the baseline's throughput over what it was; None where it is another one, or was not measured twice."""
-    if then is None or not then.samples_per_second or not now.rate:
-        return None
-    is_same = then.config == now.config
-    return now.rate / then.samples_per_second if is_same else None
-
-
-def _compare_with_promise(
-    ours: ConfirmationRuns,
-    profile: TunedProfile,
-    change: float | None,
-    speedup: float | None,
-    interval: Interval | None,
-) -> tuple[float, Interval | None]:
-    """Give the share of the promise that is kept, and its interval; less what the baseline itself changed."""
-    was = profile.result
-    if not ours.rate or not was.samples_per_second:
-        return 0.0, None
-    if change is not None and speedup is not None and was.speedup:
-        return _divide(speedup, interval, was.speedup, was.speedup_ci95)
-    now = ours.rate / (change or 1.0)
-    return _divide(now, ours.bound(), was.samples_per_second, was.samples_per_second_ci95)
-
-
-def _divide(
-    now: float, now_interval: Interval | None, then: float, then_interval: Interval | None
-) -> tuple[float, Interval | None]:
-    """Divide what is by what was, with the 95 % interval from the widths of both."""
-    ratio = now / then
-    if now_interval is None:
-        return ratio, None
-    factor = math.exp(math.hypot(measure_width(now_interval), measure_width(then_interval)))
-    return ratio, (ratio / factor, ratio * factor)
+def _describe_ratio(ratio: float, interval: Interval) -> str:
+    return f"{ratio:.2f} [{interval[0]:.2f}-{interval[1]:.2f}]"
 
 
 def read_software(profile: TunedProfile) -> Software:
-    """Read the versions at hand without importing torch.
-
-    Args:
-        profile: Gives what is not compared.
-
-    Returns:
-        Versions, and how this Python starts workers when nobody says otherwise.
-
-    Raises:
-        UsageError: torch is not installed.
-    """
+    """Read the versions at hand without importing torch; the profile gives what is not compared."""
     torch = read_torch()
     if torch is None:
         raise UsageError("torch is not installed here, so no profile can fit: install it first.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -12,8 +13,9 @@ import pytest
 from importlinter.cli import lint_imports
 
 import autotune
-from autotune.cli import cli
-from autotune.commands.files import COMMANDS, TARGETS
+from autotune import errors
+from autotune.cli import COMMANDS, cli
+from autotune.commands.export import TARGETS
 from tests.test_cli import list_options
 
 ROOT = Path(__file__).parent.parent
@@ -109,12 +111,21 @@ def test_tuning_from_python_leaves_torch_out_of_the_parent() -> None:
 
 
 def test_checking_leaves_optuna_out_until_the_workload_is_looked_at() -> None:
-    assert "optuna" not in list_heavy_after("import autotune.commands.rechecking")
+    assert "optuna" not in list_heavy_after("import autotune.checking")
 
 
 def test_all_public_names_are_there() -> None:
     assert [name for name in autotune.__all__ if getattr(autotune, name, None) is None] == []
     assert sorted(autotune.__all__) == autotune.__all__
+
+
+def test_every_error_is_public() -> None:
+    ours = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert ours - set(autotune.__all__) == set()
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert autotune.__version__ == version("dltune")
 
 
 def test_only_programs_print_or_exit() -> None:
@@ -134,8 +145,8 @@ def test_every_command_stands_in_the_readme(command: str) -> None:
     assert f"dltune {command}" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_option_of_a_file_command_stands_in_its_row_of_the_readme(command: click.Command) -> None:
+@pytest.mark.parametrize("command", COMMANDS[1:], ids=lambda command: command.name)
+def test_every_option_of_another_command_than_tune_stands_in_its_row_of_the_readme(command: click.Command) -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith(f"| `dltune {command.name}")]
     assert len(rows) == 1

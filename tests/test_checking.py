@@ -7,11 +7,12 @@ from datetime import timedelta
 import pytest
 from rich.console import Console
 
-from autotune.checking import Remeasurement, check_profile, judge_remeasured, read_software
+from autotune.checking import compare_profile, read_software
+from autotune.commands.check import describe_check
 from autotune.commands.display import ConfirmationDisplay
-from autotune.commands.rechecking import describe_fitness
 from autotune.config import LoaderConfig
 from autotune.confirm.confirmation import confirm
+from autotune.confirm.remeasurement import Remeasurement, compare_with_prediction
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.search.plan import make_plan
@@ -31,14 +32,14 @@ from tests.builders import (
 )
 
 PROFILE = make_profile(dataloader=make_config(8, 2).dataloader)
-PROMISED = PROFILE.result.samples_per_second
+PREDICTED = PROFILE.result.samples_per_second
 
 
 def make_remeasured(share: float, speedup: float | None = 3.0, width: float = 0.05) -> Remeasurement:
-    """Build what was measured again: a share of the promise that is kept, with intervals of a relative half-width."""
+    """Build what was measured again: the share of the prediction that is kept, intervals of a relative half-width."""
     return Remeasurement(
-        samples_per_second=share * PROMISED,
-        promised=PROMISED,
+        samples_per_second=share * PREDICTED,
+        predicted=PREDICTED,
         speedup=speedup,
         speedup_ci95=(speedup * (1 - width), speedup * (1 + width)) if speedup is not None else None,
         kept=share,
@@ -47,18 +48,18 @@ def make_remeasured(share: float, speedup: float | None = 3.0, width: float = 0.
 
 
 def test_a_profile_fits_the_machine_it_was_tuned_on() -> None:
-    found = check_profile(PROFILE, PROFILE.hardware, software=PROFILE.software, workload=PROFILE.workload)
+    found = compare_profile(PROFILE, PROFILE.hardware, software=PROFILE.software, workload=PROFILE.workload)
     assert found.fits
     assert (found.reasons, found.advice) == ((), ())
 
 
 def test_everything_that_decides_is_a_reason_and_the_rest_is_advice() -> None:
-    found = check_profile(
+    found = compare_profile(
         PROFILE,
         PROFILE.hardware.model_copy(update={"usable_cpus": 64.0}),
         software=make_software().model_copy(update={"torch": "3.0"}),
         workload=PROFILE.workload.model_copy(update={"sample_bytes": 10 * PROFILE.workload.sample_bytes}),
-        most_age_seconds=86400.0,
+        max_age_seconds=86400.0,
         now=PROFILE.created_at + timedelta(days=9),
     )
     assert not found.fits
@@ -69,13 +70,13 @@ def test_everything_that_decides_is_a_reason_and_the_rest_is_advice() -> None:
 @pytest.mark.parametrize(
     ("remeasured", "words"),
     [
-        (make_remeasured(0.7), r"it keeps 0.70 [0.66-0.73] of what it promises"),
+        (make_remeasured(0.7), r"it keeps 0.70 [0.66-0.73] of its predicted throughput"),
         (make_remeasured(1.0, speedup=0.8), "slower than the baseline"),
         (make_remeasured(0.0, speedup=None), "does not run"),
     ],
 )
-def test_a_profile_that_does_not_hold_when_measured_again_is_tuned_anew(remeasured: Remeasurement, words: str) -> None:
-    (reason,) = check_profile(PROFILE, PROFILE.hardware, remeasured=remeasured).reasons
+def test_a_profile_that_does_not_hold_when_measured_again_is_retuned(remeasured: Remeasurement, words: str) -> None:
+    (reason,) = compare_profile(PROFILE, PROFILE.hardware, remeasured=remeasured).reasons
     assert words in reason
 
 
@@ -84,7 +85,7 @@ def test_a_profile_that_does_not_hold_when_measured_again_is_tuned_anew(remeasur
     [make_remeasured(0.95), make_remeasured(0.88), make_remeasured(1.0, speedup=0.88), make_remeasured(0.7, width=0.4)],
 )
 def test_a_profile_that_may_hold_within_the_noise_stays(remeasured: Remeasurement) -> None:
-    assert check_profile(PROFILE, PROFILE.hardware, remeasured=remeasured).fits
+    assert compare_profile(PROFILE, PROFILE.hardware, remeasured=remeasured).fits
 
 
 def remeasure_at(profile: TunedProfile, rate: float, baseline_rate: float) -> Remeasurement:
@@ -94,25 +95,25 @@ def remeasure_at(profile: TunedProfile, rate: float, baseline_rate: float) -> Re
     def run_trial(request: TrialRequest) -> TrialResult:
         return make_result(request.config, baseline_rate if request.config == plan.baseline else rate)
 
-    return judge_remeasured(confirm(plan, [profile.config], run_trial, ProgressListener()), profile)
+    return compare_with_prediction(confirm(plan, [profile.config], run_trial, ProgressListener()), profile)
 
 
 @pytest.mark.parametrize(
     ("rate", "baseline_rate", "fits"),
     [
-        (1800.0, 1000.0, True),  # as it was promised
+        (1800.0, 1000.0, True),  # as it was predicted
         (900.0, 500.0, True),  # the machine is half as fast today, and the profile worth what it was
         (3600.0, 2000.0, True),
         (1100.0, 1000.0, False),  # the machine is as it was, and the profile worth less
-        (1800.0, 2000.0, False),  # a promise that is kept by a faster machine alone
+        (1800.0, 2000.0, False),  # a prediction that is kept by a faster machine alone
     ],
 )
-def test_a_promise_is_held_against_what_the_baseline_itself_changed(
+def test_a_prediction_is_held_against_what_the_baseline_itself_changed(
     rate: float, baseline_rate: float, fits: bool
 ) -> None:
     found = remeasure_at(PROFILE, rate, baseline_rate)
     assert found.machine_change == pytest.approx(baseline_rate / 1000, rel=0.01)
-    assert check_profile(PROFILE, PROFILE.hardware, remeasured=found).fits is fits
+    assert compare_profile(PROFILE, PROFILE.hardware, remeasured=found).fits is fits
 
 
 def test_settings_that_were_kept_do_not_become_stale_by_a_slower_machine() -> None:
@@ -121,10 +122,10 @@ def test_settings_that_were_kept_do_not_become_stale_by_a_slower_machine() -> No
     found = remeasure_at(kept, 500.0, 500.0)
     assert found.speedup is None
     assert found.kept == pytest.approx(1.0, rel=0.01)
-    assert check_profile(kept, kept.hardware, remeasured=found).fits
+    assert compare_profile(kept, kept.hardware, remeasured=found).fits
 
 
-def test_where_the_baseline_is_another_one_the_plain_promise_counts() -> None:
+def test_where_the_baseline_is_another_one_the_plain_prediction_counts() -> None:
     base = PROFILE.result.baseline
     assert base is not None
     other = base.model_copy(update={"config": make_config(3)})
@@ -142,7 +143,7 @@ def test_a_profile_is_measured_again_in_turn_with_its_baseline() -> None:
         return make_result(request.config, 400.0 if request.config.dataloader.num_workers else 100.0)
 
     plan = make_plan(make_request(), make_machine(), make_workload(), make_limits())
-    found = judge_remeasured(confirm(plan, [PROFILE.config], run_trial, ProgressListener()), PROFILE)
+    found = compare_with_prediction(confirm(plan, [PROFILE.config], run_trial, ProgressListener()), PROFILE)
     assert found.samples_per_second == pytest.approx(400, rel=0.01)
     assert found.speedup == pytest.approx(4, rel=0.02)
     assert len(set(asked[:2])) == 2
@@ -162,8 +163,8 @@ def test_a_quick_check_writes_a_line_for_each_measurement_and_nothing_else() -> 
 
 def test_what_disturbed_a_measurement_is_said_below_it() -> None:
     noisy = make_remeasured(0.7).model_copy(update={"noise": ("Other processes kept 1.2 CPUs busy.",)})
-    found = check_profile(PROFILE, PROFILE.hardware, remeasured=noisy)
-    assert describe_fitness(found, "dltune.json").endswith("  note: Other processes kept 1.2 CPUs busy.")
+    found = compare_profile(PROFILE, PROFILE.hardware, remeasured=noisy)
+    assert describe_check(found, "dltune.json").endswith("  note: Other processes kept 1.2 CPUs busy.")
 
 
 def test_versions_and_the_start_method_are_those_at_hand_whatever_the_profile_says() -> None:
@@ -177,8 +178,8 @@ def test_versions_and_the_start_method_are_those_at_hand_whatever_the_profile_sa
     assert (found.python, found.start_method) == (platform.python_version(), read_start_method())
 
 
-def test_another_start_method_than_at_hand_is_a_reason_to_tune_anew() -> None:
+def test_another_start_method_than_at_hand_is_a_reason_to_retune() -> None:
     other = "spawn" if read_start_method() != "spawn" else "fork"
     profile = make_profile(software=make_software().model_copy(update={"start_method": other}))
-    found = check_profile(profile, profile.hardware, software=read_software(profile))
+    found = compare_profile(profile, profile.hardware, software=read_software(profile))
     assert found.reasons == (f"start method {read_start_method()} instead of {other}",)

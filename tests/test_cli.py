@@ -15,8 +15,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from autotune.cli import cli, tune
-from autotune.commands.params import build_request, name_parameters, read_project_options
+from autotune.cli import cli
+from autotune.commands.params import build_request
+from autotune.commands.project_file import name_parameters, read_project_options
+from autotune.commands.tune import tune
 from autotune.config import ProcessSettings
 from autotune.errors import UsageError
 from autotune.profiles.file import save_profile
@@ -286,7 +288,7 @@ def test_an_export_into_a_folder_that_is_not_there_says_so(workdir: Path) -> Non
     assert "nowhere/loader.yaml cannot be written: No such file or directory." in result.stderr
 
 
-def test_a_promise_of_the_target_is_given_up_only_by_force(workdir: Path) -> None:
+def test_what_a_target_guarantees_is_given_up_only_by_force(workdir: Path) -> None:
     loader = make_config(2, 2, 8, in_order=False).dataloader
     save_profile(workdir / "dltune.json", make_profile(dataloader=loader))
     refused = invoke("export", "--to", "statefuldataloader")

@@ -27,11 +27,7 @@ from autotune.units import format_bytes, format_percent, format_rate, format_sec
 
 
 class ConfirmationDisplay(ProgressListener):
-    """Writes one line for each measurement of a confirmation, and nothing else.
-
-    Args:
-        console: Where to; None is stderr.
-    """
+    """Writes one line for each measurement of a confirmation, and nothing else."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
@@ -51,13 +47,7 @@ class ConfirmationDisplay(ProgressListener):
 
 
 class PlainDisplay(ConfirmationDisplay):
-    """Writes one line for each thing that happens.
-
-    Args:
-        request: What is being tuned.
-        verbose: Whether to write what the child is doing as well, and why trials failed in full.
-        console: Where to; None is stderr.
-    """
+    """Writes one line for each thing that happens."""
 
     def __init__(self, request: TuningRequest, *, verbose: bool = False, console: Console | None = None) -> None:
         super().__init__(console)
@@ -144,13 +134,7 @@ def _describe_error(error: float) -> str:
 
 
 class LiveDisplay(PlainDisplay):
-    """Keeps a few lines at the bottom of the terminal up to date; notes and failures scroll above them.
-
-    Args:
-        request: What is being tuned.
-        verbose: Whether to write what the child is doing as well.
-        console: The terminal; None is stderr.
-    """
+    """Keeps a few lines at the bottom of the terminal up to date; notes and failures scroll above them."""
 
     def __init__(self, request: TuningRequest, *, verbose: bool = False, console: Console | None = None) -> None:
         super().__init__(request, verbose=verbose, console=console)

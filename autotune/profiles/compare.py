@@ -8,7 +8,6 @@ from typing import Final
 from autotune.config import FrozenModel, Interval, Rate
 from autotune.profiles.matching import compare_hardware, compare_software, compare_workloads
 from autotune.profiles.schema import ProfileResult, TunedProfile
-from autotune.units import format_rate
 
 MAX_LOG: Final = 69.0  # of a ratio, which is then 1e30: a larger one is written as that
 UNCONFIRMED_CI_HALF_WIDTH: Final = 0.1  # relative half-width of a throughput that was never confirmed
@@ -103,28 +102,3 @@ def _list_settings(first: TunedProfile, second: TunedProfile) -> tuple[str, ...]
     before = first.dataloader.model_dump() | first.process.model_dump()
     after = second.dataloader.model_dump() | second.process.model_dump()
     return tuple(f"{name} {before[name]} -> {after[name]}" for name in before if before[name] != after[name])
-
-
-def _describe_ratio(found: Comparison) -> str:
-    if found.ratio_ci95 is None:
-        return "which cannot be compared: where nothing was delivered, there is no ratio"
-    low, high = found.ratio_ci95
-    ratio = f"{found.ratio:.2f} [{low:.2f}-{high:.2f}] times as fast"
-    return ratio if found.is_beyond_noise else f"no difference beyond noise: {ratio}"
-
-
-def describe_comparison(found: Comparison) -> str:
-    """Write a comparison for people.
-
-    Args:
-        found: The comparison.
-
-    Returns:
-        Lines: the verdict first, then what differs.
-    """
-    rates = f"{format_rate(found.rates[0])} -> {format_rate(found.rates[1])}"
-    lines = [f"{found.first} -> {found.second}: {rates}, {_describe_ratio(found)}"]
-    lines += [f"  {setting}" for setting in found.settings] or ["  the same settings"]
-    if found.conditions:
-        lines.append(f"  not measured alike: {'; '.join(found.conditions)}")
-    return "\n".join(lines)

@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from autotune.cli import cli
-from autotune.commands.doctor import Check, SystemFacts, collect_facts, describe_checks, has_problem, run_checks
-from autotune.commands.namesakes import PACKAGE_DIR, ConflictingPackage
+from autotune.commands.conflicts import PACKAGE_DIR, ConflictingPackage
+from autotune.commands.doctor import describe_checks
+from autotune.commands.doctor_checks import DoctorCheck, SystemFacts, collect_facts, run_checks
 from autotune.runner.sandbox import SandboxSupport
 from autotune.system.cgroups import CpuThrottling
 from autotune.system.mounts import Mount
@@ -19,17 +20,21 @@ from autotune.system.versions import TorchVersion
 from tests.builders import GIB, MIB, make_machine
 
 
-def examine_here(machine: dict[str, Any] | None = None, **changes: Any) -> tuple[Check, ...]:
+def examine_here(machine: dict[str, Any] | None = None, **changes: Any) -> tuple[DoctorCheck, ...]:
     """Examine a machine of 4 CPUs with many open files, torch, and nothing else to tell."""
     usual: dict[str, Any] = {
         "machine": make_machine(**{"nofile_limit": 65536} | (machine or {})),
-        "containment": SandboxSupport(),
+        "sandbox": SandboxSupport(),
         "torch": TorchVersion("2.13.0", None),
     }
     return run_checks(SystemFacts(**usual | changes))
 
 
-def find(checks: tuple[Check, ...], name: str) -> Check:
+def has_problem(checks: tuple[DoctorCheck, ...]) -> bool:
+    return any(check.state == "problem" for check in checks)
+
+
+def find(checks: tuple[DoctorCheck, ...], name: str) -> DoctorCheck:
     (check,) = [check for check in checks if check.name == name]
     return check
 
@@ -45,7 +50,7 @@ def make_storage(filesystem: str, rotational: bool | None = None) -> Mount:
 
 
 def test_a_healthy_machine_needs_no_fix() -> None:
-    checks = examine_here(containment=SandboxSupport(own_shm=True, own_pids=True, cgroup=Path("/x")))
+    checks = examine_here(sandbox=SandboxSupport(own_shm=True, own_pids=True, cgroup=Path("/x")))
     assert {(check.state, check.fix) for check in checks} == {("ok", "")}
     assert not has_problem(checks)
 
@@ -143,7 +148,7 @@ def test_nothing_is_said_of_data_that_nobody_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("namesake", "words"),
+    ("conflict", "words"),
     [
         (ConflictingPackage(Path("/work/autotune")), "rename it"),
         (ConflictingPackage(Path("/site/autotune"), "autotune"), "pip uninstall autotune"),
@@ -151,11 +156,11 @@ def test_nothing_is_said_of_data_that_nobody_named() -> None:
     ],
 )
 def test_a_second_package_of_our_name_is_told_with_both_places_and_the_fix(
-    namesake: ConflictingPackage, words: str
+    conflict: ConflictingPackage, words: str
 ) -> None:
-    check = find(examine_here(namesakes=(namesake,)), "other autotune")
+    check = find(examine_here(conflicts=(conflict,)), "other autotune")
     assert check.state == "warning"
-    assert str(namesake.path) in check.finding
+    assert str(conflict.path) in check.finding
     assert f"ours at {PACKAGE_DIR}" in check.finding
     assert words in check.fix
 
@@ -167,9 +172,9 @@ def test_a_long_tmpdir_is_named_with_its_length(monkeypatch: pytest.MonkeyPatch)
     assert "(95 characters)" in check.finding
 
 
-def test_a_wall_that_is_missing_is_said_with_what_stands_in_for_it_and_why() -> None:
-    containment = SandboxSupport(missing=("private /dev/shm: unshare: Operation not permitted",))
-    check = find(examine_here(containment=containment), "private /dev/shm")
+def test_a_part_of_the_sandbox_that_is_missing_is_said_with_what_stands_in_for_it_and_why() -> None:
+    sandbox = SandboxSupport(missing=("private /dev/shm: unshare: Operation not permitted",))
+    check = find(examine_here(sandbox=sandbox), "private /dev/shm")
     assert "shared" in check.finding
     assert "Operation not permitted" in check.finding
 
@@ -182,7 +187,7 @@ def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch: pytest.Monkey
 
 
 def test_a_fix_stands_below_its_finding() -> None:
-    checks = (Check(name="open files", state="warning", finding="1,024", fix="ulimit -n 4096"),)
+    checks = (DoctorCheck(name="open files", state="warning", finding="1,024", fix="ulimit -n 4096"),)
     first, second = describe_checks(checks).splitlines()
     assert first.split() == ["warning", "open", "files", "1,024"]
     assert second.strip() == "-> ulimit -n 4096"
@@ -197,7 +202,7 @@ def test_the_command_tells_people_and_programs_the_same(workdir: Path) -> None:
     told = CliRunner().invoke(cli, ["doctor", "--data", "."])
     document = CliRunner().invoke(cli, ["doctor", "--data", ".", "--json"])
     assert told.exit_code == document.exit_code == 0
-    checks = [Check.model_validate(check) for check in json.loads(document.output)]
+    checks = [DoctorCheck.model_validate(check) for check in json.loads(document.output)]
     assert all(check.name in told.output for check in checks)
     assert {"start method", "data"} <= {check.name for check in checks}
 

@@ -1,6 +1,6 @@
-"""Prints what users are shown: the help of every command, one run, and what commands say of a tuned file.
+"""Writes down what users are shown: the help of every command, one run, and what commands say of a tuned file.
 
-`python -m tests.commands.transcript > tests/commands/transcript.txt` writes it anew; look at what changed.
+`python -m tests.commands.transcript` replaces what is held in transcript.txt; look at what changed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from pathlib import Path
 from click.testing import CliRunner
 from rich.console import Console
 
-from autotune.checking import CheckResult, Remeasurement
+from autotune.checking import CheckResult
 from autotune.cli import cli
+from autotune.commands.check import describe_check
 from autotune.commands.display import PlainDisplay
-from autotune.commands.rechecking import describe_fitness
 from autotune.config import LoaderConfig
+from autotune.confirm.remeasurement import Remeasurement
 from autotune.profiles.file import save_profile
 from autotune.report.text import describe_outcome
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.trial.protocol import TrialRequest, TrialResult
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import TrialRequest
 from autotune.tuning import tune
 from tests.builders import make_config, make_cost, make_full_profile, make_machine, make_profile, make_result
 from tests.builders import make_workload as make_usual_workload
 
 WIDTH = 100
+HELD = Path(__file__).with_name("transcript.txt")
 
 
 def write_transcript() -> str:
@@ -59,7 +62,9 @@ def _tune() -> Iterator[str]:
         request,
         run_trial=_run_trial,
         machine=make_machine(affinity_cpus=2),
-        workload=make_usual_workload(load=make_cost(0.01), cpu_share=0.05, step=make_cost(0.0, 0.01), sample_bytes=1000),
+        workload=make_usual_workload(
+            load=make_cost(0.01), cpu_share=0.05, step=make_cost(0.0, 0.01), sample_bytes=1000
+        ),
         progress=PlainDisplay(request, verbose=True, console=console),
     )
     yield f"$ dltune --dataset pkg:make\n{stream.getvalue()}"
@@ -81,16 +86,22 @@ def _measure(config: LoaderConfig) -> float:
 def _ask_of_files() -> Iterator[str]:
     save_profile(Path("a.json"), make_full_profile())
     save_profile(Path("b.json"), make_profile(dataloader=make_config(8, 2).dataloader))
-    calls = ("show a.json", "show c.json", "compare a.json b.json", "export a.json --to yaml", "export a.json --to timm")
+    calls = (
+        "show a.json",
+        "show c.json",
+        "compare a.json b.json",
+        "export a.json --to yaml",
+        "export a.json --to timm",
+    )
     yield from (_call(*call.split()) for call in calls)
 
 
 def _check() -> Iterator[str]:
     yield "$ dltune check"
-    yield describe_fitness(CheckResult(profile="mine", fits=True), "dltune.json") + "\n"
+    yield describe_check(CheckResult(profile="mine", fits=True), "dltune.json") + "\n"
     found = Remeasurement(
         samples_per_second=900.0,
-        promised=1800.0,
+        predicted=1800.0,
         speedup=3.0,
         speedup_ci95=(2.9, 3.1),
         kept=0.5,
@@ -100,8 +111,8 @@ def _check() -> Iterator[str]:
     )
     reasons, advice = ("age 40 days",), ("torch 3.0 instead of 2.13.0",)
     stale = CheckResult(profile="mine", fits=False, reasons=reasons, advice=advice, remeasured=found)
-    yield f"$ dltune check --quick\n{describe_fitness(stale, 'dltune.json')}"
+    yield f"$ dltune check --quick\n{describe_check(stale, 'dltune.json')}\n"
 
 
 if __name__ == "__main__":
-    print(write_transcript())
+    HELD.write_text(write_transcript())

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from autotune import load
 from autotune.cli import cli
-from autotune.commands.files import TARGETS
+from autotune.commands.export import TARGETS
 from autotune.config import ProcessSettings
 from autotune.errors import DltuneError, StudyError
 from autotune.profiles.file import format_file, read_file

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from autotune.profiles.compare import compare_results, describe_comparison
+from autotune.commands.compare import describe_comparison
+from autotune.profiles.compare import compare_results
 from autotune.profiles.schema import TunedProfile
 from tests.builders import make_config, make_profile, make_profile_result
 

@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import autotune
-from autotune.commands import files as file_commands
+from autotune.commands import export as export_command
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
 from autotune.profiles.export import LOADER_ARGUMENTS, TARGETS, Export, Target, export
@@ -210,7 +210,7 @@ def test_a_line_break_in_a_name_never_ends_the_comment(to: Target, name: str) ->
 
 
 def test_the_command_line_offers_every_target() -> None:
-    assert file_commands.TARGETS == TARGETS == get_args(Target)
+    assert export_command.TARGETS == TARGETS == get_args(Target)
 
 
 def test_the_public_function_takes_what_load_gives() -> None:

@@ -18,33 +18,18 @@ PACKAGE_DIR: Final = Path(__file__).parents[1]
 
 
 class ConflictingPackage(NamedTuple):
-    """Another package of our name.
-
-    Attributes:
-        path: The folder or file that Python would import.
-        distribution: What it was installed by; empty when it is a folder or a file on the search path.
-    """
+    """What Python could import in our place, and the distribution that installed it; empty where none did."""
 
     path: Path
     distribution: str = ""
 
 
-def find_namesakes(
+def find_conflicts(
     search_path: Iterable[str] | None = None,
     ours: Path = PACKAGE_DIR,
     providers: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[ConflictingPackage, ...]:
-    """Find every other package of our name that Python could import.
-
-    Args:
-        search_path: Folders that are searched; None stands for the current one, from which training may be started,
-            and Python's own.
-        ours: The folder of this package.
-        providers: The distributions that provide a package, by its name; None asks those that are installed.
-
-    Returns:
-        Those that are installed by a distribution, then those that lie on the search path; each place once.
-    """
+    """Find them among installed distributions, on Python's search path and in the folder where training may start."""
     folders = (str(Path.cwd()), *sys.path) if search_path is None else search_path
     installed = metadata.packages_distributions() if providers is None else providers
     names = dict.fromkeys(installed.get(PACKAGE, ()))

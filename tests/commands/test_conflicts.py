@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.commands.namesakes import PACKAGE_DIR, ConflictingPackage, find_namesakes
+from autotune.commands.conflicts import PACKAGE_DIR, ConflictingPackage, find_conflicts
 from tests.builders import write_files
 
 
 def find(*folders: Path, ours: Path = PACKAGE_DIR, **providers: list[str]) -> tuple[ConflictingPackage, ...]:
-    return find_namesakes([str(folder) for folder in folders], ours, providers)
+    return find_conflicts([str(folder) for folder in folders], ours, providers)
 
 
 @pytest.mark.parametrize("file", ["autotune/__init__.py", "autotune.py"])
@@ -27,7 +27,7 @@ def test_a_folder_without_an_init_file_is_no_package(tmp_path: Path) -> None:
     assert find(tmp_path) == ()
 
 
-def test_our_own_package_is_no_namesake_however_it_is_reached(tmp_path: Path) -> None:
+def test_our_own_package_is_no_conflict_however_it_is_reached(tmp_path: Path) -> None:
     ours = write_files(tmp_path / "real", {"autotune/__init__.py": ""}) / "autotune"
     (tmp_path / "link").symlink_to(tmp_path / "real")
     assert find(tmp_path / "real", tmp_path / "link", ours=ours) == ()
@@ -50,7 +50,7 @@ def test_a_distribution_that_is_gone_meanwhile_is_no_error() -> None:
 
 def test_the_current_folder_is_looked_into_as_training_may_start_there(workdir: Path) -> None:
     write_files(workdir, {"autotune.py": ""})
-    assert Path(os.path.realpath(workdir / "autotune.py")) in [one.path for one in find_namesakes()]
+    assert Path(os.path.realpath(workdir / "autotune.py")) in [one.path for one in find_conflicts()]
 
 
 def test_a_file_on_the_search_path_is_passed_over(tmp_path: Path) -> None:

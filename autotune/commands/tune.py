@@ -1,0 +1,191 @@
+"""`dltune tune`: which settings feed the step fastest?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autotune.commands.epilog import TUNES, epilog
+from autotune.commands.errors import INTERRUPTED, NOTHING_MEASURED, exit_on_error
+from autotune.commands.output import print_result
+from autotune.commands.params import (
+    AS_JSON,
+    QUIET,
+    VERBOSE,
+    build_request,
+    check_budget,
+    read_assignment,
+    read_batch_sizes,
+    read_range,
+    read_seconds,
+)
+from autotune.system.signals import defer_interrupts, raise_on_signals
+
+if TYPE_CHECKING:
+    from autotune.profiles.schema import TunedProfile
+    from autotune.progress import ProgressListener
+    from autotune.request import TuningRequest
+
+
+@click.command(
+    context_settings={"auto_envvar_prefix": "DLTUNE", "show_default": True},
+    epilog=epilog(
+        "dltune --dataset data.images:make_dataset --trials 40",
+        "dltune --dataset data.images:make_dataset --step train:make_step --batch-size 64",
+        "dltune --dataset data.images:make_dataset --dataset-arg root=/data --fix in_order=true",
+        "dltune --dataset data.images:make_dataset --step-time 35ms --max-shm 64MB --timeout 10m",
+        "dltune --dataset data.images:make_dataset --range num_workers=0:16 --dry-run",
+        more="Options are also read from DLTUNE_* variables (DLTUNE_TRIALS=20) and from [tool.dltune] in "
+        "pyproject.toml; a flag wins over the environment, the environment over the file.",
+        codes=f"0 done; 1 failed; 2 usage or an error in your code; {TUNES}",
+    ),
+)
+@click.option("--dataset", metavar="PKG.MOD:ATTR", help="Factory of a Dataset, DataLoader or data module.")
+@click.option(
+    "--dataset-arg",
+    "dataset_args",
+    type=read_assignment,
+    multiple=True,
+    metavar="K=JSON",
+    envvar="DLTUNE_DATASET_ARG",
+    help="Argument of the factory, JSON or a bare word; repeatable.",
+)
+@click.option("--collate", metavar="PKG.MOD:FN", help="collate_fn, instead of the workload's own.")
+@click.option("--step", metavar="PKG.MOD:ATTR", help="Factory of your training step: make_step() -> step(batch).")
+@click.option("--step-time", type=read_seconds, metavar="TIME", help="Emulate a device busy that long per batch: 35ms.")
+@click.option(
+    "--batch-size",
+    type=read_batch_sizes,
+    metavar="N[,N...]",
+    help="Pin the batch size, or list choices; if left out, a ready DataLoader keeps its own, else 16 to 512.",
+)
+@click.option("--fix", type=read_assignment, multiple=True, metavar="KNOB=VALUE", help="Pin a knob: in_order=true.")
+@click.option(
+    "--range",
+    "ranges",
+    type=read_range,
+    multiple=True,
+    envvar="DLTUNE_RANGE",
+    metavar="KNOB=LOW:HIGH",
+    help="Narrow a knob: num_workers=0:16.",
+)
+@click.option("--trials", type=click.IntRange(1), default=40, help="Most configurations to try.")
+@click.option("--timeout", type=read_seconds, metavar="TIME", help="Most time for the whole run: 10m.")
+@click.option(
+    "--trial-time",
+    type=read_seconds,
+    default="3s",
+    metavar="TIME",
+    help="Measuring time of a confirming trial; those of the search get 0.7 of it.",
+)
+@click.option("--stall-time", type=read_seconds, default="60s", metavar="TIME", help="End a trial idle that long.")
+@click.option(
+    "--epochs", type=click.IntRange(1), default=10, help="Length of the training run to predict throughput for."
+)
+@click.option("--seed", type=int, default=0, help="Seed of the sampler.")
+@click.option(
+    "--sampler",
+    type=click.Choice(["model", "tpe", "gp", "random", "grid"]),
+    default="model",
+    help="What proposes trials: the cost model as corrected by the trials so far, or one of Optuna's samplers.",
+)
+@click.option("--max-memory", type=check_budget, default="80%", metavar="SIZE", help="Host memory: a share or 24GiB.")
+@click.option("--max-shm", type=check_budget, default="80%", metavar="SIZE", help="/dev/shm: a share or an amount.")
+@click.option("--max-gpu-memory", type=check_budget, default="90%", metavar="SIZE", help="Device memory, likewise.")
+@click.option("--max-workers", type=click.IntRange(0), metavar="N", help="Most worker processes.")
+@click.option("--device", default="auto", metavar="DEV", help="auto, cpu, or a torch device such as cuda:0.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["auto", "none"]),
+    default="auto",
+    help="Sandbox of trials: all that this machine allows (see dltune doctor), or none.",
+)
+@click.option("-o", "--output", default="dltune.json", metavar="FILE", help="Where the result is written.")
+@click.option("--profile", metavar="NAME", help="Name of the profile in the file; made from the machine if left out.")
+@click.option("--storage", metavar="URL", help="Optuna storage; SQLite under .dltune/ if left out.")
+@click.option("--study-name", metavar="NAME", help="Name of the Optuna study.")
+@click.option(
+    "--resume/--no-resume",
+    default=None,
+    show_default="an unfinished run only",
+    help="Continue the last run of this request, or start afresh.",
+)
+@AS_JSON
+@QUIET
+@VERBOSE
+@click.option("--dry-run", is_flag=True, help="Probe and plan, list what would be tried first, and stop.")
+@click.option("--print-config", is_flag=True, help="Show each option's value and where it comes from, and stop.")
+@click.pass_context
+def tune(ctx: click.Context, /, **options: Any) -> None:
+    """Tune the loader of a dataset for this machine.
+
+    A probe measures what samples, batches and workers cost, trials search the settings, and the best few are measured
+    again in fresh processes, in turn with your own. After Ctrl-C the best so far is written, and the same command goes
+    on from there.
+    """
+    if options["print_config"]:
+        _print_config(ctx)
+        return
+    with exit_on_error(interrupted=NOTHING_MEASURED):
+        request = build_request(options)
+        if options["dry_run"]:
+            _print_plan(request)
+        else:
+            run_and_print(request, options)
+
+
+def _print_config(ctx: click.Context) -> None:
+    """Show each option with the place its value comes from."""
+    sources = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "pyproject.toml"}
+    for parameter in ctx.command.params:
+        if parameter.name in (None, "print_config"):
+            continue
+        source = ctx.get_parameter_source(parameter.name)
+        value = json.dumps(ctx.params[parameter.name], default=str)
+        option = max(parameter.opts, key=len)
+        click.echo(f"{option:<18} {value:<28} {sources.get(source.name if source else '', 'default')}")
+
+
+def _print_plan(request: TuningRequest) -> None:
+    """Probe, plan, and show what would be tried first."""
+    from autotune.commands.display import PlainDisplay
+    from autotune.knobs import describe_config
+    from autotune.tuning import plan_only
+
+    plan = plan_only(request, progress=PlainDisplay(request))
+    click.echo(f"Would try at most {request.trials} configurations, these first:")
+    for config in plan.initial_configs():
+        click.echo(f"  {describe_config(config)}  predicted {plan.predict(config):,.0f}/s")
+
+
+def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: TunedProfile | None = None) -> None:
+    """Tune, perhaps from an earlier result, and print the result as `quiet`, `verbose` and `as_json` say."""
+    from autotune.report.text import describe_outcome
+    from autotune.tuning import tune
+
+    with raise_on_signals():
+        with _make_listener(request, options) as progress:
+            found = tune(request, progress=progress, earlier=earlier)
+        with defer_interrupts():
+            if options["as_json"]:
+                text = found.profile.model_dump_json(indent=2)
+            else:
+                kind, cut = found.plan.workload.kind, found.interrupted
+                text = describe_outcome(found.profile, kind, found.runner_up, request.output, interrupted=cut)
+            print_result(text, f" The result is in {request.output}.")
+    if found.interrupted:
+        sys.exit(INTERRUPTED)
+
+
+def _make_listener(request: TuningRequest, options: dict[str, Any]) -> ProgressListener:
+    if options["quiet"]:
+        from autotune.progress import ProgressListener
+
+        return ProgressListener()
+    from autotune.commands.display import LiveDisplay, PlainDisplay
+
+    display = LiveDisplay if sys.stderr.isatty() else PlainDisplay
+    return display(request, verbose=options["verbose"])
