@@ -63,7 +63,7 @@ def _tune() -> Iterator[str]:
         run_trial=_run_trial,
         machine=make_machine(affinity_cpus=2),
         workload=make_usual_workload(
-            load=make_cost(0.01), cpu_share=0.05, step=make_cost(0.0, 0.01), sample_bytes=1000
+            load_cost=make_cost(0.01), cpu_share=0.05, step_cost=make_cost(0.0, 0.01), sample_bytes=1000
         ),
         progress=PlainDisplay(request, verbose=True, console=console),
     )
