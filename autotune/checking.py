@@ -14,7 +14,7 @@ from autotune.confirm.confirmation import confirm
 from autotune.confirm.interference import InterferenceMonitor
 from autotune.confirm.remeasurement import Remeasurement, compare_with_prediction
 from autotune.errors import UsageError
-from autotune.profiles.load import describe_local_hardware, list_profiles, pick_fitting
+from autotune.profiles.selection import describe_local_hardware, nearest_profile
 from autotune.profiles.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
 from autotune.profiles.trust import refuse_what_others_may_write
@@ -84,7 +84,7 @@ def check(
     if loads and not trust:
         refuse_what_others_may_write(file)
     machine = read_machine()
-    chosen, _ = pick_fitting(list_profiles(file, profile), machine)
+    chosen, _ = nearest_profile(file, profile, machine)
     here = describe_local_hardware(machine, chosen)
     if not loads:
         return compare_profile(chosen, here, software=read_software(chosen), max_age_seconds=max_age_seconds)
@@ -149,7 +149,7 @@ def compare_profile(
 
 
 def _describe(differences: Iterable[Difference], *, decides: bool) -> tuple[str, ...]:
-    return tuple(difference.describe() for difference in differences if difference.decides is decides)
+    return tuple(difference.describe() for difference in differences if difference.requires_retune is decides)
 
 
 def _list_shortfalls(found: Remeasurement | None) -> tuple[str, ...]:

@@ -42,12 +42,12 @@ def compare(first: str, second: str, as_json: bool) -> None:
 
 def _find_result(text: str) -> TunedProfile:
     """Find the result that FILE or FILE:PROFILE names."""
-    from autotune.profiles.load import choose_profile
+    from autotune.profiles.selection import select_profile
 
     path, colon, name = text.rpartition(":")
     if colon and not Path(text).exists():
-        return choose_profile(Path(path), name)
-    return choose_profile(Path(text))
+        return select_profile(Path(path), name)
+    return select_profile(Path(text))
 
 
 def describe_comparison(found: Comparison) -> str:

@@ -42,10 +42,10 @@ def export(file: Path, to: Target, profile: str | None, output: Path | None, for
     machine at hand. What the target cannot hold is said on stderr, and in the export where its format has comments.
     """
     from autotune.profiles.export import export as write_export
-    from autotune.profiles.load import choose_profile
+    from autotune.profiles.selection import select_profile
 
     with exit_on_error():
-        made = write_export(choose_profile(file, profile), to, force=force)
+        made = write_export(select_profile(file, profile), to, force=force)
         refuse_tuned_file(output, file)
         write_or_print(made.text, output, force=force)
     for note in made.notes:

@@ -50,10 +50,10 @@ def report(file: Path, profile: str | None, form: str, output: Path | None, forc
     FILE is the tuned file, dltune.json if left out. The page needs nothing beside itself: no network, no other file.
     An earlier report is replaced; another file is only with --force.
     """
-    from autotune.profiles.load import choose_profile
+    from autotune.profiles.selection import select_profile
 
     with exit_on_error():
-        chosen = choose_profile(file, profile)
+        chosen = select_profile(file, profile)
         if form == "html":
             from autotune.report.html import make_page
 

@@ -54,7 +54,7 @@ def retune(
     runs a Makefile: retune files of your own, or read them first.
     """
     with exit_on_error(interrupted=NOTHING_MEASURED):
-        from autotune.profiles.load import describe_local_hardware, list_profiles, pick_fitting
+        from autotune.profiles.selection import describe_local_hardware, nearest_profile
         from autotune.profiles.trust import refuse_what_others_may_write
         from autotune.search.warm_start import rebuild_request
         from autotune.system.machine import read_machine
@@ -62,6 +62,6 @@ def retune(
         if not trust:
             refuse_what_others_may_write(file)
         machine = read_machine()
-        earlier, _ = pick_fitting(list_profiles(file, profile), machine)
+        earlier, _ = nearest_profile(file, profile, machine)
         here = describe_local_hardware(machine, earlier)
         run_and_print(rebuild_request(earlier, here, output or str(file), trials, storage), options, earlier)

@@ -1,100 +1,64 @@
-"""Names profiles after their machine and workload: another name wherever `matching` finds something that decides.
+"""Names profiles after their machine and workload.
 
-Amounts count as alike within a few per cent, and no digest is the same for all numbers that are alike in pairs. So the
-digest goes by steps, fine enough to tell apart whatever differs; and a profile that is alike one in the file, but has
-come to lie on the next step, takes that one's name, and with it its place.
+Amounts count as alike within a few per cent (`matching`), and no digest is the same for all that are alike in pairs. So
+the digest is of the exact machine and workload, and a profile for the same target as one in the file takes its name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from autotune.profiles.matching import (
-    SAME_BYTES,
-    SAME_LENGTH,
-    SAME_SIZE,
-    Difference,
-    compare_hardware,
-    compare_software,
-    compare_workloads,
-)
+from autotune.profiles.matching import compare_hardware, compare_software, compare_workloads
 from autotune.profiles.schema import TunedProfile
 from autotune.system.hardware import Hardware
 
 GIB: Final = 2**30
-GENERATED_NAME: Final = re.compile(
-    r"(cpu|\S+x\d+)-[\d.]+c(-\d+[gm])?-[0-9a-f]{4,64}"
-)  # without the memory in earlier versions
-DIGITS: Final = 4  # of the digest in a name; more where those are taken
+MIN_DIGITS: Final = 8  # of the digest in a name; more where those are taken
+MAX_DIGITS: Final = 64
+GENERATED_NAME: Final = re.compile(r"(cpu|\S+x\d+)-[\d.]+c(-\d+[gm])?-[0-9a-f]{4,64}")  # shorter in earlier versions
+ADVISORY_FIELDS: Final = {"cpu", "gpu_memory_bytes", "compute_capability", "pcie"}  # of the hardware
 NAME_IGNORED_FIELDS: Final = ("working_dir",)  # of the workload: the same code in another folder
 
 
-def make_profile_name(profile: TunedProfile, digits: int = DIGITS) -> str:
-    """Name a profile after its machine and workload, as in `h100x1-12c-64g-a41f`.
-
-    Args:
-        profile: The profile, under whatever name.
-        digits: How long the digest is.
-
-    Returns:
-        Accelerators, CPUs, memory, and a digest of everything that decides.
-    """
-    digest = hashlib.sha256(json.dumps(_list_what_decides(profile), sort_keys=True).encode()).hexdigest()[:digits]
+def make_profile_name(profile: TunedProfile, digits: int = MIN_DIGITS) -> str:
+    """Name a profile by accelerators, CPUs, memory and a digest of the rest, as in `h100x1-12c-64g-a41f09e2`."""
+    target = {
+        "hardware": profile.hardware.model_dump(exclude=ADVISORY_FIELDS),
+        "start_method": profile.software.start_method,
+        "workload": profile.workload.model_dump(exclude={"dataset_args", "kind"}),
+        "request": _get_workload_request(profile),
+    }
+    digest = hashlib.sha256(json.dumps(target, sort_keys=True).encode()).hexdigest()[:digits]
     there = profile.hardware
     return f"{_describe_gpus(there)}-{there.usable_cpus:g}c-{_describe_memory(there.memory_limit_bytes)}-{digest}"
 
 
 def resolve_profile_name(profile: TunedProfile, others: Iterable[TunedProfile]) -> TunedProfile:
-    """Give a profile its name: that of the one whose place it takes, or one of its own.
+    """Give a profile the name of the one in the file whose place it takes, or one of its own.
 
-    Args:
-        profile: The profile, under whatever name.
-        others: The profiles that lie in the file.
-
-    Returns:
-        The profile, renamed. It never takes the place of one that was named by hand, nor of one for another machine or
-        workload whose digest begins alike: the digest is longer then.
+    It never takes the place of one that was named by hand, nor of one for another machine or workload.
     """
     others = tuple(others)
-    alike = [other.name for other in others if GENERATED_NAME.fullmatch(other.name) and is_alike(other, profile)]
-    taken = {other.name for other in others} - set(alike)
-    names = [name for digits in range(DIGITS, 65) if (name := make_profile_name(profile, digits)) not in taken]
-    own = next((name for name in names if name in alike), None)
-    return profile.model_copy(update={"name": own or next(iter([*alike, *names]))})
+    same = [other.name for other in others if GENERATED_NAME.fullmatch(other.name) and is_same_target(other, profile)]
+    taken = {other.name for other in others} - set(same)
+    own = (make_profile_name(profile, digits) for digits in range(MIN_DIGITS, MAX_DIGITS + 1))
+    free = next(name for name in own if name not in taken)
+    return profile.model_copy(update={"name": free if free in same else next(iter([*same, free]))})
 
 
-def is_alike(there: TunedProfile, here: TunedProfile) -> bool:
+def is_same_target(there: TunedProfile, here: TunedProfile) -> bool:
     """Tell whether two profiles were tuned for the same workload, on machines that differ in nothing that decides."""
-    differences: tuple[Difference, ...] = (
+    differences = (
         *compare_hardware(there.hardware, here.hardware),
         *compare_software(there.software, here.software),
         *compare_workloads(there.workload, here.workload),
     )
     same_request = _get_workload_request(there) == _get_workload_request(here)
-    return same_request and not any(difference.decides for difference in differences)
-
-
-def _list_what_decides(profile: TunedProfile) -> dict[str, Any]:
-    there, workload = profile.hardware, profile.workload
-    return {
-        "gpu": there.gpu,
-        "gpu_count": there.gpu_count,
-        "usable_cpus": there.usable_cpus,
-        "memory": _find_step(there.memory_limit_bytes, SAME_BYTES),
-        "shm": _find_step(there.shm_limit_bytes, SAME_BYTES),
-        "nofile": there.nofile_limit,
-        "start_method": profile.software.start_method,
-        "dataset": workload.dataset,
-        "step": workload.step,
-        "sample_bytes": _find_step(workload.sample_bytes, SAME_SIZE),
-        "samples": _find_step(workload.samples or 0, SAME_LENGTH),
-        "request": _get_workload_request(profile),
-    }
+    return same_request and not any(difference.requires_retune for difference in differences)
 
 
 def _get_workload_request(profile: TunedProfile) -> dict[str, Any]:
@@ -103,11 +67,6 @@ def _get_workload_request(profile: TunedProfile) -> dict[str, Any]:
     if not isinstance(asked, dict):
         return {"dataset_args": profile.workload.dataset_args}
     return {name: value for name, value in asked.items() if name not in NAME_IGNORED_FIELDS}
-
-
-def _find_step(amount: int, share: float) -> int:
-    """Find the step of an amount on a ladder: no step holds two amounts that differ by more than `share`."""
-    return math.floor(math.log(amount) / math.log1p(share)) if amount else -1
 
 
 def _describe_gpus(hardware: Hardware) -> str:

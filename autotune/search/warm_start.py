@@ -86,7 +86,7 @@ def rebuild_request(
         ProfileError: The profile does not hold its request, or one that cannot be read.
     """
     asked = _read_request(profile)
-    is_elsewhere = any(difference.decides for difference in compare_hardware(profile.hardware, here))
+    is_elsewhere = any(difference.requires_retune for difference in compare_hardware(profile.hardware, here))
     changes = {
         "output": output,
         "profile": None if is_elsewhere else profile.name,

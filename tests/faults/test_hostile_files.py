@@ -118,6 +118,7 @@ def make_file(profile: TunedProfile) -> str:
 
 FILE: Final = make_file(make_profile())
 FULL_FILE: Final = make_file(make_full_profile(process=ProcessSettings(device_prefetch=True)))
+EARLIER_FILE: Final = (Path(__file__).parent.parent / "profiles" / "files" / "two_profiles.v1.json").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cases("load")
-@given(data=draw_files(FILE), on_mismatch=st.sampled_from(["warn", "error", "default"]))
+@given(data=draw_files(FILE) | draw_files(EARLIER_FILE), on_mismatch=st.sampled_from(["warn", "error", "default"]))
 def test_a_file_is_loaded_as_something_valid_or_refused(file: Path, data: bytes, on_mismatch: Any) -> None:
     file.write_bytes(data)
     with warnings.catch_warnings():

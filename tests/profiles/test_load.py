@@ -16,8 +16,10 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from autotune.config import ProcessSettings
 from autotune.errors import ProfileError
-from autotune.profiles.load import TunedLoader, choose_profile, clamp_config, describe_local_hardware, load
+from autotune.profiles.clamp import clamp_config
+from autotune.profiles.load import TunedLoader, load
 from autotune.profiles.schema import WorkloadIdentity
+from autotune.profiles.selection import describe_local_hardware, select_profile
 from autotune.system.gpus import read_gpus
 from autotune.system.hardware import Accelerator, Hardware
 from autotune.system.machine import read_machine
@@ -279,18 +281,18 @@ print(is_forked == ({not before} and multiprocessing.get_all_start_methods()[0] 
 
 def test_the_only_profile_is_chosen_wherever_it_was_tuned(tmp_path: Path) -> None:
     only = make_profile("a", hardware=make_larger_hardware())
-    assert choose_profile(write_profiles(tmp_path, only)) == only
+    assert select_profile(write_profiles(tmp_path, only)) == only
 
 
 def test_of_several_profiles_the_one_of_a_machine_like_this_is_chosen(tmp_path: Path) -> None:
     here = make_profile("here", hardware=make_hardware_here())
     newer = make_profile("elsewhere", hardware=make_larger_hardware(), created_at=NOW)
-    assert choose_profile(write_profiles(tmp_path, newer, here)) == here
+    assert select_profile(write_profiles(tmp_path, newer, here)) == here
 
 
 def test_of_several_foreign_profiles_none_is_chosen_without_its_name(tmp_path: Path) -> None:
     foreign = [make_profile(name, hardware=make_larger_hardware()) for name in ("a", "b")]
     path = write_profiles(tmp_path, *foreign)
     with pytest.raises(ProfileError, match=r"holds a, b; none was tuned for a machine like this.*--profile"):
-        choose_profile(path)
-    assert choose_profile(path, "b") == foreign[1]
+        select_profile(path)
+    assert select_profile(path, "b") == foreign[1]

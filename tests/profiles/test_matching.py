@@ -42,25 +42,25 @@ def test_a_machine_does_not_differ_from_itself() -> None:
 def test_less_than_there_was_decides_and_is_said_with_both_numbers(changes: dict[str, Any], words: str) -> None:
     (difference,) = compare_hardware(HERE, HERE.model_copy(update=changes))
     assert difference.describe() == words
-    assert difference.decides
-    assert difference.is_less
+    assert difference.requires_retune
+    assert difference.is_shortfall
 
 
 def test_more_than_there_was_decides_without_being_less() -> None:
     (difference,) = compare_hardware(HERE, HERE.model_copy(update={"usable_cpus": 64.0}))
-    assert difference.decides
-    assert not difference.is_less
+    assert difference.requires_retune
+    assert not difference.is_shortfall
 
 
 def test_another_accelerator_is_named_and_counts_as_less() -> None:
     (difference,) = compare_hardware(HERE.model_copy(update=GPU), HERE)
     assert difference.describe() == "GPU no GPU instead of NVIDIA H100 80GB HBM3"
-    assert difference.is_less
+    assert difference.is_shortfall
 
 
 def test_the_name_of_the_processor_only_advises() -> None:
     (difference,) = compare_hardware(HERE, HERE.model_copy(update={"cpu": "Newer CPU"}))
-    assert not difference.decides
+    assert not difference.requires_retune
 
 
 def test_a_kernel_that_keeps_a_little_more_memory_for_itself_is_no_other_machine() -> None:
@@ -71,8 +71,8 @@ def test_versions_advise_and_the_start_method_decides() -> None:
     there = make_software()
     here = there.model_copy(update={"torch": "2.14.0", "start_method": "forkserver"})
     by_name = {difference.what: difference for difference in compare_software(there, here)}
-    assert not by_name["torch"].decides
-    assert by_name["start method"].decides
+    assert not by_name["torch"].requires_retune
+    assert by_name["start method"].requires_retune
     assert by_name["torch"].describe() == "torch 2.14.0 instead of 2.13.0"
 
 
