@@ -14,9 +14,9 @@ from autotune.confirm.confirmation import confirm
 from autotune.confirm.interference import InterferenceMonitor
 from autotune.confirm.remeasurement import Remeasurement, compare_with_prediction
 from autotune.errors import UsageError
-from autotune.profiles.selection import describe_local_hardware, nearest_profile
 from autotune.profiles.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
+from autotune.profiles.selection import describe_local_hardware, nearest_profile
 from autotune.profiles.trust import refuse_what_others_may_write
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest
