@@ -48,7 +48,7 @@ def make_page(profile: TunedProfile, file: str) -> str:
             facts=provenance(profile),
             style=style,
             script=script,
-            policy=write_policy(style, script),
+            policy=_write_policy(style, script),
         )
     )
 
@@ -82,7 +82,7 @@ def _read_part(name: str) -> str:
     return files("autotune.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def write_policy(style: str, script: str) -> str:
+def _write_policy(style: str, script: str) -> str:
     """Write the content security policy: this style, this script, and nothing else from anywhere."""
     return (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "

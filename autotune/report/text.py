@@ -101,7 +101,7 @@ def describe_warnings(profile: TunedProfile) -> list[str]:
 def warnings_of(profile: TunedProfile) -> list[str]:
     """List the warnings of a run, and the knobs that change training beside its speed, each as a sentence."""
     result = profile.result
-    notes = [describe_departure(departure) for departure in result.departures] + list(result.warnings)
+    notes = [_describe_departure(departure) for departure in result.departures] + list(result.warnings)
     if len(result.by_batch_size) > 1:
         best = ", ".join(f"{format_rate(row.samples_per_second)} at {row.batch_size}" for row in result.by_batch_size)
         notes.append(f"batch_size changes training, not only speed; pin it with --batch-size N; best seen: {best}")
@@ -121,7 +121,7 @@ def describe_gain(step: AblationStep) -> str:
     return f"{step.speedup:.2f}x [{low:.2f}-{high:.2f}]{noise}"
 
 
-def describe_departure(departure: AblationStep) -> str:
+def _describe_departure(departure: AblationStep) -> str:
     """Say what leaving a convention gained, as in `in_order=False pays: 1.25x [1.18-1.33] over what is usual`."""
     return f"{departure.setting} pays: {describe_gain(departure)} over the usual setting, measured in the same rounds"
 

@@ -1,12 +1,10 @@
+"""A result in words, as the terminal shows it."""
+
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from autotune.commands.display import describe_failure, describe_machine, describe_workload
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.knobs import describe_config, describe_loader
 from autotune.profiles.schema import BatchSizeResult, TunedProfile
 from autotune.report.text import (
     describe_outcome,
@@ -15,79 +13,19 @@ from autotune.report.text import (
     warnings_of,
 )
 from autotune.report.usage import describe_use_in_code
-from autotune.search.demand import BudgetViolation, describe_violations
 from autotune.system.hardware import Accelerator
-from autotune.trial.resources import OPEN_FILES, SHARED_MEMORY
 from tests.builders import (
     GIB,
-    MIB,
     make_ablation,
     make_config,
-    make_cost,
     make_full_profile,
-    make_gpu_workload,
     make_hardware,
-    make_limits,
     make_machine,
     make_profile,
     make_profile_result,
-    make_result,
-    make_workload,
 )
 
 FILE_SYSTEM = ProcessSettings(sharing_strategy="file_system")
-
-
-@pytest.mark.parametrize(
-    ("config", "text"),
-    [
-        (make_config(0), "w=0 bs=32"),
-        (make_config(11, 4, 64, pin_memory=True, persistent_workers=True), "w=11 pf=4 bs=64 pin persistent"),
-        (make_config(2, 1, None, in_order=False, process=FILE_SYSTEM), "w=2 pf=1 out-of-order file_system"),
-    ],
-)
-def test_a_configuration_is_described_by_what_differs_from_the_defaults(config: LoaderConfig, text: str) -> None:
-    assert describe_config(config) == text
-
-
-def test_settings_are_described_by_the_names_that_data_loader_uses() -> None:
-    settings = make_config(4, 8, pin_memory=True, in_order=False).dataloader
-    assert describe_loader(settings) == "num_workers=4 prefetch_factor=8 pin_memory in_order=False"
-    assert describe_loader(make_config(0).dataloader) == "num_workers=0"
-
-
-def test_the_machine_is_described_by_what_may_be_used_and_who_decides() -> None:
-    machine = make_machine(affinity_cpus=16, quota_cpus=2.5)
-    text = describe_machine(machine, make_limits(nofile=20_000))
-    assert text == "2.5 of 16 CPUs (cgroup)   RAM cap 8.0 GiB   /dev/shm cap 4.0 GiB   20,000 files"
-
-
-@pytest.mark.parametrize(("step_seconds", "words"), [(0.001, "loader-bound"), (1.0, "step-bound")])
-def test_the_workload_is_described_by_whether_loader_or_step_takes_longer(step_seconds: float, words: str) -> None:
-    workload = make_workload(load_cost=make_cost(1e-3), step_cost=make_cost(0.0, step_seconds), cpu_share=0.25)
-    text = describe_workload(workload, ceiling=32 / step_seconds)
-    assert text.startswith("batch of 32: 128 KiB   1.0 ms/sample (CPU 25 %)")
-    assert text.endswith(words)
-
-
-def test_a_failed_trial_is_one_sentence_with_its_number_and_its_settings() -> None:
-    result = make_result(make_config(12, 2, 256), kind="shm_exhausted", message="filled /dev/shm")
-    assert describe_failure(7, result) == "Trial 7 (num_workers=12, batch_size=256) filled /dev/shm."
-
-
-def test_a_failed_trial_over_own_batches_does_not_speak_of_a_batch_size() -> None:
-    result = make_result(make_config(2, 2, None), kind="crashed", message="was killed by SIGBUS")
-    assert describe_failure(1, result) == "Trial 1 (num_workers=2) was killed by SIGBUS."
-
-
-def test_a_skipped_configuration_is_explained_by_every_limit_it_would_break() -> None:
-    violations = (
-        BudgetViolation(resource=SHARED_MEMORY, needed=96 * MIB, limit=64 * MIB),
-        BudgetViolation(resource=OPEN_FILES, needed=1500, limit=1024),
-    )
-    assert describe_violations(violations) == (
-        "/dev/shm: 96.0 MiB needed of 64.0 MiB; open files: 1,500 needed of 1,024"
-    )
 
 
 def outcome(profile: TunedProfile, runner_up: LoaderConfig | None = None, *, interrupted: bool = False) -> str:
@@ -199,11 +137,6 @@ def test_the_line_of_training_code_suits_the_workload() -> None:
     assert last_line(shared, "map") == 'autotune.load("x.json").make_loader(dataset, shuffle=True)'
     assert last_line(shared, "iterable") == 'autotune.load("x.json").make_loader(dataset)'
     assert "**your_own_batching" in last_line(own, "map")
-
-
-def test_the_probe_of_a_gpu_names_it_and_the_way_to_it() -> None:
-    line = describe_workload(make_gpu_workload(), ceiling=1000.0)
-    assert "NVIDIA H100 80GB HBM3   copies 4.0 GB/s, 12.0 GB/s pinned, 100 % of one hidden by computing" in line
 
 
 def test_an_answer_that_copies_bound_says_how_near_they_come_to_copying_alone() -> None:

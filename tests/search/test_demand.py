@@ -5,8 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.search.demand import PAGE_BYTES, ResourceDemand, ResourceModel, count_live_batches
+from autotune.search.demand import (
+    PAGE_BYTES,
+    BudgetViolation,
+    ResourceDemand,
+    ResourceModel,
+    count_live_batches,
+    describe_violations,
+)
 from autotune.trial.budgets import plan_budgets
+from autotune.trial.resources import OPEN_FILES, SHARED_MEMORY
 from tests.builders import (
     GIB,
     MIB,
@@ -256,3 +264,13 @@ def test_whatever_trials_taught_each_of_them_would_have_been_predicted_and_more_
     assert all(predict_beyond(model, workers) >= extra for workers, extra in seen)
     needed = [model.predict(make_config(workers)).memory_bytes for workers in range(1, 34)]
     assert needed == sorted(needed)
+
+
+def test_a_skipped_configuration_is_explained_by_every_limit_it_would_break() -> None:
+    violations = (
+        BudgetViolation(resource=SHARED_MEMORY, needed=96 * MIB, limit=64 * MIB),
+        BudgetViolation(resource=OPEN_FILES, needed=1500, limit=1024),
+    )
+    assert describe_violations(violations) == (
+        "/dev/shm: 96.0 MiB needed of 64.0 MiB; open files: 1,500 needed of 1,024"
+    )
