@@ -55,14 +55,14 @@ def report(file: Path, profile: str | None, form: str, output: Path | None, forc
     with exit_on_error():
         chosen = select_profile(file, profile)
         if form == "html":
-            from autotune.report.html import make_page
+            from autotune.report.html import render_html
 
             output = output or Path("report.html")
-            text = make_page(chosen, str(file))
+            text = render_html(chosen, str(file))
         else:
-            from autotune.report.markdown import make_summary
+            from autotune.report.markdown import render_markdown
 
-            text = make_summary(chosen, str(file))
+            text = render_markdown(chosen, str(file))
         refuse_tuned_file(output, file)
         write_or_print(text, output, force=force or _is_report(output))
 

@@ -26,7 +26,7 @@ from autotune.report.usage import usage_snippet, usage_snippet_without_dltune
 from autotune.units import format_bytes, format_percent, format_rate
 
 
-def make_page(profile: TunedProfile, file: str) -> str:
+def render_html(profile: TunedProfile, file: str) -> str:
     """Write the report as a whole HTML document; `file` is the path by which training code names the tuned file."""
     style, script = _read_part("report.css"), _read_part("report.js")
     return (

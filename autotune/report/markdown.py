@@ -24,7 +24,7 @@ class Markdown(str):
     __slots__ = ()
 
 
-def make_summary(profile: TunedProfile, file: str) -> str:
+def render_markdown(profile: TunedProfile, file: str) -> str:
     """Write the report as GitHub and GitLab read it; `file` is the path by which training code names the tuned file."""
     return (
         _open_environment()

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from autotune.cli import cli
 from autotune.profiles.file import save_profile
-from autotune.report.html import make_page
-from autotune.report.markdown import make_summary
+from autotune.report.html import render_html
+from autotune.report.markdown import render_markdown
 from tests.builders import make_full_profile, make_hardware
 
 pytestmark = pytest.mark.usefixtures("workdir")
@@ -31,7 +31,7 @@ def test_the_page_is_written_beside_and_said_on_stderr(workdir: Path) -> None:
     assert result.exit_code == 0
     assert result.stdout == ""
     assert "Wrote report.html" in result.stderr
-    assert (workdir / "report.html").read_text() == make_page(make_full_profile(name="mine"), "dltune.json")
+    assert (workdir / "report.html").read_text() == render_html(make_full_profile(name="mine"), "dltune.json")
 
 
 @pytest.mark.parametrize("form", ["html", "md"])
@@ -56,7 +56,7 @@ def test_a_file_that_is_no_report_is_replaced_only_by_force(workdir: Path, name:
 
 def test_markdown_goes_to_stdout_unless_a_file_is_named(workdir: Path) -> None:
     save()
-    summary = make_summary(make_full_profile(name="mine"), "dltune.json")
+    summary = render_markdown(make_full_profile(name="mine"), "dltune.json")
     assert report("--format", "md").stdout == summary
     assert report("--format", "md", "-o", "out.md").stdout == ""
     assert (workdir / "out.md").read_text() == summary

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.schema import SearchEvidence, TrialSummary, TunedProfile
 from autotune.report.axes import PLOT, make_scale
-from autotune.report.html import make_page
+from autotune.report.html import render_html
 from autotune.report.throughput_chart import differs_only_in_workers
 from tests.builders import (
     make_config,
@@ -30,7 +30,7 @@ CHARTS = ("throughput", "ablation")
 
 def draw(profile: TunedProfile) -> dict[str, Element]:
     """Parse the charts of a page by name; they must be well formed and must not bring along what their texts hold."""
-    drawings = re.findall(r'<svg[^>]*class="chart".*?</svg>', make_page(profile, "dltune.json"), re.DOTALL)
+    drawings = re.findall(r'<svg[^>]*class="chart".*?</svg>', render_html(profile, "dltune.json"), re.DOTALL)
     charts = [fromstring(drawing) for drawing in drawings]
     assert all(chart.find(".//script") is None for chart in charts)
     return {chart.get("id", ""): chart for chart in charts}
@@ -214,6 +214,6 @@ def make_hostile() -> TunedProfile:
 
 def test_hostile_texts_stay_texts() -> None:
     assert set(draw(make_hostile())) == set(CHARTS)
-    drawings = re.findall(r"<svg.*?</svg>", make_page(make_hostile(), "dltune.json"), re.DOTALL)
+    drawings = re.findall(r"<svg.*?</svg>", render_html(make_hostile(), "dltune.json"), re.DOTALL)
     assert not any("<script" in drawing for drawing in drawings)
     assert any(HOSTILE in (title.text or "") for title in draw(make_hostile())["ablation"].iter("title"))

@@ -25,8 +25,8 @@ from autotune.profiles.schema import (
     SearchEvidence,
     TunedProfile,
 )
-from autotune.report.html import make_page
-from autotune.report.markdown import make_summary
+from autotune.report.html import render_html
+from autotune.report.markdown import render_markdown
 from autotune.report.summary import describe_headline, format_factor, list_figures, list_settings
 from autotune.report.usage import usage_snippet_without_dltune
 from tests.builders import (
@@ -79,7 +79,7 @@ class Reader(HTMLParser):
 
 
 def read(profile: TunedProfile, file: str = "dltune.json") -> Reader:
-    return Reader(make_page(profile, file))
+    return Reader(render_html(profile, file))
 
 
 def test_the_answer_stands_first() -> None:
@@ -192,7 +192,7 @@ class Cell:
 
 def read_trials(profile: TunedProfile) -> list[dict[str, Cell]]:
     """Read the table of trials: the cells of each row by their headings."""
-    page = make_page(profile, "dltune.json")
+    page = render_html(profile, "dltune.json")
     table = fromstring(page[page.index('<table id="trial-table">') :].partition("</table>")[0] + "</table>")
     headings = ["".join(head.itertext()) for head in table.iter("th")]
     rows = [
@@ -421,10 +421,10 @@ def test_whatever_numbers_a_file_may_hold_there_is_a_report(
     evidence: SearchEvidence, result: ProfileResult, config: LoaderConfig
 ) -> None:
     profile = make_full_profile(evidence=evidence, result=result, dataloader=config.dataloader)
-    page = make_page(profile, "dltune.json")
+    page = render_html(profile, "dltune.json")
     assert not re.search(r'="[^"]*\b(nan|inf)\b', page)
     assert Reader(page).count("table") == 1 + bool(evidence.trials) + bool(evidence.knob_importance)
-    assert make_summary(profile, "dltune.json").startswith("### dltune")
+    assert render_markdown(profile, "dltune.json").startswith("### dltune")
 
 
 def read_colours() -> dict[str, dict[str, str]]:

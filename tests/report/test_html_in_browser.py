@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from autotune.profiles.schema import TunedProfile
-from autotune.report.html import make_page
+from autotune.report.html import render_html
 from tests.builders import make_full_profile
 from tests.report.test_html import make_hostile_profile
 
@@ -58,7 +58,7 @@ class Visit:
 
     def open(self, profile: TunedProfile, folder: Path) -> None:
         path = folder / "report.html"
-        path.write_text(make_page(profile, "dltune.json"), encoding="utf-8")
+        path.write_text(render_html(profile, "dltune.json"), encoding="utf-8")
         self.page.goto(path.as_uri())
         assert self.requests == [path.as_uri()]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from autotune.profiles.schema import TunedProfile
-from autotune.report.markdown import escape, fence, make_summary, write_code
+from autotune.report.markdown import escape, fence, render_markdown, write_code
 from tests.builders import make_full_profile, make_profile, make_profile_result
 from tests.report.test_html import HOSTILE, make_hostile_profile
 
@@ -32,7 +32,7 @@ def list_kinds(text: str) -> set[str]:
 
 
 def summarize(profile: TunedProfile) -> str:
-    return make_summary(profile, "dltune.json")
+    return render_markdown(profile, "dltune.json")
 
 
 def test_the_summary_starts_with_the_answer() -> None:
