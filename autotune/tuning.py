@@ -21,7 +21,7 @@ from autotune.runner.runner import TrialRunner, start_runner
 from autotune.search.ask_tell import Search, open_search
 from autotune.search.loop import SearchOutcome, search
 from autotune.search.plan import Plan, make_plan
-from autotune.search.study import open_storage
+from autotune.search.storage import open_storage
 from autotune.search.warm_start import plan_warm_start
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.signals import defer_interrupts

@@ -22,7 +22,6 @@ from pydantic_core import from_json, to_json
 from autotune.errors import OutputError, ProfileError
 from autotune.profiles.schema import SCHEMA_VERSION, PastResult, TunedFile, TunedProfile
 from autotune.profiles.upgrade import upgrade
-from autotune.system.locks import LockedError, hold
 from autotune.units import format_bytes
 
 LOCK_SECONDS: Final = 30.0
@@ -165,6 +164,8 @@ def save_profile(path: Path, profile: TunedProfile, lock_seconds: float = LOCK_S
         ProfileError: What lies at the path is not a tuned file; it is left as it is.
         OutputError: The file cannot be written.
     """
+    from autotune.system.locks import LockedError, hold  # training code only reads files, and needs no filelock
+
     _check_folder(path)
     real = Path(os.path.realpath(path))  # a link stays a link, and all its names share one lock
     try:

@@ -1,21 +1,21 @@
-"""Keeps two processes from working on one thing at once, by locks that the kernel holds.
+"""Keeps two processes from working on one thing at once, by a lock file that tells who holds it and does not stay.
 
-Such a lock ends with the process that took it, however that ends, so nobody ever waits for the dead. Its file is only
-a name to meet at; it is removed when the lock is let go of.
+The kernel holds such a lock and ends it with its process, however that ends, so nobody ever waits for the dead.
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from filelock import FileLock, Timeout
+
 RETRY_SECONDS: Final = 0.05
-PID_BYTES: Final = 20
+NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as some network file systems answer
 
 
 class LockedError(Exception):
@@ -34,7 +34,7 @@ class LockedError(Exception):
 def hold(path: Path, seconds: float = 0.0) -> Iterator[None]:
     """Hold a lock while the context lasts.
 
-    Where the file system knows no locks, this goes on without one.
+    Where the file system knows no locks, this goes on without one: what it would protect is written in one piece.
 
     Args:
         path: The file to meet at; made, and removed afterwards.
@@ -44,59 +44,31 @@ def hold(path: Path, seconds: float = 0.0) -> Iterator[None]:
         LockedError: It did not.
         OSError: The file cannot be made.
     """
-    path = path.absolute()
-    descriptor = _wait_for(path, time.monotonic() + seconds)
+    lock = FileLock(path, timeout=seconds, poll_interval=RETRY_SECONDS, on_acquired=_sign)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise LockedError(path, _read_holder(path)) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
     try:
         yield
     finally:
-        if _lies_at(path, descriptor):
-            with suppress(OSError):
-                path.unlink()  # while it is held: whoever has opened it meanwhile sees that it is gone, and starts over
-        os.close(descriptor)
-
-
-def _wait_for(path: Path, deadline: float) -> int:
-    """Give the descriptor of the locked file."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        is_taken = _take(descriptor)
-        if is_taken and _lies_at(path, descriptor):
-            _sign(descriptor)
-            return descriptor
-        holder = _read_holder(descriptor)
-        os.close(descriptor)
-        if not is_taken and time.monotonic() >= deadline:
-            raise LockedError(path, holder)
-        time.sleep(RETRY_SECONDS)
-
-
-def _take(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # some network file systems have no locks; what they would protect is written in one piece anyway
-    return True
-
-
-def _lies_at(path: Path, descriptor: int) -> bool:
-    """Tell whether the file is still the one that others find under its name."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
-    except OSError:
-        return False
+        if lock.is_locked and _read_holder(path) == str(os.getpid()):  # else somebody has put another file there
+            path.unlink(missing_ok=True)  # while it is held: who has opened it sees that it is gone, and starts over
+        lock.release()
 
 
 def _sign(descriptor: int) -> None:
-    """Write our number into it, for those who find it locked; a full disk must not keep us from the lock."""
+    """Write our number down for those who find the file locked; a full disk must not keep us from the lock."""
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
 
 
-def _read_holder(descriptor: int) -> str:
-    with suppress(OSError):
-        text = os.pread(descriptor, PID_BYTES, 0).decode(errors="replace").strip()
+def _read_holder(path: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        text = path.read_text()
         return text if text.isdigit() else ""
     return ""

@@ -36,7 +36,8 @@ from autotune.search.ask_tell import Search, open_search
 from autotune.search.loop import SearchLoop
 from autotune.search.plan import Plan, make_plan
 from autotune.search.sampler import make_sampler
-from autotune.search.study import StoredStudy, open_storage
+from autotune.search.storage import open_storage
+from autotune.search.study import StoredStudy
 from autotune.search.trial_record import TrialRecord
 from autotune.trial.channel import Channel
 from autotune.trial.measurement import TrialResult

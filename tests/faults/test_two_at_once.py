@@ -26,7 +26,7 @@ for number in range(10):
 OPEN = """
 import sys, time
 from autotune.search.ask_tell import open_search
-from autotune.search.study import open_storage
+from autotune.search.storage import open_storage
 from tests.builders import make_machine, make_request
 from autotune.search.space import SearchSpace
 space = SearchSpace.of(batch_size=(32,), num_workers=(0, 1))

@@ -15,7 +15,8 @@ from autotune.search.ask_tell import Search, open_search
 from autotune.search.demand import ResourceDemand
 from autotune.search.sampler import make_sampler
 from autotune.search.space import SearchSpace
-from autotune.search.study import StoredTrial, open_storage
+from autotune.search.storage import open_storage
+from autotune.search.study import StoredTrial
 from autotune.search.trial_record import TrialRecord
 from tests.builders import make_hardware, make_limits, make_request, make_result
 

@@ -21,7 +21,7 @@ from autotune.errors import StudyError
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.search.ask_tell import Search, open_search
 from autotune.search.space import SearchSpace
-from autotune.search.study import open_storage
+from autotune.search.storage import open_storage
 from autotune.search.trial_record import TrialRecord
 from autotune.system.hardware import Hardware
 from tests.builders import make_machine, make_request
