@@ -25,7 +25,7 @@ HEAVY = ("torch", "optuna", "click", "pydantic", "rich", "numpy", "jinja2")
 OWNERS = {
     "optuna": {"search.ask_tell", "search.sampler", "search.study"},
     "click": {"cli", "commands"},
-    "rich": {"commands.display"},
+    "rich": {"commands.display", "commands.live_display"},
     "numpy": {"search.surrogate"},
     "jinja2": {"report"},
 }

@@ -185,7 +185,10 @@ def _make_listener(request: TuningRequest, options: dict[str, Any]) -> ProgressL
         from autotune.progress import ProgressListener
 
         return ProgressListener()
-    from autotune.commands.display import LiveDisplay, PlainDisplay
+    if sys.stderr.isatty():
+        from autotune.commands.live_display import LiveDisplay
 
-    display = LiveDisplay if sys.stderr.isatty() else PlainDisplay
-    return display(request, verbose=options["verbose"])
+        return LiveDisplay(request, verbose=options["verbose"])
+    from autotune.commands.display import PlainDisplay
+
+    return PlainDisplay(request, verbose=options["verbose"])
