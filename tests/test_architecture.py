@@ -23,7 +23,7 @@ PACKAGE = ROOT / "autotune"
 
 HEAVY = ("torch", "optuna", "click", "pydantic", "rich", "numpy", "jinja2")
 OWNERS = {
-    "optuna": {"search.ask_tell", "search.sampler", "search.study"},
+    "optuna": {"search.ask_tell", "search.sampler", "search.storage", "search.study"},
     "click": {"cli", "commands"},
     "rich": {"commands.display", "commands.live_display"},
     "numpy": {"search.surrogate"},
