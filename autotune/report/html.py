@@ -10,6 +10,7 @@ import base64
 import hashlib
 from functools import cache
 from importlib.resources import files
+from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -24,6 +25,9 @@ from autotune.report.text import warnings_of
 from autotune.report.throughput_chart import plot_throughput
 from autotune.report.usage import usage_snippet, usage_snippet_without_dltune
 from autotune.units import format_bytes, format_percent, format_rate
+
+_WRITERS = (describe_loader, describe_switches, format_bytes, format_number, format_percent, format_rate)
+_WORDS: Final = {write.__name__: write for write in _WRITERS}  # as the templates call them
 
 
 def render_html(profile: TunedProfile, file: str) -> str:
@@ -62,19 +66,8 @@ def _open_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "bytes": format_bytes,
-        "percent": format_percent,
-        "rate": format_rate,
-        "settings": describe_loader,
-    }
-    environment.globals |= {
-        "plot": PLOT,
-        "describe_switches": describe_switches,
-        "format_bytes": format_bytes,
-        "format_number": format_number,
-        "format_percent": format_percent,
-    }
+    environment.filters |= _WORDS
+    environment.globals |= {**_WORDS, "plot": PLOT}
     return environment
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from autotune.config import Interval, LoaderConfig
-from autotune.knobs import describe_config, describe_loader
+from autotune.knobs import KNOBS, SWITCHES, describe_config, describe_loader
 from autotune.profiles.schema import AblationStep, ProfileResult, TunedProfile
 from autotune.report.usage import describe_use_in_code
 from autotune.system.hardware import Hardware
@@ -42,11 +42,17 @@ def describe_outcome(
 def _describe_best(profile: TunedProfile) -> str:
     size = profile.dataloader.batch_size
     batch = "your own batches" if size is None else f"batch_size={size}"
-    strategy = profile.process.sharing_strategy
-    extra = "" if strategy == "file_descriptor" else f" sharing_strategy={strategy}"
-    extra += " device_prefetch" if profile.process.device_prefetch else ""
     label = "Keep:" if profile.result.verdict == "keep" else "Best:"
-    return f"{label}  {describe_loader(profile.dataloader)}{extra}   ({batch})"
+    settings = " ".join([describe_loader(profile.dataloader), *_list_process_settings(profile.config)])
+    return f"{label}  {settings}   ({batch})"
+
+
+def _list_process_settings(config: LoaderConfig) -> list[str]:
+    """List what is set beside the loader and not at its default, as in `sharing_strategy=file_system`."""
+    values = {knob.name: knob.read(config) for knob in SWITCHES if knob.section == "process"}
+    return [
+        name if value is True else f"{name}={value}" for name, value in values.items() if value != KNOBS[name].default
+    ]
 
 
 def _describe_numbers(result: ProfileResult) -> str:
