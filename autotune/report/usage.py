@@ -41,4 +41,4 @@ def usage_snippet_without_dltune(profile: TunedProfile) -> str:
 
 
 def _sets_strategy(profile: TunedProfile) -> bool:
-    return profile.process.sharing_strategy != KNOBS["sharing_strategy"].default
+    return bool(profile.process.sharing_strategy != KNOBS["sharing_strategy"].default)
