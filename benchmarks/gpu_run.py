@@ -26,7 +26,7 @@ from torch.multiprocessing import set_sharing_strategy
 from torch.utils.data import DataLoader
 
 import autotune
-from autotune.child.device import make_clock, read_accelerator, resolve_device, synchronize
+from autotune.child.device import make_step_timer, read_accelerator, resolve_device, synchronize
 from autotune.child.import_string import import_attribute
 from autotune.config import FrozenModel
 from autotune.system.gpus import GpuState, open_nvml, read_gpu_state
@@ -144,7 +144,7 @@ class Training:
 
     def run_epoch(self, batches: Iterable[Any]) -> None:
         """Train for one epoch, or until the time is up."""
-        clock = make_clock(self._stage.device)
+        clock = make_step_timer(self._stage.device)
         clock.ask()
         for batch in batches:
             clock.begin()

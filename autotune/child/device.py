@@ -1,7 +1,7 @@
 """The little that dltune needs of an accelerator. On the CPU every call here is free.
 
 CUDA is known in full. Other accelerators (Apple's mps, Intel's xpu) are reached through `torch.accelerator`, without
-pinning, budgets or a clock of their own.
+pinning, budgets or a timer of their own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,7 @@ CALIBRATION_CYCLES: Final = 50_000_000  # 25 to 50 ms: an idle GPU takes as long
 
 
 def resolve_device(name: str) -> torch.device:
-    """Turn the user's words into a device that exists here.
-
-    Args:
-        name: `auto` for the current accelerator or else the CPU, or a torch device string.
-
-    Returns:
-        The device, made current; no other one is touched.
+    """Make the device that the user named the current one, `auto` being an accelerator or else the CPU.
 
     Raises:
         UsageError: The device is not known or not there.
@@ -55,8 +49,8 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def make_clock(device: torch.device) -> StepTimer:
-    """Start a clock that tells when the device ends each step, without waiting for it."""
+def make_step_timer(device: torch.device) -> StepTimer:
+    """Start a timer that tells when the device ends each step, without waiting for it."""
     if device.type == "cuda":
         return CudaStepTimer(lambda: torch.cuda.Event(enable_timing=True, blocking=True))
     return HostStepTimer()
@@ -97,12 +91,7 @@ def read_free_memory(device: torch.device) -> int:
 
 
 def limit_memory(device: torch.device, limit_bytes: int | None) -> None:
-    """Have the allocator refuse to hold more than this, as if the device had no more.
-
-    Args:
-        device: The device; only CUDA's allocator can be bound.
-        limit_bytes: Most bytes; None leaves it as it is.
-    """
+    """Have CUDA's allocator refuse to hold more than this, as if the device had no more; None leaves it as it is."""
     if device.type == "cuda" and limit_bytes is not None:
         share = min(1.0, limit_bytes / torch.cuda.get_device_properties(device).total_memory)
         torch.cuda.set_per_process_memory_fraction(share, device)
@@ -125,15 +114,11 @@ class EmulatedStep:
 
     On the CPU, where host and device are one, the caller sleeps. On CUDA a kernel spins for a number of
     clock cycles, calibrated once by events.
-
-    Args:
-        device: The device.
-        seconds: How long it is busy at each call.
     """
 
     def __init__(self, device: torch.device, seconds: float) -> None:
         self._seconds = seconds
-        self._cycles = int(seconds * _measure_clock(device)) if device.type == "cuda" else 0
+        self._cycles = int(seconds * _cycles_per_second(device)) if device.type == "cuda" else 0
 
     def __call__(self) -> None:
         """Occupy the device once."""
@@ -143,7 +128,7 @@ class EmulatedStep:
             time.sleep(self._seconds)
 
 
-def _measure_clock(device: torch.device) -> float:
+def _cycles_per_second(device: torch.device) -> float:
     """Measure the cycles that torch's spinning kernel counts in a second, once the device is awake."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(CALIBRATION_CYCLES)

@@ -20,17 +20,12 @@ from autotune.child.namespaces import adopt_orphans, die_with_parent, exit_like,
 from autotune.system.processes import is_cleaner, list_tree
 
 PARENT_ENDED: Final = signal.SIGUSR1  # or one of its threads only
-END: Final = signal.SIGTERM
-KILL_SECONDS: Final = 0.01  # between two looks at what is still there
+END_REQUESTED: Final = signal.SIGTERM
+KILL_INTERVAL_SECONDS: Final = 0.01
 
 
 def continue_under_keeper(tuner: int, descriptor: int) -> None:
-    """Return in a new process; this one becomes its keeper, and ends as that one does.
-
-    Args:
-        tuner: The process that started this one.
-        descriptor: The line to the tuner; only the process that goes on keeps it open.
-    """
+    """Return in a new process, which alone keeps the line to the tuner open; this one becomes its keeper."""
     keeper = os.getpid()
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a tuner that ignores it has handed that down
@@ -49,23 +44,23 @@ def continue_under_keeper(tuner: int, descriptor: int) -> None:
 
 
 def _await_end(main: int, tuner: int) -> int:
-    """Bury the dead until the main process is one of them, the tuner is gone, or says so; give how to end."""
+    """Reap children until the main process is one of them, the tuner is gone, or says so; give how to end."""
     while os.getppid() == tuner:
-        if signal.sigwait({signal.SIGCHLD, PARENT_ENDED, END}) == END:
-            return END
-        status = _bury().get(main)
+        if signal.sigwait({signal.SIGCHLD, PARENT_ENDED, END_REQUESTED}) == END_REQUESTED:
+            return END_REQUESTED
+        status = _reap().get(main)
         if status is not None:
             return status
     return signal.SIGKILL
 
 
-def _bury() -> dict[int, int]:
+def _reap() -> dict[int, int]:
     """Give the status of each child that has ended."""
-    buried = {}
+    statuses = {}
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            buried[found[0]] = found[1]
-    return buried
+            statuses[found[0]] = found[1]
+    return statuses
 
 
 def _end_descendants() -> None:
@@ -74,5 +69,5 @@ def _end_descendants() -> None:
         for pid in victims:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(KILL_SECONDS)
-        _bury()
+        time.sleep(KILL_INTERVAL_SECONDS)
+        _reap()

@@ -1,9 +1,9 @@
-"""Puts walls around the process it runs in: a memory cgroup, a /dev/shm of its own, process numbers of its own.
+"""Puts a sandbox around the process it runs in: a memory cgroup, a /dev/shm and process numbers of its own.
 
 It runs in a trial's process before anything of the user's is imported, and needs the standard library only.
-`python -m autotune.child.namespaces WALLS` puts the walls up, looks whether they stand, and exits with 0 or the reason.
+`python -m autotune.child.namespaces SANDBOX` enters it, looks whether it holds, and exits with 0 or the reason.
 
-What the walls are for: a private /dev/shm tells exactly what the trial uses of it and vanishes with the trial; in a
+What it is for: a private /dev/shm tells exactly what the trial uses of it and vanishes with the trial; in a
 process namespace nothing outlives its init, whatever it forks, ignores or renames; a cgroup holds the trial to its
 memory, and the kernel's out-of-memory killer inside it.
 """
@@ -31,27 +31,23 @@ STATUS_BYTES: Final = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def enter_sandbox(walls: SandboxSpec, descriptor: int | None = None) -> None:
-    """Put walls up around this process.
+def enter_sandbox(sandbox: SandboxSpec, descriptor: int | None = None) -> None:
+    """Put a sandbox around this process, or raise an OSError where the system does not allow it.
 
-    With a process namespace the caller goes on in a grandchild: this process and the new init only wait, and end as
-    the grandchild ends.
-
-    Args:
-        walls: Which ones.
-        descriptor: The caller's line to its parent; only the process that goes on keeps it open.
-
-    Raises:
-        OSError: The system does not allow it.
+    With a process namespace the caller goes on in a grandchild, which alone keeps `descriptor` open: this process and
+    the new init only wait, and end as the grandchild ends.
     """
-    if walls.cgroup is not None:
-        (Path(walls.cgroup) / "cgroup.procs").write_text("0")
-    if walls.shm_bytes:
-        _enter_namespaces(walls.own_pids)
+    if sandbox.cgroup is not None:
+        (Path(sandbox.cgroup) / "cgroup.procs").write_text("0")
+    if sandbox.shm_bytes:
+        _enter_namespaces(sandbox.own_pids)
         _mount(
-            "tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, f"mode=1777,size={walls.shm_bytes},nr_inodes={walls.shm_names}"
+            "tmpfs",
+            "/dev/shm",
+            MS_NOSUID | MS_NODEV,
+            f"mode=1777,size={sandbox.shm_bytes},nr_inodes={sandbox.shm_names}",
         )
-    if walls.own_pids:
+    if sandbox.own_pids:
         run_in_pid_namespace(descriptor)
 
 
@@ -104,11 +100,7 @@ def die_with_parent() -> None:
 
 
 def signal_at_parents_end(number: signal.Signals) -> None:
-    """Have the kernel signal this process when the one that forked it ends, or the thread of it that did.
-
-    Args:
-        number: The signal.
-    """
+    """Have the kernel signal this process when the one that forked it ends, or the thread of it that did."""
     _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
@@ -123,7 +115,7 @@ def _close(descriptor: int | None) -> None:
 
 
 def run_init(main: int, report: int) -> NoReturn:
-    """Be init: bury the dead, and leave when the first child does, which ends all others."""
+    """Be init: reap whoever ends, and leave when the first child does, which ends all others."""
     while True:
         pid, status = os.wait()
         if pid == main:
@@ -139,11 +131,7 @@ def _end_after(init: int, report: int) -> NoReturn:
 
 
 def exit_like(status: int) -> NoReturn:
-    """End this process as another one did.
-
-    Args:
-        status: How that one ended, as waited for.
-    """
+    """End this process as another one did, by its status from `os.wait`."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:
@@ -153,21 +141,21 @@ def exit_like(status: int) -> NoReturn:
     os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
 
 
-def _check(walls: SandboxSpec) -> None:
-    """Raise OSError unless the walls stand."""
+def _check(sandbox: SandboxSpec) -> None:
+    """Raise OSError unless the sandbox holds."""
     status = os.statvfs("/dev/shm")
-    if walls.shm_bytes and status.f_blocks * status.f_frsize > walls.shm_bytes + status.f_frsize:
+    if sandbox.shm_bytes and status.f_blocks * status.f_frsize > sandbox.shm_bytes + status.f_frsize:
         raise OSError("the private /dev/shm is not in force")
-    if walls.own_pids and Path("/proc/self").readlink() != Path(str(os.getpid())):
+    if sandbox.own_pids and Path("/proc/self").readlink() != Path(str(os.getpid())):
         raise OSError("/proc does not show the process namespace")
 
 
 def main() -> None:
-    """Try the walls named on the command line."""
+    """Try the sandbox that the command line describes."""
     try:
-        walls = SandboxSpec.from_json(sys.argv[1])
-        enter_sandbox(walls)
-        _check(walls)
+        sandbox = SandboxSpec.from_json(sys.argv[1])
+        enter_sandbox(sandbox)
+        _check(sandbox)
     except OSError as error:
         sys.exit(error.strerror or str(error))
 

@@ -1,4 +1,4 @@
-"""Foresees the memory that workers take by touching what they share with the training process.
+"""Predicts the memory that workers take by touching what they share with the training process.
 
 Forked workers share the dataset with it until somebody writes. Python writes a count into every object that it looks
 at, so a list of a million names is copied page by page into every worker: too slowly for a trial to show it, and
@@ -14,35 +14,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from autotune.child.probe_workers import shut_down_workers
-from autotune.child.workload_loading import LoadedWorkload, build_loader, count_samples_promised, forks_workers
+from autotune.child.stoppable_loader import build_loader
+from autotune.child.tracebacks import shut_down_workers
+from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.profiles.batches import count_samples
+from autotune.system.kernel_files import PROC
+from autotune.system.processes import read_smaps
 from autotune.units import format_bytes
 
-PROC: Final = Path("/proc")
 MIN_HEAP_BYTES: Final = 192 * 2**20  # of the training process; copies of a smaller one are not worth the time
 MIN_WARN_BYTES: Final = 64 * 2**20  # of copies in one worker that are worth a warning
 MIN_DETECTABLE_BYTES: Final = 2**20  # of copies seen; less may be anything
-LOOK_SECONDS: Final = 0.5  # spent on watching one worker
+WATCH_SECONDS: Final = 0.5  # spent on one worker
 SETTLING_SHARE: Final = 0.3  # of that time, in which a new worker copies what any worker copies
-BATCH_SIZE: Final = 32
+COW_BATCH_SIZE: Final = 32
 
 Look = tuple[int, int]
 """Samples delivered so far, and bytes that the worker has copied by then."""
 
 
 def predict_cow_growth(workload: LoadedWorkload) -> str | None:
-    """Watch one worker, and say what it will have copied when it has seen the whole dataset.
-
-    Args:
-        workload: The pipeline.
-
-    Returns:
-        A sentence; None where it is not worth one, or cannot be seen.
-    """
-    heap = read_anonymous(PROC / "self")["Anonymous"]
-    if heap < MIN_HEAP_BYTES or not forks_workers(workload):
+    """Watch one worker, and say what it will have copied of the whole dataset, where that is much and can be seen."""
+    heap = read_smaps("self")["Anonymous"]
+    if heap < MIN_HEAP_BYTES or not workload.forks_workers:
         return None
     try:
         looks = list(_watch_worker(workload))
@@ -52,14 +47,14 @@ def predict_cow_growth(workload: LoadedWorkload) -> str | None:
     if not looks or looks[-1][1] - looks[0][1] < MIN_DETECTABLE_BYTES:
         return None
     rate = cow_bytes_per_sample(looks)
-    samples = count_samples_promised(workload)
+    samples = workload.promised_samples
     copies = heap if samples is None and rate else min(heap, int(rate * (samples or 0)))
-    return describe_copies(rate, copies) if copies >= MIN_WARN_BYTES else None
+    return describe_cow_growth(rate, copies) if copies >= MIN_WARN_BYTES else None
 
 
 def _watch_worker(workload: LoadedWorkload) -> Iterator[Look]:
     """Run one worker for a while, and look at its memory before the first batch is asked for and after each."""
-    size = None if workload.batching == "user" else BATCH_SIZE
+    size = None if workload.batching == "user" else COW_BATCH_SIZE
     settings = DataLoaderSettings(batch_size=size, num_workers=1, prefetch_factor=2)
     loader = build_loader(workload, LoaderConfig(dataloader=settings))
     before = {child.pid for child in multiprocessing.active_children()}
@@ -67,40 +62,20 @@ def _watch_worker(workload: LoadedWorkload) -> Iterator[Look]:
     (worker,) = (child for child in multiprocessing.active_children() if child.pid not in before)
     samples = 0
     start = time.perf_counter()
-    for batch in itertools.takewhile(lambda _: time.perf_counter() < start + LOOK_SECONDS, batches):
+    for batch in itertools.takewhile(lambda _: time.perf_counter() < start + WATCH_SECONDS, batches):
         samples += count_samples(batch, size or 1)
-        if time.perf_counter() > start + SETTLING_SHARE * LOOK_SECONDS:
-            yield samples, read_cow_bytes(PROC / str(worker.pid))
+        if time.perf_counter() > start + SETTLING_SHARE * WATCH_SECONDS:
+            yield samples, read_cow_bytes(str(worker.pid))
 
 
-def read_cow_bytes(folder: Path) -> int:
-    """Read how much a process has copied of what it shared with one other, up to a constant.
+def read_cow_bytes(pid: int | str, proc: Path = PROC) -> int:
+    """Read how much a process has copied of what it shared with one other; only differences mean something.
 
     A page shared by two counts half in each one's proportional size, and whole when it has been copied; what a
     process allocates counts whole in both sizes.
-
-    Args:
-        folder: The process's folder in /proc.
-
-    Returns:
-        Bytes; only differences mean something.
     """
-    sizes = read_anonymous(folder)
+    sizes = read_smaps(pid, proc)
     return 2 * (sizes["Pss_Anon"] - sizes["Anonymous"])
-
-
-def read_anonymous(folder: Path) -> dict[str, int]:
-    """Read the anonymous memory of a process, in bytes: in all, and its proportional share."""
-    sizes = {"Anonymous": 0, "Pss_Anon": 0}
-    try:
-        lines = (folder / "smaps_rollup").read_text().splitlines()
-    except OSError:
-        return sizes
-    for line in lines:
-        key, _, rest = line.partition(":")
-        if key in sizes:
-            sizes[key] = int(rest.split()[0]) * 1024
-    return sizes
 
 
 def cow_bytes_per_sample(looks: list[Look]) -> float:
@@ -110,18 +85,11 @@ def cow_bytes_per_sample(looks: list[Look]) -> float:
     return max(0.0, (looks[-1][1] - looks[0][1]) / (looks[-1][0] - looks[0][0]))
 
 
-def describe_copies(rate: float, copies: int) -> str:
-    """Put it into a sentence.
-
-    Args:
-        rate: Bytes copied for each sample.
-        copies: Bytes that one worker will have copied in the end.
-
-    Returns:
-        What happens, how much it is, and what to do.
-    """
+def describe_cow_growth(bytes_per_sample: float, worker_bytes: int) -> str:
+    """Say how much one worker will have copied in the end, and what to do about it."""
     return (
-        f"Each worker will copy up to {format_bytes(copies)} of the dataset's memory ({format_bytes(1000 * rate)} in "
-        f"1,000 samples; 8 workers: {format_bytes(8 * copies)}), more than short trials show: Python writes into every "
-        "object that it reads. Keep names and labels in numpy arrays or tensors instead of lists and dicts."
+        f"Each worker will copy up to {format_bytes(worker_bytes)} of the dataset's memory "
+        f"({format_bytes(1000 * bytes_per_sample)} in 1,000 samples; 8 workers: {format_bytes(8 * worker_bytes)}), "
+        "more than short trials show: Python writes into every object that it reads. Keep names and labels in numpy "
+        "arrays or tensors instead of lists and dicts."
     )

@@ -7,37 +7,34 @@ of one small batch per worker, taken before and after the process has met the da
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import tempfile
+import statistics
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from autotune.child.call_timing import time_calls
 from autotune.child.measurement import settle_garbage
-from autotune.child.workload_loading import LoadedWorkload, build_loader
-from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, StartMethod
+from autotune.child.stoppable_loader import build_loader
+from autotune.child.tracebacks import shut_down_workers
+from autotune.child.workload_loading import LoadedWorkload
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.errors import WorkloadError
-from autotune.profiles.batches import count_samples, find_tensors
-from autotune.profiles.worker_init import ShareWatch
 from autotune.system.machine import count_whole_cpus
 from autotune.trial.workload_profile import LinearCost
 from autotune.workload import Workload
 
 MAX_ROUND_WORKERS: Final = 16  # of a round; more tell nothing new
-ROUND_SIZE: Final = 2  # samples in a batch of a round
-SHARD_CHECK_BATCHES: Final = 4
-CACHE_SECONDS: Final = 0.3  # spent on fetching samples that are then handed over again and again
-CENSUS_SECONDS: Final = 1.0  # spent on counting an epoch; longer ones are not counted
+ROUND_BATCH_SIZE: Final = 2
+MAX_FETCH_SECONDS: Final = 0.3  # spent on fetching samples that are then handed over again and again
 TRANSFER_BATCHES: Final = 24
 TRANSFER_SECONDS: Final = 0.4
+COLLATE_SECONDS: Final = 0.05
 
 
 def count_round_workers(usable_cpus: float) -> int:
@@ -46,61 +43,35 @@ def count_round_workers(usable_cpus: float) -> int:
 
 
 def time_worker_round(workload: LoadedWorkload, workers: int, process: ProcessSettings | None = None) -> float | None:
-    """Time an epoch of one small batch per worker, from starting them to taking them down.
+    """Time an epoch of one small batch per worker, from starting them to taking them down, in seconds.
 
-    Args:
-        workload: The pipeline.
-        workers: How many, at least 1.
-        process: How they start and share; None as the workload has it.
-
-    Returns:
-        Seconds; None where it fails, which the trials will meet again and name.
+    None stands for one that failed, which the trials will meet again and name. Without `process`, workers start as the
+    workload has it.
     """
-    if process is None:
-        process = _keep_process(workload)
-    size = None if workload.batching == "user" else ROUND_SIZE
+    size = None if workload.batching == "user" else ROUND_BATCH_SIZE
     settings = DataLoaderSettings(batch_size=size, num_workers=workers, prefetch_factor=1)
     try:
-        loader = build_loader(workload, LoaderConfig(dataloader=settings, process=process))
-        loader.gate.open(most_batches=workers)
+        loader = build_loader(workload, LoaderConfig(dataloader=settings, process=process or worker_process(workload)))
+        loader.index_source.open(max_batches=workers)
         settle_garbage()
         started = time.perf_counter()
         arrived = sum(1 for _ in itertools.islice(loader, workers))
         seconds = time.perf_counter() - started
-        return seconds if workload.kind == "iterable" or arrived == loader.gate.batches else None
+        return seconds if workload.kind == "iterable" or arrived == loader.index_source.batches else None
     except Exception as error:  # whatever the user's code raises in a worker
         shut_down_workers(error)
         return None
 
 
-def shut_down_workers(error: BaseException) -> None:
-    """Let go of the loader that an error came through, so that its workers end now.
-
-    The traceback is part of a cycle that holds the loader's iterator. Left to the garbage collector, the workers
-    would be taken down at any moment, in the middle of an import, where they are waited for in vain, 5 s each.
-
-    Args:
-        error: What was raised; its traceback keeps no local variables.
-    """
-    traceback.clear_frames(error.__traceback__)
-
-
-def _keep_process(workload: LoadedWorkload) -> ProcessSettings:
+def worker_process(workload: LoadedWorkload) -> ProcessSettings:
     """Start workers as the workload does, and share memory as torch does."""
-    return ProcessSettings(multiprocessing_context=cast("StartMethod | None", workload.parts.multiprocessing_context))
+    return ProcessSettings(multiprocessing_context=workload.start_method)
 
 
 def fit_worker_startup(few: float | None, many: float | None, workers: int, load_seconds: float) -> LinearCost | None:
-    """Turn a round of one worker and one of `workers` into the cost of starting any number.
+    """Turn the seconds of a round of one worker and of one of `workers` into the cost of starting any number.
 
-    Args:
-        few: Seconds of the round of one worker.
-        many: Seconds of the round of `workers` workers.
-        workers: At least 1.
-        load_seconds: Of one worker's share, which is not part of starting.
-
-    Returns:
-        Seconds as a function of the number of workers; None where a round failed.
+    `load_seconds` is what one worker's share takes, which is not part of starting. None where a round failed.
     """
     if few is None or many is None:
         return None
@@ -120,13 +91,7 @@ def measure_manager_start(usable_cpus: float) -> float:
 
     In a process that has not used `file_system` yet, every worker starts one; afterwards this process is connected,
     and the workers it forks inherit that. So the same round is run twice; afterwards the process is warm in this
-    respect, and stays so.
-
-    Args:
-        usable_cpus: CPUs that can be kept busy.
-
-    Returns:
-        CPU seconds of one start, 0 or more; 0 where the strategy does not work.
+    respect, and stays so. The answer is in CPU seconds, and 0 where the strategy does not work.
     """
     workers = count_round_workers(usable_cpus)
     workload = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(2 * workers, 1))))
@@ -136,12 +101,7 @@ def measure_manager_start(usable_cpus: float) -> float:
 
 
 class ReplayDataset(Dataset[Any]):
-    """Samples that were fetched before, so that only collating and handing over cost anything.
-
-    Args:
-        samples: The samples, at least one; they are repeated as often as a loader asks.
-        length: Samples in an epoch.
-    """
+    """Samples that were fetched before, again and again, so that only collating and handing over cost anything."""
 
     def __init__(self, samples: Sequence[Any], length: int) -> None:
         self._samples = samples
@@ -154,26 +114,21 @@ class ReplayDataset(Dataset[Any]):
         return self._samples[index % len(self._samples)]
 
 
-def fetch_samples(workload: LoadedWorkload, most: int) -> list[Any]:
-    """Fetch a few samples the way a loader does.
+def fetch_samples(workload: LoadedWorkload, max_samples: int) -> list[Any]:
+    """Fetch a few samples the way a loader does; slow ones are fewer, but at least one where there is any.
 
-    Args:
-        workload: The pipeline; its batching must not be its own.
-        most: Most samples.
-
-    Returns:
-        At least one sample, or none where the dataset is empty; fewer than `most` where they are slow.
+    Its batching must not be the workload's own.
     """
     dataset: Any = workload.parts.dataset
     if workload.kind == "iterable":
         source: Iterable[Any] = iter(dataset)
     elif hasattr(dataset, "__getitems__"):
-        source = _fetch_at_once(dataset, _list_indices(workload, most))
+        source = _fetch_at_once(dataset, _list_indices(workload, max_samples))
     else:
-        source = (dataset[index] for index in _list_indices(workload, most))
+        source = (dataset[index] for index in _list_indices(workload, max_samples))
     samples: list[Any] = []
-    deadline = time.perf_counter() + CACHE_SECONDS
-    for sample in itertools.islice(source, most):
+    deadline = time.perf_counter() + MAX_FETCH_SECONDS
+    for sample in itertools.islice(source, max_samples):
         samples.append(sample)
         if time.perf_counter() > deadline:
             break
@@ -190,30 +145,23 @@ def _fetch_at_once(dataset: Any, indices: list[Any]) -> list[Any]:
     return samples
 
 
-def _list_indices(workload: LoadedWorkload, most: int) -> list[Any]:
+def _list_indices(workload: LoadedWorkload, max_samples: int) -> list[Any]:
     parts = workload.parts
     indices: Any = parts.sampler if parts.sampler is not None else range(len(parts.dataset))  # type: ignore[arg-type]
-    return list(itertools.islice(iter(indices), most))
+    return list(itertools.islice(iter(indices), max_samples))
 
 
 def time_worker_transfer(workload: LoadedWorkload, samples: Sequence[Any], size: int) -> tuple[float, float]:
-    """Time collating, and handing over, a batch of samples that are at hand.
-
-    Args:
-        workload: Gives the `collate_fn`.
-        samples: Samples of the dataset.
-        size: Samples per batch.
-
-    Returns:
-        Seconds per batch to collate it, and seconds per batch that one worker needs beyond that.
-    """
+    """Time a batch of samples that are at hand: seconds to collate it, and what one worker needs beyond that."""
     collate: Callable[[Any], Any] = workload.parts.collate_fn or default_collate
     batch = [samples[index % len(samples)] for index in range(size)]
-    collate_seconds = _time_calls(lambda: collate(batch))
+    collate_seconds = statistics.fmean(
+        one.wall for one in time_calls(lambda: collate(batch), COLLATE_SECONDS, min_calls=3, max_calls=TRANSFER_BATCHES)
+    )
     cached = ReplayDataset(samples, size * TRANSFER_BATCHES)
     config = LoaderConfig(
         dataloader=DataLoaderSettings(batch_size=size, num_workers=1, prefetch_factor=2),
-        process=_keep_process(workload),
+        process=worker_process(workload),
     )
     loader = build_loader(LoadedWorkload(parts=Workload(dataset=cached, shuffle=False, collate_fn=collate)), config)
     moments = []
@@ -256,116 +204,3 @@ def single_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _time_calls(call: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    calls = 0
-    while calls < 3 or (time.perf_counter() - started < TRANSFER_SECONDS / 8 and calls < TRANSFER_BATCHES):
-        call()
-        calls += 1
-    return (time.perf_counter() - started) / calls
-
-
-def count_samples_single_process(workload: LoadedWorkload) -> None:
-    """See how an iterable dataset shares its samples out to workers.
-
-    Its samples are counted in one process, where an epoch is short enough, and one worker shows whether it asks which
-    one it is.
-
-    Args:
-        workload: The pipeline; its census is filled in.
-    """
-    workload.census.asks_which_worker = _asks_which_worker(workload)
-    try:
-        with single_thread():
-            samples = _count_epoch(workload, workers=0)
-    except Exception:  # whatever it is, the trial without workers will meet it and name it
-        return
-    if samples is not None:
-        workload.census.note(samples)
-
-
-def _asks_which_worker(workload: LoadedWorkload) -> bool:
-    """Tell whether a worker, before its first batch is there, looks at its number or at how many there are."""
-    with tempfile.TemporaryDirectory() as folder:
-        note = Path(folder) / "asked"
-        parts = dataclasses.replace(workload.parts, worker_init_fn=ShareWatch(str(note), workload.parts.worker_init_fn))
-        time_worker_round(dataclasses.replace(workload, parts=parts), 1)
-        return note.exists()
-
-
-def _count_epoch(workload: LoadedWorkload, workers: int) -> int | None:
-    """Count an epoch's samples, or until there are too many; None when it takes too long."""
-    size = None if workload.batching == "user" else ROUND_SIZE
-    extra = {"num_workers": workers, "prefetch_factor": 2} if workers else {}
-    settings = DataLoaderSettings(batch_size=size, **extra)
-    samples = 0
-    deadline = time.perf_counter() + CENSUS_SECONDS
-    for batch in build_loader(workload, LoaderConfig(dataloader=settings, process=_keep_process(workload))):
-        samples += count_samples(batch, size or 1)
-        if workload.census.is_multiplied(samples):
-            break
-        if time.perf_counter() > deadline:
-            return None
-    return samples
-
-
-def workers_duplicate_data(workload: LoadedWorkload) -> bool:
-    """Tell whether two workers of an iterable dataset deliver the same data.
-
-    They do when they deliver twice the samples of one process and never ask which worker they are, or when their
-    batches are equal one by one. What is drawn at random, and takes long, cannot be told.
-
-    Args:
-        workload: The pipeline.
-
-    Returns:
-        Whether it was seen to be duplicated; False where it cannot be told.
-    """
-    try:
-        counted = _count_epoch(workload, workers=2) if workload.census.samples else None
-    except Exception as error:  # whatever it is, the trials with workers will meet it and name it
-        shut_down_workers(error)
-        return False
-    if (counted is not None and workload.census.is_exceeded(counted)) or _deliver_the_same(workload):
-        return True
-    workload.census.is_per_worker = counted is not None and workload.census.is_multiplied(counted)
-    return False
-
-
-def describe_epochs(workload: LoadedWorkload) -> tuple[str, ...]:
-    """Say that more workers make an epoch longer, where `is_duplicated` has seen it; empty otherwise."""
-    census = workload.census
-    if not census.is_per_worker:
-        return ()
-    return (
-        f"Each worker delivers an epoch of its own ({census.samples} samples): with 4 workers an epoch is 4 times as "
-        "long. Throughputs count samples, so they can be compared; if it is not meant, share the data out in __iter__ "
-        "by get_worker_info().",
-    )
-
-
-def _deliver_the_same(workload: LoadedWorkload) -> bool:
-    """Tell whether two workers deliver equal batches.
-
-    Batches come alternately from worker 0 and 1. They are the same data when each pair is equal although
-    consecutive batches of one worker differ; constant data proves nothing.
-    """
-    size = None if workload.batching == "user" else ROUND_SIZE
-    config = LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, num_workers=2, prefetch_factor=2))
-    prints = []
-    try:
-        for batch in itertools.islice(build_loader(workload, config), SHARD_CHECK_BATCHES):
-            prints.append([tensor.cpu() for tensor in find_tensors(batch)])  # noqa: PERF401  # kept if a later one fails
-    except Exception as error:  # whatever it is, the trials with workers will meet it and name it
-        shut_down_workers(error)
-        return False
-    if len(prints) < SHARD_CHECK_BATCHES or not prints[0]:
-        return False
-    first, second, third, fourth = prints
-    return _are_equal(first, second) and _are_equal(third, fourth) and not _are_equal(first, third)
-
-
-def _are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    return len(some) == len(others) and all(torch.equal(one, other) for one, other in zip(some, others, strict=True))

@@ -11,36 +11,25 @@ from autotune.child.workload_loading import LoadedWorkload
 
 MAX_SAMPLES: Final = 2000
 MAX_SECONDS: Final = 2.0
-ALL_FAIL: Final = 20  # in a row, from the first on; then it is the dataset, and no sample
+MAX_FIRST_FAILURES: Final = 20  # in a row, from the first on; then it is the dataset, and no sample
 
 
-def describe_rate(
-    workload: LoadedWorkload, most_samples: int = MAX_SAMPLES, most_seconds: float = MAX_SECONDS
-) -> str | None:
-    """Say how many samples raise, asked one by one in this process, in an order drawn at random.
-
-    Args:
-        workload: The pipeline.
-        most_samples: Most samples to ask for.
-        most_seconds: Most seconds for it.
-
-    Returns:
-        A sentence; None where all raise or none does, or where samples cannot be asked for one by one.
-    """
+def describe_failure_rate(workload: LoadedWorkload) -> str | None:
+    """Say how many samples raise, asked one by one at random; None where all or none do, or where they cannot be."""
     dataset, parts = workload.parts.dataset, workload.parts
     if workload.kind != "map" or parts.sampler is not None or parts.batch_sampler is not None:
         return None
     length = len(dataset)  # type: ignore[arg-type]  # a map dataset without a sampler was refused if it has none
-    deadline = time.perf_counter() + most_seconds
+    deadline = time.perf_counter() + MAX_SECONDS
     tried, failed = 0, []
     order = torch.randperm(length, generator=torch.Generator().manual_seed(0))  # of its own: the user's stays as it was
-    for index in order[:most_samples].tolist():
+    for index in order[:MAX_SAMPLES].tolist():
         tried += 1
         try:
             dataset[index]
         except Exception:  # whatever the user's code raises: it is counted
             failed.append(index)
-        if len(failed) == tried >= ALL_FAIL or time.perf_counter() > deadline:
+        if len(failed) == tried >= MAX_FIRST_FAILURES or time.perf_counter() > deadline:
             break
     if not 0 < len(failed) < tried:
         return None

@@ -1,108 +1,83 @@
-"""The child process in which the user's code runs: one dataset, one step, many trials.
+"""Carries out what the tuner asks of a trial's process: load a workload, probe it, run trials, take workers down.
 
-Started as `python -P -m autotune.child.server FD PARENT_PID WALLS` by `autotune.runner.runner`, never imported by it.
-
-Arguments: FD, an inherited stream socket; PARENT_PID, the process whose end ends this one; WALLS, what
-`autotune.child.namespaces` puts up around it, as JSON.
-Messages in (`autotune.trial.protocol.Command`): `hello` once, then `probe`, `run` and `release` in any number.
-Messages out (`Report`): `ready` after `hello` and after `release`; `probed`; `measured`; `failed` instead of
-any of them when the user's code or torch raised; `progress` at any time, about five a second while measuring.
-Exit codes: 0 when the line is closed by the parent; 3 when the parent was gone at the start; 4 when the walls could
-not be put up, for the reason on stderr.
-stdout and stderr belong to the user's code and are never read as messages.
-
-The top of this file imports the standard library only: a spawned DataLoader worker imports it again.
+torch is imported when the workload is loaded, not before: what is here earlier is frozen out of garbage collection.
 """
 
 from __future__ import annotations
 
-import gc
 import os
-import resource
 import signal
-import socket
 import sys
 import time
-import traceback
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.child.keeper import continue_under_keeper
-from autotune.child.namespaces import die_with_parent, enter_sandbox
-from autotune.trial.sandbox_spec import SandboxSpec
+from autotune.child.tracebacks import format_error, name_error
+from autotune.request import WorkloadRequest
+from autotune.trial.channel import Channel, ChannelClosedError
+from autotune.trial.measurement import Measurement
+from autotune.trial.protocol import (
+    COMMAND,
+    Command,
+    FailureReport,
+    LoadCommand,
+    ProbeCommand,
+    ProbeReport,
+    ProgressReport,
+    ReadyReport,
+    ReleaseCommand,
+    Report,
+    TrialCommand,
+    TrialReport,
+    TrialRequest,
+)
+from autotune.trial.workload_profile import WorkloadProfile
 
 if TYPE_CHECKING:
-    from autotune.config import FrozenModel
-    from autotune.trial.channel import Channel
-    from autotune.trial.protocol import Command
+    import torch
 
-PROGRESS_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU from those who load
-PACKAGE_DIR: Final = str(Path(__file__).parents[1])
+    from autotune.child.measurement import TrialRun
+    from autotune.child.training_step import Step
+    from autotune.child.workload_loading import LoadedWorkload
 
-
-def guard_process() -> None:
-    """Make sure that this process, and all that it forks, harm nobody."""
-    try:
-        Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel must never pick the user's other work
-    except OSError:
-        pass
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(name, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _go_under_guard(tuner: int, walls: SandboxSpec, descriptor: int) -> None:
-    """Go on in a process that is ended, with all that it starts, when the tuner ends or says so."""
-    if sys.platform != "linux":
-        return
-    die_with_parent()
-    if os.getppid() != tuner:
-        os._exit(3)
-    _put_up(walls, descriptor)
-    if not walls.own_pids:  # else the namespace's init does it
-        continue_under_keeper(tuner, descriptor)
+PROGRESS_INTERVAL_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU from those who load
 
 
 class ProcessTaintedError(Exception):
-    """This process can measure no further trial; the parent starts another one."""
+    """This process can measure no further trial; the tuner starts another one."""
 
 
 class TrialServer:
-    """Carries the parent's commands out, one after another.
+    """Carries the tuner's commands out, one after another."""
 
-    Args:
-        channel: The line to the parent.
-    """
+    _workload: LoadedWorkload  # these three are there once the workload has been loaded
+    _step: Step
+    _device: torch.device
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._where = "import"
+        self._trial: TrialRun | None = None
         self._needs_warm_step = True
-        self._last_progress = 0.0
-        self._workload: Any = None
-        self._step: Any = None
-        self._device: Any = None
-        self._trial: Any = None
-        self._is_warm = False
-        self._warm_sizes: set[int | None] = set()
+        self._warm_batch_sizes: set[int | None] = set()
+        self._is_process_warm = False
         self._in_step = False
-        self._is_spent = False
-        self._on_lost_worker: Any = signal.SIG_DFL
+        self._is_tainted = False
+        self._last_progress = 0.0
+        self._on_lost_worker: Callable[[int, FrameType | None], Any] | int | None = signal.SIG_DFL
         os.register_at_fork(after_in_child=channel.close)  # a copy of this process must not answer in its place
 
     def serve(self) -> None:
-        """Answer commands until the parent closes the line."""
-        from autotune.trial.channel import ChannelClosedError
-        from autotune.trial.protocol import COMMAND
-
+        """Answer commands until the tuner closes the line."""
         try:
             while (line := self._channel.receive()) is not None:
-                report = self._answer(COMMAND.validate_json(line))
-                self._channel.send(report.model_dump_json())
+                self._channel.send(self._answer(COMMAND.validate_json(line)).model_dump_json())
         except ChannelClosedError:
             return
 
-    def _answer(self, command: Command) -> FrozenModel:
+    def _answer(self, command: Command) -> Report:
         """Carry a command out, and listen to torch's handler of SIGCHLD only meanwhile.
 
         It raises wherever this process happens to be, once for each worker that died: in the middle of a message, or
@@ -115,70 +90,28 @@ class TrialServer:
             finally:
                 self._on_lost_worker = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         except BaseException as error:  # sys.exit() and KeyboardInterrupt of the user's code are results, too
-            return self._explain(error)
+            return self._report_failure(error)
         return report
 
-    def _explain(self, error: BaseException) -> FrozenModel:
-        from autotune.trial.protocol import FailureReport
-
-        where = "running step" if self._in_step else self._where
-        words = _name_error(error)
-        if where == "probe" and isinstance(error, Exception):
-            words = "\n".join(filter(None, (words, self._describe_rate())))
-        trial = self._trial if self._where == "trial" else None
-        return FailureReport(
-            where=where,
-            error=words,
-            details=_format_error(error),
-            on_device=self._uses_device(),
-            samples=0 if trial is None else trial.count_samples(),
-            index=None if trial is None else trial.find_index(error),
-        )
-
-    def _describe_rate(self) -> str | None:
-        """Say how many samples raise, since one has."""
-        from autotune.child.sample_errors import describe_rate
-
-        self._show("counting samples that raise")
-        return describe_rate(self._workload)
-
-    def _uses_device(self) -> bool:
-        """Tell whether this process uses an accelerator: for the step, or because the dataset does."""
-        if self._device is None or self._device.type != "cpu":
-            return self._device is not None
-        import torch
-
-        return bool(torch.cuda.is_initialized())
-
-    def _carry_out(self, command: Command) -> FrozenModel:
-        from autotune.trial.protocol import (
-            LoadCommand,
-            ProbeCommand,
-            ProbeReport,
-            ReadyReport,
-            TrialCommand,
-            TrialReport,
-        )
-
+    def _carry_out(self, command: Command) -> Report:
         match command:
             case LoadCommand():
-                self._load(command)
+                self._load(command.workload)
             case ProbeCommand():
                 return ProbeReport(profile=self._probe(command))
-            case TrialCommand(trial=request):
-                return TrialReport(measurement=self._measure(request))
-            case _:
+            case TrialCommand():
+                return TrialReport(measurement=self._run_trial(command.trial))
+            case ReleaseCommand():
                 self._release()
         return ReadyReport(on_device=self._uses_device())
 
-    def _load(self, hello: Any) -> None:
+    def _load(self, request: WorkloadRequest) -> None:
         self._show("importing torch")
         from autotune.child.device import resolve_device
         from autotune.child.training_step import make_step
         from autotune.child.workload_loading import load_workload
 
         sys.path.insert(0, str(Path.cwd()))
-        request = hello.workload
         self._where = "device"
         self._device = resolve_device(request.device)
         self._where = "dataset"
@@ -189,43 +122,57 @@ class TrialServer:
         self._step = self._watch_step(make_step(request, self._device))
         self._needs_warm_step = request.step_seconds is None or self._device.type != "cpu"  # else it only sleeps
 
-    def _probe(self, order: Any) -> Any:
+    def _probe(self, command: ProbeCommand) -> WorkloadProfile:
         from autotune.child.probe import profile_workload
 
         self._where = "probe"
-        self._is_warm = True
+        self._is_process_warm = True
         if self._device.type == "cpu":
             self._needs_warm_step = False
-        return profile_workload(self._workload, self._step, self._device, order, self._show)
+        return profile_workload(self._workload, self._step, self._device, command, self._show)
 
-    def _measure(self, request: Any) -> Any:
+    def _run_trial(self, request: TrialRequest) -> Measurement:
         from autotune.child.measurement import TrialRun, warm_up_step
 
         self._where, self._in_step = "trial", False
         self._show("starting workers")
         self._trial = None
-        if not request.fresh and request.config.dataloader.num_workers:
-            self._warm_up(request.config.process.sharing_strategy)
-        if self._is_step_cold(request.config.dataloader.batch_size):
+        settings = request.config.dataloader
+        if not request.fresh and settings.num_workers:
+            self._warm_up_process(request.config.process.sharing_strategy)
+        if self._is_step_cold(settings.batch_size):
             self._show("warming the step up")
             warm_up_step(self._workload, self._step, self._device, request.config)
-        self._trial = TrialRun(self._workload, self._step, self._device, request, self._count)
+        self._trial = TrialRun(self._workload, self._step, self._device, request, self._note_batches)
         threads = _count_threads()
-        measured = self._trial.run()
-        workers, sets_workers_up = (
-            request.config.dataloader.num_workers,
-            self._workload.parts.worker_init_fn is not None,
-        )
-        self._is_spent = not workers and sets_workers_up and _count_threads() > threads
-        return measured
+        measurement = self._trial.run()
+        sets_workers_up = self._workload.parts.worker_init_fn is not None
+        self._is_tainted = not settings.num_workers and sets_workers_up and _count_threads() > threads
+        return measurement
 
     def _is_step_cold(self, batch_size: int | None) -> bool:
         """Tell whether the step is still to be warmed up; on a device, kernels are chosen for each size of batch."""
-        if not self._needs_warm_step or batch_size in self._warm_sizes:
+        if not self._needs_warm_step or batch_size in self._warm_batch_sizes:
             return False
-        self._warm_sizes.add(batch_size)
+        self._warm_batch_sizes.add(batch_size)
         self._needs_warm_step = self._device.type != "cpu"
         return True
+
+    def _warm_up_process(self, sharing_strategy: str) -> None:
+        """Pay what a process pays once outside the trial, where scores account for it; a probe has done so already."""
+        from autotune.child.probe_sharding import count_samples_single_process
+        from autotune.child.probe_workers import connect_manager, fetch_samples, single_thread
+
+        if sharing_strategy == "file_system":
+            connect_manager()
+        if self._is_process_warm:
+            return
+        if self._workload.batching == "batch_size":
+            with single_thread():
+                fetch_samples(self._workload, 1)
+        if self._workload.kind == "iterable":
+            count_samples_single_process(self._workload)
+        self._is_process_warm = True
 
     def _release(self) -> None:
         """Take the trial's workers down, and refuse to go on where the workers of other trials would hang.
@@ -234,10 +181,10 @@ class TrialServer:
         fork. It matters only to workers that are set up to use several threads, too.
         """
         self._trial = None
-        if self._is_spent:
+        if self._is_tainted:
             raise ProcessTaintedError("has computed on several threads; workers that it forks may hang")
 
-    def _watch_step(self, step: Any) -> Any:
+    def _watch_step(self, step: Step) -> Step:
         """Remember whether the step is running, so that its failure is not blamed on the data."""
 
         def watched(batch: Any) -> None:
@@ -247,34 +194,43 @@ class TrialServer:
 
         return watched
 
-    def _warm_up(self, sharing_strategy: str) -> None:
-        """Pay what a process pays once outside the trial, where scores account for it; a probe has done so already."""
-        from autotune.child.probe_workers import (
-            connect_manager,
-            count_samples_single_process,
-            fetch_samples,
-            single_thread,
+    def _report_failure(self, error: BaseException) -> FailureReport:
+        where = "running step" if self._in_step else self._where
+        words = name_error(error)
+        if where == "probe" and isinstance(error, Exception):
+            words = "\n".join(filter(None, (words, self._describe_failure_rate())))
+        trial = self._trial if self._where == "trial" else None
+        return FailureReport(
+            where=where,
+            error=words,
+            details=format_error(error),
+            on_device=self._uses_device(),
+            samples=0 if trial is None else trial.count_samples(),
+            index=None if trial is None else trial.find_index(error),
         )
 
-        if sharing_strategy == "file_system":
-            connect_manager()
-        if self._is_warm:
-            return
-        if self._workload.batching == "batch_size":
-            with single_thread():
-                fetch_samples(self._workload, 1)
-        if self._workload.kind == "iterable":
-            count_samples_single_process(self._workload)
-        self._is_warm = True
+    def _describe_failure_rate(self) -> str | None:
+        """Say how many samples raise, since one has."""
+        from autotune.child.sample_errors import describe_failure_rate
 
-    def _count(self, batches: int) -> None:
-        now = time.monotonic()
-        if now - self._last_progress > PROGRESS_SECONDS:
+        self._show("counting samples that raise")
+        return describe_failure_rate(self._workload)
+
+    def _uses_device(self) -> bool:
+        """Tell whether this process uses an accelerator: for the step, or because the dataset does."""
+        if self._where in ("import", "device"):
+            return False
+        if self._device.type != "cpu":
+            return True
+        import torch
+
+        return bool(torch.cuda.is_initialized())
+
+    def _note_batches(self, batches: int) -> None:
+        if time.monotonic() - self._last_progress > PROGRESS_INTERVAL_SECONDS:
             self._show("measuring", batches)
 
     def _show(self, phase: str, batches: int = 0) -> None:
-        from autotune.trial.protocol import ProgressReport
-
         self._last_progress = time.monotonic()
         self._channel.send(ProgressReport(phase=phase, batches=batches).model_dump_json())
 
@@ -285,46 +241,3 @@ def _count_threads() -> int:
         return len(list(Path("/proc/self/task").iterdir()))
     except OSError:
         return 0
-
-
-def _name_error(error: BaseException) -> str:
-    """Name an error as its traceback's last line does; the text of a broken `__str__` is left out."""
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
-
-
-def _format_error(error: BaseException) -> str:
-    """Format a traceback without the frames of dltune, which are of no use to the user."""
-    lines = traceback.TracebackException.from_exception(error)
-    lines.stack = traceback.StackSummary.from_list(
-        [frame for frame in lines.stack if not frame.filename.startswith(PACKAGE_DIR)]
-    )
-    return "".join(lines.format())
-
-
-def _put_up(walls: SandboxSpec, descriptor: int) -> None:
-    try:
-        enter_sandbox(walls, descriptor)
-    except OSError as error:
-        sys.stderr.write(f"isolation: {error}\n")
-        sys.exit(4)
-
-
-def main() -> None:
-    """Serve the parent named on the command line."""
-    descriptor, tuner, walls = int(sys.argv[1]), int(sys.argv[2]), SandboxSpec.from_json(sys.argv[3])
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # also for those who wait: they end by the same signal
-    _go_under_guard(tuner, walls, descriptor)
-    guard_process()
-    sys.argv[:] = sys.argv[:1]
-    connection = socket.socket(fileno=descriptor)
-    connection.set_inheritable(False)
-    import autotune.trial.protocol  # noqa: F401  # before the freeze, with pydantic
-    from autotune.trial.channel import Channel
-
-    gc.freeze()  # else each worker's garbage collector would touch, and so copy, what a training process does not have
-    TrialServer(Channel(connection)).serve()
-    os._exit(0)  # threads and exit handlers of the user's code must not keep a finished child alive
-
-
-if __name__ == "__main__":
-    main()

@@ -14,22 +14,15 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
 
-from autotune.child.workload_loading import LoadedWorkload, forks_workers
+from autotune.child.workload_loading import LoadedWorkload
 
 MAX_OBJECTS: Final = 1000  # that are looked at; files are held near the surface
 MAX_PARTS: Final = 100  # of each list or dict
 
 
-def foresee_shared_files(workload: LoadedWorkload) -> str | None:
-    """Say that workers will share an open file; ask before this process has read a sample.
-
-    Args:
-        workload: The pipeline.
-
-    Returns:
-        A sentence; None where no open file was found, or workers do not inherit any.
-    """
-    if not forks_workers(workload):
+def warn_of_shared_files(workload: LoadedWorkload) -> str | None:
+    """Say that workers will inherit an open file, if there is one; ask before this process has read a sample."""
+    if not workload.forks_workers:
         return None
     found = next((name for one in _walk(workload.parts.dataset) if (name := _name_open_file(one))), None)
     where = "__iter__" if workload.kind == "iterable" else "the first call of __getitem__"

@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-MILLI = 1e-3
-MOST_AHEAD = 8  # steps that the host may be ahead of the device; a queue of launches holds a few real ones
+SECONDS_PER_MILLISECOND: Final = 1e-3
+MAX_STEPS_AHEAD: Final = 8  # of the device; a queue of launches holds a few real ones
 
 
 class StepTimer(Protocol):
-    """What a recorder asks of a clock; it starts when it is made."""
+    """What a recorder asks of a timer, which starts when it is made."""
 
     def ask(self) -> None:
         """Note that the loader is asked for the next batch."""
@@ -29,19 +29,11 @@ class StepTimer(Protocol):
         """Note that the step has been given to the device."""
 
     def read(self) -> tuple[list[float], float]:
-        """Read when each step ended, as far as it has, and how long was waited before them.
-
-        Returns:
-            Seconds since the clock was made, ascending; and seconds.
-        """
+        """Read when each step ended, as far as it has, since the start, and how long was waited; in seconds."""
 
 
 class HostStepTimer:
-    """The clock of a device that has done its work when the call returns.
-
-    Args:
-        now: Gives the moment, in seconds.
-    """
+    """Times the steps of a device that has done its work when the call returns."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -84,13 +76,10 @@ class Event(Protocol):
 
 
 class CudaStepTimer:
-    """The clock of a device that works on while the host goes on.
+    """Times the steps of a device that works on while the host goes on.
 
     The device waits for data from the end of a step to the beginning of the next one: an idle stream passes a mark at
     once, a busy one when it gets there.
-
-    Args:
-        make_event: Makes a mark on the stream that the steps run on.
     """
 
     def __init__(self, make_event: Callable[[], Event]) -> None:
@@ -112,8 +101,8 @@ class CudaStepTimer:
     def end(self) -> None:
         """Mark the end of the step; wait for the device if it is many steps behind."""
         self._pending.append((self._begun, self._mark()))
-        if len(self._pending) > MOST_AHEAD:
-            self._pending[-MOST_AHEAD - 1][1].synchronize()
+        if len(self._pending) > MAX_STEPS_AHEAD:
+            self._pending[-MAX_STEPS_AHEAD - 1][1].synchronize()
             self.read()
 
     def read(self) -> tuple[list[float], float]:
@@ -124,8 +113,8 @@ class CudaStepTimer:
 
     def _resolve(self, begun: Event, ended: Event) -> None:
         before = self._moments[-1] if self._moments else 0.0
-        self._moments.append(max(before, MILLI * self._start.elapsed_time(ended)))
-        self._waited += max(0.0, MILLI * self._last.elapsed_time(begun))
+        self._moments.append(max(before, SECONDS_PER_MILLISECOND * self._start.elapsed_time(ended)))
+        self._waited += max(0.0, SECONDS_PER_MILLISECOND * self._last.elapsed_time(begun))
         self._spare.append(begun)
         if self._last is not self._start:
             self._spare.append(self._last)

@@ -15,15 +15,15 @@ from autotune.trial.protocol import TrialRequest
 from autotune.trial.throughput import estimate, measure_steady, throughput_upper_bound
 
 FIRST_EPOCH_SHARE: Final = 0.6  # of the trial's time, when there are later epochs to see as well
-LOOK_SECONDS: Final = 0.1  # between two looks at the statistics of an epoch under way
-MAX_BATCHES: Final = 4096  # of one epoch; keeps the record small
+MIN_SNAPSHOT_INTERVAL_SECONDS: Final = 0.1
+MAX_EPOCH_BATCHES: Final = 4096  # keeps the record small
 ABANDON_FACTOR: Final = 2.0  # of the trial's time; then the queue is not even drained
 MIN_LATER_EPOCHS: Final = 2
 MAX_OVERTIME_RATIO: Final = 0.5  # of the trial's time, to see a third epoch: the second is often slower than the rest
 UNLIMITED_BATCHES: Final = 1 << 62
 
 
-def complete_round(batches: int, workers: int, epoch_batches: int | None) -> int:
+def align_to_workers(batches: int, workers: int, epoch_batches: int | None) -> int:
     """Give the next number of batches, from `batches` on, that leaves the same rest of a round as a whole epoch."""
     return batches + ((epoch_batches or 0) - batches) % max(1, workers)
 
@@ -31,7 +31,7 @@ def complete_round(batches: int, workers: int, epoch_batches: int | None) -> int
 class StoppingRule:
     """Answers, batch after batch, whether the epoch and the trial go on.
 
-    Args:
+    Attributes:
         request: What to measure.
         epoch_batches: Batches in a whole epoch; None when not known.
     """
@@ -39,88 +39,70 @@ class StoppingRule:
     def __init__(self, request: TrialRequest, epoch_batches: int | None) -> None:
         self.request = request
         self.epoch_batches = epoch_batches
-        self._next_look = LOOK_SECONDS
-        self.verdict: StopReason | None = None
+        self._next_snapshot = MIN_SNAPSHOT_INTERVAL_SECONDS
+        self._is_beyond_hope = False
         self._knows_pace = False
 
-    def should_close(self, batches: int, look: Callable[[], EpochTrace], is_first: bool, elapsed: float) -> bool:
+    def should_stop_epoch(
+        self, batches: int, snapshot: Callable[[], EpochTrace], *, is_first: bool, elapsed: float
+    ) -> bool:
         """Decide whether the epoch under way should hand out no further batch.
 
         Args:
             batches: Batches consumed so far in this epoch.
-            look: Gives the epoch so far; called seldom, because it costs time.
+            snapshot: Gives the epoch so far; called seldom, because it costs time.
             is_first: Whether it is the trial's first.
             elapsed: Seconds since the trial began.
-
-        Returns:
-            Whether to stop the sampler.
         """
-        if elapsed < self._next_look and batches < MAX_BATCHES:
+        if elapsed < self._next_snapshot and batches < MAX_EPOCH_BATCHES:
             return False
-        self._next_look = elapsed + LOOK_SECONDS
-        trace = look()
+        self._next_snapshot = elapsed + MIN_SNAPSHOT_INTERVAL_SECONDS
+        trace = snapshot()
         if is_first and self._is_hopeless(trace):
-            self.verdict = "hopeless"
+            self._is_beyond_hope = True
             return True
         share = FIRST_EPOCH_SHARE if is_first and self.request.epochs > 1 else 1.0
-        if batches >= MAX_BATCHES or elapsed > share * self.request.seconds:
+        if batches >= MAX_EPOCH_BATCHES or elapsed > share * self.request.seconds:
             return True
         self._knows_pace = is_first and self._is_steady_precise(trace)
         return self._knows_pace
 
     def should_abandon(self, elapsed: float) -> bool:
-        """Decide whether even draining the queue would take too long.
-
-        Args:
-            elapsed: Seconds since the trial began.
-
-        Returns:
-            Whether to leave the epoch where it is.
-        """
+        """Decide, so many seconds into the trial, whether even draining the queue would take too long."""
         return elapsed > ABANDON_FACTOR * self.request.seconds
 
-    def plan_next(self, traces: Sequence[EpochTrace], elapsed: float) -> int | StopReason:
-        """Decide what follows an epoch.
-
-        Args:
-            traces: The epochs so far.
-            elapsed: Seconds since the trial began.
-
-        Returns:
-            The most batches of the next epoch, or why the trial ends here.
-        """
-        if self.verdict is not None:
-            return self.verdict
+    def next_epoch_batches(self, traces: Sequence[EpochTrace], elapsed: float) -> int | StopReason:
+        """Give the most batches of the next epoch, or why the trial ends after these, so many seconds into it."""
+        if self._is_beyond_hope:
+            return "hopeless"
         if self.epoch_batches is None or len(traces) >= self.request.epochs:
             return self._name_end(traces[-1])
-        measurement = self._measurement(traces)
+        measurement = Measurement(epochs=tuple(traces), epoch_batches=self.epoch_batches, stopped="time")
         ahead = estimate(measurement, self.request.config, self.request.epochs)
         if len(traces) > MIN_LATER_EPOCHS and ahead.is_precise(self.request.precision):
             return "precise"
         left = self.request.seconds - elapsed
+        overtime = MAX_OVERTIME_RATIO * self.request.seconds
         if len(traces) > 1 and self._is_out_of_reach(ahead.upper):
             return "hopeless"
         if ahead.epoch_seconds <= left:
             return UNLIMITED_BATCHES
-        if len(traces) > MIN_LATER_EPOCHS or left < -MAX_OVERTIME_RATIO * self.request.seconds:
+        if len(traces) > MIN_LATER_EPOCHS or left < -overtime:
             return "time"
-        if ahead.epoch_seconds <= left + MAX_OVERTIME_RATIO * self.request.seconds and traces[-1].closed_after is None:
+        if ahead.epoch_seconds <= left + overtime and traces[-1].closed_after is None:
             return UNLIMITED_BATCHES
-        return self._mini_epoch() if len(traces) == 1 or left > 0 else "time"
+        return self._mini_epoch_batches() if len(traces) == 1 or left > 0 else "time"
 
     def _name_end(self, last: EpochTrace) -> StopReason:
         if last.closed_after is None:
             return "done"
         return "precise" if self._knows_pace else "time"
 
-    def _mini_epoch(self) -> int:
+    def _mini_epoch_batches(self) -> int:
         loader = self.request.config.dataloader
         workers = max(1, loader.num_workers)
         shortest = workers * ((loader.prefetch_factor or 0) + 2) + 2
-        return complete_round(shortest, workers, self.epoch_batches)
-
-    def _measurement(self, traces: Sequence[EpochTrace]) -> Measurement:
-        return Measurement(epochs=tuple(traces), epoch_batches=self.epoch_batches, stopped="time")
+        return align_to_workers(shortest, workers, self.epoch_batches)
 
     def _is_out_of_reach(self, samples_per_second: float) -> bool:
         floor = self.request.hopeless_below
@@ -137,6 +119,4 @@ class StoppingRule:
         if batches_left < trace.batches:
             return False
         steady = measure_steady([trace], self.request.config)
-        if steady.half_width is None:
-            return False
-        return steady.half_width <= self.request.precision * steady.batch_seconds
+        return steady.half_width is not None and steady.half_width <= self.request.precision * steady.batch_seconds

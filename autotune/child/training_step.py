@@ -21,18 +21,7 @@ HIDDEN: Final = 64
 
 
 def make_step(request: WorkloadRequest, device: torch.device) -> Step:
-    """Make the step that a request asks for.
-
-    Args:
-        request: Names the user's factory, or an emulated time, or neither.
-        device: Where training happens.
-
-    Returns:
-        A function that takes one batch of the loader.
-
-    Raises:
-        Exception: Whatever the user's factory raises.
-    """
+    """Make the step that a request asks for: the user's own, an emulated one, or the built-in one."""
     if request.step is not None:
         return _make_own_step(request.step, device)
     if request.step_seconds is not None:
@@ -81,9 +70,6 @@ class BuiltInStep:
     """A training step for any batch: copy to the device, forward, backward, optimizer.
 
     The model is small: one linear layer for each tensor of the batch, over at most 1,024 of its features.
-
-    Args:
-        device: Where the model lives.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -92,11 +78,7 @@ class BuiltInStep:
         self._optimizer: torch.optim.Optimizer | None = None
 
     def __call__(self, batch: Any) -> None:
-        """Train on one batch.
-
-        Args:
-            batch: Anything; parts that are not numeric tensors are passed over.
-        """
+        """Train on the tensors of one batch, whatever else it holds."""
         tensors = [_select_features(tensor) for tensor in find_tensors(move_batch(batch, self._device))]
         if not tensors:
             return

@@ -236,5 +236,5 @@ class TrialProcess:
 
 
 def _make_command(descriptor: int, spec: SandboxSpec) -> list[str]:
-    program = [sys.executable, "-P", "-m", "autotune.child.server"]
+    program = [sys.executable, "-P", "-m", "autotune.child"]
     return [*program, str(descriptor), str(os.getpid()), spec.to_json()]

@@ -35,13 +35,13 @@ from autotune.trial.protocol import (
     TrialCommand,
     TrialRequest,
 )
+from autotune.trial.sandbox_spec import SANDBOX_ERROR_PREFIX
 from autotune.trial.workload_profile import WorkloadProfile
 
 MAX_RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
 MAX_PROBE_STALLS: Final = 4.0  # times the stall time: what a probe may take
 MAX_LOAD_STALLS: Final = 20.0  # what importing torch and calling the dataset's factory may take
 MAX_TRIAL_OVERHEAD: Final = 4.0  # times the trial's seconds: starting workers, draining, a last batch
-SANDBOX_ERROR_PREFIX: Final = "isolation: "  # how a child says that its sandbox could not be put up
 
 
 class TrialRunner:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Final
+
+SANDBOX_ERROR_PREFIX: Final = "isolation: "  # how a child says on stderr that its sandbox could not be set up
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.child.workload_loading import count_samples_promised, load_workload
+from autotune.child.workload_loading import load_workload
 from autotune.config import DataLoaderSettings
 from autotune.errors import UsageError
 from autotune.request import WorkloadRequest
@@ -96,7 +96,7 @@ def test_a_hugging_face_stream_shares_its_shards_among_the_workers() -> None:
 @pytest.mark.parametrize("name", ["make_model", "ModelWithData", "MODEL"])
 def test_a_model_may_hand_out_its_data_itself(name: str) -> None:
     loaded = load_workload(WorkloadRequest(dataset=f"tests.data_modules:{name}"))
-    assert count_samples_promised(loaded) == 64
+    assert loaded.promised_samples == 64
     assert loaded.baseline is not None
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from autotune.child.measurement import TrialRun
-from autotune.child.probe_workers import count_samples_single_process
+from autotune.child.probe_sharding import count_samples_single_process
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.trial.measurement import Measurement
 from autotune.trial.protocol import TrialRequest
@@ -88,7 +88,7 @@ def test_the_samples_of_an_epoch_that_nobody_knows_stay_unknown() -> None:
 def test_workers_that_draw_an_epoch_each_are_measured_as_they_are() -> None:
     loaded = LoadedWorkload(parts=Workload(dataset=DrawsAnEpoch()))
     count_samples_single_process(loaded)
-    assert loaded.census.samples == 40
+    assert loaded.sample_counts.samples == 40
     found = measure(loaded, 2)
     assert (found.epoch_batches, found.epoch_samples) == (8, 80)
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from autotune.child.probe import fit_bytes, fit_cost, profile_workload
+from autotune.child.cost_fit import fit_bytes, fit_cost
+from autotune.child.probe import profile_workload
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.trial.protocol import ProbeCommand
 from autotune.workload import Workload

@@ -12,9 +12,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from autotune.child.probe_cow import (
     cow_bytes_per_sample,
-    describe_copies,
+    describe_cow_growth,
     predict_cow_growth,
-    read_anonymous,
     read_cow_bytes,
 )
 from autotune.child.workload_loading import LoadedWorkload
@@ -29,15 +28,13 @@ GROWN = "Rss: 5000 kB\nAnonymous: 3000 kB\nPss_Anon: 2000 kB\n"
 
 @pytest.mark.parametrize(("later", "copied"), [(SHARED, 0), (COPIED, 1000 * 1024), (GROWN, 0)])
 def test_a_copied_page_is_told_from_one_that_was_allocated(later: str, copied: int, tmp_path: Path) -> None:
-    folders = [
-        write_files(tmp_path / str(number), {"smaps_rollup": text}) for number, text in enumerate((SHARED, later))
-    ]
-    before, after = (read_cow_bytes(folder) for folder in folders)
+    write_files(tmp_path, {"1/smaps_rollup": SHARED, "2/smaps_rollup": later})
+    before, after = (read_cow_bytes(pid, tmp_path) for pid in (1, 2))
     assert after - before == copied
 
 
 def test_a_worker_that_has_ended_shares_nothing(tmp_path: Path) -> None:
-    assert read_anonymous(tmp_path) == {"Anonymous": 0, "Pss_Anon": 0}
+    assert read_cow_bytes(1, tmp_path) == 0
 
 
 def test_a_forked_process_is_seen_to_copy_what_it_writes_to() -> None:
@@ -45,9 +42,9 @@ def test_a_forked_process_is_seen_to_copy_what_it_writes_to() -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        before = read_cow_bytes(Path("/proc/self"))
+        before = read_cow_bytes("self")
         kept[:: os.sysconf("SC_PAGE_SIZE")] = b"y" * len(kept[:: os.sysconf("SC_PAGE_SIZE")])
-        os.write(writer, str(read_cow_bytes(Path("/proc/self")) - before).encode())
+        os.write(writer, str(read_cow_bytes("self") - before).encode())
         os._exit(0)
     os.waitpid(child, 0)
     assert 60 * MIB < int(os.read(reader, 100)) < 70 * MIB
@@ -92,7 +89,7 @@ def test_a_worker_that_is_watched_in_vain_ends_at_once_and_not_when_garbage_is_c
 
 
 def test_the_warning_gives_the_amount_and_the_way_out() -> None:
-    words = describe_copies(rate=4096, copies=140 * MIB)
+    words = describe_cow_growth(bytes_per_sample=4096, worker_bytes=140 * MIB)
     assert "copy up to 140 MiB" in words
     assert "3.9 MiB in 1,000 samples" in words
     assert "8 workers: 1.1 GiB" in words

@@ -11,9 +11,9 @@ from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from autotune.child.probe import profile_workload
+from autotune.child.probe_sharding import count_samples_single_process, workers_duplicate_data
 from autotune.child.probe_workers import (
     count_round_workers,
-    count_samples_single_process,
     fetch_samples,
     fit_worker_startup,
     measure_manager_start,
@@ -21,7 +21,6 @@ from autotune.child.probe_workers import (
     single_thread,
     time_worker_round,
     time_worker_transfer,
-    workers_duplicate_data,
 )
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import ProcessSettings
@@ -137,7 +136,7 @@ def test_an_iterable_dataset_that_does_not_shard_itself_is_found_out() -> None:
 def test_an_unsharded_dataset_that_is_random_is_found_out_by_its_number_of_samples(sharded: bool) -> None:
     workload = load(Stream(sharded=sharded, random=True))
     count_samples_single_process(workload)
-    assert workload.census.samples == 40
+    assert workload.sample_counts.samples == 40
     assert workers_duplicate_data(workload) is not sharded
 
 
@@ -148,14 +147,14 @@ def test_a_dataset_that_asks_which_worker_it_is_in_and_draws_an_epoch_in_each_is
     workload = load(DrawsAnEpoch(asked))
     count_samples_single_process(workload)
     assert not workers_duplicate_data(workload)
-    assert workload.census.is_per_worker
+    assert workload.sample_counts.is_per_worker
 
 
 def test_a_dataset_that_only_seeds_itself_in_each_worker_delivers_its_data_once_more() -> None:
     workload = load(DrawsAnEpoch("seed"))
     count_samples_single_process(workload)
     assert workers_duplicate_data(workload)
-    assert not workload.census.is_per_worker
+    assert not workload.sample_counts.is_per_worker
 
 
 def test_asking_which_worker_it_is_does_not_excuse_delivering_the_same() -> None:
@@ -167,7 +166,7 @@ def test_asking_which_worker_it_is_does_not_excuse_delivering_the_same() -> None
 def test_shares_that_are_set_up_from_outside_the_dataset_are_asked_for_as_well() -> None:
     workload = load(Stream(sharded=False, random=True), worker_init_fn=read_which_worker)
     count_samples_single_process(workload)
-    assert workload.census.asks_which_worker
+    assert workload.sample_counts.asks_which_worker
     assert not workers_duplicate_data(workload)
 
 
@@ -186,12 +185,12 @@ def test_what_watches_a_worker_travels_to_one_that_is_spawned(tmp_path: Path) ->
     assert pickle.loads(pickle.dumps(watch)) == watch
 
 
-def test_an_epoch_too_long_to_be_counted_leaves_the_census_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.child.probe_workers.CENSUS_SECONDS", 0.0)
+def test_an_epoch_too_long_to_be_counted_leaves_the_count_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.child.probe_sharding.MAX_COUNT_SECONDS", 0.0)
     workload = load(Stream(sharded=True))
     count_samples_single_process(workload)
-    assert workload.census.samples is None
-    assert not workload.census.is_exceeded(10**9)
+    assert workload.sample_counts.samples is None
+    assert not workload.sample_counts.is_exceeded(10**9)
 
 
 def test_a_dataset_that_answers_a_query_with_too_few_samples_is_refused() -> None:

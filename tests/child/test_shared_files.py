@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from autotune.child.probe import profile_workload
-from autotune.child.shared_files import foresee_shared_files
+from autotune.child.shared_files import warn_of_shared_files
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.trial.protocol import ProbeCommand
 from autotune.workload import Workload
@@ -62,7 +62,7 @@ def make_h5_file(*, is_open: bool) -> Any:
 
 
 def foresee(dataset: Dataset[Any], method: str | None = "fork") -> str | None:
-    return foresee_shared_files(LoadedWorkload(parts=Workload(dataset=dataset, multiprocessing_context=method)))
+    return warn_of_shared_files(LoadedWorkload(parts=Workload(dataset=dataset, multiprocessing_context=method)))
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.child.step_timer import MOST_AHEAD, CudaStepTimer, HostStepTimer
+from autotune.child.step_timer import MAX_STEPS_AHEAD, CudaStepTimer, HostStepTimer
 
 
 class FakeStream:
@@ -87,7 +87,7 @@ def test_the_host_waits_for_a_device_that_is_many_steps_behind() -> None:
     stream = FakeStream()
     clock = CudaStepTimer(stream.make_event)
     run_steps(stream, clock, [0.0] * 100, step_seconds=1.0)
-    assert stream.host == pytest.approx(100 - MOST_AHEAD)
+    assert stream.host == pytest.approx(100 - MAX_STEPS_AHEAD)
     stream.host = stream.busy_until
     moments, waited = clock.read()
     assert moments == pytest.approx([float(number) for number in range(1, 101)])

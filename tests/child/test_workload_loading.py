@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from autotune.child.stopping import complete_round
-from autotune.child.workload_loading import LoadedWorkload, StoppableSampler, build_loader, wrap_dataset
+from autotune.child.stoppable_loader import StoppableSampler, build_loader
+from autotune.child.stopping import align_to_workers
+from autotune.child.workload_loading import LoadedWorkload, wrap_dataset
 from autotune.errors import UsageError
 from autotune.workload import Workload
 from tests.builders import make_config
@@ -22,7 +23,7 @@ from tests.builders import make_config
 def test_an_epoch_cut_short_ends_on_a_round_as_full_as_that_of_a_whole_one(
     batches: int, workers: int, epoch_batches: int
 ) -> None:
-    completed = complete_round(batches, workers, epoch_batches)
+    completed = align_to_workers(batches, workers, epoch_batches)
     assert batches <= completed < batches + max(1, workers)
     assert (completed - epoch_batches) % max(1, workers) == 0
 
@@ -36,17 +37,17 @@ def test_a_closed_loader_delivers_what_is_under_way_and_ends(workers: int) -> No
         delivered += 1
         if delivered == 3:
             loader.close(epoch_batches=40)
-    assert delivered == loader.gate.batches
+    assert delivered == loader.index_source.batches
     assert delivered % max(1, workers) == 0
     assert 3 <= delivered <= 3 + 3 * max(1, workers)
-    assert loader.gate.closed
+    assert loader.index_source.closed
 
 
 def test_a_loader_opened_again_runs_a_whole_epoch() -> None:
     loader = build_loader(LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(32, 1)))), make_config(0))
-    loader.gate.open(most_batches=0)
+    loader.index_source.open(max_batches=0)
     assert list(loader) == []
-    loader.gate.open()
+    loader.index_source.open()
     assert len(list(loader)) == 1
 
 
@@ -61,14 +62,14 @@ def test_a_batch_of_indices_counts_as_many_samples_whatever_it_is_made_of(make_b
     workload = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(9, 1)), batch_sampler=batches))
     loader = build_loader(workload, make_config(0, batch_size=None))
     assert [len(samples) for (samples,) in loader] == [3, 3, 3]
-    assert loader.gate.count_samples(2) == 6
+    assert loader.index_source.count_samples(2) == 6
 
 
 @pytest.mark.parametrize("index", [7, "seven", b"seven", torch.tensor(7), np.int64(7), {"row": 7, "column": 1}, None])
 def test_a_single_index_counts_as_one_sample(index: object) -> None:
-    gate = StoppableSampler([index, index])
-    assert list(gate) == [index, index]
-    assert gate.count_samples(2) == 2
+    sampler = StoppableSampler([index, index])
+    assert list(sampler) == [index, index]
+    assert sampler.count_samples(2) == 2
 
 
 class WithoutLength(Dataset[torch.Tensor]):

@@ -10,7 +10,7 @@ import torch
 from autotune.child.device import (
     EmulatedStep,
     limit_memory,
-    make_clock,
+    make_step_timer,
     read_accelerator,
     read_free_memory,
     read_peak,
@@ -18,7 +18,7 @@ from autotune.child.device import (
     resolve_device,
     synchronize,
 )
-from autotune.child.probe_h2d import CudaBench, measure_copies
+from autotune.child.probe_h2d import H2DBench, measure_h2d
 
 MIB = 1024**2
 
@@ -68,7 +68,7 @@ def test_the_allocator_refuses_more_than_its_budget(device: torch.device) -> Non
 def test_events_tell_when_steps_end_while_the_host_goes_on(device: torch.device) -> None:
     occupy = EmulatedStep(device, 0.02)
     synchronize(device)
-    clock = make_clock(device)
+    clock = make_step_timer(device)
     for _ in range(8):
         clock.ask()
         clock.begin()
@@ -84,7 +84,7 @@ def test_events_tell_when_steps_end_while_the_host_goes_on(device: torch.device)
 
 
 def test_copies_have_rates_and_a_device_that_overlaps_says_so(device: torch.device) -> None:
-    found = measure_copies([torch.zeros(64 * MIB, dtype=torch.uint8)], CudaBench(device))
+    found = measure_h2d([torch.zeros(64 * MIB, dtype=torch.uint8)], H2DBench(device))
     assert found is not None
     assert found.pinned > 0.8 * found.pageable
     assert 0 <= found.overlap <= 1

@@ -251,7 +251,7 @@ def test_what_the_processes_printed_tells_why_a_worker_is_lost() -> None:
 
 
 def test_an_error_of_our_own_continues_the_sentence() -> None:
-    error = "autotune.child.measurement.WrongCountError: ended an epoch after 5 of 16 batches. Do this instead"
+    error = "autotune.child.sample_counts.SampleCountError: ended an epoch after 5 of 16 batches. Do this instead"
     assert judge(error).message == "ended an epoch after 5 of 16 batches. Do this instead"
 
 

@@ -1,0 +1,119 @@
+"""Finds out how an iterable dataset shares its samples among workers, each of which may deliver all of them again."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from autotune.child.probe_workers import ROUND_BATCH_SIZE, single_thread, time_worker_round, worker_process
+from autotune.child.stoppable_loader import build_loader
+from autotune.child.tracebacks import shut_down_workers
+from autotune.child.workload_loading import LoadedWorkload
+from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.profiles.batches import count_samples, find_tensors
+from autotune.profiles.worker_init import ShareWatch
+
+COMPARED_BATCHES: Final = 4  # two of each of two workers
+MAX_COUNT_SECONDS: Final = 1.0  # spent on counting an epoch; longer ones are not counted
+
+
+def count_samples_single_process(workload: LoadedWorkload) -> None:
+    """See how an iterable dataset shares its samples out to workers.
+
+    Its samples are counted in one process, where an epoch is short enough, and one worker shows whether it asks which
+    one it is; both are noted in the workload's `sample_counts`.
+    """
+    workload.sample_counts.asks_which_worker = _asks_which_worker(workload)
+    try:
+        with single_thread():
+            samples = _count_epoch(workload, workers=0)
+    except Exception:  # whatever it is, the trial without workers will meet it and name it
+        return
+    if samples is not None:
+        workload.sample_counts.samples = samples
+
+
+def _asks_which_worker(workload: LoadedWorkload) -> bool:
+    """Tell whether a worker, before its first batch is there, looks at its number or at how many there are."""
+    with tempfile.TemporaryDirectory() as folder:
+        note = Path(folder) / "asked"
+        parts = dataclasses.replace(workload.parts, worker_init_fn=ShareWatch(str(note), workload.parts.worker_init_fn))
+        time_worker_round(dataclasses.replace(workload, parts=parts), 1)
+        return note.exists()
+
+
+def _count_epoch(workload: LoadedWorkload, workers: int) -> int | None:
+    """Count an epoch's samples, or until there are too many; None when it takes too long."""
+    size = None if workload.batching == "user" else ROUND_BATCH_SIZE
+    extra = {"num_workers": workers, "prefetch_factor": 2} if workers else {}
+    settings = DataLoaderSettings(batch_size=size, **extra)
+    samples = 0
+    deadline = time.perf_counter() + MAX_COUNT_SECONDS
+    for batch in build_loader(workload, LoaderConfig(dataloader=settings, process=worker_process(workload))):
+        samples += count_samples(batch, size or 1)
+        if workload.sample_counts.is_multiplied(samples):
+            break
+        if time.perf_counter() > deadline:
+            return None
+    return samples
+
+
+def workers_duplicate_data(workload: LoadedWorkload) -> bool:
+    """Tell whether two workers of an iterable dataset were seen to deliver the same data.
+
+    They do when they deliver twice the samples of one process and never ask which worker they are, or when their
+    batches are equal one by one. What is drawn at random, and takes long, cannot be told.
+    """
+    counts = workload.sample_counts
+    try:
+        counted = _count_epoch(workload, workers=2) if counts.samples else None
+    except Exception as error:  # whatever it is, the trials with workers will meet it and name it
+        shut_down_workers(error)
+        return False
+    if (counted is not None and counts.is_exceeded(counted)) or _deliver_equal_batches(workload):
+        return True
+    counts.is_per_worker = counted is not None and counts.is_multiplied(counted)
+    return False
+
+
+def describe_epochs(workload: LoadedWorkload) -> str | None:
+    """Say that more workers make an epoch longer, where `workers_duplicate_data` has seen it."""
+    counts = workload.sample_counts
+    if not counts.is_per_worker:
+        return None
+    return (
+        f"Each worker delivers an epoch of its own ({counts.samples} samples): with 4 workers an epoch is 4 times as "
+        "long. Throughputs count samples, so they can be compared; if it is not meant, share the data out in __iter__ "
+        "by get_worker_info()."
+    )
+
+
+def _deliver_equal_batches(workload: LoadedWorkload) -> bool:
+    """Tell whether two workers deliver equal batches.
+
+    Batches come alternately from worker 0 and 1. They are the same data when each pair is equal although
+    consecutive batches of one worker differ; constant data proves nothing.
+    """
+    size = None if workload.batching == "user" else ROUND_BATCH_SIZE
+    config = LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, num_workers=2, prefetch_factor=2))
+    batches = []
+    try:
+        for batch in itertools.islice(build_loader(workload, config), COMPARED_BATCHES):
+            batches.append([tensor.cpu() for tensor in find_tensors(batch)])  # noqa: PERF401  # kept if a later one fails
+    except Exception as error:  # whatever it is, the trials with workers will meet it and name it
+        shut_down_workers(error)
+        return False
+    if len(batches) < COMPARED_BATCHES or not batches[0]:
+        return False
+    first, second, third, fourth = batches
+    return _are_equal(first, second) and _are_equal(third, fourth) and not _are_equal(first, third)
+
+
+def _are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return len(some) == len(others) and all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
