@@ -1,4 +1,4 @@
-"""A short real training loop that loads dltune.json, and compares its speed with what the file promises.
+"""A short real training loop that loads dltune.json, and compares its speed with the predicted throughput.
 
 python examples/train.py            # after: make demo
 """
@@ -17,7 +17,7 @@ from examples.images import make_dataset, make_step
 
 
 def main() -> None:
-    """Train for as many epochs as the promise stands for, and print both speeds."""
+    """Train for as many epochs as the prediction stands for, and print both speeds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?", default="dltune.json")
     file = parser.parse_args().file
@@ -35,8 +35,8 @@ def main() -> None:
     rate = samples / (time.perf_counter() - started)
     result = tuned.profile.result
     low, high = result.samples_per_second_ci95 or (result.samples_per_second,) * 2
-    promise = f"promised {result.samples_per_second:,.0f} [{low:,.0f}-{high:,.0f}]"
-    print(f"{rate:,.0f} samples/s, {promise} ({rate / result.samples_per_second - 1:+.1%})")
+    predicted = f"predicted {result.samples_per_second:,.0f} [{low:,.0f}-{high:,.0f}]"
+    print(f"{rate:,.0f} samples/s, {predicted} ({rate / result.samples_per_second - 1:+.1%})")
 
 
 if __name__ == "__main__":

@@ -156,3 +156,17 @@ def test_a_schedule_has_five_fields_and_no_percent_sign_that_cuts_its_command() 
     for line in list_schedules():
         assert re.match(r"([\d*,/-]+\s+){5}\S", line), line
         assert not re.search(r"(?<!\\)%", line), line
+
+
+def test_every_public_name_stands_on_the_page_about_python() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    assert [name for name in autotune.__all__ if not re.search(rf"\b{re.escape(name)}\b", page)] == []
+
+
+def test_the_tree_of_errors_is_that_of_the_classes() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    codes = dict(re.findall(r"[├└]── (\w+) +(\d)  ", page))
+    public = {name: getattr(autotune, name) for name in autotune.__all__ if name.endswith("Error")}
+    assert codes == {name: str(error.exit_code) for name, error in public.items() if name != "DltuneError"}
+    assert re.findall(r"^ {4}└── (\w+)", page, re.MULTILINE) == ["ResultNotSavedError"]
+    assert issubclass(public["ResultNotSavedError"], public["OutputError"])

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Before training: makes sure that dltune.json fits this node, else tunes anew. Training starts either way.
+# Before training: makes sure that dltune.json fits this node, else retunes. Training starts either way.
 #
 # In a job script, once, with the CPUs of one training task (srun takes them over by itself no longer, since Slurm 22.05):
 #
