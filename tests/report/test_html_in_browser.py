@@ -13,7 +13,7 @@ import pytest
 from autotune.profiles.schema import TunedProfile
 from autotune.report.html import render_html
 from tests.builders import make_full_profile
-from tests.report.test_html import make_hostile_profile
+from tests.report.hostile import make_hostile_profile
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from autotune.profiles.schema import TunedProfile
 from autotune.report.markdown import escape, fence, render_markdown, write_code
 from tests.builders import make_full_profile, make_profile, make_profile_result
-from tests.report.test_html import HOSTILE, make_hostile_profile
+from tests.report.hostile import HOSTILE, make_hostile_profile
 
 if TYPE_CHECKING:
     from markdown_it.token import Token

@@ -6,12 +6,7 @@ from typing import Any
 
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.schema import BatchSizeResult, TunedProfile
-from autotune.report.text import (
-    describe_outcome,
-    describe_profile,
-    describe_warnings,
-    warnings_of,
-)
+from autotune.report.text import describe_outcome, describe_profile, describe_warnings, warnings_of
 from autotune.report.usage import describe_use_in_code
 from autotune.system.hardware import Accelerator
 from tests.builders import (
