@@ -36,7 +36,7 @@ TRUTHS: Final = {
 }  # throughput of the baseline and of each finalist, relative to the baseline's
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Covered:
     """What one simulated run stated, against the truth.
 

@@ -9,21 +9,19 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Final
 
 import psutil
-from pydantic import ValidationError
 
-from autotune.config import FrozenModel, LoaderConfig
+from autotune.config import LoaderConfig
 from autotune.runner.process import TrialProcess
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
 from autotune.runner.usage import TREE_SECONDS
@@ -31,71 +29,29 @@ from autotune.runner.watchdog import Watchdog
 from autotune.system.machine import count_whole_cpus, read_machine
 from autotune.trial.budgets import plan_budgets
 from autotune.trial.protocol import LoadCommand, TrialCommand, TrialReport, TrialRequest
-from benchmarks.peers import make_command, make_environment, read_study
+from benchmarks.analysis.footprint import FOOTPRINT_FILE, IMPORTS, Footprint, judge_footprint
+from benchmarks.analysis.verdicts import format_verdicts
 from benchmarks.records import Line, list_own_costs, write_text
-from benchmarks.trial import make_request
-from benchmarks.verdicts import Verdict, format_verdicts
-from benchmarks.workloads import BenchWorkload, as_config, find_workload
+from benchmarks.training.environment import make_environment
+from benchmarks.tuners.dltune import make_command, read_study
+from benchmarks.tuners.trial import make_request
+from benchmarks.workloads.catalogue import find_workload
+from benchmarks.workloads.grid import as_config
+from benchmarks.workloads.workload import BenchWorkload
 
-FOOTPRINT_FILE: Final = "footprint.json"
 IMPORT_ROUNDS: Final = 15
-IMPORTS: Final = {
-    "python and pydantic": "import pydantic",
-    "import autotune": "import autotune",
-    "import autotune, and load": "from autotune import load",
-}
-IMPORT_SECONDS: Final = 0.060  # over bare Python and pydantic
-PARENT_BYTES: Final = 120e6
-PARENT_CPU_SHARE: Final = 0.02  # of one core
 PARENT_WORKLOAD: Final = "tutorial"
 PARENT_TRIALS: Final = 14
 SAMPLE_SECONDS: Final = 0.1
 WORKERS: Final = 64
-TICK_SECONDS: Final = 0.010
 TICKS: Final = 40
 FIRST_TRIAL: Final = "trial "
 SEARCH_END: Final = "search ended"
 
 
-class Footprint(FrozenModel):
-    """What was measured.
-
-    Attributes:
-        date: When, ISO 8601 in UTC.
-        cpus: CPUs that may be used.
-        import_seconds: Wall times of whole interpreters, by what they import.
-        parent_bytes: Resident memory of the tuner's process, sampled between its first and its last trial.
-        parent_cpu_share: CPU time of that process by wall time, its children left out.
-        own_seconds: What each trial after the first cost beside its timed window.
-        tree_processes: Processes in the tree that was watched.
-        tick_seconds: Durations of ticks that walk over that tree.
-        short_tick_seconds: Durations of those in between, which do not.
-        exact_seconds: Durations of those that measure memory exactly, as happens once in a trial.
-        walled_seconds: Durations of ticks over a trial in a cgroup of its own, which are exact and walk nowhere.
-    """
-
-    date: str
-    cpus: int
-    import_seconds: dict[str, tuple[float, ...]]
-    parent_bytes: tuple[int, ...]
-    parent_cpu_share: float
-    own_seconds: tuple[float, ...]
-    tree_processes: int
-    tick_seconds: tuple[float, ...]
-    short_tick_seconds: tuple[float, ...]
-    exact_seconds: tuple[float, ...]
-    walled_seconds: tuple[float, ...]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Beside:
-    """The tuner's process while its trials run.
-
-    Attributes:
-        resident_bytes: Its memory, sampled.
-        cpu_share: Its CPU time by wall time.
-        lines: The trials.
-    """
+    """The tuner's process while its trials run: its memory, sampled; its CPU time by wall time; the trials."""
 
     resident_bytes: tuple[int, ...]
     cpu_share: float
@@ -103,14 +59,7 @@ class Beside:
 
 
 def time_imports(rounds: int = IMPORT_ROUNDS) -> dict[str, tuple[float, ...]]:
-    """Time interpreters that import one thing each, in turn.
-
-    Args:
-        rounds: How often; one more before them warms the file cache.
-
-    Returns:
-        Wall times in seconds by what is imported.
-    """
+    """Time interpreters that import one thing each, in turn; one more round before them warms the file cache."""
     found: dict[str, list[float]] = {name: [] for name in IMPORTS}
     for _ in range(rounds + 1):
         for name, statement in IMPORTS.items():
@@ -121,16 +70,9 @@ def time_imports(rounds: int = IMPORT_ROUNDS) -> dict[str, tuple[float, ...]]:
 
 
 def watch_parent(workload: BenchWorkload) -> Beside:
-    """Tune and sample the tuner's process from its first trial to the end of its search, then interrupt it.
-
-    Args:
-        workload: What is tuned.
-
-    Returns:
-        What the process took meanwhile.
-    """
+    """Tune and sample the tuner's process from its first trial to the end of its search, then interrupt it."""
     with tempfile.TemporaryDirectory() as folder:
-        command = make_command(workload, "dltune.json", "--trials", str(PARENT_TRIALS))
+        command = make_command(replace(workload, trials=PARENT_TRIALS))
         began = datetime.now()
         with subprocess.Popen(
             command, cwd=folder, env=make_environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -184,7 +126,7 @@ def time_ticks(workload: BenchWorkload, sandbox: SandboxSupport) -> tuple[int, d
 
     Args:
         workload: What the workers load.
-        sandbox: What is put up around the trial; without a cgroup the tree is walked for its memory.
+        sandbox: Sandbox around the trial; without a cgroup the tree is walked for its memory.
 
     Returns:
         Processes in the tree, and durations in seconds: of `walking`, `short` and `exact` ticks.
@@ -241,60 +183,6 @@ def measure_footprint() -> Footprint:
         exact_seconds=ticks["exact"],
         walled_seconds=walled["walking"],
     )
-
-
-def judge_footprint(found: Footprint) -> list[Verdict]:
-    """Hold the footprint against its targets.
-
-    Args:
-        found: What was measured.
-
-    Returns:
-        The verdicts.
-    """
-    medians = {name: statistics.median(seconds) for name, seconds in found.import_seconds.items()}
-    bare, *others = IMPORTS
-    verdicts = [
-        Verdict(
-            what=f"{name}: over {bare}",
-            value=(medians[name] - medians[bare]) * 1000,
-            unit="ms",
-            target=IMPORT_SECONDS * 1000,
-            detail=f"{medians[name] * 1000:.0f} against {medians[bare] * 1000:.0f} ms",
-        )
-        for name in others
-    ]
-    longer = f"{statistics.median(found.short_tick_seconds) * 1000:.1f} ms between walks"
-    return [
-        *verdicts,
-        Verdict(
-            what="parent's memory, peak", value=max(found.parent_bytes) / 1e6, unit="MB", target=PARENT_BYTES / 1e6
-        ),
-        Verdict(what="parent's share of a core", value=found.parent_cpu_share, unit="%", target=PARENT_CPU_SHARE),
-        Verdict(
-            what=f"a tick over {found.tree_processes} processes, median",
-            value=statistics.median(found.tick_seconds) * 1000,
-            unit="ms",
-            target=TICK_SECONDS * 1000,
-            detail=f"{longer}, {statistics.median(found.exact_seconds) * 1000:.0f} ms with exact memory; "
-            f"{statistics.median(found.walled_seconds) * 1000:.1f} ms, always exact, in a cgroup",
-        ),
-        Verdict(
-            what="own cost of a trial after the first, mean",
-            value=statistics.fmean(found.own_seconds) * 1000,
-            unit="ms",
-            target=100,
-            detail=f"{len(found.own_seconds)} trials, median {statistics.median(found.own_seconds) * 1000:.0f} ms",
-        ),
-    ]
-
-
-def read_verdicts(path: Path) -> list[Verdict]:
-    """Read a footprint that was written before and judge it; nothing where there is none."""
-    try:
-        return judge_footprint(Footprint.model_validate_json(path.read_text()))
-    except (FileNotFoundError, ValidationError):
-        return []
 
 
 def main() -> None:

@@ -26,20 +26,11 @@ from benchmarks.replay import Replayed, read_traces, replay
 
 RESULTS: Final = Path("benchmarks/results/holdout.json")
 SHIPPED: Final = "model"
-TIE: Final = (
-    0.005  # of the mean share; among variants that lie closer to the best, the one with the fewest trials is taken
-)
+TIE_SHARE: Final = 0.005  # among variants that lie closer to the best, the one with the fewest trials is taken
 
 
 class Variant(NamedTuple):
-    """A way to search: a sampler, with one constant changed or none.
-
-    Attributes:
-        sampler: Its name.
-        module: Where the constant stands; None for none.
-        constant: Its name.
-        value: What it is changed to.
-    """
+    """A way to search: a sampler, with one constant of a module changed or none."""
 
     sampler: SamplerName
     module: ModuleType | None = None
@@ -66,14 +57,7 @@ VARIANTS: Final = (
 
 
 class Score(FrozenModel):
-    """What a variant reached on one grid, mean over the seeds.
-
-    Attributes:
-        trace: Name of the grid.
-        variant: Label of the variant.
-        share: Throughput of the best finalist, as a share of the best configuration's.
-        trials: Trials that were measured.
-    """
+    """What a variant reached on one grid, mean over the seeds: share of the best, and trials measured."""
 
     trace: str
     variant: str
@@ -100,7 +84,7 @@ def choose(scores: Sequence[Score]) -> str:
     labels = dict.fromkeys(score.variant for score in scores)
     shares = {label: statistics.fmean(score.share for score in scores if score.variant == label) for label in labels}
     trials = {label: statistics.fmean(score.trials for score in scores if score.variant == label) for label in labels}
-    ties = [label for label in labels if shares[label] >= max(shares.values()) - TIE]
+    ties = [label for label in labels if shares[label] >= max(shares.values()) - TIE_SHARE]
     return min(ties, key=lambda label: trials[label])
 
 

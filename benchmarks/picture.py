@@ -37,14 +37,7 @@ text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mo
 
 
 def shorten(lines: Iterable[str]) -> Iterator[str]:
-    """Leave out the middle of many lines that begin with the same word.
-
-    Args:
-        lines: What a run wrote.
-
-    Yields:
-        Lines, and three dots for those that were left out.
-    """
+    """Leave out the middle of many lines that begin with the same word; three dots say so."""
     for word, group in groupby(lines, key=find_word):
         same = list(group)
         head, tail = KEPT.get(word, (len(same), 0))
@@ -75,14 +68,7 @@ def classify(line: str) -> str:
 
 
 def draw(lines: Iterable[str]) -> str:
-    """Draw a terminal.
-
-    Args:
-        lines: What it shows, of any length.
-
-    Returns:
-        A picture as SVG, which loads nothing.
-    """
+    """Draw a terminal that shows lines of any length, as SVG that loads nothing."""
     shown = [(part, classify(line)) for line in lines for part in wrap(line)]
     width = 2 * MARGIN + COLUMNS * LETTER_WIDTH
     height = BAR + MARGIN + len(shown) * LINE_HEIGHT

@@ -1,18 +1,19 @@
-"""What the suite writes down of a workload: everything raw, so that a table can be questioned later."""
+"""What is written down of a workload: everything raw, so that a table can be questioned later."""
 
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pydantic import ValidationError
 
 from autotune.config import FrozenModel, Interval, LoaderConfig
-from benchmarks.whole_run import Trained
+from benchmarks.training.messages import DeviceFacts, Reading, Trained, TrainingRun
 
 TunerName = Literal["dltune", "random", "loadtune", "hand", "defaults"]
 
@@ -46,8 +47,8 @@ class Tuning(FrozenModel):
         tuner: Who it was.
         config: What it chose.
         seconds: Wall time until the answer.
-        promise: Samples per second it promises; None when it promises nothing.
-        interval: 95 % interval of the promise.
+        promise: Samples per second it predicts for that; None when it predicts nothing.
+        interval: 95 % interval of the prediction.
         lines: Its trials, in order, where they can be read.
         note: What else there is to say.
     """
@@ -67,13 +68,7 @@ class Tuning(FrozenModel):
 
 
 class Screened(FrozenModel):
-    """A configuration that was looked at by one short run.
-
-    Attributes:
-        config: The configuration.
-        run: The short run.
-        samples_per_second: What it lets expect of a whole run.
-    """
+    """A configuration that was looked at by one short run, and what that lets expect of a whole one."""
 
     config: LoaderConfig
     run: Trained
@@ -110,8 +105,9 @@ class Entrant(FrozenModel):
         config: The configuration.
         epochs: Length of its whole runs, and of the run that is predicted; shorter where it is slow.
         screened: What a short run let expect, in samples per second.
-        predictions: One a round.
+        predictions: One a round, or fewer.
         runs: One a round.
+        readings: What was seen of the device, one a run; none in older records.
     """
 
     labels: tuple[str, ...]
@@ -120,6 +116,7 @@ class Entrant(FrozenModel):
     screened: float
     predictions: tuple[Prediction, ...] = ()
     runs: tuple[Trained, ...] = ()
+    readings: tuple[Reading, ...] = ()
 
     @property
     def rates(self) -> list[float]:
@@ -133,20 +130,49 @@ class Entrant(FrozenModel):
             return []
         return [prediction.samples_per_second for prediction in self.predictions]
 
+    @property
+    def busy_share(self) -> float:
+        """Share of the time in which the device did not wait for data, median of the runs."""
+        pairs = zip(self.readings, self.runs, strict=True)
+        return statistics.median(1 - reading.waited_seconds / sum(run.epoch_seconds) for reading, run in pairs)
+
+    @property
+    def utilization(self) -> float | None:
+        """Mean of what NVML said in all runs; None where it said nothing."""
+        said = [share for reading in self.readings for share in reading.utilization]
+        return statistics.fmean(said) if said else None
+
+    def add_prediction(self, prediction: Prediction) -> Entrant:
+        """Give the entrant with one more prediction."""
+        return self.model_copy(update={"predictions": (*self.predictions, prediction)})
+
+    def add_run(self, run: TrainingRun) -> Entrant:
+        """Give the entrant with one more run."""
+        changes = {"runs": (*self.runs, run.trained), "readings": (*self.readings, run.reading)}
+        return self.model_copy(update=changes)
+
+    def clear(self) -> Entrant:
+        """Give the entrant as it was before the rounds."""
+        return self.model_copy(update={"predictions": (), "runs": (), "readings": ()})
+
 
 class WorkloadResult(FrozenModel):
-    """All that was measured of one workload in one sitting.
+    """All that was measured of one workload in one run of the benchmark.
 
     Attributes:
         workload: Its name.
-        date: When the sitting began, ISO 8601 in UTC.
+        date: When the benchmark began, ISO 8601 in UTC.
         cpus: CPUs that may be used.
         torch: Version of torch.
         quick: Whether it was a rehearsal whose numbers say nothing.
-        seconds: How long the sitting took.
+        seconds: How long it took.
         tunings: Who chose what.
-        grid: The screened grid, in the order it was measured.
+        grid: What was screened, in the order it was measured; nothing where no grid was looked at.
         entrants: The rounds.
+        device: What a step on a device was measured on; None for the other steps.
+        rounds: Rounds that were run; 0 in older records.
+        peer_note: Why loadtune has no result; empty where it has one.
+        dropped: What there was no time for, or what failed.
     """
 
     workload: str
@@ -158,6 +184,10 @@ class WorkloadResult(FrozenModel):
     tunings: tuple[Tuning, ...]
     grid: tuple[Screened, ...]
     entrants: tuple[Entrant, ...]
+    device: DeviceFacts | None = None
+    rounds: int = 0
+    peer_note: str = ""
+    dropped: tuple[str, ...] = ()
 
     def find_tuning(self, tuner: TunerName) -> Tuning | None:
         """Give the run of a tuner; None when there was none."""
@@ -167,16 +197,9 @@ class WorkloadResult(FrozenModel):
         """Give the entrant that carries a label; None when there is none with whole runs."""
         return next((entrant for entrant in self.entrants if label in entrant.labels and entrant.runs), None)
 
-
-Result = TypeVar("Result", bound=WorkloadResult)
-
-
-def merge_labels(wanted: Iterable[tuple[str, LoaderConfig]]) -> dict[LoaderConfig, tuple[str, ...]]:
-    """Name each configuration once, with every reason why it is wanted."""
-    labels: dict[LoaderConfig, tuple[str, ...]] = {}
-    for label, config in wanted:
-        labels[config] = (*labels.get(config, ()), label)
-    return labels
+    def drop(self, what: str) -> WorkloadResult:
+        """Note what has no result."""
+        return self.model_copy(update={"dropped": (*self.dropped, what)})
 
 
 def list_own_costs(lines: Sequence[Line]) -> list[tuple[float, float]]:
@@ -212,21 +235,12 @@ def save_result(result: WorkloadResult, folder: Path) -> None:
     write_text(folder / f"{result.workload}.json", result.model_dump_json(indent=1) + "\n")
 
 
-def read_results(folder: Path, names: Iterable[str], kind: type[Result]) -> list[Result]:
-    """Read what there is.
-
-    Args:
-        folder: Where results lie.
-        names: Names of workloads, in the order wanted.
-        kind: What was written of each.
-
-    Returns:
-        The results that can be read; a file of another format is passed over.
-    """
+def read_results(folder: Path, names: Iterable[str]) -> list[WorkloadResult]:
+    """Read the results of workloads; a file that is not there or of another format is passed over."""
     found = []
     for name in names:
         try:
-            found.append(kind.model_validate_json((folder / f"{name}.json").read_text()))
+            found.append(WorkloadResult.model_validate_json((folder / f"{name}.json").read_text()))
         except (FileNotFoundError, ValidationError):
             continue
     return found

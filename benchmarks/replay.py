@@ -72,13 +72,7 @@ class Replayed(FrozenModel):
 
 
 class Tape:
-    """Answers trials from one pass over a recorded grid.
-
-    Args:
-        trace: The recording.
-        fed_by: Number of the pass.
-        seed: Of the noise.
-    """
+    """Answers trials from one pass over a recorded grid, with noise."""
 
     def __init__(self, trace: Trace, fed_by: int, seed: int) -> None:
         self._plan = trace.plan()
@@ -111,16 +105,7 @@ def _measure(plan: Plan, request: TrialRequest, rate: float) -> Measurement:
 
 
 def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:
-    """Run the search over a trace.
-
-    Args:
-        trace: The recording.
-        sampler: What proposes configurations.
-        seed: Of sampler and noise; even ones are fed by the first pass, odd ones by the second.
-
-    Returns:
-        How it went.
-    """
+    """Run the search over a trace; even seeds are fed by its first pass, odd ones by the second."""
     plan = trace.plan()
     plan = replace(plan, request=plan.request.model_copy(update={"sampler": sampler, "seed": seed}))
     study = optuna.create_study(sampler=make_sampler(plan.request, plan.space), direction="maximize")

@@ -28,8 +28,9 @@ from autotune.trial.budgets import plan_budgets
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.workload_profile import WorkloadProfile
-from benchmarks.trial import make_request
-from benchmarks.workloads import BenchWorkload, find_workload
+from benchmarks.tuners.trial import make_request
+from benchmarks.workloads.catalogue import find_workload
+from benchmarks.workloads.workload import BenchWorkload
 
 TRACES: Final = Path("benchmarks/traces")
 RECORDED: Final = ("tutorial", "decode", "heavy_tail", "large", "slow_start")
@@ -78,15 +79,7 @@ class Trace(FrozenModel):
 
 
 def record(workload: BenchWorkload, seconds: float) -> Trace:
-    """Record one workload.
-
-    Args:
-        workload: What to measure.
-        seconds: Most seconds of measuring in one trial.
-
-    Returns:
-        The trace.
-    """
+    """Record one workload by trials that measure for at most so many seconds each."""
     request, machine = make_request(workload), read_machine()
     budgets = plan_budgets(machine, request)
     with TrialRunner(request.workload, request.stall_seconds) as runner:

@@ -1,0 +1,1 @@
+"""What the raw records say, each question in a file."""

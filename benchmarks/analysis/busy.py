@@ -1,0 +1,68 @@
+"""How busy is the device, before and after?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.knobs import describe_config
+from benchmarks.analysis.verdicts import format_share, format_table
+from benchmarks.records import WorkloadResult
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """How busy the device was.
+
+    Attributes:
+        workload: Name of the workload.
+        label: Whose configuration it is.
+        config: The configuration, in words.
+        samples_per_second: Median of its whole runs.
+        busy_share: Share of the time in which the device did not wait for data, by events.
+        utilization: Share of moments in which it computed anything, by NVML; None without NVML.
+    """
+
+    workload: str
+    label: str
+    config: str
+    samples_per_second: float
+    busy_share: float
+    utilization: float | None
+
+
+def list_uses(result: WorkloadResult) -> list[DeviceUse]:
+    """Tell how busy the device was at PyTorch's defaults, at a hand setting and at dltune's choice."""
+    found = ((label, result.find_entrant(label)) for label in ("defaults", "hand", "dltune"))
+    return [
+        DeviceUse(
+            workload=result.workload,
+            label=label,
+            config=describe_config(entrant.config),
+            samples_per_second=statistics.median(entrant.rates),
+            busy_share=entrant.busy_share,
+            utilization=entrant.utilization,
+        )
+        for label, entrant in found
+        if entrant is not None and result.device is not None
+    ]
+
+
+def tabulate_uses(uses: Sequence[DeviceUse]) -> str:
+    """Lay them out, one a row, each with its gain over PyTorch's defaults."""
+    defaults = {use.workload: use.samples_per_second for use in uses if use.label == "defaults"}
+    head = ("workload", "who", "configuration", "samples/s", "gain", "busy by events", "by NVML")
+    rows = [
+        (
+            use.workload,
+            use.label,
+            use.config,
+            f"{use.samples_per_second:,.0f}",
+            f"{use.samples_per_second / defaults[use.workload]:.2f}x" if use.workload in defaults else "-",
+            format_share(use.busy_share),
+            format_share(use.utilization),
+        )
+        for use in uses
+    ]
+    return format_table(head, rows)

@@ -1,0 +1,106 @@
+"""How long does tuning take, how soon is a good configuration known, and what does dltune itself cost a trial?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.analysis.regret import list_finalists, measure_share
+from benchmarks.analysis.verdicts import Verdict, format_share, format_table
+from benchmarks.records import WorkloadResult, list_own_costs
+from benchmarks.screening import EARLY_SECONDS
+
+MAX_TUNING_SECONDS: Final = 100.0
+MIN_EARLY_SHARE: Final = 0.97
+MAX_OWN_SECONDS: Final = 0.1  # a trial
+TIMED_WORKLOAD: Final = "tutorial"  # the one whose time has a target
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long dltune took.
+
+    Attributes:
+        workload: Name of the workload.
+        seconds: Wall time of the run.
+        trials: Configurations that it measured.
+        early_share: What the best it knew after 30 s gives, as a share of the best of the grid; None for nothing.
+        own_seconds: Its own cost a trial after the first, mean.
+        ending_seconds: Part of it that passes inside the trial: messages, taking the workers down.
+    """
+
+    workload: str
+    seconds: float
+    trials: int
+    early_share: float | None
+    own_seconds: float | None
+    ending_seconds: float | None
+
+
+def measure_pace(result: WorkloadResult) -> Pace | None:
+    """Tell how long dltune took; None where it was not run."""
+    tuning, early, finalists = result.find_tuning("dltune"), result.find_entrant("early"), list_finalists(result)
+    if tuning is None:
+        return None
+    costs = list_own_costs(tuning.lines)
+    return Pace(
+        workload=result.workload,
+        seconds=tuning.seconds,
+        trials=sum(line.fate == "measured" for line in tuning.lines),
+        early_share=measure_share(early, finalists) if early is not None and finalists else None,
+        own_seconds=statistics.fmean(own for own, _ in costs) if costs else None,
+        ending_seconds=statistics.fmean(ending for _, ending in costs) if costs else None,
+    )
+
+
+def judge_pace(paces: Sequence[Pace]) -> list[Verdict]:
+    """Hold the times against their targets, which are those of one workload."""
+    pace = next((pace for pace in paces if pace.workload == TIMED_WORKLOAD), None)
+    early = [pace for pace in paces if pace.early_share is not None and pace.early_share >= MIN_EARLY_SHARE]
+    within = f"best known after {EARLY_SECONDS:.0f} s, as a share of the optimum"
+    name = TIMED_WORKLOAD
+    return [
+        Verdict(
+            what=f"{name}: time for --trials 40",
+            value=pace.seconds if pace else None,
+            unit="s",
+            target=MAX_TUNING_SECONDS,
+            detail=f"{pace.trials} trials until the search ended" if pace else "",
+        ),
+        Verdict(
+            what=f"{name}: {within}",
+            value=pace.early_share if pace else None,
+            unit="%",
+            target=MIN_EARLY_SHARE,
+            sense="at least",
+            detail=f"{len(early)} of {len(paces)} workloads reach it",
+        ),
+        Verdict(
+            what=f"{name}: own cost of a trial after the first, mean",
+            value=pace.own_seconds if pace else None,
+            unit="s",
+            target=MAX_OWN_SECONDS,
+            detail=f"{pace.ending_seconds:.3f} s of it end the trial" if pace and pace.ending_seconds else "",
+        ),
+    ]
+
+
+def tabulate_paces(paces: Sequence[Pace]) -> str:
+    """Lay the times out, one workload a row."""
+    head = ("workload", "seconds", "trials", f"share after {EARLY_SECONDS:.0f} s", "own s/trial", "of it ending it")
+    return format_table(
+        head,
+        [
+            (
+                pace.workload,
+                f"{pace.seconds:.0f}",
+                str(pace.trials),
+                format_share(pace.early_share),
+                "-" if pace.own_seconds is None else f"{pace.own_seconds:.3f}",
+                "-" if pace.ending_seconds is None else f"{pace.ending_seconds:.3f}",
+            )
+            for pace in paces
+        ],
+    )

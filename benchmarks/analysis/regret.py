@@ -1,0 +1,183 @@
+"""Is the choice as good as the best of the grid? Compared round by round, so that luck does not decide."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from autotune.knobs import describe_config
+from benchmarks.analysis.verdicts import Verdict, cover, find_median, format_share, format_table, format_value, say_yes
+from benchmarks.records import Entrant, WorkloadResult
+
+MIN_SHARE: Final = 0.97  # of the grid's best, on every workload
+MIN_MEDIAN_SHARE: Final = 0.99
+MAX_TIE_COST: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """What the choice gives against the best of the grid.
+
+    Attributes:
+        workload: Name of the workload.
+        choice: The choice, in words.
+        share: Its throughput as a share of the best of the grid.
+        best: The configuration that won the rounds, in words.
+        share_of_winner: Its throughput as a share of that one's median, which won by luck as well.
+        tie_cost: What is lost against the best of the search; None where that was not measured.
+        sibling_share: Its throughput as a share of the better of itself and what a careful hand sets with as many
+            workers; None where that was not measured.
+        promise_error: Relative error of what dltune promised for it.
+        is_promise_kept: Whether the promised interval holds the truth; None where there is none.
+    """
+
+    workload: str
+    choice: str
+    share: float
+    best: str
+    share_of_winner: float
+    tie_cost: float | None
+    sibling_share: float | None
+    promise_error: float | None
+    is_promise_kept: bool | None
+
+
+def measure_share(entrant: Entrant, finalists: Sequence[Entrant]) -> float:
+    """Compare a configuration with the best of others, round by round.
+
+    In each round the best is the one that was best in the screening and the *other* rounds: whoever is picked for its
+    luck has to do without it where it counts. The answer is the median of the ratios.
+    """
+    ratios = []
+    for number, rate in enumerate(entrant.rates):
+        rivals = [rival for rival in finalists if len(rival.runs) > number]
+        picked = max(rivals, key=lambda rival: _recall(rival, number))
+        ratios.append(rate / picked.rates[number])
+    return statistics.median(ratios)
+
+
+def _recall(entrant: Entrant, left_out: int) -> float:
+    others = [rate for number, rate in enumerate(entrant.rates) if number != left_out]
+    return statistics.median([*others, entrant.screened])
+
+
+def list_finalists(result: WorkloadResult) -> list[Entrant]:
+    """List the best of the grid, with their whole runs; all that was trained where no grid was looked at."""
+    trained = [entrant for entrant in result.entrants if entrant.runs]
+    return [one for one in trained if not result.grid or any("grid" in label for label in one.labels)]
+
+
+def measure_regret(result: WorkloadResult) -> Regret | None:
+    """Compare dltune's choice with the best of the grid; None where one of them has no whole run."""
+    choice, tuning, finalists = result.find_entrant("dltune"), result.find_tuning("dltune"), list_finalists(result)
+    if choice is None or tuning is None or not finalists:
+        return None
+    true = statistics.median(choice.rates)
+    winner = max(finalists, key=lambda entrant: statistics.median(entrant.rates))
+    top = result.find_entrant("search")
+    return Regret(
+        workload=result.workload,
+        choice=describe_config(choice.config),
+        share=measure_share(choice, finalists),
+        best=describe_config(winner.config),
+        share_of_winner=true / statistics.median(winner.rates),
+        tie_cost=None if top is None else max(0.0, 1 - measure_share(choice, [top])),
+        sibling_share=_compare_with_sibling(choice, result),
+        promise_error=None if tuning.promise is None else tuning.promise / true - 1,
+        is_promise_kept=None if tuning.interval is None else tuning.interval[0] <= true <= tuning.interval[1],
+    )
+
+
+def _compare_with_sibling(choice: Entrant, result: WorkloadResult) -> float | None:
+    sibling = result.find_entrant("sibling")
+    if sibling is None:
+        return None
+    return 1.0 if sibling.config == choice.config else min(1.0, measure_share(choice, [sibling]))
+
+
+def judge_regret(regrets: Sequence[Regret]) -> list[Verdict]:
+    """Hold the choices against their targets; at least one is needed."""
+    worst = min(regrets, key=lambda regret: regret.share)
+    costs = [regret for regret in regrets if regret.tie_cost is not None]
+    dearest = max(costs, key=lambda regret: regret.tie_cost or 0.0, default=None)
+    return [
+        Verdict(
+            what="choice against the grid's best, worst workload",
+            value=worst.share,
+            unit="%",
+            target=MIN_SHARE,
+            sense="at least",
+            detail=worst.workload,
+        ),
+        Verdict(
+            what="choice against the grid's best, median",
+            value=statistics.median(regret.share for regret in regrets),
+            unit="%",
+            target=MIN_MEDIAN_SHARE,
+            sense="at least",
+            detail=f"{len(regrets)} workloads",
+        ),
+        Verdict(
+            what="cost of taking the smallest of ties, worst workload",
+            value=dearest.tie_cost if dearest is not None else None,
+            unit="%",
+            target=MAX_TIE_COST,
+            detail=dearest.workload if dearest is not None else "",
+        ),
+        Verdict(
+            what="choice against its conventional sibling, worst workload",
+            value=min((regret.sibling_share for regret in regrets if regret.sibling_share is not None), default=None),
+            unit="%",
+            target=MIN_SHARE,
+            sense="at least",
+        ),
+        *_judge_promises(regrets),
+    ]
+
+
+def _judge_promises(regrets: Sequence[Regret]) -> list[Verdict]:
+    return [
+        Verdict(
+            what="promise of the tuning run, median error",
+            value=find_median([abs(regret.promise_error) for regret in regrets if regret.promise_error is not None]),
+            unit="%",
+            detail="taken minutes before the whole runs",
+        ),
+        cover(
+            "promised interval holds the truth",
+            [regret.is_promise_kept for regret in regrets if regret.is_promise_kept is not None],
+            None,
+        ),
+    ]
+
+
+def tabulate_regrets(regrets: Sequence[Regret]) -> str:
+    """Lay the choices out, one workload a row."""
+    head = (
+        "workload",
+        "choice",
+        "of the best",
+        "best of the grid",
+        "of that one's median",
+        "tie cost",
+        "promise",
+        "kept",
+    )
+    return format_table(
+        head,
+        [
+            (
+                regret.workload,
+                regret.choice,
+                format_value(regret.share, "%"),
+                regret.best,
+                format_value(regret.share_of_winner, "%"),
+                format_share(regret.tie_cost),
+                "-" if regret.promise_error is None else f"{regret.promise_error:+.1%}",
+                say_yes(regret.is_promise_kept),
+            )
+            for regret in regrets
+        ],
+    )

@@ -1,0 +1,1 @@
+"""Whole training runs in processes of their own: the truth that dltune's figures are held against."""

@@ -1,0 +1,1 @@
+"""Who chooses a configuration: dltune, random search, loadtune, and settings that nobody measured."""

@@ -1,0 +1,86 @@
+"""Which configurations is a workload tried with, and which do people set without measuring?"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy
+from benchmarks.workloads.workload import BenchWorkload
+
+HAND: Final[dict[str, Any]] = {"prefetch_factor": 2, "persistent_workers": True}  # what a careful hand sets
+TRANSFERS: Final = ((False, False), (True, False), (True, True))  # to the device: pinned or not, copied ahead or not
+
+
+def as_config(kwargs: dict[str, Any], sharing_strategy: SharingStrategy = "file_descriptor") -> LoaderConfig:
+    """Make a configuration of DataLoader's arguments: equal for arguments that mean the same."""
+    usual: dict[str, Any] = {"prefetch_factor": 2} if kwargs.get("num_workers") else {}
+    settings = DataLoaderSettings(**usual | kwargs)
+    return LoaderConfig(dataloader=settings, process=ProcessSettings(sharing_strategy=sharing_strategy))
+
+
+def make_config(batch_size: int | None, workers: int, *, pinned: bool = False, ahead: bool = False) -> LoaderConfig:
+    """Make what a careful hand would set: workers persist and prefetch two batches each.
+
+    Args:
+        batch_size: Samples per batch; None for a loader that does not batch.
+        workers: Worker processes.
+        pinned: Whether batches are pinned, and copied without waiting.
+        ahead: Whether the next batch is copied beside the step.
+
+    Returns:
+        The configuration.
+    """
+    kept = HAND if workers else {}
+    size = {} if batch_size is None else {"batch_size": batch_size}
+    loader = DataLoaderSettings(**size, num_workers=workers, pin_memory=pinned, **kept)
+    return LoaderConfig(dataloader=loader, process=ProcessSettings(non_blocking=pinned, device_prefetch=ahead))
+
+
+def list_grid(workload: BenchWorkload, cpus: int) -> list[LoaderConfig]:
+    """List the grid: distinct configurations, all of them legal."""
+    return _list_orders(workload) if workload.device is None else _list_transfers(workload, cpus)
+
+
+def _list_transfers(workload: BenchWorkload, cpus: int) -> list[LoaderConfig]:
+    """List numbers of workers up to the CPUs, each with every way to the device."""
+    return [
+        make_config(workload.batch_size, workers, pinned=pinned, ahead=ahead)
+        for workers in sorted({*workload.workers} or {0, cpus // 8, cpus // 4, cpus // 2, cpus})
+        for pinned, ahead in TRANSFERS
+    ]
+
+
+def _list_orders(workload: BenchWorkload) -> list[LoaderConfig]:
+    """List numbers of workers with prefetch, and for some without order or persistence."""
+    size = {"batch_size": workload.batch_size}
+    grid: list[dict[str, Any]] = [{"num_workers": 0} for workers in workload.workers if workers == 0]
+    grid += [
+        HAND | {"num_workers": workers, "prefetch_factor": prefetch}
+        for workers in workload.workers
+        if workers
+        for prefetch in workload.prefetch
+    ]
+    grid += [HAND | {"num_workers": workers, "in_order": False} for workers in workload.unordered]
+    grid += [HAND | {"num_workers": workers, "persistent_workers": False} for workers in workload.restarting]
+    return [as_config(size | kwargs) for kwargs in grid]
+
+
+def list_spread(workload: BenchWorkload) -> list[LoaderConfig]:
+    """List configurations far from any optimum, on which a prediction must hold as well."""
+    kwargs = {"num_workers": 4, "prefetch_factor": 1, "persistent_workers": False}
+    return [as_config({"batch_size": workload.batch_size} | kwargs)]
+
+
+def choose_defaults(workload: BenchWorkload) -> LoaderConfig:
+    """Give PyTorch's defaults."""
+    return make_config(workload.batch_size, 0)
+
+
+def choose_by_hand(workload: BenchWorkload, cpus: int) -> LoaderConfig:
+    """Give what a careful hand sets without measuring: as many workers as CPUs, and pinned where there is a device."""
+    return make_config(workload.batch_size, cpus, pinned=workload.device is not None)
+
+
+def make_sibling(config: LoaderConfig) -> LoaderConfig:
+    """Give what a careful hand would set with the same workers: nothing that needs a reason."""
+    return make_config(config.dataloader.batch_size, config.dataloader.num_workers)

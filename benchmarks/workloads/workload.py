@@ -1,0 +1,122 @@
+"""What is a workload of the benchmarks, and how long is it looked at?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+REHEARSAL_BATCH: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """How long configurations are trained with.
+
+    Attributes:
+        screen_epochs: Epochs of the short run that looks at a configuration.
+        first_screen_seconds: Seconds after which the first of these is given up; None for never.
+        hopeless_factor: Times the shortest of them so far; a slower one is given up.
+        min_screen_seconds: Seconds that each of them has in any case.
+        min_epochs: Epochs of the shortest whole run.
+        run_seconds: Length of a whole run; a slower configuration is trained, and predicted, for fewer epochs.
+        max_run_seconds: Seconds of the shortest whole run above which a configuration is left out; None for never.
+        give_up_seconds: Seconds after which a whole run is given up; None for never.
+    """
+
+    screen_epochs: int
+    first_screen_seconds: float | None
+    hopeless_factor: float
+    min_screen_seconds: float
+    min_epochs: int
+    run_seconds: float
+    max_run_seconds: float | None
+    give_up_seconds: float | None
+
+    def plan_epochs(self, wanted: int, epoch_seconds: float) -> int | None:
+        """Give the epochs of a whole run, at most those wanted; None when even the fewest take too long."""
+        if self.max_run_seconds is not None and self.min_epochs * epoch_seconds > self.max_run_seconds:
+            return None
+        return min(wanted, max(self.min_epochs, int(self.run_seconds / epoch_seconds)))
+
+    def screen_seconds(self, best_seconds: float | None) -> float | None:
+        """Give the seconds after which a short run is given up, where the shortest so far took `best_seconds`."""
+        if best_seconds is None:
+            return self.first_screen_seconds
+        return max(self.min_screen_seconds, self.hopeless_factor * best_seconds)
+
+
+LONG: Final = Pacing(
+    screen_epochs=3,
+    first_screen_seconds=None,
+    hopeless_factor=2.5,
+    min_screen_seconds=1.5,
+    min_epochs=2,
+    run_seconds=10.0,
+    max_run_seconds=20.0,
+    give_up_seconds=None,
+)
+SHORT: Final = Pacing(
+    screen_epochs=2,
+    first_screen_seconds=3.0,
+    hopeless_factor=1.5,
+    min_screen_seconds=0.5,
+    min_epochs=1,
+    run_seconds=4.0,
+    max_run_seconds=None,
+    give_up_seconds=6.0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchWorkload:
+    """One workload and what is tried on it.
+
+    Attributes:
+        name: Its name in tables and of its results file.
+        dataset: Import string of the dataset factory.
+        batch_size: Samples per batch; never tuned here, because it changes training.
+        dataset_args: Arguments of the factory.
+        rehearsal_args: Arguments that make the dataset small enough for a rehearsal.
+        step_seconds: Seconds an emulated step takes for a batch: the process sleeps, as beside an accelerator.
+        step: Import string of a real step's factory, which takes the device where there is one; None for an emulated
+            step.
+        device: Where the step runs, as on the command line; None for a step that has no device. One with a device is
+            short, warmed up before it is timed, and tried with every way to the device.
+        workers: Worker counts of the grid, on both sides of the optimum; none for those up to the CPUs.
+        prefetch: Prefetch factors of the grid.
+        unordered: Worker counts that are tried with `in_order=False` as well.
+        restarting: Worker counts that are tried with `persistent_workers=False` as well.
+        epochs: Length of a whole training run.
+        trials: Most trials of dltune.
+        trial_seconds: Most seconds of one of them; None for dltune's own.
+    """
+
+    name: str
+    dataset: str
+    batch_size: int = 32
+    dataset_args: dict[str, Any] = field(default_factory=dict)
+    rehearsal_args: dict[str, Any] = field(default_factory=dict)
+    step_seconds: float = 0.0
+    step: str | None = None
+    device: str | None = None
+    workers: tuple[int, ...] = ()
+    prefetch: tuple[int, ...] = (1, 2, 4)
+    unordered: tuple[int, ...] = ()
+    restarting: tuple[int, ...] = ()
+    epochs: int = 10
+    trials: int = 40
+    trial_seconds: float | None = None
+
+    @property
+    def pacing(self) -> Pacing:
+        """How long it is looked at."""
+        return LONG if self.device is None else SHORT
+
+    def shorten(self) -> BenchWorkload:
+        """Make one that is measured in about a minute, for a rehearsal."""
+        if self.device is not None:
+            smaller = replace(self, dataset_args=self.rehearsal_args, batch_size=REHEARSAL_BATCH, epochs=2)
+            return replace(smaller, workers=(0, 1), trials=1, trial_seconds=0.3)
+        middle = self.workers[: len(self.workers) // 2 + 1][-2:]
+        smaller = replace(self, workers=(0, *middle), prefetch=(2,), unordered=(), restarting=())
+        return replace(smaller, epochs=2, trials=4, trial_seconds=1.0)
