@@ -21,13 +21,14 @@ from tests.test_cli import list_options
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "autotune"
 
-HEAVY = ("torch", "optuna", "click", "pydantic", "rich", "numpy", "jinja2")
+HEAVY = ("torch", "optuna", "click", "pydantic", "rich", "numpy", "jinja2", "filelock", "psutil")
 OWNERS = {
     "optuna": {"search.ask_tell", "search.sampler", "search.storage", "search.study"},
     "click": {"cli", "commands"},
     "rich": {"commands.display", "commands.live_display"},
     "numpy": {"search.surrogate"},
     "jinja2": {"report"},
+    "filelock": {"runner.scratch", "system.locks"},
 }
 PROGRAMS = {"cli", "commands", "child.__main__", "child.namespaces"}  # each says what it does at its top
 TORCH_ROOMS = {"profiles.batches", "profiles.device_prefetch"}  # beside the child's

@@ -203,7 +203,7 @@ class _Final:
             self._monitor.start()
         while (self.rounds == 0 or self._has_time(1 + len(self.finalists))) and self._wants_more():
             if self._monitor is not None:
-                self._monitor.pause()
+                self._monitor.measure_others()
             self._run_round()
             self._drop_slow_finalists()
             self._record_interference()

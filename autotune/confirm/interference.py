@@ -79,7 +79,7 @@ class InterferenceMonitor:
         self._before = self._read()
         self._others = []
 
-    def pause(self) -> None:
+    def measure_others(self) -> None:
         """Measure what others do; to be called between rounds: whatever of ours still runs is ended first."""
         self._settle()
         before = self._read()

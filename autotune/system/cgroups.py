@@ -57,10 +57,10 @@ def _read_quota_v1(folder: Path) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class CpuThrottling:
-    """How often one cgroup's CPU quota was used up, since the cgroup was made.
+    """How often one cgroup's CPU quota was used up, since the cgroup was made.; no period passes without a quota.
 
     Attributes:
-        periods: Enforcement periods in which the cgroup ran; 0 for ever without a quota.
+        periods: Enforcement periods in which the cgroup ran.
         throttled_periods: Those in which it had to stop before the period's end.
         throttled_seconds: How long its CPUs were stopped, all together; 0 where the kernel does not tell.
     """

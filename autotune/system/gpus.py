@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,11 +63,6 @@ def may_have(gpu: str, dev: Path = DEV, environ: Mapping[str, str] = os.environ)
 
     NVIDIA's driver lists its GPUs on Linux itself; in WSL, and those of AMD and Intel, have no name that can be read
     without starting them. A process that can use one has its device file, and more is not asked for.
-
-    Args:
-        gpu: What it is called in a profile, by torch.
-        dev: Where the device files lie.
-        environ: An empty list of visible devices hides them.
     """
     if any(environ.get(name, "unset").strip() in ("", "-1") for name in VISIBLE_DEVICES):
         return False
@@ -78,31 +73,16 @@ def may_have(gpu: str, dev: Path = DEV, environ: Mapping[str, str] = os.environ)
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """What NVML tells of one GPU or of one slice of it (MIG); None for what it does not tell.
-
-    Attributes:
-        driver: Version of the driver.
-        pcie: Its link at best, as in `gen5 x16`; at rest a GPU lowers it.
-        processes: Processes that compute on it.
-        utilization: Share of the last moments in which it was computing, between 0 and 1.
-    """
+    """What NVML tells of one GPU or of one slice of it (MIG); None for what it does not tell."""
 
     driver: str | None = None
-    pcie: str | None = None
-    processes: int | None = None
-    utilization: float | None = None
+    pcie: str | None = None  # the link at best, as in `gen5 x16`; at rest a GPU lowers it
+    processes: int | None = None  # that compute on it
+    utilization: float | None = None  # share of the last moments in which it was computing
 
 
 def read_gpu_state(uuid: str, library: Any = None) -> GpuState | None:
-    """Ask NVML about a GPU.
-
-    Args:
-        uuid: By which the driver knows it, with or without `GPU-` in front; `MIG-...` for a slice.
-        library: The module `pynvml`, or one like it; None imports it where it is installed.
-
-    Returns:
-        What it tells; None where there is no NVML or no such GPU.
-    """
+    """Ask NVML about the GPU or slice (`MIG-...`) that the driver knows by a UUID, with or without `GPU-` in front."""
     with open_nvml(library) as nvml:
         full = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         handle = _ask(nvml, "nvmlDeviceGetHandleByUUID", full)
@@ -122,29 +102,20 @@ def read_gpu_state(uuid: str, library: Any = None) -> GpuState | None:
 @contextmanager
 def open_nvml(library: Any = None) -> Iterator[Any]:
     """Open NVML; gives None where it is not installed or finds no driver."""
-    nvml = library or _import_nvml()
-    if nvml is None or not _succeeds(nvml.nvmlInit, nvml):
+    try:
+        nvml = library or importlib.import_module("pynvml")
+    except ImportError:
+        yield None
+        return
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
         yield None
         return
     try:
         yield nvml
     finally:
-        _succeeds(nvml.nvmlShutdown, nvml)
-
-
-def _import_nvml() -> Any:
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        return None
-
-
-def _succeeds(call: Callable[[], object], nvml: Any) -> bool:
-    try:
-        call()
-    except nvml.NVMLError:
-        return False
-    return True
+        _ask(nvml, "nvmlShutdown")
 
 
 def _ask(nvml: Any, name: str, *arguments: Any) -> Any:

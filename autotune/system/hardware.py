@@ -13,18 +13,17 @@ from autotune.config import (
 
 
 class Accelerator(FrozenModel):
-    """What a process sees of the accelerator in use.
+    """What a process sees of the accelerator in use; what is not told is 0 or None.
 
     Attributes:
         name: Its model, with the slice of it where it is partitioned (MIG).
         count: Accelerators of that name that are visible.
-        memory_bytes: Memory of one; 0 where it does not tell.
-        compute_capability: CUDA's, as in `9.0`; None elsewhere.
-        uuid: By which the driver knows it; None where it does not tell.
-        driver: Version of the driver; None where NVML is not at hand.
-        pcie: Its link, as in `gen5 x16`; None likewise.
-        other_processes: Processes of others that compute on it, as far as NVML tells.
-        others_busy: Share of the moment before the probe in which they kept it computing, likewise.
+        memory_bytes: Memory of one.
+        compute_capability: CUDA's, as in `9.0`.
+        driver: Its version, from NVML.
+        pcie: Its link, as in `gen5 x16`, from NVML.
+        other_processes: Processes of others that compute on it, from NVML.
+        others_busy: Share of the moment before the probe in which they kept it computing, from NVML.
     """
 
     name: str
@@ -44,14 +43,8 @@ class Hardware(FrozenModel):
     Attributes:
         gpu: Name of the accelerator; None on a machine without one.
         gpu_count: Accelerators of that name.
-        gpu_memory_bytes: Memory of one; 0 where it does not tell.
-        compute_capability: CUDA's, as in `9.0`; None elsewhere.
-        pcie: Its link, as in `gen5 x16`; None where NVML is not at hand.
-        cpu: Model name of the processor; None when the system does not tell.
-        usable_cpus: CPUs this process may use: affinity and every cgroup quota, in CPUs.
-        memory_limit_bytes: Smallest of physical memory and every cgroup limit.
-        shm_limit_bytes: Size of /dev/shm.
-        nofile_limit: Soft limit of open files.
+        gpu_memory_bytes: Memory of one.
+        usable_cpus: The smaller of affinity and every cgroup quota, in CPUs.
     """
 
     gpu: str | None

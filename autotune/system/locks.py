@@ -19,11 +19,7 @@ NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as some netw
 
 
 class LockedError(Exception):
-    """Another process holds the lock.
-
-    Attributes:
-        holder: Its number, as it wrote it down; empty when it has not.
-    """
+    """Another process holds the lock; `holder` is its number, or empty where it has not written it down."""
 
     def __init__(self, path: Path, holder: str) -> None:
         super().__init__(f"{path} is locked by process {holder or 'unknown'}")
@@ -32,17 +28,10 @@ class LockedError(Exception):
 
 @contextmanager
 def hold(path: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Hold a lock while the context lasts.
+    """Hold a lock while the context lasts, after waiting so many seconds for another process to let go of it.
 
     Where the file system knows no locks, this goes on without one: what it would protect is written in one piece.
-
-    Args:
-        path: The file to meet at; made, and removed afterwards.
-        seconds: Most seconds to wait for another process to let go of it.
-
-    Raises:
-        LockedError: It did not.
-        OSError: The file cannot be made.
+    Raises LockedError where the other does not let go, and OSError where the file cannot be made.
     """
     lock = FileLock(path, timeout=seconds, poll_interval=RETRY_SECONDS, on_acquired=_sign)
     try:

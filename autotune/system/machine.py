@@ -27,12 +27,10 @@ class MachineProfile:
     Attributes:
         cpu: Model name of the processor; None when the system does not tell.
         affinity_cpus: CPUs the scheduler may place us on.
-        quota_cpus: Smallest cgroup CPU quota, in CPUs; None without one.
+        quota_cpus: Smallest cgroup CPU quota; None without one.
         memory_limit_bytes: Smallest of physical memory and every cgroup limit.
         memory_available_bytes: What can be taken now without pushing others out.
         shm_limit_bytes: Size of /dev/shm; 0 where there is none.
-        shm_free_bytes: Free bytes of /dev/shm.
-        shm_writable: Whether workers can hand batches over through it.
         nofile_limit: Soft limit of open files.
     """
 

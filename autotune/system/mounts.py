@@ -31,21 +31,13 @@ _VIRTUAL: Final = ("vd", "xvd", "loop")  # disks of virtual machines, and files 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Where a path is kept.
-
-    Attributes:
-        path: The path.
-        filesystem: Type of its file system, as the kernel names it.
-        device: What is mounted there: a device, a server's export, or a word.
-        mount_point: Where.
-        rotational: Whether the disk turns; None where the kernel does not tell.
-    """
+    """Where a path is kept."""
 
     path: Path
-    filesystem: str
-    device: str
+    filesystem: str  # its type, as the kernel names it
+    device: str  # what is mounted there: a device, a server's export, or a word
     mount_point: str
-    rotational: bool | None = None
+    rotational: bool | None = None  # None where the kernel does not tell
 
     @property
     def kind(self) -> Kind:
@@ -62,15 +54,7 @@ class Mount:
 def find_mount(path: Path, sys: Path = SYS) -> Mount | None:
     """Find the mount that a path lies on: the deepest, and of those over one another the last.
 
-    Args:
-        path: A file or a folder.
-        sys: Where sysfs is mounted.
-
-    Returns:
-        The mount; None where the system does not tell.
-
-    Raises:
-        UsageError: There is no such path.
+    Raises UsageError where there is no such path; gives None where the system does not tell.
     """
     try:
         real = path.resolve(strict=True)

@@ -39,10 +39,10 @@ class SignalDebouncer:
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
     """Treat SIGTERM (a job's end, a container's stop) as Ctrl-C, and hear SIGINT where a shell has it ignored."""
-    bell = SignalDebouncer()
+    debouncer = SignalDebouncer()
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        if not bell.is_echo():
+        if not debouncer.is_echo():
             raise KeyboardInterrupt
 
     with _handle(dict.fromkeys(SIGNALS, interrupt)):
@@ -51,23 +51,23 @@ def raise_on_signals() -> Iterator[None]:
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Overhear an interrupt while a run comes to its end by itself; a second one gets through.
+    """Put off an interrupt while a run comes to its end by itself; a second one gets through.
 
     Signals that would not raise KeyboardInterrupt are left alone, and so is everything in other threads than the main
     one, which Python never interrupts.
     """
-    bell = SignalDebouncer()
+    debouncer = SignalDebouncer()
     heard: list[int] = []
 
-    def overhear(number: int, _frame: FrameType | None) -> None:
-        if bell.is_echo():
+    def defer(number: int, _frame: FrameType | None) -> None:
+        if debouncer.is_echo():
             return
         if heard:
             raise KeyboardInterrupt
         heard.append(number)
 
     raising = [number for number in SIGNALS if callable(signal.getsignal(number))]
-    with _handle(dict.fromkeys(raising, overhear)):
+    with _handle(dict.fromkeys(raising, defer)):
         yield
 
 

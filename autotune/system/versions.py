@@ -16,15 +16,10 @@ _ASSIGNMENT: Final = re.compile(r"^(__version__|cuda)\b[^=\n]*= *'([^'\n]+)'$", 
 
 
 class TorchVersion(NamedTuple):
-    """The build of torch that is installed.
+    """A build of torch."""
 
-    Attributes:
-        version: Such as `2.13.0+cu130`.
-        cuda: The version of CUDA that it was built for; None for a build without.
-    """
-
-    version: str
-    cuda: str | None
+    version: str  # such as `2.13.0+cu130`
+    cuda: str | None  # the version of CUDA that it was built for; None for a build without
 
 
 def read_torch(folder: Path | None = None) -> TorchVersion | None:

@@ -91,7 +91,7 @@ def test_what_of_ours_still_runs_is_ended_before_others_are_looked_at() -> None:
         sleep=lambda seconds: None,
         settle=lambda: order.append("settle"),
     )
-    watch.pause()
+    watch.measure_others()
     assert order[0] == "settle"
 
 

@@ -142,16 +142,16 @@ def test_a_used_up_quota_is_called_expected_where_workers_saturate_it() -> None:
 def test_a_watch_sums_up_what_happened_between_start_and_finish() -> None:
     read = play(
         make_counters(busy=10.0, total=100.0, steal=1.0, quotas=[(100, 10)]),  # start
-        make_counters(busy=20.0),  # first pause
+        make_counters(busy=20.0),  # between the first two rounds
         make_counters(busy=20.1),
-        make_counters(busy=30.0),  # second pause
+        make_counters(busy=30.0),  # between the next two
         make_counters(busy=30.2),
         make_counters(busy=40.0, total=200.0, steal=6.0, quotas=[(200, 30)]),  # finish
     )
     watch = InterferenceMonitor(2.0, read, be_still)
     watch.start()
-    watch.pause()
-    watch.pause()
+    watch.measure_others()
+    watch.measure_others()
     quietness = watch.finish([[100.0, 110.0]])
     assert quietness.others_cpus == pytest.approx((0.5, 1.0))
     assert quietness.steal_share == pytest.approx(0.05)
@@ -162,14 +162,14 @@ def test_a_watch_sums_up_what_happened_between_start_and_finish() -> None:
 def test_a_watch_over_a_machine_that_cannot_be_read_sees_quiet_and_the_drift() -> None:
     watch = InterferenceMonitor(2.0, lambda: None, be_still)
     watch.start()
-    watch.pause()
+    watch.measure_others()
     assert watch.finish([]) == Interference()
     assert watch.finish([[100.0, 110.0]]).drift == pytest.approx(0.1)
 
 
 def test_others_are_unknown_where_the_counters_can_no_longer_be_read() -> None:
     watch = InterferenceMonitor(2.0, play(make_counters(), None, None), be_still)
-    watch.pause()
+    watch.measure_others()
     assert watch.finish([]).others_cpus == ()
 
 
@@ -177,7 +177,7 @@ def test_others_are_measured_after_what_is_ours_has_ended_and_over_the_time_slep
     happened: list[object] = []
     read = play(make_counters(busy=10.0), make_counters(busy=10.1), None)
     watch = InterferenceMonitor(2.0, read, happened.append, settle=lambda: happened.append("settled"))
-    watch.pause()
+    watch.measure_others()
     assert happened == ["settled", READING_SECONDS]
     assert watch.finish([]).others_cpus == pytest.approx((0.1 / READING_SECONDS,))
 
@@ -191,6 +191,6 @@ def test_a_watch_started_again_forgets_what_it_saw() -> None:
         2.0, play(make_counters(), make_counters(), make_counters(busy=9.0), make_counters(), make_counters()), be_still
     )
     watch.start()
-    watch.pause()
+    watch.measure_others()
     watch.start()
     assert watch.finish([]).others_cpus == ()
