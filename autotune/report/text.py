@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from autotune.config import Interval, LoaderConfig
-from autotune.knobs import KNOBS, SWITCHES, describe_config, describe_loader
+from autotune.knobs import SWITCHES, describe_config, describe_loader
 from autotune.profiles.schema import AblationStep, ProfileResult, TunedProfile
 from autotune.report.usage import describe_use_in_code
 from autotune.system.hardware import Hardware
@@ -49,10 +49,8 @@ def _describe_best(profile: TunedProfile) -> str:
 
 def _list_process_settings(config: LoaderConfig) -> list[str]:
     """List what is set beside the loader and not at its default, as in `sharing_strategy=file_system`."""
-    values = {knob.name: knob.read(config) for knob in SWITCHES if knob.section == "process"}
-    return [
-        name if value is True else f"{name}={value}" for name, value in values.items() if value != KNOBS[name].default
-    ]
+    beside = [(knob, knob.read(config)) for knob in SWITCHES if knob.section == "process"]
+    return [knob.name if value is True else f"{knob.name}={value}" for knob, value in beside if value != knob.default]
 
 
 def _describe_numbers(result: ProfileResult) -> str:
