@@ -102,7 +102,7 @@ class TuningRequest(FrozenModel):
         max_gpu_memory: Budget for device memory, as bytes or a share of the whole.
         max_workers: Upper bound for num_workers; None lets the probe decide.
         world_size: Training processes that share this host's budgets.
-        isolation: `auto` puts up the walls around trials that the machine allows, `none` runs them plainly.
+        isolation: `auto` runs trials in as much of a sandbox as the machine allows, `none` runs them plainly.
         output: Path of the tuned file.
         profile: Name for the profile; None makes one from hardware and workload.
         storage: Optuna storage URL; None keeps SQLite under `.dltune/`.

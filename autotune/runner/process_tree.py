@@ -24,40 +24,40 @@ TRIAL_ID_VARIABLE: Final = "DLTUNE_TRIAL"
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
 
 
-def list_trial_processes(trial_id: str, proc: Path = PROC) -> list[int]:
+def list_trial_processes(trial_id: str) -> list[int]:
     """List the processes that carry a trial's id in their environment, without zombies and without our own."""
-    others = (int(folder.name) for folder in proc.iterdir() if folder.name.isdigit())
-    return [pid for pid in others if pid != os.getpid() and _carries_id(pid, trial_id, proc)]
+    others = (int(folder.name) for folder in PROC.iterdir() if folder.name.isdigit())
+    return [pid for pid in others if pid != os.getpid() and _carries_id(pid, trial_id)]
 
 
-def _carries_id(pid: int, trial_id: str, proc: Path) -> bool:
+def _carries_id(pid: int, trial_id: str) -> bool:
     with contextlib.suppress(OSError):
-        return f"{TRIAL_ID_VARIABLE}={trial_id}".encode() in (proc / str(pid) / "environ").read_bytes().split(b"\0")
+        return f"{TRIAL_ID_VARIABLE}={trial_id}".encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     return False
 
 
-def kill_trial(trial_id: str, keeper: int | None = None, proc: Path = PROC) -> list[int]:
+def kill_trial(trial_id: str, keeper: int | None = None) -> list[int]:
     """End every process that carries a trial's id, the cleaners last, and list those that do not end.
 
     The `keeper` ends by itself when it has ended those of the trial that hide it.
     """
     deadline = time.monotonic() + CLEANER_GRACE_SECONDS
-    while living := list_trial_processes(trial_id, proc):
+    while living := list_trial_processes(trial_id):
         overdue = time.monotonic() > deadline
-        victims = [pid for pid in living if overdue or not (pid == keeper or is_cleaner(pid, proc))]
+        victims = [pid for pid in living if overdue or not (pid == keeper or is_cleaner(pid))]
         for pid in living:  # those who are spared must not be stopped
-            _signal(pid, trial_id, proc, signal.SIGKILL if pid in victims else signal.SIGCONT)
+            _signal(pid, trial_id, signal.SIGKILL if pid in victims else signal.SIGCONT)
         if time.monotonic() > deadline + CLEANER_GRACE_SECONDS:
             return living
         time.sleep(0.01 if victims else 0.05)
     return []
 
 
-def _signal(pid: int, trial_id: str, proc: Path, number: signal.Signals) -> None:
+def _signal(pid: int, trial_id: str, number: signal.Signals) -> None:
     """Signal one process, if it carries the trial's id, so that a reused number is not hit."""
     descriptor = _hold_number(pid)
     try:
-        if _carries_id(pid, trial_id, proc):
+        if _carries_id(pid, trial_id):
             _send(pid, descriptor, number)
     finally:
         if descriptor is not None:
@@ -89,9 +89,9 @@ def _send(pid: int, descriptor: int | None, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def describe_survivors(pids: Sequence[int], proc: Path = PROC) -> str:
+def describe_survivors(pids: Sequence[int]) -> str:
     """Say which processes of a trial could not be ended, and what to do about them."""
-    names = ", ".join(f"{pid} ({read_text(proc / str(pid) / 'comm').strip() or 'unknown'})" for pid in pids)
+    names = ", ".join(f"{pid} ({read_text(PROC / str(pid) / 'comm').strip() or 'unknown'})" for pid in pids)
     return (
         f"Processes of a trial are still there {2 * CLEANER_GRACE_SECONDS:.0f} s after they were killed: {names}. "
         "They wait for a disk or a network that does not answer, or run as another user, and may disturb what is "

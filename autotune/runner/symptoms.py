@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import resource
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Final
 
 from autotune.trial.measurement import TrialKind
@@ -77,73 +77,61 @@ SYMPTOMS: Final[tuple[tuple[TrialKind, str, str], ...]] = (
     ),
 )
 _OF_DEVICES: Final[tuple[TrialKind, ...]] = ("device_lost", "device_failed")  # not without one: a text says it, then
-WORKER_ADVICE: Final = (  # what ends a worker so
-    (
-        r"signal: Killed",
-        "The kernel's out-of-memory killer does this: use fewer --max-workers or a smaller --batch-size",
+WORKER_ADVICE: Final = {  # what ends a worker so
+    r"signal: Killed": (
+        "The kernel's out-of-memory killer does this: use fewer --max-workers or a smaller --batch-size"
     ),
-    (
-        r"signal: (Segmentation|Aborted|Floating|Illegal)|Unexpected (segmentation|floating)",
+    r"signal: (Segmentation|Aborted|Floating|Illegal)|Unexpected (segmentation|floating)": (
         "Native code that the dataset calls crashed: multiprocessing_context='spawn' in a Workload helps where it "
-        "does not survive a fork",
+        "does not survive a fork"
     ),
-    (r"signal: Terminated", "Something told it to end"),
-    (
-        r"exited unexpectedly",
+    r"signal: Terminated": "Something told it to end",
+    r"exited unexpectedly": (
         "Code of the dataset ended it: sys.exit(), os._exit() or a KeyboardInterrupt; or it could not be started, "
-        "for the reason that it printed",
+        "for the reason that it printed"
     ),
-    (r"", "It was killed, or code of the dataset ended it (sys.exit, os._exit)"),
-)
-SUGGESTIONS: Final = (  # for errors of the user's code that are common enough to be known
-    (
-        r"stack expects each tensor to be equal size|should be of equal size|storage that is not resizable",
-        "The samples of a batch differ in size: give a collate_fn that pads them, as with --collate PKG.MOD:FUNCTION.",
+    r"": "It was killed, or code of the dataset ended it (sys.exit, os._exit)",
+}
+SUGGESTIONS: Final = {  # for errors of the user's code that are common enough to be known
+    r"stack expects each tensor to be equal size|should be of equal size|storage that is not resizable": (
+        "The samples of a batch differ in size: give a collate_fn that pads them, as with --collate PKG.MOD:FUNCTION."
     ),
-    (
-        r"default_collate: batch must contain",
+    r"default_collate: batch must contain": (
         "torch's own collate cannot stack such samples: return tensors, numbers, or tuples and dicts of them, or give "
-        "a collate_fn with --collate PKG.MOD:FUNCTION.",
+        "a collate_fn with --collate PKG.MOD:FUNCTION."
     ),
-    (
-        r"don't support automatic differentiation|non-leaf tensor which requires_grad",
-        "A worker cannot hand over a sample that needs a gradient: return sample.detach().",
+    r"don't support automatic differentiation|non-leaf tensor which requires_grad": (
+        "A worker cannot hand over a sample that needs a gradient: return sample.detach()."
     ),
-    (
-        rf"{_NO_PICKLE}|import of module .* failed",
+    rf"{_NO_PICKLE}|import of module .* failed": (
         "What goes to a spawned worker is pickled: use classes and functions that can be imported by their names, or "
-        "leave multiprocessing_context at fork.",
+        "leave multiprocessing_context at fork."
     ),
-    (
-        r"daemonic processes are not allowed to have children",
-        "A worker must not start processes: start none in the dataset, or tune with --max-workers 0.",
+    r"daemonic processes are not allowed to have children": (
+        "A worker must not start processes: start none in the dataset, or tune with --max-workers 0."
     ),
-    (
-        r"StopIteration",
+    r"StopIteration": (
         "A StopIteration raised inside __getitem__ or collate_fn ends an epoch without a word: let it raise another "
-        "error.",
+        "error."
     ),
-    (r"Caught \w+ in pin memory thread", "The batch could not be pinned: tune with --fix pin_memory=false."),
-    (r"out of memory|can't allocate memory|\bMemoryError", "Use a smaller --batch-size, or smaller samples."),
-    (r"Too many open files", "Raise the limit (ulimit -n)."),
-)
-STALLS: Final = (  # what a hung process may have printed
-    (
-        rf"{_NO_PICKLE}|cannot serialize",
+    r"Caught \w+ in pin memory thread": "The batch could not be pinned: tune with --fix pin_memory=false.",
+    r"out of memory|can't allocate memory|\bMemoryError": "Use a smaller --batch-size, or smaller samples.",
+    r"Too many open files": "Raise the limit (ulimit -n).",
+}
+STALLS: Final = {  # what a hung process may have printed
+    rf"{_NO_PICKLE}|cannot serialize": (
         "A batch or an error that cannot be pickled never arrives (pytorch/pytorch#142884): deliver tensors, and raise "
-        "errors whose class can be imported",
+        "errors whose class can be imported"
     ),
-    (
-        r"unable to (allocate|open) shared memory|No space left on device",
-        "/dev/shm is full{shm}. Give the container more (--shm-size=1g) or tune with fewer --max-workers",
+    r"unable to (allocate|open) shared memory|No space left on device": (
+        "/dev/shm is full{shm}. Give the container more (--shm-size=1g) or tune with fewer --max-workers"
     ),
-    (r"AF_UNIX path too long", "Sockets cannot be made in so long a TMPDIR: set a shorter one"),
-    (
-        r"",
+    r"AF_UNIX path too long": "Sockets cannot be made in so long a TMPDIR: set a shorter one",
+    r"": (
         "If a worker waits for a lock or a thread that the training process had when it forked, start workers with "
-        "multiprocessing_context='spawn' in a Workload; if it only needs longer, allow it with --stall-time",
+        "multiprocessing_context='spawn' in a Workload; if it only needs longer, allow it with --stall-time"
     ),
-)
+}
 STATUS_ADVICE: Final = {  # signals that nobody asks for by an error's words
     "SIGKILL": " (the kernel's out-of-memory killer does this)",
     "SIGBUS": ": /dev/shm was full{shm}, or a memory-mapped file became shorter",
@@ -180,6 +168,6 @@ def _describe_amount(text: str) -> str:
     return f": it asked for {found[1]} more" if found else ""
 
 
-def pick_advice(table: Iterable[tuple[str, str]], text: str) -> str:
+def pick_advice(table: Mapping[str, str], text: str) -> str:
     """Give the advice of the first pattern of a table that is found in a text; nothing where none is."""
-    return next((advice for pattern, advice in table if re.search(pattern, text, re.IGNORECASE)), "")
+    return next((advice for pattern, advice in table.items() if re.search(pattern, text, re.IGNORECASE)), "")

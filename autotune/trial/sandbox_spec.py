@@ -1,4 +1,4 @@
-"""What walls a trial's process is to put up around itself."""
+"""What of a sandbox a trial's process is to put up around itself."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Scene(FrozenModel):
         plays: The trials.
         stall_seconds: Most seconds without progress.
         budgets: Budgets.
-        walls: Whether trials get all the walls that the machine allows, or none.
+        sandboxed: Whether trials get all of a sandbox that the machine allows, or none of it.
         daemonic: Whether a daemonic process of multiprocessing plays it.
     """
 
@@ -94,7 +94,7 @@ class Scene(FrozenModel):
     plays: tuple[Play, ...] = (Play(),)
     stall_seconds: float = 20.0
     budgets: Budgets = LIMITS
-    walls: bool = True
+    sandboxed: bool = True
     daemonic: bool = False
 
     def open_runner(self, on_progress: Callable[[ProgressReport], None] = lambda progress: None) -> TrialRunner:
@@ -108,7 +108,7 @@ class Scene(FrozenModel):
             device="cpu",
             working_dir=self.working_dir,
         )
-        runner = TrialRunner(request, self.stall_seconds, on_progress, None if self.walls else SandboxSupport())
+        runner = TrialRunner(request, self.stall_seconds, on_progress, None if self.sandboxed else SandboxSupport())
         runner.limit(self.budgets)
         return runner
 

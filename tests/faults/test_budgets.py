@@ -1,6 +1,6 @@
 """No trial passes its budget by more than 5 % before it is ended, as somebody outside measures it.
 
-Behind walls the kernel holds it there. Without any, a trial can take more between two looks: one batch, or 50 ms worth.
+In a sandbox the kernel holds it there. Without one, a trial can take more between two looks: one batch, or 50 ms worth.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.faults.watcher import Watcher
 ROOT = str(Path(__file__).parents[2])
 MIB = 2**20
 GIB = 2**30
-TOLERANCES = {"walled": 1.05, "plain": 1.25}
-CONTAINMENTS = {"walled": detect_sandbox(), "plain": SandboxSupport()}
+TOLERANCES = {"sandboxed": 1.05, "plain": 1.25}
+SANDBOXES = {"sandboxed": detect_sandbox(), "plain": SandboxSupport()}
 HOSTILE = ("make_leak", "make_copy_on_write")
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -41,20 +41,18 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def run_trials(
-    factory: str, containment: SandboxSupport, step_seconds: float = 1e-3, **budgets: int
-) -> list[TrialResult]:
+def run_trials(factory: str, sandbox: SandboxSupport, step_seconds: float = 1e-3, **budgets: int) -> list[TrialResult]:
     """Run trials with none, two and four workers, whatever the demand model would say of them."""
     usual = {"memory_bytes": 8 * GIB, "reserve_bytes": 0, "shm_bytes": GIB, "nofile": 1024}
     workload = WorkloadRequest(dataset=f"tests.faults.hogs:{factory}", step_seconds=step_seconds, working_dir=ROOT)
-    with TrialRunner(workload, 20.0, sandbox=containment) as runner:
+    with TrialRunner(workload, 20.0, sandbox=sandbox) as runner:
         runner.limit(Budgets.model_validate(usual | budgets))
         return [runner.run(make_request(workers)) for workers in (0, 2, 4)]
 
 
 def _allow(name: str) -> float:
-    """Give the tolerance; a machine that allows no walls runs plainly whatever the test is called."""
-    return TOLERANCES["plain" if CONTAINMENTS[name].cgroup is None else name]
+    """Give the tolerance; a machine that allows no sandbox runs plainly whatever the test is called."""
+    return TOLERANCES["plain" if SANDBOXES[name].cgroup is None else name]
 
 
 def make_request(workers: int) -> TrialRequest:
@@ -62,28 +60,28 @@ def make_request(workers: int) -> TrialRequest:
     return TrialRequest(config=LoaderConfig(dataloader=loader), epochs=10, seconds=6.0, precision=0.001)
 
 
-@pytest.mark.parametrize("containment", CONTAINMENTS)
+@pytest.mark.parametrize("sandbox", SANDBOXES)
 @pytest.mark.parametrize("factory", HOSTILE)
 @pytest.mark.fault("Budget of host memory", needs="plain")
 def test_a_trial_that_takes_more_and_more_memory_is_ended_at_its_budget(
-    factory: str, containment: str, bystander: subprocess.Popen[bytes]
+    factory: str, sandbox: str, bystander: subprocess.Popen[bytes]
 ) -> None:
     budget = 900 * MIB
     with Watcher() as watcher:
-        results = run_trials(factory, CONTAINMENTS[containment], memory_bytes=budget)
+        results = run_trials(factory, SANDBOXES[sandbox], memory_bytes=budget)
     assert "out_of_memory" in {result.kind for result in results}
     assert {result.kind for result in results} <= {"out_of_memory", "completed"}
     assert watcher.looks > 50
-    assert watcher.host_bytes <= _allow(containment) * budget, f"{watcher.host_bytes / MIB:.0f} MiB"
+    assert watcher.host_bytes <= _allow(sandbox) * budget, f"{watcher.host_bytes / MIB:.0f} MiB"
     assert bystander.poll() is None
 
 
-@pytest.mark.parametrize("containment", CONTAINMENTS)
+@pytest.mark.parametrize("sandbox", SANDBOXES)
 @pytest.mark.fault("Budget of /dev/shm", needs="plain")
-def test_samples_of_8_mib_never_fill_more_of_shm_than_they_may(containment: str) -> None:
+def test_samples_of_8_mib_never_fill_more_of_shm_than_they_may(sandbox: str) -> None:
     budget = 200 * MIB  # of the 576 MiB that four workers with four batches each could fill
     with Watcher() as watcher:
-        alone, *crowded = run_trials("make_large", CONTAINMENTS[containment], step_seconds=0.2, shm_bytes=budget)
+        alone, *crowded = run_trials("make_large", SANDBOXES[sandbox], step_seconds=0.2, shm_bytes=budget)
     assert alone.kind == "completed"
     assert {result.kind for result in crowded} == {"shm_exhausted"}
-    assert 0 < watcher.shm_bytes <= _allow(containment) * budget, f"{watcher.shm_bytes / MIB:.0f} MiB"
+    assert 0 < watcher.shm_bytes <= _allow(sandbox) * budget, f"{watcher.shm_bytes / MIB:.0f} MiB"

@@ -13,7 +13,7 @@ from autotune.runner.sandbox import detect_sandbox
 from tests.faults.stage import MIB, Play, Scene, is_alive, list_trial_processes, read_all, refuse, run, run_cli
 
 RAISES = "Factory raises / missing import / SyntaxError / RecursionError / `sys.exit(0)`"
-WALLS = pytest.mark.parametrize("walls", [True, False], ids=["walled", "plain"])
+SANDBOXED_OR_NOT = pytest.mark.parametrize("sandboxed", [True, False], ids=["sandboxed", "plain"])
 
 
 @pytest.mark.parametrize(
@@ -71,53 +71,53 @@ def test_a_flood_of_output_neither_fills_the_disk_nor_spoils_the_result() -> Non
     assert size < 8 * MIB
 
 
-@pytest.mark.parametrize(("workers", "walls"), [(0, True), (2, False)])
+@pytest.mark.parametrize(("workers", "sandboxed"), [(0, True), (2, False)])
 @pytest.mark.fault("Non-daemon thread, `atexit` sleep, ignored SIGTERM", needs="plain")
-def test_a_process_that_will_not_end_is_ended(workers: int, walls: bool) -> None:
-    result = run("faults.villains:make_unwilling_to_end", play=Play(workers=workers), walls=walls)
+def test_a_process_that_will_not_end_is_ended(workers: int, sandboxed: bool) -> None:
+    result = run("faults.villains:make_unwilling_to_end", play=Play(workers=workers), sandboxed=sandboxed)
     assert result.kind == "completed", result.message
 
 
 @pytest.mark.fault("Factory forks a child", needs="plain")
 def test_a_copy_of_the_trials_process_neither_answers_nor_stays() -> None:
-    assert run("misbehaving:make_forked", walls=False).kind == "completed"
+    assert run("misbehaving:make_forked", sandboxed=False).kind == "completed"
 
 
-@WALLS
+@SANDBOXED_OR_NOT
 @pytest.mark.fault("Factory forks a child", needs="plain")
-def test_a_copy_that_holds_the_line_open_is_not_waited_for(walls: bool) -> None:
-    error = refuse("faults.villains:make_fork_that_stays", walls=walls, stall_seconds=30.0)
+def test_a_copy_that_holds_the_line_open_is_not_waited_for(sandboxed: bool) -> None:
+    error = refuse("faults.villains:make_fork_that_stays", sandboxed=sandboxed, stall_seconds=30.0)
     assert "exited with code 0 without a result" in str(error)
 
 
-@WALLS
+@SANDBOXED_OR_NOT
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.fault("Factory forks a child", needs="plain")
 def test_what_a_thread_of_the_dataset_has_started_outlives_the_thread_and_not_the_trial(
-    method: str, walls: bool
+    method: str, sandboxed: bool
 ) -> None:
-    result = run("faults.villains:make_helped", arguments={"method": method}, play=Play(workers=0), walls=walls)
+    result = run("faults.villains:make_helped", arguments={"method": method}, play=Play(workers=0), sandboxed=sandboxed)
     assert result.kind == "completed", result.message
 
 
-@WALLS
+@SANDBOXED_OR_NOT
 @pytest.mark.parametrize("crashing", [False, True])
 @pytest.mark.fault("Factory forks a child", needs="plain")
 def test_a_process_that_hides_by_clearing_its_environment_ends_with_the_trial(
-    crashing: bool, walls: bool, tmp_path: Path
+    crashing: bool, sandboxed: bool, tmp_path: Path
 ) -> None:
     place = tmp_path / "pid"
     arguments = {"path": str(place), "crashing": crashing}
-    result = run("faults.villains:make_hidden", arguments=arguments, play=Play(workers=0), walls=walls)
+    result = run("faults.villains:make_hidden", arguments=arguments, play=Play(workers=0), sandboxed=sandboxed)
     assert result.kind == ("crashed" if crashing else "completed")
-    if walls and detect_sandbox().own_pids:
+    if sandboxed and detect_sandbox().own_pids:
         return  # its number means nothing outside of the namespace that it ended with
     assert not is_alive(int(place.read_text()))
 
 
 @pytest.mark.fault("Factory kills group / parent", needs="plain")
 def test_a_factory_that_kills_its_group_hits_only_itself() -> None:
-    assert "was killed by SIGKILL" in str(refuse("faults.villains:make_group_killer", walls=False))
+    assert "was killed by SIGKILL" in str(refuse("faults.villains:make_group_killer", sandboxed=False))
 
 
 @pytest.mark.parametrize("isolation", ["auto", "none"])

@@ -13,7 +13,7 @@ from tests.faults.capabilities import wrap_in_shm
 from tests.faults.stage import LIMITS, MIB, Play, Review, Scene, run, run_cli, run_elsewhere
 
 SMALL = LIMITS.model_copy(update={"shm_bytes": 8 * MIB})
-WALLS = pytest.mark.parametrize("walls", [True, False], ids=["walled", "plain"])
+SANDBOXED_OR_NOT = pytest.mark.parametrize("sandboxed", [True, False], ids=["sandboxed", "plain"])
 
 
 def run_in_small_shm(factory: str, options: str = "size=8m", **scene: Any) -> Review:
@@ -22,35 +22,35 @@ def run_in_small_shm(factory: str, options: str = "size=8m", **scene: Any) -> Re
     return run_elsewhere(made, lambda command: wrap_in_shm(options, command))
 
 
-@WALLS
+@SANDBOXED_OR_NOT
 @pytest.mark.fault("shm full, default collate", needs="mount")
-def test_a_full_shm_is_named_with_its_size_and_how_to_get_more(walls: bool) -> None:
-    review = run_in_small_shm("faults.villains:make_large", walls=walls)
+def test_a_full_shm_is_named_with_its_size_and_how_to_get_more(sandboxed: bool) -> None:
+    review = run_in_small_shm("faults.villains:make_large", sandboxed=sandboxed)
     (result,) = review.results
     assert result.kind == "shm_exhausted", result.message
     assert re.search(r"/dev/shm.* [\d.]+ MiB|[\d.]+ MiB .*/dev/shm", result.message)
-    assert walls or "--shm-size" in result.message, result.message
+    assert sandboxed or "--shm-size" in result.message, result.message
     assert review.left == ()
 
 
-@WALLS
+@SANDBOXED_OR_NOT
 @pytest.mark.fault("shm full, custom collate", needs="mount")
-def test_a_shm_that_fills_while_a_batch_is_sent_does_not_hang_the_run(walls: bool) -> None:
-    review = run_in_small_shm("faults.villains:make_large_collated", walls=walls, stall_seconds=4.0)
+def test_a_shm_that_fills_while_a_batch_is_sent_does_not_hang_the_run(sandboxed: bool) -> None:
+    review = run_in_small_shm("faults.villains:make_large_collated", sandboxed=sandboxed, stall_seconds=4.0)
     (result,) = review.results
     assert result.kind in ("stalled", "shm_exhausted"), result.message
     assert "shared memory" in result.message or "/dev/shm" in result.message
     assert review.left == ()
 
 
-@WALLS
+@SANDBOXED_OR_NOT
 @pytest.mark.fault("shm inodes exhausted", needs="mount")
-def test_a_shm_without_names_left_is_not_blamed_on_its_size(walls: bool) -> None:
+def test_a_shm_without_names_left_is_not_blamed_on_its_size(sandboxed: bool) -> None:
     review = run_in_small_shm(
         "faults.villains:make_given",
         "size=8m,nr_inodes=20",
         arguments={"samples": "many tensors"},
-        walls=walls,
+        sandboxed=sandboxed,
     )
     (result,) = review.results
     assert result.kind == "shm_exhausted", result.message
@@ -79,7 +79,7 @@ def test_a_trial_with_workers_and_a_read_only_shm_is_named_with_the_way_out() ->
 
 @pytest.mark.fault("Real SIGBUS", needs="mount")
 def test_a_worker_that_writes_beyond_shm_is_named_with_both_causes_of_a_bus_error() -> None:
-    review = run_in_small_shm("faults.villains:make_sabotaged", arguments={"deed": "overwrite shm"}, walls=False)
+    review = run_in_small_shm("faults.villains:make_sabotaged", arguments={"deed": "overwrite shm"}, sandboxed=False)
     (result,) = review.results
     assert result.kind in ("shm_exhausted", "crashed"), result.message
     assert "bus error" in result.message or "lost a worker process" in result.message
@@ -143,7 +143,7 @@ def test_what_a_hung_trial_held_of_shm_is_free_before_the_next() -> None:
     review = run_in_small_shm(
         "faults.villains:make_large",
         arguments={"hang_at": 40},
-        walls=False,
+        sandboxed=False,
         stall_seconds=3.0,
         plays=tuple(Play(batch_size=1, strategy="file_system") for _ in range(2)),
     )
@@ -151,26 +151,30 @@ def test_what_a_hung_trial_held_of_shm_is_free_before_the_next() -> None:
     assert review.left == ()
 
 
-@pytest.mark.parametrize(("deed", "walls"), [("kill", False), ("hang", True)])
+@pytest.mark.parametrize(("deed", "sandboxed"), [("kill", False), ("hang", True)])
 @pytest.mark.fault("Leaks, file_system", needs="plain")
-def test_no_name_is_left_in_shm_when_a_trial_with_file_system_has_failed(deed: str, walls: bool) -> None:
+def test_no_name_is_left_in_shm_when_a_trial_with_file_system_has_failed(deed: str, sandboxed: bool) -> None:
     play = Play(strategy="file_system")
     arguments = {"deed": deed}
-    result = run("faults.villains:make_sabotaged", arguments=arguments, play=play, walls=walls, stall_seconds=3.0)
+    result = run(
+        "faults.villains:make_sabotaged", arguments=arguments, play=play, sandboxed=sandboxed, stall_seconds=3.0
+    )
     assert result.kind in ("crashed", "stalled")
     assert [path.name for path in Path("/dev/shm").glob("torch_*")] == []
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize(
-    "walls",
+    "sandboxed",
     [True, False],
-    ids=["walled", "plain"],
+    ids=["sandboxed", "plain"],
 )
 @pytest.mark.fault("Leaks, spawn/forkserver", needs="plain")
-def test_no_semaphore_is_left_when_a_trial_with_spawned_workers_has_hung(method: str, walls: bool) -> None:
+def test_no_semaphore_is_left_when_a_trial_with_spawned_workers_has_hung(method: str, sandboxed: bool) -> None:
     before = set(Path("/dev/shm").glob("sem.*"))
-    result = run("faults.villains:make_hanging_workers", play=Play(method=method), walls=walls, stall_seconds=4.0)
+    result = run(
+        "faults.villains:make_hanging_workers", play=Play(method=method), sandboxed=sandboxed, stall_seconds=4.0
+    )
     left = set(Path("/dev/shm").glob("sem.*")) - before
     for path in left:
         path.unlink()

@@ -29,7 +29,7 @@ from tests.faults.stage import (
     start,
 )
 
-WALLS = pytest.mark.parametrize("walls", [True, False], ids=["walled", "plain"])
+SANDBOXED_OR_NOT = pytest.mark.parametrize("sandboxed", [True, False], ids=["sandboxed", "plain"])
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_the_next_run_takes_away_what_a_killed_tuner_could_not(hung: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("method", "walls"),
+    ("method", "sandboxed"),
     [
         ("fork", False),
         ("spawn", True),
@@ -83,9 +83,12 @@ def test_the_next_run_takes_away_what_a_killed_tuner_could_not(hung: Path) -> No
 )
 @pytest.mark.usefixtures("swept")
 @pytest.mark.fault("Supervisor SIGKILL", needs="plain")
-def test_hung_workers_die_with_a_killed_tuner(method: str, walls: bool, hung: Path) -> None:
+def test_hung_workers_die_with_a_killed_tuner(method: str, sandboxed: bool, hung: Path) -> None:
     scene = Scene(
-        factory="faults.villains:make_hanging_workers", plays=(Play(method=method),), walls=walls, stall_seconds=60.0
+        factory="faults.villains:make_hanging_workers",
+        plays=(Play(method=method),),
+        sandboxed=sandboxed,
+        stall_seconds=60.0,
     )
     with start(make_command(scene)) as supervisor:
         await_condition(lambda: hung.stat().st_size >= 2, "two hung workers")
@@ -105,14 +108,14 @@ def list_blocked_in_a_pipe() -> list[int]:
     return blocked
 
 
-@WALLS
+@SANDBOXED_OR_NOT
 @pytest.mark.usefixtures("swept")
 @pytest.mark.fault("Supervisor SIGKILL", needs="plain")
-def test_a_worker_blocked_in_a_pipe_dies_with_a_killed_tuner(walls: bool, hung: Path) -> None:
+def test_a_worker_blocked_in_a_pipe_dies_with_a_killed_tuner(sandboxed: bool, hung: Path) -> None:
     scene = Scene(
         factory="faults.villains:make_bytes",
         step="faults.villains:make_hanging_step",
-        walls=walls,
+        sandboxed=sandboxed,
         stall_seconds=60.0,
     )
     with start(make_command(scene)) as supervisor:
@@ -121,19 +124,19 @@ def test_a_worker_blocked_in_a_pipe_dies_with_a_killed_tuner(walls: bool, hung: 
         assert kill_and_list_survivors(supervisor) == []
 
 
-@WALLS
+@SANDBOXED_OR_NOT
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.usefixtures("swept")
 @pytest.mark.fault("Supervisor SIGKILL", needs="plain")
 def test_what_a_thread_of_the_dataset_has_started_dies_with_a_killed_tuner(
-    method: str, walls: bool, hung: Path
+    method: str, sandboxed: bool, hung: Path
 ) -> None:
     scene = Scene(
         factory="faults.villains:make_helped",
         arguments={"method": method},
         step="faults.villains:make_hanging_step",
         plays=(Play(workers=0),),
-        walls=walls,
+        sandboxed=sandboxed,
         stall_seconds=60.0,
     )
     with start(make_command(scene)) as supervisor:
@@ -149,7 +152,7 @@ def test_a_process_that_hides_dies_with_a_killed_tuner(hung: Path, tmp_path: Pat
         arguments={"path": str(tmp_path / "pid")},
         step="faults.villains:make_hanging_step",
         plays=(Play(workers=0),),
-        walls=False,
+        sandboxed=False,
         stall_seconds=60.0,
     )
     with start(make_command(scene)) as supervisor:
@@ -158,10 +161,10 @@ def test_a_process_that_hides_dies_with_a_killed_tuner(hung: Path, tmp_path: Pat
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
-@WALLS
+@SANDBOXED_OR_NOT
 @pytest.mark.fault("SIGTERM trial main only", needs="plain")
-def test_a_trial_whose_main_process_alone_is_terminated_is_named_and_ended_as_a_whole(walls: bool) -> None:
-    result = run("faults.villains:make_sabotaged", arguments={"deed": "terminate main"}, walls=walls)
+def test_a_trial_whose_main_process_alone_is_terminated_is_named_and_ended_as_a_whole(sandboxed: bool) -> None:
+    result = run("faults.villains:make_sabotaged", arguments={"deed": "terminate main"}, sandboxed=sandboxed)
     assert result.kind == "crashed"
     assert "was killed by SIGTERM: something told it to end" in result.message
 

@@ -40,9 +40,9 @@ def open_runner(
     return TrialRunner(request, stall_seconds, sandbox=sandbox, on_warning=on_warning)
 
 
-@pytest.fixture(params=["walled", "plain"])
+@pytest.fixture(params=["sandboxed", "plain"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test behind all the walls that this machine allows, and again without any."""
+    """Run a test in all of a sandbox that this machine allows, and again without one."""
     if request.param == "plain":
         monkeypatch.setenv(PLAIN, "1")
 
@@ -297,7 +297,7 @@ def list_running() -> list[int]:
     return [process.pid for process in list_trial_processes() if process.status() not in halted]
 
 
-@pytest.mark.parametrize("sandbox", [detect_sandbox(), SandboxSupport()], ids=["walled", "plain"])
+@pytest.mark.parametrize("sandbox", [detect_sandbox(), SandboxSupport()], ids=["sandboxed", "plain"])
 def test_a_trial_that_must_end_is_halted_before_anything_else_is_done(sandbox: SandboxSupport) -> None:
     workload = WorkloadRequest(dataset="tests.misbehaving:make_hanging", step_seconds=1e-4, working_dir=ROOT)
     child = AttentiveChild(ROOT, LIMITS, sandbox, lambda progress: None)
