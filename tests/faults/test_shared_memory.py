@@ -18,7 +18,7 @@ SANDBOXED_OR_NOT = pytest.mark.parametrize("sandboxed", [True, False], ids=["san
 
 def run_in_small_shm(factory: str, options: str = "size=8m", **scene: Any) -> Review:
     """Play a scene where /dev/shm is a tmpfs with these options."""
-    made = Scene(factory=factory, **{"limits": SMALL, **scene})
+    made = Scene(factory=factory, **{"budgets": SMALL, **scene})
     return run_elsewhere(made, lambda command: wrap_in_shm(options, command))
 
 

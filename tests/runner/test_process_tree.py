@@ -54,8 +54,8 @@ def test_a_trial_is_ended_where_python_was_built_without_pidfd_open(
     assert marked.wait(timeout=5) == -signal.SIGKILL
 
 
-@pytest.trial_id.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EMFILE])
-@pytest.trial_id.parametrize("call", ["os.pidfd_open", "signal.pidfd_send_signal"])
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EMFILE])
+@pytest.mark.parametrize("call", ["os.pidfd_open", "signal.pidfd_send_signal"])
 def test_a_trial_is_ended_where_the_kernel_refuses_pidfds(
     call: str, number: int, trial_id: str, marked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
