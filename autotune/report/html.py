@@ -18,15 +18,22 @@ from autotune.knobs import describe_loader, describe_switches
 from autotune.profiles.schema import TunedProfile
 from autotune.report.ablation_chart import plot_ablation
 from autotune.report.axes import PLOT
-from autotune.report.batch_time import count_samples, list_batch_times
 from autotune.report.reproduce import describe_command
 from autotune.report.summary import describe_headline, format_number, list_figures, list_settings, provenance
 from autotune.report.text import warnings_of
 from autotune.report.throughput_chart import plot_throughput
 from autotune.report.usage import usage_snippet, usage_snippet_without_dltune
-from autotune.units import format_bytes, format_percent, format_rate
+from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
-_WRITERS = (describe_loader, describe_switches, format_bytes, format_number, format_percent, format_rate)
+_WRITERS = (
+    describe_loader,
+    describe_switches,
+    format_bytes,
+    format_number,
+    format_percent,
+    format_rate,
+    format_seconds,
+)
 _WORDS: Final = {write.__name__: write for write in _WRITERS}  # as the templates call them
 
 
@@ -46,8 +53,6 @@ def render_html(profile: TunedProfile, file: str) -> str:
             notes=warnings_of(profile),
             throughput=plot_throughput(profile),
             ablation=plot_ablation(profile),
-            batch_samples=count_samples(profile),
-            batch_times=list_batch_times(profile),
             command=describe_command(profile.request),
             facts=provenance(profile),
             style=style,

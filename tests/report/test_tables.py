@@ -7,7 +7,14 @@ from xml.etree.ElementTree import fromstring
 
 from autotune.profiles.schema import BatchTimeBreakdown, SearchEvidence, TunedProfile
 from autotune.report.html import render_html
-from tests.builders import make_evidence, make_full_profile, make_profile, make_profile_result, make_trial_line
+from tests.builders import (
+    make_config,
+    make_evidence,
+    make_full_profile,
+    make_profile,
+    make_profile_result,
+    make_trial_line,
+)
 from tests.report.page_reader import read
 
 
@@ -111,3 +118,7 @@ def test_the_most_important_knob_stands_first() -> None:
     importance = {"in_order": 0.1, "num_workers": 0.7, "batch_size": 0.2}
     text = read(make_full_profile(evidence=SearchEvidence(knob_importance=importance))).text
     assert "num_workers 70 % batch_size 20 % in_order 10 %" in text
+
+
+def test_where_batches_are_the_users_own_the_time_is_that_of_a_thousand_samples() -> None:
+    assert "For 1,000 samples." in read(make_profile(dataloader=make_config(4, batch_size=None).dataloader)).text
