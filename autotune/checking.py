@@ -20,11 +20,13 @@ from autotune.profiles.selection import describe_local_hardware, nearest_profile
 from autotune.profiles.trust import refuse_what_others_may_write
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest
-from autotune.search.plan import Plan
 from autotune.search.warm_start import rebuild_request
 from autotune.system.hardware import Hardware, Software
-from autotune.system.machine import read_machine
+from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.versions import read_start_method, read_torch
+from autotune.trial.budgets import plan_budgets
+from autotune.trial.identity import identify
+from autotune.trial.interruption import spawn_error
 from autotune.trial.timetable import Timetable
 
 MIN_KEPT_RATIO: Final = 0.9  # of the predicted throughput, or of the baseline: what surely reaches less is retuned
@@ -80,45 +82,73 @@ def check(
         WorkloadError: The workload fails.
         TrialError: The machine refuses to run trials.
     """
-    file, loads = Path(path), quick or with_workload
-    if loads and not trust:
+    file = Path(path)
+    if (quick or with_workload) and not trust:
         refuse_what_others_may_write(file)
     machine = read_machine()
     chosen, _ = nearest_profile(file, profile, machine)
     here = describe_local_hardware(machine, chosen)
-    if not loads:
+    if not quick and not with_workload:
         return compare_profile(chosen, here, software=read_software(chosen), max_age_seconds=max_age_seconds)
     request = rebuild_request(chosen, here, str(file))
-    plan, found = _run_workload(request, chosen, progress or ProgressListener(), quick=quick)
+    look = _measure_again if quick else _identify
+    return look(request, chosen, machine, max_age_seconds, progress or ProgressListener())
+
+
+def _identify(
+    request: TuningRequest,
+    profile: TunedProfile,
+    machine: MachineProfile,
+    max_age_seconds: float | None,
+    progress: ProgressListener,
+) -> CheckResult:
+    """Compare a profile with the workload as a few batches show it."""
+    # brings Optuna along, which a look at the machine alone does not need
+    from autotune.runner.runner import start_runner
+    from autotune.tuning import check_names, choose_probe_sizes
+
+    check_names(request.workload)
+    with start_runner(request, progress) as runner:
+        try:
+            found = runner.identify(choose_probe_sizes(request)[0], plan_budgets(machine, request))
+        except OSError as error:
+            raise spawn_error(error) from None
     return compare_profile(
-        chosen,
-        plan.hardware,
-        software=plan.workload.software,
-        workload=plan.identity,
+        profile,
+        machine.hardware(found.accelerator),
+        software=found.software,
+        workload=identify(request.workload, found),
         max_age_seconds=max_age_seconds,
-        remeasured=found,
     )
 
 
-def _run_workload(
-    request: TuningRequest, profile: TunedProfile, progress: ProgressListener, *, quick: bool
-) -> tuple[Plan, Remeasurement | None]:
-    """Load the workload, and measure the profile again if asked for."""
-    # brings Optuna along, which a look at the machine alone does not need
+def _measure_again(
+    request: TuningRequest,
+    profile: TunedProfile,
+    machine: MachineProfile,
+    max_age_seconds: float | None,
+    progress: ProgressListener,
+) -> CheckResult:
+    """Probe the workload, and measure a profile against its baseline."""
     from autotune.runner.runner import start_runner
     from autotune.tuning import check_names, prepare_run
 
     check_names(request.workload)
     request = request.model_copy(update={"trial_seconds": QUICK_TRIAL_SECONDS})
     with start_runner(request, progress) as runner:
-        plan = prepare_run(request, read_machine(), None, runner, progress, Timetable(request))
-        if not quick:
-            return plan, None
+        plan = prepare_run(request, machine, None, runner, progress, Timetable(request))
         monitor = InterferenceMonitor(plan.machine.usable_cpus)
         final = confirm(plan, [profile.config], runner.run, progress, monitor)
-        if final.cut_by is not None:
-            raise final.cut_by
-        return plan, compare_with_prediction(final, profile)
+    if final.cut_by is not None:
+        raise final.cut_by
+    return compare_profile(
+        profile,
+        plan.hardware,
+        software=plan.workload.software,
+        workload=plan.identity,
+        max_age_seconds=max_age_seconds,
+        remeasured=compare_with_prediction(final, profile),
+    )
 
 
 def compare_profile(

@@ -237,7 +237,7 @@ def prepare_run(
     progress.show_machine(machine, budgets)
     if workload is None:
         try:
-            workload = runner.probe(_choose_probe_sizes(request), budgets, machine.usable_cpus, timetable.left_seconds)
+            workload = runner.probe(choose_probe_sizes(request), budgets, machine.usable_cpus, timetable.left_seconds)
         except OSError as error:
             raise spawn_error(error) from None
     budgets = plan_budgets(machine, request, workload)
@@ -250,7 +250,7 @@ def prepare_run(
     return plan
 
 
-def _choose_probe_sizes(request: TuningRequest) -> tuple[int, int]:
+def choose_probe_sizes(request: TuningRequest) -> tuple[int, int]:
     """Choose the usual and the largest batch size that the search will meet."""
     fixed, knob = request.fixed.get("batch_size"), KNOBS["batch_size"]
     sizes = (fixed,) if isinstance(fixed, int) else request.batch_sizes or knob.choices

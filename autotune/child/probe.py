@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 import resource
 from collections.abc import Sequence
-from typing import Any, Final
-
-import torch
+from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.cost_fit import fit_bytes, fit_cost
 from autotune.child.device import can_pin, read_free_memory
+from autotune.child.identity import read_software
 from autotune.child.probe_batches import BatchSizeProfile, OnPhase, profile_batch_sizes
 from autotune.child.probe_cow import predict_cow_growth
 from autotune.child.probe_device import describe_accelerator, warn_of_device
@@ -31,11 +29,12 @@ from autotune.child.stoppable_loader import build_loader, count_epoch_batches
 from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import DataLoaderSettings, LoaderConfig
-from autotune.system.hardware import Accelerator, Software
 from autotune.system.processes import read_resident
-from autotune.system.versions import read_own_version, read_start_method_in_force
 from autotune.trial.protocol import WORKER_PHASE, ProbeCommand
 from autotune.trial.workload_profile import LinearCost, WorkloadProfile
+
+if TYPE_CHECKING:
+    import torch
 
 MIN_SECONDS: Final = 1e-9
 
@@ -72,7 +71,7 @@ def profile_workload(
         has_getitems=hasattr(workload.parts.dataset, "__getitems__"),
         baseline=workload.baseline,
         multiprocessing_context=workload.start_method,
-        software=_read_software(accelerator),
+        software=read_software(accelerator),
         accelerator=accelerator,
         gpu_room_bytes=gpu_room_bytes,
         pinning=can_pin(device),
@@ -167,17 +166,6 @@ def _count_own_batches(workload: LoadedWorkload) -> int | None:
         return None
     loader = build_loader(workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=None)))
     return count_epoch_batches(loader, workload)
-
-
-def _read_software(accelerator: Accelerator | None) -> Software:
-    return Software(
-        dltune=read_own_version(),
-        torch=torch.__version__,
-        cuda=torch.version.cuda,
-        driver=accelerator and accelerator.driver,
-        python=platform.python_version(),
-        start_method=read_start_method_in_force(),
-    )
 
 
 def _read_resident_bytes() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -78,11 +78,16 @@ def profile_batch_sizes(
 
 
 def _choose_sizes(workload: LoadedWorkload, batch_size: int) -> list[int | None]:
-    if workload.batching == "user":
+    large = usual_batch_size(workload, batch_size)
+    if large is None:
         return [None]
-    large = _clip_to_samples(batch_size, workload)
     small = max(1, large // SMALL_BATCH_DIVISOR)
     return [large] if small == large else [large, small]
+
+
+def usual_batch_size(workload: LoadedWorkload, batch_size: int) -> int | None:
+    """Give the batch size that is looked at first; None where the batches are the user's own."""
+    return None if workload.batching == "user" else _clip_to_samples(batch_size, workload)
 
 
 def _clip_to_samples(batch_size: int, workload: LoadedWorkload) -> int:
@@ -93,7 +98,7 @@ def _profile_size(
     workload: LoadedWorkload, step: Step, device: torch.device, size: int | None, on_phase: OnPhase
 ) -> BatchSizeProfile:
     on_phase(f"loading batches of {size}" if size else "loading batches")
-    batch, loads, samples = _load_batches(workload, size, on_phase)
+    batch, loads, samples = load_batches(workload, size, on_phase)
     warm = loads[1:] or loads
     on_phase("running the step")
     reset_peak(device)
@@ -105,7 +110,7 @@ def _profile_size(
         samples=statistics.fmean(samples),
         load=CallSeconds(statistics.fmean(one.wall for one in warm), statistics.fmean(one.cpu for one in warm)),
         step=step_seconds,
-        sample_bytes=count_bytes(batch) // max(1, samples[-1]),
+        sample_bytes=measure_sample_bytes(batch, samples),
         tensors=len(tensors),
         on_accelerator=any(tensor.device.type != "cpu" for tensor in tensors),
         h2d=measure_h2d(batch, H2DBench(device)) if device.type == "cuda" else None,
@@ -113,7 +118,7 @@ def _profile_size(
     )
 
 
-def _load_batches(
+def load_batches(
     workload: LoadedWorkload, size: int | None, on_phase: OnPhase
 ) -> tuple[Any, list[CallSeconds], list[int]]:
     """Load batches in this process for a while: the last one, what each took, and how many samples each had."""
@@ -137,6 +142,11 @@ def _load_batches(
             on_phase(f"loaded {len(times)} batches")
     _check_arrivals(loader.index_source.batches if is_map else None, len(times))
     return batch, times, samples
+
+
+def measure_sample_bytes(batch: Any, samples: Sequence[int]) -> int:
+    """Give the mean bytes of a sample in the last batch that was loaded."""
+    return count_bytes(batch) // max(1, samples[-1])
 
 
 def _check_arrivals(promised: int | None, arrived: int) -> None:

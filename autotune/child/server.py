@@ -22,6 +22,8 @@ from autotune.trial.protocol import (
     COMMAND,
     Command,
     FailureReport,
+    IdentifyCommand,
+    IdentityReport,
     LoadCommand,
     ProbeCommand,
     ProbeReport,
@@ -99,6 +101,8 @@ class TrialServer:
                 self._load(command.workload)
             case ProbeCommand():
                 return ProbeReport(profile=self._probe(command))
+            case IdentifyCommand():
+                return self._identify(command)
             case TrialCommand():
                 return TrialReport(measurement=self._run_trial(command.trial))
             case ReleaseCommand():
@@ -130,6 +134,12 @@ class TrialServer:
         if self._device.type == "cpu":
             self._needs_warm_step = False
         return profile_workload(self._workload, self._step, self._device, command, self._show)
+
+    def _identify(self, command: IdentifyCommand) -> IdentityReport:
+        from autotune.child.identity import identify_workload
+
+        self._where = "probe"
+        return identify_workload(self._workload, self._device, command.batch_size, self._show)
 
     def _run_trial(self, request: TrialRequest) -> Measurement:
         from autotune.child.measurement import TrialRun, warm_up_step

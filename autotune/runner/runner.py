@@ -26,6 +26,8 @@ from autotune.trial.protocol import (
     WORKER_PHASE,
     Command,
     FailureReport,
+    IdentifyCommand,
+    IdentityReport,
     LoadCommand,
     ProbeCommand,
     ProbeReport,
@@ -138,7 +140,16 @@ class TrialRunner:
             raise timeout_error(max_seconds, self._workload)
         raise start_error(answer, self._workload)
 
-    def _give_probe(self, command: ProbeCommand) -> Answer:
+    def identify(self, batch_size: int, budgets: Budgets) -> IdentityReport:
+        """Load the workload and a few batches, and tell which workload it is; raises what `probe` raises."""
+        self._limits = budgets
+        answer = self._give_probe(IdentifyCommand(batch_size=batch_size))
+        if isinstance(answer, IdentityReport):
+            return answer
+        self.close()
+        raise start_error(answer, self._workload)
+
+    def _give_probe(self, command: ProbeCommand | IdentifyCommand) -> Answer:
         answer = self._give(command, self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(answer, TrialFailure):
             answer = reclassify_oom_kill(answer, self._peak, self._budgets)

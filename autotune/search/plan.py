@@ -20,6 +20,7 @@ from autotune.search.space import SearchSpace
 from autotune.system.hardware import Hardware
 from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets
+from autotune.trial.identity import identify
 from autotune.trial.measurement import TrialResult
 from autotune.trial.throughput import ThroughputEstimate, estimate
 from autotune.trial.workload_profile import WorkloadProfile
@@ -48,14 +49,7 @@ class Plan:
     @property
     def identity(self) -> WorkloadIdentity:
         """The identity of the workload that the probe has looked at."""
-        return WorkloadIdentity(
-            dataset=self.request.workload.dataset,
-            dataset_args=self.request.workload.dataset_args,
-            samples=self.workload.samples,
-            sample_bytes=self.workload.sample_bytes,
-            step=self.request.workload.describe_step(),
-            kind=self.workload.kind,
-        )
+        return identify(self.request.workload, self.workload)
 
     @property
     def best_step_bound(self) -> float:

@@ -21,6 +21,7 @@ from autotune.config import (
     LongText,
 )
 from autotune.request import WorkloadRequest
+from autotune.system.hardware import Accelerator, Software
 from autotune.trial.measurement import Measurement, TrialResult
 from autotune.trial.workload_profile import WorkloadProfile
 
@@ -79,6 +80,13 @@ class ProbeCommand(FrozenModel):
     with_workers: bool = True
 
 
+class IdentifyCommand(FrozenModel):
+    """Parent to child: say which workload this is, by a few batches of this size where it can be set."""
+
+    op: Literal["identify"] = "identify"
+    batch_size: Annotated[int, Field(ge=1)]
+
+
 class TrialCommand(FrozenModel):
     """Parent to child: run a trial."""
 
@@ -123,6 +131,17 @@ class ProbeReport(FrozenModel):
     profile: WorkloadProfile
 
 
+class IdentityReport(FrozenModel):
+    """Child to parent: which workload this is, in the words of `WorkloadProfile`."""
+
+    op: Literal["identified"] = "identified"
+    kind: Literal["map", "iterable"]
+    samples: BoundedCount | None
+    sample_bytes: BoundedBytes
+    software: Software
+    accelerator: Accelerator | None = None
+
+
 class TrialReport(FrozenModel):
     """Child to parent: the trial ran to its end; its workers still live."""
 
@@ -151,7 +170,12 @@ class FailureReport(FrozenModel):
     index: BoundedCount | None = None
 
 
-Command = Annotated[LoadCommand | ProbeCommand | TrialCommand | ReleaseCommand, Field(discriminator="op")]
-Report = Annotated[ProgressReport | ReadyReport | ProbeReport | TrialReport | FailureReport, Field(discriminator="op")]
+Command = Annotated[
+    LoadCommand | ProbeCommand | IdentifyCommand | TrialCommand | ReleaseCommand, Field(discriminator="op")
+]
+Report = Annotated[
+    ProgressReport | ReadyReport | ProbeReport | IdentityReport | TrialReport | FailureReport,
+    Field(discriminator="op"),
+]
 COMMAND: Final[TypeAdapter[Command]] = TypeAdapter(Command)
 REPORT: Final[TypeAdapter[Report]] = TypeAdapter(Report)

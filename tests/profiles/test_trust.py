@@ -144,6 +144,6 @@ def test_a_file_is_checked_in_another_folder_than_it_was_made_in_and_by_one_who_
     )
     result = invoke("check", "--trust")
     assert result.exit_code == 1, result.stderr
-    assert "should be tuned anew" in result.stdout
+    assert "should be retuned" in result.stdout
     assert "bytes of a sample" in result.stdout
     assert (tmp_path / "there" / "called").exists()

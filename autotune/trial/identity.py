@@ -1,0 +1,20 @@
+"""Which workload is it that a process of the child has loaded?"""
+
+from __future__ import annotations
+
+from autotune.profiles.schema import WorkloadIdentity
+from autotune.request import WorkloadRequest
+from autotune.trial.protocol import IdentityReport
+from autotune.trial.workload_profile import WorkloadProfile
+
+
+def identify(asked: WorkloadRequest, found: WorkloadProfile | IdentityReport) -> WorkloadIdentity:
+    """Join what the user named with what was found."""
+    return WorkloadIdentity(
+        dataset=asked.dataset,
+        dataset_args=asked.dataset_args,
+        samples=found.samples,
+        sample_bytes=found.sample_bytes,
+        step=asked.describe_step(),
+        kind=found.kind,
+    )
