@@ -1,0 +1,133 @@
+"""What a probe in a real child finds, and what is said where the workload cannot be used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.errors import DltuneError, UsageError, WorkloadError
+from autotune.trial.protocol import TrialRequest
+from tests.runner.trials import LIMITS, make_request, open_runner
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+def probe_error(factory: str, stall_seconds: float = 30.0, **options: Any) -> DltuneError:
+    with open_runner(factory, stall_seconds, **options) as runner, pytest.raises(DltuneError) as caught:
+        runner.probe((8, 8), LIMITS)
+    return caught.value
+
+
+def test_the_probe_describes_a_map_dataset() -> None:
+    with open_runner("make_honest") as runner:
+        profile = runner.probe((8, 8), LIMITS)
+    assert (profile.kind, profile.samples, profile.sample_bytes) == ("map", 64, 64)
+    assert profile.software.start_method == "fork"
+    assert profile.baseline is None
+
+
+def test_a_ready_loader_becomes_the_baseline() -> None:
+    with open_runner("make_loader") as runner:
+        profile = runner.probe((8, 8), LIMITS)
+    assert profile.drop_last
+    assert profile.baseline is not None
+    assert profile.baseline.dataloader == DataLoaderSettings(batch_size=8, num_workers=1, prefetch_factor=3)
+
+
+def test_batches_of_the_users_own_are_left_alone() -> None:
+    with open_runner("make_own_batches") as runner:
+        profile = runner.probe((8, 8), LIMITS)
+        loader = DataLoaderSettings(batch_size=None, num_workers=1, prefetch_factor=2)
+        result = runner.run(TrialRequest(config=LoaderConfig(dataloader=loader), epochs=1, seconds=1.0))
+    assert (profile.batching, profile.epoch_batches) == ("user", 24)
+    assert result.measurement is not None
+    assert result.measurement.epochs[0].samples == 48
+
+
+def test_an_iterable_that_does_not_shard_itself_is_found_out() -> None:
+    with open_runner("make_unsharded") as runner:
+        assert runner.probe((8, 8), LIMITS).workers_duplicate_data
+
+
+def test_an_iterable_that_shards_itself_is_not_suspected() -> None:
+    with open_runner("make_sharded") as runner:
+        assert not runner.probe((8, 8), LIMITS).workers_duplicate_data
+        result = runner.run(make_request(workers=2))
+    assert result.measurement is not None
+    assert result.measurement.epochs[0].samples == 64
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("make_raising", "ValueError: no such bucket: s3://example"),
+        ("make_exit", "SystemExit: 0"),
+        ("make_hard_exit", "exited with code 0 without a result"),
+    ],
+)
+def test_a_factory_that_fails_is_reported_as_the_users_error(factory: str, words: str) -> None:
+    error = probe_error(factory)
+    assert isinstance(error, WorkloadError)
+    assert words in str(error)
+
+
+def test_the_traceback_of_a_failing_factory_shows_the_users_line_and_none_of_ours() -> None:
+    error = probe_error("make_raising")
+    assert isinstance(error, WorkloadError)
+    assert "misbehaving.py" in error.details
+    assert "autotune" not in error.details
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("make_none", "returned None"),
+        ("make_empty", "of length 0"),
+        ("make_nothing_at_all", "has no 'make_nothing_at_all'"),
+    ],
+)
+def test_a_factory_that_gives_no_dataset_is_a_usage_error(factory: str, words: str) -> None:
+    error = probe_error(factory)
+    assert isinstance(error, UsageError)
+    assert words in str(error)
+
+
+def test_a_factory_that_hangs_is_ended_and_told_how_to_get_more_time() -> None:
+    error = probe_error("make_hanging", stall_seconds=4.0)
+    assert "made no progress" in str(error)
+    assert str(error).count("--stall-time") == 1
+
+
+def test_samples_that_raise_now_and_then_are_counted_when_the_probe_meets_one() -> None:
+    error = probe_error("make_damaged")
+    assert "failed: ValueError: the file is damaged" in str(error)
+    assert "About 8 of 64 samples raise (one is sample " in str(error)
+
+
+def test_a_step_factory_that_fails_is_named() -> None:
+    error = probe_error("make_honest", step="tests.misbehaving:make_raising_step", step_seconds=None)
+    assert "tests.misbehaving:make_raising_step failed: RuntimeError: no checkpoint found" in str(error)
+
+
+def test_a_probe_that_has_not_ended_when_the_time_is_over_is_ended_with_a_way_out() -> None:
+    with open_runner("make_hanging") as runner, pytest.raises(UsageError) as caught:
+        runner.probe((8, 8), LIMITS, max_seconds=2.0)
+    assert "was not loaded and profiled after the 2.0 s that --timeout had left" in str(caught.value)
+    assert "make_hanging" in str(caught.value)
+
+
+def test_an_error_of_the_users_is_shown_even_when_the_time_is_over() -> None:
+    with open_runner("make_raising") as runner, pytest.raises(WorkloadError, match="no such bucket"):
+        runner.probe((8, 8), LIMITS, max_seconds=60.0)
+
+
+def test_a_step_that_fails_on_a_batch_is_not_blamed_on_the_data() -> None:
+    error = probe_error("make_honest", step="tests.misbehaving:make_step_that_fails", step_seconds=None)
+    assert "The training step (tests.misbehaving:make_step_that_fails) failed on a batch" in str(error)
+
+
+def test_a_step_factory_that_returns_no_function_is_a_usage_error() -> None:
+    error = probe_error("make_honest", step="tests.misbehaving:make_no_step", step_seconds=None)
+    assert "returned a int, not a function step(batch)" in str(error)

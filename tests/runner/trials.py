@@ -1,0 +1,42 @@
+"""Runners of workloads that misbehave, and trials for them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.request import WorkloadRequest
+from autotune.runner.process import OnWarning
+from autotune.runner.runner import TrialRunner
+from autotune.runner.sandbox import SandboxSupport
+from autotune.trial.budgets import Budgets
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import TrialRequest
+
+ROOT = str(Path(__file__).parents[2])
+PLAIN = "DLTUNE_TEST_PLAIN"
+LIMITS = Budgets(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
+
+
+def open_runner(
+    factory: str, stall_seconds: float = 30.0, on_warning: OnWarning = lambda sentence: None, **options: Any
+) -> TrialRunner:
+    request = WorkloadRequest.model_validate(
+        {"dataset": f"tests.misbehaving:{factory}", "step_seconds": 1e-4, "working_dir": ROOT, **options}
+    )
+    sandbox = SandboxSupport() if PLAIN in os.environ else None
+    return TrialRunner(request, stall_seconds, sandbox=sandbox, on_warning=on_warning)
+
+
+def make_request(workers: int, *, fresh: bool = False, epochs: int = 2) -> TrialRequest:
+    extra = {"prefetch_factor": 2} if workers else {}
+    loader = DataLoaderSettings(batch_size=8, num_workers=workers, **extra)
+    return TrialRequest(config=LoaderConfig(dataloader=loader), epochs=epochs, seconds=1.0, fresh=fresh)
+
+
+def run_one(factory: str, workers: int, stall_seconds: float = 30.0) -> TrialResult:
+    with open_runner(factory, stall_seconds) as runner:
+        runner.limit(LIMITS)
+        return runner.run(make_request(workers))
