@@ -64,15 +64,7 @@ class ProgressTimer:
 
 
 class TrialProcess:
-    """One child process, the line to it, and what is known of its tree.
-
-    Args:
-        working_dir: Folder it starts in.
-        budgets: What its sandbox is built for.
-        sandbox: What of a sandbox this machine allows.
-        on_progress: Called with each progress report.
-        on_warning: Called with a sentence when processes of it cannot be ended.
-    """
+    """One child process in a sandbox that is built for its budgets, the line to it, and what is known of its tree."""
 
     def __init__(
         self,

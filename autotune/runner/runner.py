@@ -49,15 +49,8 @@ MAX_TRIAL_OVERHEAD: Final = 4.0  # times the trial's seconds: starting workers, 
 class TrialRunner:
     """Runs trials of one workload in child processes; leaving its context ends every process that it started.
 
-    Args:
-        workload: What the child loads.
-        stall_seconds: Most seconds without progress.
-        on_progress: Called with what the child reports while it works.
-        sandbox: What to put up around each child; None for all that this machine allows.
-        on_warning: Called with a sentence when processes of a trial cannot be ended.
-
-    Attributes:
-        start_seconds: What the last start of a process and of its dataset took; None before the first.
+    Without a given sandbox, each child gets as much of one as this machine allows. `on_warning` is called with a
+    sentence when processes of a trial cannot be ended.
     """
 
     def __init__(
@@ -68,7 +61,7 @@ class TrialRunner:
         sandbox: SandboxSupport | None = None,
         on_warning: OnWarning = lambda sentence: None,
     ) -> None:
-        self.start_seconds: float | None = None
+        self.start_seconds: float | None = None  # what the last start of a process and of its dataset took
         self._workload = workload
         self._sandbox = detect_sandbox() if sandbox is None else sandbox
         self._stall_seconds = stall_seconds
@@ -107,20 +100,11 @@ class TrialRunner:
         usable_cpus: float | None = None,
         max_seconds: float = math.inf,
     ) -> WorkloadProfile:
-        """Load the workload and profile it.
-
-        Args:
-            sizes: Batch sizes to measure with, where they can be set: the usual one, and the largest.
-            budgets: Budgets.
-            usable_cpus: CPUs that can be kept busy; None for those of this machine.
-            max_seconds: What --timeout allows for it.
-
-        Returns:
-            The profile.
+        """Load the workload and profile it with two batch sizes, where they can be set: the usual and the largest.
 
         Raises:
-            UsageError: The workload cannot be what the user meant: no such attribute, no such device; or --timeout
-                allows too little.
+            UsageError: The workload cannot be what the user meant: no such attribute, no such device; or `max_seconds`,
+                which --timeout allows, are too few.
             WorkloadError: The user's code raised, hung or died.
         """
         self._limits = budgets
