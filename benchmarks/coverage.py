@@ -20,9 +20,9 @@ from autotune.knobs import config_from_knobs
 from autotune.progress import ProgressListener
 from autotune.search.plan import Plan
 from autotune.trial.budgets import Budgets
-from autotune.trial.measurement import EpochTrace, Measurement, TrialResult
+from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
-from benchmarks.traces import TRACES, Trace
+from benchmarks.traces import TRACES, Trace, make_measurement
 
 RUNS: Final = 2000
 SPREADS: Final = (0.01, 0.02, 0.03, 0.05, 0.09)  # relative spread of processes, as seen of whole runs on real machines
@@ -38,32 +38,11 @@ TRUTHS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """What one simulated run stated, against the truth.
+    """What one simulated run stated, against the truth."""
 
-    Attributes:
-        rate: Whether the interval of the throughput holds it.
-        speedup: Whether that of the speed-up does; None where the baseline was kept.
-        rate_error: Stated over true throughput, less 1.
-    """
-
-    rate: bool
-    speedup: bool | None
-    rate_error: float
-
-
-def make_measurement(samples_per_second: float) -> Measurement:
-    """Make the record of one whole epoch at a throughput."""
-    seconds = BATCH_SIZE / samples_per_second
-    moments = tuple(seconds * (number + 1) for number in range(EPOCH_BATCHES))
-    trace = EpochTrace(
-        batch_seconds=moments,
-        end_seconds=moments[-1],
-        wait_seconds=0.0,
-        samples=EPOCH_BATCHES * BATCH_SIZE,
-        promised_batches=EPOCH_BATCHES,
-        closed_after=None,
-    )
-    return Measurement(epochs=(trace,), epoch_batches=EPOCH_BATCHES, stopped="done")
+    rate: bool  # whether the interval of the throughput holds it
+    speedup: bool | None  # whether that of the speed-up does; None where the baseline was kept
+    rate_error: float  # stated over true throughput, less 1
 
 
 def simulate(plan: Plan, truths: tuple[float, ...], spread: float, seed: int) -> Covered:
@@ -84,7 +63,11 @@ def simulate(plan: Plan, truths: tuple[float, ...], spread: float, seed: int) ->
 
     def run_trial(request: TrialRequest) -> TrialResult:
         rate = rates[request.config] * dice.lognormvariate(0.0, spread)
-        return TrialResult(kind="completed", config=request.config, measurement=make_measurement(rate))
+        return TrialResult(
+            kind="completed",
+            config=request.config,
+            measurement=make_measurement(EPOCH_BATCHES, BATCH_SIZE, BATCH_SIZE * EPOCH_BATCHES / rate, 1),
+        )
 
     decision = decide(confirm(plan, configs[1:], run_trial, ProgressListener()), plan.convention, plan.budgets)
     assert decision is not None

@@ -19,46 +19,26 @@ TunerName = Literal["dltune", "random", "loadtune", "hand", "defaults"]
 
 
 class Line(FrozenModel):
-    """One trial of a tuner, as it stands in the tuner's own record.
-
-    Attributes:
-        config: What was tried.
-        fate: `measured`, `skipped` or `repeated`.
-        completed: Whether it was measured to its end.
-        score: Samples per second that the tuner credits it with.
-        finished_seconds: When it was written down, in seconds since the tuner was started.
-        trial_seconds: Wall time of the trial.
-        timed_seconds: Part of that which was measured: worker start, epochs and their ends.
-    """
+    """One trial of a tuner, as it stands in the tuner's own record."""
 
     config: LoaderConfig
-    fate: str
+    fate: str  # `measured`, `skipped` or `repeated`
     completed: bool
-    score: float
-    finished_seconds: float
+    score: float  # samples per second that the tuner credits it with
+    finished_seconds: float  # when it was written down, since the tuner was started
     trial_seconds: float
-    timed_seconds: float
+    timed_seconds: float  # of the trial: worker start, epochs and their ends
 
 
 class Tuning(FrozenModel):
-    """One run of a tuner, or what a hand sets without one.
-
-    Attributes:
-        tuner: Who it was.
-        config: What it chose.
-        seconds: Wall time until the answer.
-        promise: Samples per second it predicts for that; None when it predicts nothing.
-        interval: 95 % interval of the prediction.
-        lines: Its trials, in order, where they can be read.
-        note: What else there is to say.
-    """
+    """One run of a tuner, or what a hand sets without one."""
 
     tuner: TunerName
     config: LoaderConfig
     seconds: float
-    promise: float | None = None
+    promise: float | None = None  # samples per second it predicts for its choice
     interval: Interval | None = None
-    lines: tuple[Line, ...] = ()
+    lines: tuple[Line, ...] = ()  # its trials, in order, where they can be read
     note: str = ""
 
     def best_after(self, seconds: float) -> LoaderConfig | None:
@@ -76,20 +56,10 @@ class Screened(FrozenModel):
 
 
 class Prediction(FrozenModel):
-    """One fresh trial, as the confirmation makes it.
-
-    Attributes:
-        samples_per_second: Throughput it predicts for a whole run.
-        relative_error: Half-width of its own 95 % interval as a share; None when it is not known.
-        seconds: Wall time of the trial.
-        stopped: Why it ended.
-        epoch_seconds: Duration of each epoch it saw.
-        epoch_batches: Batches it saw of each.
-        failure: What went wrong; empty when nothing did.
-    """
+    """One fresh trial, as the confirmation makes it; `failure` says what went wrong, where something did."""
 
     samples_per_second: float = 0.0
-    relative_error: float | None = None
+    relative_error: float | None = None  # half-width of its own 95 % interval
     seconds: float
     stopped: str = ""
     epoch_seconds: tuple[float, ...] = ()
@@ -98,25 +68,15 @@ class Prediction(FrozenModel):
 
 
 class Entrant(FrozenModel):
-    """A configuration in the rounds: predicted and trained, in turn with all others.
+    """A configuration in the rounds: predicted and trained, in turn with all others."""
 
-    Attributes:
-        labels: Why it is there.
-        config: The configuration.
-        epochs: Length of its whole runs, and of the run that is predicted; shorter where it is slow.
-        screened: What a short run let expect, in samples per second.
-        predictions: One a round, or fewer.
-        runs: One a round.
-        readings: What was seen of the device, one a run; none in older records.
-    """
-
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # why it is there
     config: LoaderConfig
-    epochs: int
-    screened: float
-    predictions: tuple[Prediction, ...] = ()
-    runs: tuple[Trained, ...] = ()
-    readings: tuple[Reading, ...] = ()
+    epochs: int  # of its whole runs, and of the run that is predicted; fewer where it is slow
+    screened: float  # samples per second, as a short run let expect
+    predictions: tuple[Prediction, ...] = ()  # one a round, or fewer
+    runs: tuple[Trained, ...] = ()  # one a round
+    readings: tuple[Reading, ...] = ()  # one a run; none in older records
 
     @property
     def rates(self) -> list[float]:
@@ -157,37 +117,21 @@ class Entrant(FrozenModel):
 
 
 class WorkloadResult(FrozenModel):
-    """All that was measured of one workload in one run of the benchmark.
-
-    Attributes:
-        workload: Its name.
-        date: When the benchmark began, ISO 8601 in UTC.
-        cpus: CPUs that may be used.
-        torch: Version of torch.
-        quick: Whether it was a rehearsal whose numbers say nothing.
-        seconds: How long it took.
-        tunings: Who chose what.
-        grid: What was screened, in the order it was measured; nothing where no grid was looked at.
-        entrants: The rounds.
-        device: What a step on a device was measured on; None for the other steps.
-        rounds: Rounds that were run; 0 in older records.
-        peer_note: Why loadtune has no result; empty where it has one.
-        dropped: What there was no time for, or what failed.
-    """
+    """All that was measured of one workload in one run of the benchmark."""
 
     workload: str
-    date: str
+    date: str  # when the benchmark began, ISO 8601 in UTC
     cpus: int
     torch: str
-    quick: bool
+    quick: bool  # a rehearsal, whose numbers say nothing
     seconds: float
     tunings: tuple[Tuning, ...]
-    grid: tuple[Screened, ...]
+    grid: tuple[Screened, ...]  # and the choices, as they were measured; nothing where no grid was looked at
     entrants: tuple[Entrant, ...]
-    device: DeviceFacts | None = None
-    rounds: int = 0
-    peer_note: str = ""
-    dropped: tuple[str, ...] = ()
+    device: DeviceFacts | None = None  # None where the step has no device
+    rounds: int = 0  # 0 in older records
+    peer_note: str = ""  # why loadtune has no result
+    dropped: tuple[str, ...] = ()  # what there was no time for, or what failed
 
     def find_tuning(self, tuner: TunerName) -> Tuning | None:
         """Give the run of a tuner; None when there was none."""

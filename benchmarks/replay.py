@@ -34,10 +34,10 @@ from autotune.search.loop import SearchLoop
 from autotune.search.plan import Plan
 from autotune.search.sampler import make_sampler
 from autotune.search.trial_record import TrialRecord
-from autotune.trial.measurement import EpochTrace, Measurement, TrialResult
+from autotune.trial.measurement import Measurement, TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.statistics import student_t
-from benchmarks.traces import TRACES, Trace
+from benchmarks.traces import TRACES, Trace, make_measurement
 
 RESULTS: Final = Path("benchmarks/results/replay.json")
 SAMPLERS: Final[tuple[SamplerName, ...]] = ("model", "tpe", "random")
@@ -48,27 +48,16 @@ BATCHES_SHOWN: Final = 16
 
 
 class Replayed(FrozenModel):
-    """One run of the search over a trace.
-
-    Attributes:
-        trace: Name of the trace.
-        sampler: Name of the sampler.
-        seed: Of sampler and noise.
-        trials: Trials that were measured.
-        share: Throughput of the best finalist, as a share of the best configuration's.
-        shares: The same of the best configuration known after each of `LOOKS` trials.
-        stopped: Why the search ended.
-        prediction_error: Median relative distance of predictions from what was then measured.
-    """
+    """One run of the search over a trace."""
 
     trace: str
     sampler: str
-    seed: int
-    trials: int
-    share: float
-    shares: tuple[float, ...]
+    seed: int  # of sampler and noise
+    trials: int  # that were measured
+    share: float  # throughput of the best finalist, as a share of the best configuration's
+    shares: tuple[float, ...]  # the same of the best known after each of `LOOKS` trials
     stopped: str
-    prediction_error: float
+    prediction_error: float  # median relative distance of predictions from what was then measured
 
 
 class Tape:
@@ -92,16 +81,7 @@ def _measure(plan: Plan, request: TrialRequest, rate: float) -> Measurement:
     size = request.config.dataloader.batch_size or 1
     samples = BATCHES_SHOWN * size
     epoch_seconds = max(1e-6, samples / rate - plan.cold_start_seconds(request.config) / request.epochs)
-    moments = tuple(epoch_seconds * (number + 1) / BATCHES_SHOWN for number in range(BATCHES_SHOWN))
-    trace = EpochTrace(
-        batch_seconds=moments,
-        end_seconds=epoch_seconds,
-        wait_seconds=0.0,
-        samples=samples,
-        promised_batches=BATCHES_SHOWN,
-        closed_after=None,
-    )
-    return Measurement(epochs=(trace,) * EPOCHS_SHOWN, epoch_batches=BATCHES_SHOWN, stopped="time")
+    return make_measurement(BATCHES_SHOWN, size, epoch_seconds, EPOCHS_SHOWN)
 
 
 def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:

@@ -25,17 +25,11 @@ Predict = Callable[[BenchWorkload, LoaderConfig, int], Prediction]
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One workload, and how it is measured.
-
-    Attributes:
-        workload: The workload.
-        start: Starts a training process.
-        predict: Predicts a whole run of a workload with a configuration for a number of epochs.
-    """
+    """One workload, and how it is measured."""
 
     workload: BenchWorkload
-    start: Start
-    predict: Predict
+    start: Start  # a training process
+    predict: Predict  # a whole run of a configuration for a number of epochs
 
     def start_for(self, config: LoaderConfig | None) -> Trainee:
         """Start a training process that is to train with a configuration, or with many of a grid."""

@@ -32,42 +32,24 @@ REHEARSAL_SECONDS: Final = 10.0  # for random search
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How much is measured.
-
-    Attributes:
-        results: Where results are written.
-        rounds: Rounds of the entrants.
-        minutes: Time allowed for everything; None for as long as it takes.
-        peers: Whether loadtune and random search are run.
-        grid: Whether the best of a grid is looked for; else choices are held against siblings, hand and defaults alone.
-        quick: Whether to rehearse only.
-        again: Whether to take choices and grid from the results that are there, and measure the rounds anew.
-    """
+    """How much is measured."""
 
     results: Path
-    rounds: int
-    minutes: float | None = None
-    peers: bool = True
-    grid: bool = True
-    quick: bool = False
-    again: bool = False
+    rounds: int  # of the entrants
+    minutes: float | None = None  # for everything; None for as long as it takes
+    peers: bool = True  # whether loadtune and random search are run
+    grid: bool = True  # else choices are held against siblings, hand and defaults alone
+    quick: bool = False  # rehearse only
+    again: bool = False  # measure the rounds anew, of choices and grid that were kept
 
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """What takes long; a test puts formulas in its place.
-
-    Attributes:
-        tune: Runs dltune on a workload.
-        search_at_random: Runs random search on a workload for so many seconds.
-        run_loadtune: Runs loadtune on a workload; None where it is not installed.
-        start: Starts a training process.
-        predict: Predicts a whole run of a workload with a configuration for a number of epochs.
-    """
+    """What takes long; a test puts formulas in its place."""
 
     tune: Callable[[BenchWorkload], Tuning]
     search_at_random: Callable[[BenchWorkload, float], Tuning]
-    run_loadtune: Callable[[BenchWorkload], Tuning] | None
+    run_loadtune: Callable[[BenchWorkload], Tuning] | None  # None where it is not installed
     start: Start
     predict: Predict
 

@@ -33,25 +33,15 @@ from benchmarks.workloads.workload import BenchWorkload
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Some workloads, and what is asked of them where the command line says nothing else.
+    """Some workloads, and what is asked of them where the command line says nothing else."""
 
-    Attributes:
-        description: What `--help` says.
-        workloads: The workloads.
-        results: Where results are written.
-        rehearsals: Name of the folder for those of a rehearsal.
-        rounds: Rounds of the entrants.
-        minutes: Time allowed for everything; None for as long as it takes.
-        device: Where the steps run; None for steps that have no device.
-    """
-
-    description: str | None
+    description: str | None  # of `--help`
     workloads: tuple[BenchWorkload, ...]
-    results: Path
-    rehearsals: str
+    results: Path  # folder
+    rehearsals: str  # name of the folder for those of a rehearsal
     rounds: int
     minutes: float | None = None
-    device: str | None = None
+    device: str | None = None  # where the steps run; None for steps that have none
 
 
 CPU: Final = Suite(__doc__, CPU_WORKLOADS, Path("benchmarks/results"), "dltune-bench-quick", rounds=3)

@@ -25,7 +25,7 @@ from autotune.search.plan import Plan, make_plan
 from autotune.search.space import SearchSpace
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.trial.budgets import plan_budgets
-from autotune.trial.measurement import TrialResult
+from autotune.trial.measurement import EpochTrace, Measurement, TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.workload_profile import WorkloadProfile
 from benchmarks.tuners.trial import make_request
@@ -47,29 +47,17 @@ PRECISION: Final = 0.03
 
 
 class Trace(FrozenModel):
-    """An exhaustive grid of one workload.
-
-    Attributes:
-        name: Of the workload.
-        recorded_at: When, in UTC.
-        request: What would have been asked of the tuner.
-        machine: What the machine allowed.
-        workload: What the probe found.
-        space: The grid.
-        configs: Every configuration of the grid.
-        passes: Throughput of each configuration in each pass, samples per second; 0 where it failed.
-        seconds: Wall time of each trial of the first pass.
-    """
+    """An exhaustive grid of one workload."""
 
     name: str
-    recorded_at: datetime
-    request: TuningRequest
-    machine: MachineProfile
-    workload: WorkloadProfile
+    recorded_at: datetime  # UTC
+    request: TuningRequest  # what would have been asked of the tuner
+    machine: MachineProfile  # what it allowed
+    workload: WorkloadProfile  # what the probe found
     space: SearchSpace
     configs: tuple[LoaderConfig, ...]
-    passes: tuple[tuple[float, ...], ...]
-    seconds: tuple[float, ...]
+    passes: tuple[tuple[float, ...], ...]  # samples per second of each configuration; 0 where it failed
+    seconds: tuple[float, ...]  # wall time of each trial of the first pass
 
     def plan(self) -> Plan:
         """Plan a run as the tuner would, over the recorded grid."""
@@ -122,6 +110,19 @@ def _run_pass(
 def _score(plan: Plan, result: TrialResult) -> float:
     found = plan.estimate(result)
     return found.samples_per_second if found is not None else 0.0
+
+
+def make_measurement(batches: int, batch_size: int, epoch_seconds: float, epochs: int) -> Measurement:
+    """Make what a trial would have measured of epochs that are all alike."""
+    trace = EpochTrace(
+        batch_seconds=tuple(epoch_seconds * (number + 1) / batches for number in range(batches)),
+        end_seconds=epoch_seconds,
+        wait_seconds=0.0,
+        samples=batches * batch_size,
+        promised_batches=batches,
+        closed_after=None,
+    )
+    return Measurement(epochs=(trace,) * epochs, epoch_batches=batches, stopped="time")
 
 
 def main() -> None:

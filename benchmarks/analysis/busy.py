@@ -13,23 +13,14 @@ from benchmarks.records import WorkloadResult
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """How busy the device was.
-
-    Attributes:
-        workload: Name of the workload.
-        label: Whose configuration it is.
-        config: The configuration, in words.
-        samples_per_second: Median of its whole runs.
-        busy_share: Share of the time in which the device did not wait for data, by events.
-        utilization: Share of moments in which it computed anything, by NVML; None without NVML.
-    """
+    """How busy the device was."""
 
     workload: str
-    label: str
+    label: str  # whose configuration it is
     config: str
-    samples_per_second: float
-    busy_share: float
-    utilization: float | None
+    samples_per_second: float  # median of its whole runs
+    busy_share: float  # of the time: it did not wait for data, by events
+    utilization: float | None  # moments in which it computed anything, by NVML
 
 
 def list_uses(result: WorkloadResult) -> list[DeviceUse]:

@@ -21,31 +21,18 @@ MIN_COVERAGE: Final = 0.90
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A configuration's predictions beside its whole runs.
-
-    Attributes:
-        workload: Name of the workload.
-        config: The configuration, in words.
-        labels: Why it was measured.
-        epochs: Length of the whole runs.
-        true: Samples per second, median of the whole runs.
-        spread: Largest less smallest whole run, as a share of the median.
-        predicted: Samples per second, median of the trials.
-        interval: 95 % interval that dltune states for that many rounds; None for a single one.
-        trial_errors: Relative error of each trial on its own.
-        trials_covered: For each trial that knew its error, whether its own interval holds the truth.
-    """
+    """A configuration's predictions beside its whole runs."""
 
     workload: str
     config: str
     labels: tuple[str, ...]
     epochs: int
-    true: float
-    spread: float
-    predicted: float
-    interval: Interval | None
-    trial_errors: tuple[float, ...]
-    trials_covered: tuple[bool, ...]
+    true: float  # samples per second, median of the whole runs
+    spread: float  # largest less smallest whole run, as a share of the median
+    predicted: float  # samples per second, median of the trials
+    interval: Interval | None  # 95 %, as dltune states it for so many rounds
+    trial_errors: tuple[float, ...]  # relative, of each trial on its own
+    trials_covered: tuple[bool, ...]  # whether the interval of each trial that knew one holds the truth
 
     @property
     def error(self) -> float:

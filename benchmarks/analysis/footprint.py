@@ -25,33 +25,19 @@ MAX_OWN_MS: Final = 100.0  # a trial
 
 
 class Footprint(FrozenModel):
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        date: When, ISO 8601 in UTC.
-        cpus: CPUs that may be used.
-        import_seconds: Wall times of whole interpreters, by what they import.
-        parent_bytes: Resident memory of the tuner's process, sampled between its first and its last trial.
-        parent_cpu_share: CPU time of that process by wall time, its children left out.
-        own_seconds: What each trial after the first cost beside its timed window.
-        tree_processes: Processes in the tree that was watched.
-        tick_seconds: Durations of ticks that walk over that tree.
-        short_tick_seconds: Durations of those in between, which do not.
-        exact_seconds: Durations of those that measure memory exactly, as happens once in a trial.
-        walled_seconds: Durations of ticks over a trial in a cgroup of its own, which are exact and walk nowhere.
-    """
-
-    date: str
+    date: str  # ISO 8601 in UTC
     cpus: int
-    import_seconds: dict[str, tuple[float, ...]]
-    parent_bytes: tuple[int, ...]
-    parent_cpu_share: float
-    own_seconds: tuple[float, ...]
-    tree_processes: int
-    tick_seconds: tuple[float, ...]
-    short_tick_seconds: tuple[float, ...]
-    exact_seconds: tuple[float, ...]
-    walled_seconds: tuple[float, ...]
+    import_seconds: dict[str, tuple[float, ...]]  # of whole interpreters, by what they import
+    parent_bytes: tuple[int, ...]  # resident memory of the tuner's process between its first and its last trial
+    parent_cpu_share: float  # CPU time of that process by wall time, its children left out
+    own_seconds: tuple[float, ...]  # what each trial after the first cost beside its timed window
+    tree_processes: int  # in the tree that was watched
+    tick_seconds: tuple[float, ...]  # of ticks that walk over that tree
+    short_tick_seconds: tuple[float, ...]  # of those in between, which do not
+    exact_seconds: tuple[float, ...]  # of those that measure memory exactly, once in a trial
+    walled_seconds: tuple[float, ...]  # of ticks over a trial in a cgroup of its own: exact, without a walk
 
 
 def judge_footprint(found: Footprint) -> list[Verdict]:
@@ -71,28 +57,20 @@ def _judge_imports(found: Footprint) -> list[Verdict]:
     medians = {name: statistics.median(seconds) * 1000 for name, seconds in found.import_seconds.items()}
     bare, *others = IMPORTS
     return [
-        Verdict(
-            what=f"{name}: over {bare}",
-            value=medians[name] - medians[bare],
-            unit="ms",
-            target=MAX_IMPORT_MS,
-            detail=f"{medians[name]:.0f} against {medians[bare]:.0f} ms",
-        )
+        Verdict(f"{name}: over {bare}", medians[name] - medians[bare], "ms", MAX_IMPORT_MS, detail=detail)
         for name in others
+        if (detail := f"{medians[name]:.0f} against {medians[bare]:.0f} ms")
     ]
 
 
 def _judge_ticks(found: Footprint) -> Verdict:
     kinds = (found.tick_seconds, found.short_tick_seconds, found.exact_seconds, found.walled_seconds)
     walking, short, exact, walled = (statistics.median(seconds) * 1000 for seconds in kinds)
-    return Verdict(
-        what=f"a tick over {found.tree_processes} processes, median",
-        value=walking,
-        unit="ms",
-        target=MAX_TICK_MS,
-        detail=f"{short:.1f} ms between walks, {exact:.0f} ms with exact memory; "
-        f"{walled:.1f} ms, always exact, in a cgroup",
+    detail = (
+        f"{short:.1f} ms between walks, {exact:.0f} ms with exact memory; {walled:.1f} ms, always exact, in a cgroup"
     )
+    what = f"a tick over {found.tree_processes} processes, median"
+    return Verdict(what, walking, "ms", MAX_TICK_MS, detail=detail)
 
 
 def read_verdicts(path: Path) -> list[Verdict]:

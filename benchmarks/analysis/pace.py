@@ -20,23 +20,14 @@ TIMED_WORKLOAD: Final = "tutorial"  # the one whose time has a target
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long dltune took.
-
-    Attributes:
-        workload: Name of the workload.
-        seconds: Wall time of the run.
-        trials: Configurations that it measured.
-        early_share: What the best it knew after 30 s gives, as a share of the best of the grid; None for nothing.
-        own_seconds: Its own cost a trial after the first, mean.
-        ending_seconds: Part of it that passes inside the trial: messages, taking the workers down.
-    """
+    """How long dltune took."""
 
     workload: str
     seconds: float
-    trials: int
-    early_share: float | None
-    own_seconds: float | None
-    ending_seconds: float | None
+    trials: int  # configurations that it measured
+    early_share: float | None  # what the best it knew early gives, as a share of the best of the grid
+    own_seconds: float | None  # its own cost a trial after the first, mean
+    ending_seconds: float | None  # of that inside the trial: messages, taking the workers down
 
 
 def measure_pace(result: WorkloadResult) -> Pace | None:
@@ -58,32 +49,17 @@ def measure_pace(result: WorkloadResult) -> Pace | None:
 def judge_pace(paces: Sequence[Pace]) -> list[Verdict]:
     """Hold the times against their targets, which are those of one workload."""
     pace = next((pace for pace in paces if pace.workload == TIMED_WORKLOAD), None)
-    early = [pace for pace in paces if pace.early_share is not None and pace.early_share >= MIN_EARLY_SHARE]
-    within = f"best known after {EARLY_SECONDS:.0f} s, as a share of the optimum"
-    name = TIMED_WORKLOAD
+    seconds, share, own = (pace.seconds, pace.early_share, pace.own_seconds) if pace else (None, None, None)
+    early = sum(pace.early_share is not None and pace.early_share >= MIN_EARLY_SHARE for pace in paces)
+    known = f"{TIMED_WORKLOAD}: best known after {EARLY_SECONDS:.0f} s, as a share of the optimum"
+    cost = f"{TIMED_WORKLOAD}: own cost of a trial after the first, mean"
+    trials = f"{pace.trials} trials until the search ended" if pace else ""
+    reached = f"{early} of {len(paces)} workloads reach it"
+    ending = f"{pace.ending_seconds:.3f} s of it end the trial" if pace and pace.ending_seconds else ""
     return [
-        Verdict(
-            what=f"{name}: time for --trials 40",
-            value=pace.seconds if pace else None,
-            unit="s",
-            target=MAX_TUNING_SECONDS,
-            detail=f"{pace.trials} trials until the search ended" if pace else "",
-        ),
-        Verdict(
-            what=f"{name}: {within}",
-            value=pace.early_share if pace else None,
-            unit="%",
-            target=MIN_EARLY_SHARE,
-            sense="at least",
-            detail=f"{len(early)} of {len(paces)} workloads reach it",
-        ),
-        Verdict(
-            what=f"{name}: own cost of a trial after the first, mean",
-            value=pace.own_seconds if pace else None,
-            unit="s",
-            target=MAX_OWN_SECONDS,
-            detail=f"{pace.ending_seconds:.3f} s of it end the trial" if pace and pace.ending_seconds else "",
-        ),
+        Verdict(f"{TIMED_WORKLOAD}: time for --trials 40", seconds, "s", MAX_TUNING_SECONDS, detail=trials),
+        Verdict(known, share, "%", MIN_EARLY_SHARE, "at least", reached),
+        Verdict(cost, own, "s", MAX_OWN_SECONDS, detail=ending),
     ]
 
 

@@ -18,30 +18,17 @@ MAX_TIE_COST: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """What the choice gives against the best of the grid.
-
-    Attributes:
-        workload: Name of the workload.
-        choice: The choice, in words.
-        share: Its throughput as a share of the best of the grid.
-        best: The configuration that won the rounds, in words.
-        share_of_winner: Its throughput as a share of that one's median, which won by luck as well.
-        tie_cost: What is lost against the best of the search; None where that was not measured.
-        sibling_share: Its throughput as a share of the better of itself and what a careful hand sets with as many
-            workers; None where that was not measured.
-        promise_error: Relative error of what dltune promised for it.
-        is_promise_kept: Whether the promised interval holds the truth; None where there is none.
-    """
+    """What the choice gives against the best of the grid; None for what was not measured."""
 
     workload: str
     choice: str
-    share: float
-    best: str
-    share_of_winner: float
-    tie_cost: float | None
-    sibling_share: float | None
-    promise_error: float | None
-    is_promise_kept: bool | None
+    share: float  # its throughput as a share of the best's
+    best: str  # the configuration that won the rounds
+    share_of_winner: float  # its throughput as a share of that one's median, which won by luck as well
+    tie_cost: float | None  # what is lost against the best of the search
+    sibling_share: float | None  # of the better of itself and a hand's with as many workers
+    promise_error: float | None  # relative
+    is_promise_kept: bool | None  # whether the predicted interval holds the truth
 
 
 def measure_share(entrant: Entrant, finalists: Sequence[Entrant]) -> float:
@@ -100,56 +87,28 @@ def _compare_with_sibling(choice: Entrant, result: WorkloadResult) -> float | No
 def judge_regret(regrets: Sequence[Regret]) -> list[Verdict]:
     """Hold the choices against their targets; at least one is needed."""
     worst = min(regrets, key=lambda regret: regret.share)
-    costs = [regret for regret in regrets if regret.tie_cost is not None]
-    dearest = max(costs, key=lambda regret: regret.tie_cost or 0.0, default=None)
+    middle = statistics.median(regret.share for regret in regrets)
+    tie_cost, dearest = max(
+        ((regret.tie_cost, regret.workload) for regret in regrets if regret.tie_cost is not None), default=(None, "")
+    )
+    sibling = min((regret.sibling_share for regret in regrets if regret.sibling_share is not None), default=None)
+    against, many = "choice against", f"{len(regrets)} workloads"
     return [
-        Verdict(
-            what="choice against the grid's best, worst workload",
-            value=worst.share,
-            unit="%",
-            target=MIN_SHARE,
-            sense="at least",
-            detail=worst.workload,
-        ),
-        Verdict(
-            what="choice against the grid's best, median",
-            value=statistics.median(regret.share for regret in regrets),
-            unit="%",
-            target=MIN_MEDIAN_SHARE,
-            sense="at least",
-            detail=f"{len(regrets)} workloads",
-        ),
-        Verdict(
-            what="cost of taking the smallest of ties, worst workload",
-            value=dearest.tie_cost if dearest is not None else None,
-            unit="%",
-            target=MAX_TIE_COST,
-            detail=dearest.workload if dearest is not None else "",
-        ),
-        Verdict(
-            what="choice against its conventional sibling, worst workload",
-            value=min((regret.sibling_share for regret in regrets if regret.sibling_share is not None), default=None),
-            unit="%",
-            target=MIN_SHARE,
-            sense="at least",
-        ),
+        Verdict(f"{against} the grid's best, worst workload", worst.share, "%", MIN_SHARE, "at least", worst.workload),
+        Verdict(f"{against} the grid's best, median", middle, "%", MIN_MEDIAN_SHARE, "at least", many),
+        Verdict("cost of taking the smallest of ties, worst workload", tie_cost, "%", MAX_TIE_COST, detail=dearest),
+        Verdict(f"{against} its conventional sibling, worst workload", sibling, "%", MIN_SHARE, "at least"),
         *_judge_promises(regrets),
     ]
 
 
 def _judge_promises(regrets: Sequence[Regret]) -> list[Verdict]:
+    errors = [abs(regret.promise_error) for regret in regrets if regret.promise_error is not None]
+    kept = [regret.is_promise_kept for regret in regrets if regret.is_promise_kept is not None]
+    detail = "taken minutes before the whole runs"
     return [
-        Verdict(
-            what="promise of the tuning run, median error",
-            value=find_median([abs(regret.promise_error) for regret in regrets if regret.promise_error is not None]),
-            unit="%",
-            detail="taken minutes before the whole runs",
-        ),
-        cover(
-            "promised interval holds the truth",
-            [regret.is_promise_kept for regret in regrets if regret.is_promise_kept is not None],
-            None,
-        ),
+        Verdict("promise of the tuning run, median error", find_median(errors), "%", detail=detail),
+        cover("promised interval holds the truth", kept, None),
     ]
 
 

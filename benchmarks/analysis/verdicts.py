@@ -12,23 +12,14 @@ Unit = Literal["%", "s", "ms", "MB", ""]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One line of the summary.
-
-    Attributes:
-        what: What was measured.
-        value: What came out, a share where the unit is `%`; None when it was not measured.
-        unit: Unit of value and target.
-        target: What it should be; None for a number that is shown without being judged.
-        sense: Which side of the target is good.
-        detail: What else the reader should know, such as how many values stand behind it.
-    """
+    """One line of the summary."""
 
     what: str
-    value: float | None
+    value: float | None  # a share where the unit is `%`; None when it was not measured
     unit: Unit
-    target: float | None = None
-    sense: Literal["at most", "at least"] = "at most"
-    detail: str = ""
+    target: float | None = None  # None for a number that is shown without being judged
+    sense: Literal["at most", "at least"] = "at most"  # which side of the target is good
+    detail: str = ""  # such as how many values stand behind it
 
     @property
     def is_reached(self) -> bool:

@@ -10,44 +10,25 @@ from autotune.config import FrozenModel, LoaderConfig
 
 
 class Workplace(FrozenModel):
-    """What a training process gets ready before it is told to go.
-
-    Attributes:
-        dataset: Import string of the dataset factory.
-        dataset_args: Its arguments.
-        step: Import string of the step factory; None sleeps for `step_seconds`.
-        step_seconds: Seconds an emulated step takes.
-        device: As on the command line: `cuda`, `cpu`, `cuda:1`. None for a step without one, which starts cold.
-        batch_size: Samples of the batch that the step is warmed up on.
-        in_worker: Whether that batch comes from a worker, so that the process itself has not met the dataset.
-    """
+    """What a training process gets ready before it is told to go."""
 
     dataset: str
     dataset_args: dict[str, Any]
-    step: str | None = None
+    step: str | None = None  # import string; None sleeps for `step_seconds`
     step_seconds: float = 0.0
-    device: str | None = None
-    batch_size: int
-    in_worker: bool
+    device: str | None = None  # as on the command line; None for a step without one, which starts cold
+    batch_size: int  # of the batch that the step is warmed up on
+    in_worker: bool  # that batch comes from a worker: the process itself has not met the dataset
 
 
 class DeviceFacts(FrozenModel):
-    """What the runs were made on.
+    """What the runs were made on; None for what it does not tell."""
 
-    Attributes:
-        name: Model of the device, or of the processor where that is the device.
-        torch: Version of torch.
-        cuda: Version of CUDA that torch was built for; None for a build without.
-        driver: Version of the driver; None where NVML is not at hand.
-        pcie: The device's link, as in `gen5 x16`; None likewise.
-        python: Version of Python.
-    """
-
-    name: str
+    name: str  # of the processor where that is the device
     torch: str
     cuda: str | None = None
     driver: str | None = None
-    pcie: str | None = None
+    pcie: str | None = None  # as in `gen5 x16`
     python: str
 
 
@@ -68,18 +49,11 @@ class Order(FrozenModel):
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a run gave.
-
-    Attributes:
-        samples: Samples consumed.
-        epoch_seconds: Duration of each epoch, from `iter(loader)` to the end of its last step; the last one is cut
-            short where the run was given up.
-        given_up: Whether it was.
-    """
+    """What a run gave."""
 
     samples: int
-    epoch_seconds: tuple[float, ...]
-    given_up: bool = False
+    epoch_seconds: tuple[float, ...]  # each from `iter(loader)` to the end of its last step
+    given_up: bool = False  # which cut the last epoch short
 
     @property
     def samples_per_second(self) -> float:
@@ -99,15 +73,10 @@ class Trained:
 
 
 class Reading(FrozenModel):
-    """What was seen of the device in a run.
+    """What was seen of the device in a run."""
 
-    Attributes:
-        waited_seconds: Time it waited for data between two steps, on a GPU by events on its stream.
-        utilization: Shares of moments in which it computed anything, by NVML, ten a second; empty without NVML.
-    """
-
-    waited_seconds: float
-    utilization: tuple[float, ...] = ()
+    waited_seconds: float  # for data between two steps, on a GPU by events on its stream
+    utilization: tuple[float, ...] = ()  # moments in which it computed, by NVML, ten a second
 
 
 class TrainingRun(FrozenModel):

@@ -6,105 +6,39 @@ from typing import Any, Final
 
 from benchmarks.workloads.workload import BenchWorkload
 
+DATASETS: Final = "benchmarks.workloads.datasets"
 IMAGE_STEP: Final = "examples.images:make_step"
+MEMORY_STEP: Final = f"{DATASETS}:make_step"
 
-CPU_WORKLOADS: Final = (
-    BenchWorkload(
-        name="tutorial",
-        dataset="examples.tutorial:make_dataset",
-        step_seconds=0.010,
-        workers=(0, 2, 4, 8, 12, 16, 24),
-        unordered=(8, 12, 16),
-        restarting=(8, 12),
-    ),
-    BenchWorkload(
-        name="decode",
-        dataset="benchmarks.workloads.datasets:make_decode",
-        step_seconds=0.003,
-        workers=(0, 1, 2, 3, 4, 6, 8),
-        unordered=(2, 3, 4),
-        restarting=(2, 3),
-    ),
-    BenchWorkload(
-        name="reads",
-        dataset="benchmarks.workloads.datasets:make_reads",
-        step_seconds=0.005,
-        workers=(0, 2, 4, 8, 12, 16, 24, 32),
-        unordered=(12, 16, 24),
-        restarting=(8, 16),
-    ),
-    BenchWorkload(
-        name="heavy_tail",
-        dataset="benchmarks.workloads.datasets:make_heavy_tail",
-        step_seconds=0.005,
-        workers=(0, 2, 4, 8, 12, 16, 24, 32),
-        unordered=(8, 12, 16, 24),
-        restarting=(8, 16),
-    ),
-    BenchWorkload(
-        name="queries",
-        dataset="benchmarks.workloads.datasets:make_queries",
-        step_seconds=0.005,
-        workers=(0, 1, 2, 3, 4, 6, 8, 12),
-        unordered=(4, 6, 8),
-        restarting=(4, 6),
-    ),
-    BenchWorkload(
-        name="stream",
-        dataset="benchmarks.workloads.datasets:make_stream",
-        step_seconds=0.002,
-        workers=(0, 2, 4, 8, 12, 16, 24, 32),
-        restarting=(8, 12, 16),
-    ),
-    BenchWorkload(
-        name="memory",
-        dataset="benchmarks.workloads.datasets:make_memory",
-        step_seconds=0.001,
-        workers=(0, 1, 2, 3, 4, 6, 8),
-        unordered=(1, 2),
-        restarting=(1, 2),
-    ),
-    BenchWorkload(
-        name="large",
-        dataset="benchmarks.workloads.datasets:make_large",
-        batch_size=8,
-        step_seconds=0.010,
-        workers=(0, 1, 2, 3, 4, 6, 8),
-        unordered=(2, 3),
-        restarting=(1, 2),
-    ),
-    BenchWorkload(
-        name="slow_start",
-        dataset="benchmarks.workloads.datasets:make_slow_start",
-        step_seconds=0.005,
-        workers=(0, 1, 2, 3, 4, 6, 8, 12),
-        unordered=(4, 6, 8),
-        restarting=(2, 4),
-    ),
-    BenchWorkload(
-        name="images",
-        dataset="examples.images:make_dataset",
-        step=IMAGE_STEP,
-        workers=(0, 1, 2, 3, 4, 7),
-        unordered=(2, 4),
-        restarting=(2, 4),
-    ),
-    BenchWorkload(
-        name="decode_train",
-        dataset="benchmarks.workloads.datasets:make_decode",
-        step=IMAGE_STEP,
-        workers=(0, 1, 2, 3, 4, 6),
-        unordered=(2, 4),
-        restarting=(2, 4),
-    ),
-    BenchWorkload(
-        name="memory_train",
-        dataset="benchmarks.workloads.datasets:make_memory",
-        step="benchmarks.workloads.datasets:make_step",
-        workers=(0, 1, 2, 3, 4, 6),
-        unordered=(1, 2),
-        restarting=(1, 2),
-    ),
+
+def _on_cpu(
+    name: str,
+    workers: tuple[int, ...],
+    unordered: tuple[int, ...],
+    restarting: tuple[int, ...],
+    step: float | str,
+    dataset: str = "",
+    **parts: Any,
+) -> BenchWorkload:
+    """Make a workload whose step, a real one or one of so many seconds, has no device."""
+    timed: dict[str, Any] = {"step": step} if isinstance(step, str) else {"step_seconds": step}
+    parts |= timed | {"workers": workers, "unordered": unordered, "restarting": restarting}
+    return BenchWorkload(name, dataset or f"{DATASETS}:make_{name}", **parts)
+
+
+CPU_WORKLOADS: Final = (  # workers of the grid, those also without order, those also restarting; the step; the dataset
+    _on_cpu("tutorial", (0, 2, 4, 8, 12, 16, 24), (8, 12, 16), (8, 12), 0.010, "examples.tutorial:make_dataset"),
+    _on_cpu("decode", (0, 1, 2, 3, 4, 6, 8), (2, 3, 4), (2, 3), 0.003),
+    _on_cpu("reads", (0, 2, 4, 8, 12, 16, 24, 32), (12, 16, 24), (8, 16), 0.005),
+    _on_cpu("heavy_tail", (0, 2, 4, 8, 12, 16, 24, 32), (8, 12, 16, 24), (8, 16), 0.005),
+    _on_cpu("queries", (0, 1, 2, 3, 4, 6, 8, 12), (4, 6, 8), (4, 6), 0.005),
+    _on_cpu("stream", (0, 2, 4, 8, 12, 16, 24, 32), (), (8, 12, 16), 0.002),
+    _on_cpu("memory", (0, 1, 2, 3, 4, 6, 8), (1, 2), (1, 2), 0.001),
+    _on_cpu("large", (0, 1, 2, 3, 4, 6, 8), (2, 3), (1, 2), 0.010, batch_size=8),
+    _on_cpu("slow_start", (0, 1, 2, 3, 4, 6, 8, 12), (4, 6, 8), (2, 4), 0.005),
+    _on_cpu("images", (0, 1, 2, 3, 4, 7), (2, 4), (2, 4), IMAGE_STEP, "examples.images:make_dataset"),
+    _on_cpu("decode_train", (0, 1, 2, 3, 4, 6), (2, 4), (2, 4), IMAGE_STEP, f"{DATASETS}:make_decode"),
+    _on_cpu("memory_train", (0, 1, 2, 3, 4, 6), (1, 2), (1, 2), MEMORY_STEP, f"{DATASETS}:make_memory"),
 )
 
 

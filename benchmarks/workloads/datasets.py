@@ -64,27 +64,33 @@ def _encode_image(seed: int) -> bytes:
 
 
 class WaitingReads(Dataset[Sample]):
-    """Small samples that are waited for, each as long as the others or as long as chance would have it."""
+    """Small samples that are waited for, from a file that every process opens for itself when it needs its first one.
 
-    def __init__(self, seconds: Sequence[float]) -> None:
+    Each is waited for as long as the others or as long as chance would have it; by default the file is open at once.
+    """
+
+    def __init__(self, seconds: Sequence[float], open_seconds: float = 0.0) -> None:
         self._seconds = seconds
+        self._open_seconds = open_seconds
+        self._opened_by: int | None = None
 
     def __len__(self) -> int:
         return len(self._seconds)
 
     def __getitem__(self, index: int) -> Sample:
+        if self._open_seconds and self._opened_by != os.getpid():  # a handle must not be shared with the parent
+            time.sleep(self._open_seconds)
+            self._opened_by = os.getpid()
         time.sleep(self._seconds[index])
         return torch.full((FEATURES,), float(index)), index % 10
 
 
-class QueriedRows(Dataset[torch.Tensor]):
-    """Rows of a remote table: a query takes as long for a whole batch as for one row, unpacking takes CPU time."""
+class RemoteStore(Dataset[torch.Tensor]):
+    """A store in which a query takes as long for a whole batch as for one sample."""
 
     def __init__(self, samples: int, seconds: float) -> None:
         self._samples = samples
         self._seconds = seconds
-        letters = random.Random(0).choices(b"abcdefgh     ", k=ROW_BYTES)
-        self._packed = zlib.compress(bytes(letters), 1)
 
     def __len__(self) -> int:
         return self._samples
@@ -93,9 +99,26 @@ class QueriedRows(Dataset[torch.Tensor]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        """Fetch all rows of a batch by one query."""
+        """Fetch all samples of a batch by one query."""
         time.sleep(self._seconds)
-        return [torch.frombuffer(bytearray(zlib.decompress(self._packed)), dtype=torch.uint8) for _ in indices]
+        return [self.unpack(index) for index in indices]
+
+    def unpack(self, index: int) -> torch.Tensor:
+        """Make a sample of what was fetched."""
+        raise NotImplementedError
+
+
+class PackedRows(RemoteStore):
+    """Rows of a remote table, whose unpacking takes CPU time."""
+
+    def __init__(self, samples: int, seconds: float) -> None:
+        super().__init__(samples, seconds)
+        letters = random.Random(0).choices(b"abcdefgh     ", k=ROW_BYTES)
+        self._packed = zlib.compress(bytes(letters), 1)
+
+    def unpack(self, index: int) -> torch.Tensor:
+        """Unpack a row, all of which are alike."""
+        return torch.frombuffer(bytearray(zlib.decompress(self._packed)), dtype=torch.uint8)
 
 
 class ChunkStream(IterableDataset[torch.Tensor]):
@@ -130,26 +153,6 @@ class LargeSamples(Dataset[torch.Tensor]):
         return self._source.clone()
 
 
-class LazilyOpened(Dataset[Sample]):
-    """Samples from a file that every process opens for itself when it needs its first one."""
-
-    def __init__(self, samples: int, open_seconds: float, seconds: float) -> None:
-        self._samples = samples
-        self._open_seconds = open_seconds
-        self._seconds = seconds
-        self._opened_by: int | None = None
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __getitem__(self, index: int) -> Sample:
-        if self._opened_by != os.getpid():  # a handle must not be shared with the process that was forked from
-            time.sleep(self._open_seconds)
-            self._opened_by = os.getpid()
-        time.sleep(self._seconds)
-        return torch.full((FEATURES,), float(index)), index % 10
-
-
 def make_decode() -> EncodedImages:
     """Make the dataset that decodes: about 2 ms of CPU a sample."""
     return EncodedImages(samples=384)
@@ -168,9 +171,9 @@ def make_heavy_tail() -> WaitingReads:
     return WaitingReads([scale * seconds for seconds in raw])
 
 
-def make_queries() -> QueriedRows:
+def make_queries() -> PackedRows:
     """Make the dataset that answers whole batches: 20 ms a batch, and 0.1 ms of CPU a sample."""
-    return QueriedRows(samples=1280, seconds=0.020)
+    return PackedRows(samples=1280, seconds=0.020)
 
 
 def make_stream() -> ChunkStream:
@@ -202,6 +205,6 @@ def make_large() -> LargeSamples:
     return LargeSamples(samples=128)
 
 
-def make_slow_start() -> LazilyOpened:
+def make_slow_start() -> WaitingReads:
     """Make the dataset whose processes take 0.3 s for their first sample, and whose epochs are short."""
-    return LazilyOpened(samples=256, open_seconds=0.3, seconds=0.003)
+    return WaitingReads([0.003] * 256, open_seconds=0.3)

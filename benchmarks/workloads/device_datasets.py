@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from benchmarks.workloads.datasets import EncodedImages
+from benchmarks.workloads.datasets import EncodedImages, RemoteStore
 
 CLASSES: Final = 10
 CHANNELS: Final = 3
@@ -34,26 +32,18 @@ class FloatImages(Dataset[tuple[torch.Tensor, int]]):
         return self._sources[index % SOURCES].clone(), index % CLASSES
 
 
-class TokenRows(Dataset[torch.Tensor]):
-    """Token sequences of a remote store: a query takes as long for a whole batch as for one sequence."""
+class TokenRows(RemoteStore):
+    """Token sequences of a remote store."""
 
     def __init__(self, samples: int, length: int, seconds: float) -> None:
-        self._samples = samples
+        super().__init__(samples, seconds)
         self._length = length
-        self._seconds = seconds
         self._corpus = torch.randint(VOCABULARY, (CORPUS_TOKENS,), generator=torch.Generator().manual_seed(0))
 
-    def __len__(self) -> int:
-        return self._samples
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        """Fetch all sequences of a batch by one query."""
-        time.sleep(self._seconds)
-        places = CORPUS_TOKENS // self._length
-        return [self._corpus[index % places * self._length :][: self._length] for index in indices]
+    def unpack(self, index: int) -> torch.Tensor:
+        """Cut a sequence out of the corpus."""
+        start = index % (CORPUS_TOKENS // self._length) * self._length
+        return self._corpus[start:][: self._length]
 
 
 def make_jpeg(samples: int = 4096) -> EncodedImages:

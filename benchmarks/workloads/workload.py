@@ -10,27 +10,16 @@ REHEARSAL_BATCH: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """How long configurations are trained with.
+    """How long configurations are trained with: short runs that screen them, and whole ones."""
 
-    Attributes:
-        screen_epochs: Epochs of the short run that looks at a configuration.
-        first_screen_seconds: Seconds after which the first of these is given up; None for never.
-        hopeless_factor: Times the shortest of them so far; a slower one is given up.
-        min_screen_seconds: Seconds that each of them has in any case.
-        min_epochs: Epochs of the shortest whole run.
-        run_seconds: Length of a whole run; a slower configuration is trained, and predicted, for fewer epochs.
-        max_run_seconds: Seconds of the shortest whole run above which a configuration is left out; None for never.
-        give_up_seconds: Seconds after which a whole run is given up; None for never.
-    """
-
-    screen_epochs: int
-    first_screen_seconds: float | None
-    hopeless_factor: float
-    min_screen_seconds: float
-    min_epochs: int
-    run_seconds: float
-    max_run_seconds: float | None
-    give_up_seconds: float | None
+    screen_epochs: int  # of a short run
+    first_screen_seconds: float | None  # until the first short run is given up; None for never
+    hopeless_factor: float  # times the shortest of them so far; a slower one is given up
+    min_screen_seconds: float  # that each of them has in any case
+    min_epochs: int  # of a whole run
+    run_seconds: float  # of a whole run; a slower configuration has fewer epochs
+    max_run_seconds: float | None  # of the shortest whole run; what takes longer is left out
+    give_up_seconds: float | None  # until a whole run is given up; None for never
 
     def plan_epochs(self, wanted: int, epoch_seconds: float) -> int | None:
         """Give the epochs of a whole run, at most those wanted; None when even the fewest take too long."""
