@@ -13,8 +13,8 @@ from autotune.confirm.interference import InterferenceMonitor
 from autotune.confirm.profile_builder import TuningResult, build_profile
 from autotune.errors import OutputError, ProfileError, ResultNotSavedError, TrialError, UsageError, WorkloadError
 from autotune.knobs import KNOBS
-from autotune.profiles.file import check_writable, format_file, read_profiles_or_empty, save_profile
-from autotune.profiles.schema import SCHEMA_VERSION, AblationStep, TunedFile, TunedProfile
+from autotune.profiles.file import check_writable, format_profile, read_profiles_or_empty, save_profile
+from autotune.profiles.schema import AblationStep, TunedProfile
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, WorkloadRequest, check_import_string, lacks_password
 from autotune.runner.runner import TrialRunner, start_runner
@@ -152,8 +152,7 @@ def _save(output: Path, profile: TunedProfile) -> None:
     try:
         save_profile(output, profile)
     except (OutputError, ProfileError) as error:
-        text = format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=(profile,)))
-        raise ResultNotSavedError(str(error), text) from None
+        raise ResultNotSavedError(str(error), format_profile(profile)) from None
 
 
 def plan_only(request: TuningRequest, *, progress: ProgressListener | None = None) -> Plan:

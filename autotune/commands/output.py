@@ -47,7 +47,7 @@ def refuse_tuned_file(output: Path | None, file: Path) -> None:
 
 def write_or_print(text: str, output: Path | None, *, force: bool) -> None:
     """Print a text, or write it to a file; one that is there already is replaced by force only."""
-    from autotune.profiles.file import write_atomically
+    from autotune.profiles.atomic_write import write_atomically
 
     if output is None:
         print_result(text)

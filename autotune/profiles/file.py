@@ -1,18 +1,14 @@
 """Reads and writes dltune.json: whole, valid, and never at the cost of what others have written into it.
 
 What is read is not trusted. It is parsed, never run: nothing that a field names is imported, opened or unpickled here.
-Checking a profile against its workload and tuning it anew do import what it names; `trust` says which files may be.
+Checking a profile against its workload and retuning it do import what it names; `trust` says which files may be.
 """
 
 from __future__ import annotations
 
-import glob
 import os
-import secrets
 import stat
-import time
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from autotune.errors import OutputError, ProfileError
+from autotune.profiles.atomic_write import write_atomically
 from autotune.profiles.schema import SCHEMA_VERSION, PastResult, TunedFile, TunedProfile
 from autotune.profiles.upgrade import upgrade
 from autotune.units import format_bytes
@@ -28,47 +25,17 @@ LOCK_SECONDS: Final = 30.0
 MAX_HISTORY: Final = 20  # earlier results of a profile that are kept
 MAX_BYTES: Final = 16 * 2**20  # of a tuned file; a profile is 4 KiB
 MAX_NAMED: Final = 10  # unknown fields in a warning
-NEW_MODE: Final = 0o644  # of a file that is not there yet: others who could write it could have their code run
-PIECE_SECONDS: Final = (
-    3600.0  # age from which a half-written file is nobody's any more; writing one takes less than one
-)
+LOAD_STACKLEVEL: Final = 7  # from the warning up to the line that called `autotune.load`
 
 
 def read_file(path: Path) -> TunedFile:
-    """Read and validate a tuned file.
-
-    Args:
-        path: Where it is.
-
-    Returns:
-        The file; fields that this version does not know are ignored with a warning.
+    """Read and validate a tuned file; fields that this version does not know are ignored with a warning.
 
     Raises:
-        ProfileError: It cannot be read, is no file or too large for one of ours, is not JSON, is of another schema
+        ProfileError: It cannot be read, is no file or too large for one of ours, is not JSON, is of a newer schema
             version, or is not valid.
     """
-    return _parse(_read_text(path), path)
-
-
-def _read_text(path: Path) -> bytes:
-    try:
-        return _read_bytes(path)
-    except (OSError, ValueError) as error:
-        raise ProfileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
-
-
-def _parse(text: bytes, path: Path) -> TunedFile:
-    try:
-        return TunedFile.model_validate_json(text)
-    except ValidationError as error:
-        found = error
-    document = _read_document(text)
-    if document is None or document.get("schema_version") == SCHEMA_VERSION:
-        return _read_despite(found, document, path)
-    try:
-        return TunedFile.model_validate(upgrade(document))
-    except ValidationError as error:
-        return _read_despite(error, upgrade(document), path)
+    return _parse(_read_bytes(path), path)
 
 
 def read_profiles_or_empty(path: Path) -> tuple[TunedProfile, ...]:
@@ -83,22 +50,48 @@ def read_profiles_or_empty(path: Path) -> tuple[TunedProfile, ...]:
 
 def _read_bytes(path: Path) -> bytes:
     """Read a regular file of a size that can be ours: a pipe may never end, and a device never does."""
-    with open(path, "rb", opener=_open_without_waiting) as stream:  # Path.open takes no opener
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ProfileError(f"{path} is not a regular file.")
-        if status.st_size > MAX_BYTES:
-            raise ProfileError(
-                f"{path} holds {format_bytes(status.st_size)}; a tuned file holds {format_bytes(MAX_BYTES)} at most."
-            )
-        return stream.read(MAX_BYTES)
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as stream:  # Path.open takes no opener
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ProfileError(f"{path} is not a regular file.")
+            if status.st_size > MAX_BYTES:
+                size, most = format_bytes(status.st_size), format_bytes(MAX_BYTES)
+                raise ProfileError(f"{path} holds {size}; a tuned file holds {most} at most.")
+            return stream.read(MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _read_despite(error: ValidationError, document: dict[str, Any] | None, path: Path) -> TunedFile:
+def _parse(text: bytes, path: Path) -> TunedFile:
+    try:
+        return TunedFile.model_validate_json(text)
+    except ValidationError as error:
+        found = error
+    document = _read_document(text)
+    upgraded = upgrade(document)
+    if upgraded is not document:
+        try:
+            return TunedFile.model_validate(upgraded)
+        except ValidationError as error:
+            found = error
+    return _read_ignoring_unknown(found, upgraded, path)
+
+
+def _read_document(text: bytes) -> dict[str, Any] | None:
+    """Parse what lies in a file; None where it is no JSON object."""
+    try:
+        document = from_json(text)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _read_ignoring_unknown(error: ValidationError, document: dict[str, Any] | None, path: Path) -> TunedFile:
     """Read a file again without the fields that are unknown, when nothing else is wrong with it."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     version = document.get("schema_version") if document is not None else None
@@ -112,28 +105,18 @@ def _read_despite(error: ValidationError, document: dict[str, Any] | None, path:
     if not extra or len(extra) < len(problems):
         raise ProfileError(f"{path} is not a tuned file of schema {SCHEMA_VERSION}: {_summarize(problems)}") from None
     for place in unknown:
-        delete_path(document, place)
+        _delete_path(document, place)
     try:
         found = TunedFile.model_validate(document)
     except ValidationError as other:
         raise ProfileError(f"{path} is not a tuned file: {_summarize(other.errors(include_url=False))}") from None
     names = ", ".join(_join(place) for place in unknown[:MAX_NAMED])
     more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
-    warnings.warn(f"{path}: ignored unknown fields {names}{more}", stacklevel=5)
+    warnings.warn(f"{path}: ignored unknown fields {names}{more}", stacklevel=LOAD_STACKLEVEL)
     return found
 
 
-def _read_document(text: bytes) -> dict[str, Any] | None:
-    """Parse what lies in a file; None where it is no JSON object."""
-    try:
-        document = from_json(text)
-    except ValueError:
-        return None
-    return document if isinstance(document, dict) else None
-
-
-def delete_path(document: Any, place: tuple[int | str, ...]) -> None:
-    """Delete what stands at a place of a parsed document."""
+def _delete_path(document: Any, place: tuple[int | str, ...]) -> None:
     for step in place[:-1]:
         document = document[step]
     del document[place[-1]]
@@ -152,17 +135,13 @@ def _summarize(problems: list[Any]) -> str:
 def save_profile(path: Path, profile: TunedProfile, lock_seconds: float = LOCK_SECONDS) -> None:
     """Write a profile into a tuned file, keeping all else in it, and what a newer dltune wrote there as it stands.
 
-    The file is written beside and renamed, under a lock, so that nobody ever reads half of it, and that of two who
-    write at once neither loses a profile.
-
-    Args:
-        path: The tuned file; made when it is not there.
-        profile: Replaces the profile of the same name, whose result becomes part of its history.
-        lock_seconds: Most seconds to wait for another process that is writing it.
+    It replaces the profile of the same name, whose result becomes part of its history. The file is written beside and
+    renamed, under a lock, so that nobody ever reads half of it, and that of two who write at once neither loses a
+    profile.
 
     Raises:
         ProfileError: What lies at the path is not a tuned file; it is left as it is.
-        OutputError: The file cannot be written.
+        OutputError: The file cannot be written, or is locked by another process for longer than `lock_seconds`.
     """
     from autotune.system.locks import LockedError, hold  # training code only reads files, and needs no filelock
 
@@ -170,7 +149,7 @@ def save_profile(path: Path, profile: TunedProfile, lock_seconds: float = LOCK_S
     real = Path(os.path.realpath(path))  # a link stays a link, and all its names share one lock
     try:
         with hold(real.with_name(f".{real.name}.lock"), lock_seconds):
-            text = _insert(profile, path) if path.exists() else format_file(_hold_alone(profile))
+            text = _insert(profile, path) if path.exists() else format_profile(profile)
             _refuse_what_could_not_be_read(path, text)
             write_atomically(real, text)
     except LockedError as error:
@@ -180,25 +159,18 @@ def save_profile(path: Path, profile: TunedProfile, lock_seconds: float = LOCK_S
         raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
 
 
-def _hold_alone(profile: TunedProfile) -> TunedFile:
-    return TunedFile(schema_version=SCHEMA_VERSION, profiles=(profile,))
-
-
 def _insert(profile: TunedProfile, path: Path) -> str:
     """Give the text of a file with a profile put into it; the rest of its JSON stays, known or not."""
-    text = _read_text(path)
+    text = _read_bytes(path)
     known = {other.name: other for other in _parse(text, path).profiles}
     document = upgrade(from_json(text))
-    written = profile.model_dump(mode="json")
     others = [other for other in document.get("profiles", ()) if other["name"] != profile.name]
-    before = next((other for other in document.get("profiles", ()) if other["name"] == profile.name), None)
-    if before is not None:
+    replaced = [other for other in document.get("profiles", ()) if other["name"] == profile.name]
+    written = profile.model_dump(mode="json")
+    if replaced:
         past = _summarize_past(known[profile.name]).model_dump(mode="json")
-        written["history"] = [*before.get("history", ()), past][-MAX_HISTORY:]
-    return _format({**document, "profiles": [*others, written]})
-
-
-def _format(document: object) -> str:
+        written["history"] = [*replaced[0].get("history", ()), past][-MAX_HISTORY:]
+    document = {**document, "profiles": [*others, written]}
     return to_json(document, indent=2, inf_nan_mode="constants").decode() + "\n"
 
 
@@ -220,9 +192,6 @@ def _refuse_what_could_not_be_read(path: Path, text: str) -> None:
 
 def check_writable(path: Path) -> None:
     """Refuse an output path that cannot be written, before minutes are spent on it.
-
-    Args:
-        path: The tuned file to be.
 
     Raises:
         OutputError: Its folder is missing or cannot be written, or the path is a folder.
@@ -250,37 +219,6 @@ def format_file(file: TunedFile) -> str:
     return file.model_dump_json(indent=2, by_alias=True) + "\n"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old or the new text, never a part, also when several write it at once.
-
-    Args:
-        path: The file; of those who write it at the same time the last one wins.
-        text: Its new content.
-
-    Raises:
-        OSError: It cannot be written; the old file is still there.
-    """
-    data = text.encode()
-    _sweep(path)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, NEW_MODE)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            if path.exists():
-                os.fchmod(descriptor, stat.S_IMODE(path.stat().st_mode))
-            stream.write(data)
-            stream.flush()
-            os.fsync(descriptor)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-
-
-def _sweep(path: Path) -> None:
-    """Remove the pieces that processes left which were killed while they wrote the file."""
-    with suppress(OSError):
-        for piece in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
-            with suppress(OSError):
-                if time.time() - piece.stat().st_mtime > PIECE_SECONDS:
-                    piece.unlink()
+def format_profile(profile: TunedProfile) -> str:
+    """Write a tuned file that holds one profile as indented JSON."""
+    return format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=(profile,)))

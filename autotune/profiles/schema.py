@@ -1,7 +1,6 @@
-"""What stands in dltune.json, and the configuration that everything else talks about.
+"""What stands in dltune.json.
 
-Every value is frozen and refuses unknown fields, so that a typo never passes for a setting. A
-configuration that `DataLoader` would refuse cannot be built here.
+Every value is frozen and refuses unknown fields, so that a typo never passes for a setting.
 
 History of `schema_version`:
     1: first version.
@@ -34,17 +33,14 @@ from autotune.system.hardware import Hardware, Software
 
 SCHEMA_VERSION: Final = 2
 SCHEMA_ID: Final = f"urn:dltune:schema:{SCHEMA_VERSION}"
-
 DatasetKind = Literal["map", "iterable"]
-Bottleneck = Literal["step", "cpu", "io", "transfer", "copy", "epoch", "unknown"]
+Bottleneck = Literal["step", "cpu", "io", "transfer", "copy", "epoch"]
 
 
 class WorkloadIdentity(FrozenModel):
     """What was tuned: which dataset, how many samples of what size, and which step consumed them.
 
     Attributes:
-        dataset: Import string of the factory.
-        dataset_args: Its arguments.
         samples: Samples in an epoch; None when an iterable dataset does not tell.
         sample_bytes: Bytes of tensors in one sample, mean.
         step: Import string of the step, `emulated 35.0 ms` or `built-in`.
@@ -94,9 +90,7 @@ class AblationStep(FrozenModel):
     """What one setting gave, measured beside the configuration without it, in the same rounds.
 
     Attributes:
-        setting: The setting and its new value, as in `num_workers=12`.
         samples_per_second: Throughput with it and all those before it.
-        speedup: Over the configuration without it.
         speedup_ci95: Its 95 % interval; one that holds 1 is within noise. None in files of earlier versions.
     """
 
@@ -115,10 +109,9 @@ class ConfirmedRounds(Configured):
     """What the confirmation measured of one configuration: the raw numbers behind every figure of the result.
 
     Attributes:
-        config: The configuration.
         samples_per_second: Throughput of each round in a fresh process, in their order from the first round on; a
             configuration that fell behind has fewer than others.
-        failures: How trials of it failed, in words; each was tried once more.
+        failures: In words; each of these trials was tried once more.
     """
 
     samples_per_second: tuple[BoundedRate, ...] = ()
@@ -129,31 +122,24 @@ class ProfileResult(FrozenModel):
     """What was measured for the tuned configuration.
 
     Attributes:
-        samples_per_second: Throughput of a training run of `epochs` epochs, samples per second, median of
-            the confirming rounds.
+        samples_per_second: Throughput of a training run of `epochs` epochs, median of the confirming rounds.
         samples_per_second_ci95: Its 95 % interval; None when the run was not confirmed.
         confirmed_rounds: Interleaved rounds in fresh processes; 0 when the run was cut short.
-        epochs: Length of the training run that the numbers stand for, in epochs.
         baseline: What it is compared with; None when the baseline could not run.
         speedup: Throughput over the baseline's, from pairs of the same round.
-        speedup_ci95: Its 95 % interval.
         verdict: `faster`, or `keep` when the gain is within noise and the baseline was kept.
         ceiling_samples_per_second: What the step alone reaches on a batch that is always ready.
         data_wait_fraction: Share of the run that the step spent waiting for data.
-        bottleneck: What bounds the tuned run.
         peak_host_bytes: Largest host memory seen: private and shared pages of the process tree.
-        peak_shm_bytes: Largest use of /dev/shm seen.
         peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
         copy_bytes_per_second: What the run copies to the device, bytes per second; None on the CPU.
         copy_ceiling: What copying alone reaches with memory pinned or pageable as in the answer; None likewise.
-        by_batch_size: Best configuration per batch size searched.
-        rounds: What the confirmation measured, round by round, of the baseline and each finalist; the medians and
-            intervals above are derived from it. Empty in files of earlier versions.
+        rounds: What the confirmation measured of the baseline and each finalist; the medians and intervals above are
+            derived from it. Empty in files of earlier versions.
         departures: What settings gave that left their convention, or that change training, over the configuration that
             keeps it, in the same rounds.
         ablation: What each setting gave, cumulatively, in the order in which a careful hand would set them.
         advice: What would help beyond the settings of a loader.
-        warnings: Sentences the reader of this profile must know.
     """
 
     samples_per_second: BoundedRate
@@ -194,17 +180,10 @@ class SearchRecord(FrozenModel):
     """How the configuration was found.
 
     Attributes:
-        trials: Configurations asked for: feasible + infeasible + skipped.
-        feasible: Trials that completed.
-        infeasible: Trials that broke a limit or failed.
-        skipped: Configurations predicted to break a limit, rejected without a trial.
-        sampler: Optuna sampler.
-        seed: Its seed.
-        study: Name of the Optuna study.
-        seconds: Wall time of the whole run so far, in seconds.
+        trials: Configurations asked for: feasible + infeasible (they broke a limit or failed) + skipped (predicted to).
+        seconds: Wall time of the whole run so far.
         prediction_error: Median relative distance between the throughput predicted before a trial and the one it
             measured; None when nothing was measured.
-        stopped: Why the search ended.
     """
 
     trials: BoundedCount
@@ -224,14 +203,10 @@ class TrialSummary(Configured):
 
     Attributes:
         number: In the order in which it was tried, from 1.
-        config: What was tried.
         outcome: `completed`, `stopped_early` when hopeless, `skipped` without a trial, or `failed`.
         samples_per_second: What it reached, in the warm process of the search; None when it did not complete.
         relative_error: Half-width of the 95 % interval, as a share; None where unknown.
-        expected_samples_per_second: What was expected of it before.
-        peak_host_bytes: Largest host memory seen; 0 when not sampled.
-        peak_shm_bytes: Largest /dev/shm use seen; 0 when not sampled.
-        reason: Why it was skipped or failed; empty otherwise.
+        peak_host_bytes: Largest host memory seen; 0 when not sampled, and so for /dev/shm.
     """
 
     number: BoundedCount
@@ -245,13 +220,7 @@ class TrialSummary(Configured):
 
 
 class ScalingPoint(FrozenModel):
-    """What the model, as corrected by the trials, expects at a number of workers, all else as in the answer.
-
-    Attributes:
-        num_workers: The number.
-        samples_per_second: The expectation.
-        relative_error: One standard deviation, as a share of it.
-    """
+    """What the model, corrected by the trials, expects at a number of workers; its error is one standard deviation."""
 
     num_workers: Workers
     samples_per_second: BoundedRate
@@ -263,11 +232,9 @@ class BatchTimeBreakdown(FrozenModel):
 
     Attributes:
         samples: Samples in that batch; a mean where the workload makes its own batches.
-        load: Fetching its samples, in one process.
-        collate: Putting them together.
+        load: Fetching its samples, in one process, without `collate`.
         transfer: From a worker to the training process.
         copy_seconds: From there to the device; 0 on the CPU.
-        step: The training step on a batch that is on the device.
     """
 
     samples: Annotated[int, Field(ge=1, le=2**63 - 1)]
@@ -282,8 +249,6 @@ class SearchEvidence(FrozenModel):
     """What the answer rests on.
 
     Attributes:
-        trials: Every configuration that was proposed.
-        scaling_curve: Expected throughput against the number of workers.
         batch_time: Where a batch's time goes; None where the probe could not tell.
         knob_importance: By how much the expected throughput varies along each knob, all else as in the answer, as a
             share of the sum over all knobs.
@@ -307,8 +272,7 @@ class TunedProfile(Configured):
     """One profile of dltune.json: the best configuration for one workload on one machine.
 
     Attributes:
-        evidence: What the answer rests on; None in files of earlier versions.
-        request: What was asked for, to ask for it again; None likewise.
+        request: What was asked for, to ask for it again; None in files of earlier versions, as is evidence.
         history: Earlier results of this profile, oldest first.
     """
 

@@ -18,7 +18,6 @@ BOTTLENECKS: Final = {
     "transfer": "handing batches over between processes",
     "copy": "copying to the device",
     "epoch": "starting over at every epoch",
-    "unknown": "unknown",
 }
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import OutputError, ProfileError
-from autotune.profiles.file import MAX_BYTES, check_writable, read_file, save_profile, write_atomically
+from autotune.profiles.atomic_write import write_atomically
+from autotune.profiles.file import MAX_BYTES, check_writable, read_file, save_profile
 from autotune.system.locks import hold
 from tests.builders import make_profile, write_profiles
 

@@ -296,3 +296,11 @@ def test_of_several_foreign_profiles_none_is_chosen_without_its_name(tmp_path: P
     with pytest.raises(ProfileError, match=r"holds a, b; none was tuned for a machine like this.*--profile"):
         select_profile(path)
     assert select_profile(path, "b") == foreign[1]
+
+
+def test_a_warning_about_unknown_fields_points_at_the_line_that_loads(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_profile("here", hardware=make_hardware_here()))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"novelty": 1}))
+    with pytest.warns(UserWarning, match="novelty") as seen:
+        load(path)
+    assert [warning.filename for warning in seen] == [__file__]
