@@ -6,12 +6,12 @@ load every export with the library it is for; docs/exports.md says which version
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-from autotune.config import FrozenModel, LoaderConfig, ProcessSettings
+from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
 from autotune.knobs import TABLE
 from autotune.profiles.schema import TunedProfile
@@ -28,7 +28,8 @@ LOADER_ARGUMENTS: Final = (
 ALL: Final = (*LOADER_ARGUMENTS, *(name for name in ProcessSettings.model_fields if name not in LOADER_ARGUMENTS))
 
 
-class UnsupportedSetting(FrozenModel):
+@dataclass(frozen=True, slots=True)
+class UnsupportedSetting:
     """A setting that the target has no place for.
 
     Attributes:
@@ -48,7 +49,8 @@ class UnsupportedSetting(FrozenModel):
         return f"{self.field}={self.value!r} is not held: {self.remark}."
 
 
-class Export(FrozenModel):
+@dataclass(frozen=True, slots=True)
+class Export:
     """A configuration in the words of one target.
 
     Attributes:
@@ -62,15 +64,6 @@ class Export(FrozenModel):
     text: str
     notes: tuple[str, ...]
     unheld: tuple[UnsupportedSetting, ...]
-
-
-def _choose_nothing(_settings: Settings) -> Settings:
-    return {}
-
-
-def _choose_for_accelerate(settings: Settings) -> Settings:
-    """Keep the batch size per process, and let copies from pinned memory overlap with the step."""
-    return {"split_batches": False, "non_blocking": settings["pin_memory"]}
 
 
 def _write_python(settings: Settings) -> str:
@@ -106,49 +99,57 @@ def _write_flags(settings: Settings) -> str:
     return " ".join(name if value is True else f"{name} {value}" for name, value in flags)
 
 
+def _add_for_accelerate(settings: Settings) -> Settings:
+    """Keep the batch size per process, and let copies from pinned memory overlap with the step."""
+    return {"split_batches": False, "non_blocking": settings["pin_memory"]}
+
+
 def _names_for(target: Target) -> dict[str, str]:
     return {knob.name: knob.export_names[target] for knob in TABLE if target in knob.export_names}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-    """A target: who reads the export, and what it can say.
+_SAME: Final = {name: name for name in LOADER_ARGUMENTS}
+_DEFAULTS: Final[Settings] = {"sharing_strategy": "file_descriptor"}  # of torch, where nobody sets them
+_REMARKS: Final[Mapping[str, str]] = {
+    "multiprocessing_context": 'call torch.multiprocessing.set_start_method("{value}") before anything else',
+    "non_blocking": "copy batches with batch.to(device, non_blocking=True)",
+} | {knob.name: knob.instruction for knob in TABLE if knob.instruction is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportTarget:
+    """Who reads an export, and what it can say.
 
     Attributes:
-        name: What reads it.
+        reader: What reads it.
         names: Its name for each setting that it holds.
         write: Formats settings under its names.
-        choose: Settings of its own, without which the tuned ones would mean something else or gain nothing.
+        add: Gives settings of its own, without which the tuned ones would mean something else or gain nothing.
         own: What it does by itself about a setting that it does not hold.
         remarks: What to say of a setting that is not held, and that it does not happen to agree with.
         hint: A sentence on how to use the export.
         has_comments: Whether lines that start with `#` may stand above the settings.
     """
 
-    name: str
+    reader: str
     names: Mapping[str, str]
     write: Callable[[Settings], str]
-    choose: Callable[[Settings], Settings] = _choose_nothing
-    own: Settings = dataclasses.field(default_factory=lambda: {"sharing_strategy": "file_descriptor"})
-    remarks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    add: Callable[[Settings], Settings] | None = None
+    own: Settings = field(default_factory=lambda: _DEFAULTS)
+    remarks: Mapping[str, str] = field(default_factory=dict)
     hint: str = ""
     has_comments: bool = True
 
 
-_REMARKS: Final[Mapping[str, str]] = {
-    "multiprocessing_context": 'call torch.multiprocessing.set_start_method("{value}") before anything else',
-    "non_blocking": "copy batches with batch.to(device, non_blocking=True)",
-} | {knob.name: knob.instruction for knob in TABLE if knob.instruction is not None}
-_SAME: Final = {name: name for name in LOADER_ARGUMENTS}
-_READERS: Final[Mapping[Target, _Reader]] = {
-    "kwargs": _Reader("torch.utils.data.DataLoader", _SAME, _write_python),
-    "statefuldataloader": _Reader(
+_TARGETS: Final[Mapping[Target, ExportTarget]] = {
+    "kwargs": ExportTarget("torch.utils.data.DataLoader", _SAME, _write_python),
+    "statefuldataloader": ExportTarget(
         "torchdata.stateful_dataloader.StatefulDataLoader",
         _SAME,
         _write_python,
         hint="snapshot_every_n_steps was not tuned and is left as it is",
     ),
-    "hf": _Reader(
+    "hf": ExportTarget(
         "transformers.TrainingArguments",
         {name: f"dataloader_{name}" for name in LOADER_ARGUMENTS} | _names_for("hf"),
         _write_yaml,
@@ -157,31 +158,31 @@ _READERS: Final[Mapping[Target, _Reader]] = {
             "non_blocking": "give accelerator_config={{'non_blocking': True}} beside it",
         },
     ),
-    "accelerate": _Reader(
+    "accelerate": ExportTarget(
         "accelerate.utils.DataLoaderConfiguration",
         {"non_blocking": "non_blocking"},
         _write_python,
-        choose=_choose_for_accelerate,
+        add=_add_for_accelerate,
         remarks=dict.fromkeys(
             LOADER_ARGUMENTS, "give it to the DataLoader (--to kwargs); Accelerator.prepare() keeps it"
         ),
     ),
-    "lightning": _Reader(
+    "lightning": ExportTarget(
         "lightning.pytorch.cli.LightningCLI",
         _SAME,
         _write_yaml_for_lightning,
-        own={"sharing_strategy": "file_descriptor", "non_blocking": True},
+        own={**_DEFAULTS, "non_blocking": True},
         hint="These are arguments of your DataModule's __init__; where it has a class_path, put them under init_args",
     ),
-    "timm": _Reader(
+    "timm": ExportTarget(
         "timm's train.py",
         _names_for("timm"),
         _write_flags,
         own={
+            **_DEFAULTS,
             "prefetch_factor": 2,
             "persistent_workers": True,
             "in_order": True,
-            "sharing_strategy": "file_descriptor",
             "non_blocking": True,
             "device_prefetch": True,
         },
@@ -193,9 +194,9 @@ _READERS: Final[Mapping[Target, _Reader]] = {
         },
         has_comments=False,
     ),
-    "yaml": _Reader("code of your own", {name: name for name in ALL}, _write_yaml),
-    "json": _Reader("code of your own", {name: name for name in ALL}, _write_json, has_comments=False),
-    "env": _Reader("a shell", {name: f"DATALOADER_{name.upper()}" for name in ALL}, _write_variables),
+    "yaml": ExportTarget("code of your own", {name: name for name in ALL}, _write_yaml),
+    "json": ExportTarget("code of your own", {name: name for name in ALL}, _write_json, has_comments=False),
+    "env": ExportTarget("a shell", {name: f"DATALOADER_{name.upper()}" for name in ALL}, _write_variables),
 }
 
 
@@ -205,15 +206,15 @@ def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:
     Args:
         profile: A profile of a tuned file. It is exported as it was tuned, and not fitted to this machine.
         to: What will read the export.
-        force: Export a setting even if the target gives up a promise because of it.
+        force: Export a setting even if the target cannot keep its guarantee because of it.
 
     Returns:
         The text, and what the target cannot hold.
 
     Raises:
-        UsageError: There is no such target, or it gives up a promise and `force` is not given.
+        UsageError: There is no such target, or it loses a guarantee and `force` is not given.
     """
-    if to not in _READERS:
+    if to not in _TARGETS:
         raise UsageError(f"{to!r} is none of {', '.join(TARGETS)}.")
     gives_up_resuming = to == "statefuldataloader" and not profile.dataloader.in_order
     if gives_up_resuming and not force:
@@ -221,17 +222,21 @@ def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:
             f"Profile {profile.name} has in_order=False: StatefulDataLoader then gives no guarantee that it resumes "
             "where it stopped. Tune with --fix in_order=true, or give --force to do without."
         )
-    reader = _READERS[to]
+    target = _TARGETS[to]
     settings = _list_settings(profile.config)
-    unheld = _find_unheld(reader, settings)
-    notes = [_describe_batch_size(reader, profile.dataloader.batch_size)]
-    notes += [f"{reader.hint}."] if reader.hint else []
+    unheld = _find_unheld(target, settings)
+    notes = [_describe_batch_size(target, profile.dataloader.batch_size)]
+    notes += [f"{target.hint}."] if target.hint else []
     notes += ["With in_order=False nothing guarantees that it resumes where it stopped."] if gives_up_resuming else []
     notes += [setting.describe() for setting in unheld]
-    held = {reader.names[field]: value for field, value in settings.items() if field in reader.names}
-    comments = [f"# {line}" for line in (_describe_source(profile, reader), *notes)] if reader.has_comments else []
-    text = "\n".join([*comments, reader.write({**held, **reader.choose(settings)}), ""])
-    return Export(target=to, text=text, notes=tuple(notes), unheld=unheld)
+    return Export(to, _write(target, profile, settings, notes), tuple(notes), unheld)
+
+
+def _write(target: ExportTarget, profile: TunedProfile, settings: Settings, notes: list[str]) -> str:
+    held = {target.names[name]: value for name, value in settings.items() if name in target.names}
+    added = target.add(settings) if target.add is not None else {}
+    comments = [f"# {line}" for line in (_describe_source(profile, target), *notes)] if target.has_comments else []
+    return "\n".join([*comments, target.write({**held, **added}), ""])
 
 
 def _list_settings(config: LoaderConfig) -> Settings:
@@ -242,35 +247,34 @@ def _list_settings(config: LoaderConfig) -> Settings:
     return {name: settings[name] for name in ALL if name in settings}
 
 
-def _find_unheld(reader: _Reader, settings: Settings) -> tuple[UnsupportedSetting, ...]:
-    unheld = [_explain(reader, field, value) for field, value in settings.items() if field not in reader.names]
-    if "batch_size" in reader.names and "batch_size" in reader.remarks and "batch_size" not in settings:
-        unheld.insert(
-            0, UnsupportedSetting(field="batch_size", value=None, is_lost=True, remark=reader.remarks["batch_size"])
-        )
+def _find_unheld(target: ExportTarget, settings: Settings) -> tuple[UnsupportedSetting, ...]:
+    unheld = [_explain(target, name, value) for name, value in settings.items() if name not in target.names]
+    remark = target.remarks.get("batch_size")
+    if "batch_size" in target.names and remark and "batch_size" not in settings:
+        unheld.insert(0, UnsupportedSetting("batch_size", None, is_lost=True, remark=remark))
     return tuple(unheld)
 
 
-def _explain(reader: _Reader, field: str, value: Setting) -> UnsupportedSetting:
-    if reader.own.get(field) == value:
-        return UnsupportedSetting(field=field, value=value, is_lost=False, remark="it is what happens anyway")
-    remark = (dict(_REMARKS) | dict(reader.remarks))[field].format(value=value)
-    return UnsupportedSetting(field=field, value=value, is_lost=True, remark=remark)
+def _explain(target: ExportTarget, name: str, value: Setting) -> UnsupportedSetting:
+    if target.own.get(name) == value:
+        return UnsupportedSetting(name, value, is_lost=False, remark="it is what happens anyway")
+    remark = {**_REMARKS, **target.remarks}[name].format(value=value)
+    return UnsupportedSetting(name, value, is_lost=True, remark=remark)
 
 
-def _describe_batch_size(reader: _Reader, size: int | None) -> str:
-    name = reader.names.get("batch_size", "batch_size")
+def _describe_batch_size(target: ExportTarget, size: int | None) -> str:
+    name = target.names.get("batch_size", "batch_size")
     if size is None:
         return f"{name} is not set: this workload makes its own batches."
     return f"{name} is per process: N processes take N x {size} samples a step."
 
 
-def _describe_source(profile: TunedProfile, reader: _Reader) -> str:
+def _describe_source(profile: TunedProfile, target: ExportTarget) -> str:
     """Say what was tuned where, in one line whatever the names in the file contain."""
     there = profile.hardware
     gpu = f"{there.gpu_count} x {there.gpu}" if there.gpu else "no GPU"
     words = (
-        f"For {reader.name}: profile {profile.name} of {profile.workload.dataset}, tuned by dltune "
+        f"For {target.reader}: profile {profile.name} of {profile.workload.dataset}, tuned by dltune "
         f"{profile.software.dltune} on {profile.created_at:%Y-%m-%d} with {there.usable_cpus:g} CPUs and {gpu}."
     )
     return repr(words)[1:-1]  # a line break in a name must not end the comment
