@@ -6,7 +6,7 @@ import math
 
 from autotune.config import FrozenModel, Interval, Rate
 from autotune.confirm.confirmation import Confirmation, ConfirmationRuns
-from autotune.profiles.compare import measure_width
+from autotune.profiles.compare import log_half_width
 from autotune.profiles.schema import Baseline, TunedProfile
 
 
@@ -86,5 +86,5 @@ def _divide(
     ratio = now / then
     if now_interval is None:
         return ratio, None
-    factor = math.exp(math.hypot(measure_width(now_interval), measure_width(then_interval)))
+    factor = math.exp(math.hypot(log_half_width(now_interval), log_half_width(then_interval)))
     return ratio, (ratio / factor, ratio * factor)

@@ -11,14 +11,7 @@ import torch
 
 
 def find_tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """Yield every tensor inside a batch.
-
-    Args:
-        batch: A tensor, or tensors nested in mappings, sequences, dataclasses or plain objects.
-
-    Yields:
-        The tensors in a stable order.
-    """
+    """Yield every tensor inside a batch, in a stable order."""
     if isinstance(batch, torch.Tensor):
         yield batch
         return
@@ -39,15 +32,7 @@ def _list_parts(batch: Any) -> list[Any]:
 
 
 def count_samples(batch: Any, otherwise: int) -> int:
-    """Count the samples of a batch.
-
-    Args:
-        batch: What the loader delivered.
-        otherwise: The answer for a batch that does not tell.
-
-    Returns:
-        The length of its first tensor's first dimension, or of its first sequence.
-    """
+    """Give the length of a batch's first tensor's first dimension, or of its first sequence, or else `otherwise`."""
     for tensor in find_tensors(batch):
         if tensor.dim():
             return int(tensor.shape[0])
@@ -66,12 +51,7 @@ def count_bytes(batch: Any) -> int:
 def move_batch(batch: Any, device: torch.device) -> Any:
     """Copy a batch to a device, asynchronously where its memory is pinned and the device is CUDA's.
 
-    Args:
-        batch: What the loader delivered. A custom type is moved by its own `to(device)` where it has one.
-        device: Where to.
-
-    Returns:
-        A batch of the same shape and types on the device; what cannot be moved stays as it is.
+    A custom type is moved by its own `to(device)` where it has one; what cannot be moved stays as it is.
     """
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=device.type == "cuda")

@@ -14,11 +14,9 @@ UNCONFIRMED_CI_HALF_WIDTH: Final = 0.1  # relative half-width of a throughput th
 
 
 class Comparison(FrozenModel):
-    """How a second result differs from a first.
+    """How a second result differs from a first, each given by its name.
 
     Attributes:
-        first: Name of the first.
-        second: Name of the second.
         rates: Samples per second of both.
         ratio: Throughput of the second over that of the first; None where either delivered nothing.
         ratio_ci95: Its 95 % interval, from the intervals of both as if they were independent; None likewise.
@@ -44,15 +42,7 @@ class Comparison(FrozenModel):
 
 
 def compare_results(first: TunedProfile, second: TunedProfile) -> Comparison:
-    """Compare two results.
-
-    Args:
-        first: What is compared with.
-        second: What is compared.
-
-    Returns:
-        The differences.
-    """
+    """Compare a second result with a first."""
     rates = (first.result.samples_per_second, second.result.samples_per_second)
     ratio, interval = _divide(first.result, second.result)
     conditions = (
@@ -76,7 +66,7 @@ def _divide(first: ProfileResult, second: ProfileResult) -> tuple[float | None, 
     if not first.samples_per_second or not second.samples_per_second:
         return None, None
     ratio = math.log(second.samples_per_second) - math.log(first.samples_per_second)
-    width = math.hypot(measure_width(first.samples_per_second_ci95), measure_width(second.samples_per_second_ci95))
+    width = math.hypot(log_half_width(first.samples_per_second_ci95), log_half_width(second.samples_per_second_ci95))
     return _raise(ratio), (_raise(ratio - width), _raise(ratio + width))
 
 
@@ -84,15 +74,8 @@ def _raise(log: float) -> float:
     return math.exp(min(log, MAX_LOG))
 
 
-def measure_width(interval: Interval | None) -> float:
-    """Measure the half-width of a 95 % interval on the logarithmic scale; a usual one where there is none.
-
-    Args:
-        interval: Of a throughput or a ratio; None for what was never confirmed.
-
-    Returns:
-        The half-width, which is about the relative one where it is small.
-    """
+def log_half_width(interval: Interval | None) -> float:
+    """Give the half-width of a 95 % interval on the logarithmic scale, or a usual one for what was never confirmed."""
     if interval is None or interval[0] <= 0:
         return UNCONFIRMED_CI_HALF_WIDTH
     return (math.log(interval[1]) - math.log(interval[0])) / 2

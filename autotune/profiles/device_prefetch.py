@@ -20,7 +20,7 @@ class PendingCopy(NamedTuple):
     Attributes:
         batch: The batch on the device, to be used once `done` has been passed.
         source: The batch in host memory, which must live until then.
-        done: The mark behind the copy; None where it was over when the call returned.
+        done: The event behind the copy; None where it was over when the call returned.
     """
 
     batch: Any
@@ -29,21 +29,17 @@ class PendingCopy(NamedTuple):
 
 
 class H2DCopier(Protocol):
-    """A way to the device."""
+    """Copies batches from the host to a device."""
 
     def send(self, batch: Any) -> PendingCopy:
         """Begin to copy a batch."""
 
-    def take(self, copy: PendingCopy) -> Any:
+    def wait(self, copy: PendingCopy) -> Any:
         """Give a batch to the stream that the caller computes on, which waits for it."""
 
 
 class SyncCopier:
-    """Copies on the caller's own stream: right on every device, overlapping on none.
-
-    Args:
-        device: Where to.
-    """
+    """Copies on the caller's own stream: right on every device, overlapping on none."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -52,17 +48,13 @@ class SyncCopier:
         """Copy a batch."""
         return PendingCopy(move_batch(batch, self._device))
 
-    def take(self, copy: PendingCopy) -> Any:
+    def wait(self, copy: PendingCopy) -> Any:
         """Give the batch."""
         return copy.batch
 
 
 class StreamCopier:
-    """Copies on a CUDA stream of its own.
-
-    Args:
-        device: A CUDA device.
-    """
+    """Copies on a CUDA stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -76,20 +68,18 @@ class StreamCopier:
             done.record(self._stream)
         return PendingCopy(moved, batch, done)
 
-    def take(self, copy: PendingCopy) -> Any:
+    def wait(self, copy: PendingCopy) -> Any:
         """Have the current stream wait for the copy, and keep the memory from being used again before it is done."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(copy.done)
-        record_use(copy.batch, current)
+        record_stream(copy.batch, current)
         return copy.batch
 
 
-def record_use(batch: Any, stream: Any) -> None:
+def record_stream(batch: Any, stream: Any) -> None:
     """Tell the allocator that a stream uses a batch whose memory another one asked for.
 
-    Args:
-        batch: Tensors nested in anything; custom types are told by their own `record_stream` where they have one.
-        stream: The stream that computes on it.
+    Custom types are told by their own `record_stream` where they have one.
     """
     if not isinstance(batch, torch.Tensor) and hasattr(batch, "record_stream"):
         batch.record_stream(stream)
@@ -100,35 +90,30 @@ def record_use(batch: Any, stream: Any) -> None:
 
 
 def make_copier(device: torch.device) -> H2DCopier:
-    """Make the best way to a device that there is."""
+    """Make the best copier to a device that there is."""
     return StreamCopier(device) if device.type == "cuda" else SyncCopier(device)
 
 
-def prefetch_batches(batches: Iterator[Any], lane: H2DCopier) -> Iterator[Any]:
-    """Give each batch when the copy of the next one has begun.
+def prefetch_batches(batches: Iterator[Any], copier: H2DCopier) -> Iterator[Any]:
+    """Yield each batch on the device when the copy of the next one has begun.
 
-    Args:
-        batches: What a loader delivers.
-        lane: The way to the device.
-
-    Yields:
-        The batches on the device, in order. An error of the loader comes after the batches before it.
+    An error of the loader comes after the batches before it.
     """
     waiting: PendingCopy | None = None
     while True:
         try:
-            coming = lane.send(next(batches))
+            coming = copier.send(next(batches))
         except StopIteration:
             break
         except Exception:
             if waiting is not None:
-                yield lane.take(waiting)
+                yield copier.wait(waiting)
             raise
         if waiting is not None:
-            yield lane.take(waiting)
+            yield copier.wait(waiting)
         waiting = coming
     if waiting is not None:
-        yield lane.take(waiting)
+        yield copier.wait(waiting)
 
 
 class DevicePrefetcher:
@@ -140,10 +125,10 @@ class DevicePrefetcher:
 
     def __init__(self, loader: Iterable[Any], device: torch.device) -> None:
         self.loader = loader
-        self._lane = make_copier(device)
+        self._copier = make_copier(device)
 
     def __iter__(self) -> Iterator[Any]:
-        return prefetch_batches(iter(self.loader), self._lane)
+        return prefetch_batches(iter(self.loader), self._copier)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # as far as the loader knows
@@ -162,10 +147,5 @@ def device_prefetch(loader: Iterable[Any], device: torch.device | str | int | No
         What is gone through in place of the loader; one more batch lies in device memory at a time. On devices
         without CUDA the batches are copied one by one.
     """
-    return DevicePrefetcher(loader, _choose_device(device))
-
-
-def _choose_device(device: torch.device | str | int | None) -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
+    chosen = torch.accelerator.current_accelerator() if device is None else torch.device(device)
+    return DevicePrefetcher(loader, chosen or torch.device("cpu"))

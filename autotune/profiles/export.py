@@ -21,27 +21,17 @@ Setting = int | bool | str
 Settings = Mapping[str, Setting]
 
 TARGETS: Final[tuple[Target, ...]] = get_args(Target)
-LOADER_ARGUMENTS: Final = (
-    *(knob.name for knob in TABLE if knob.section == "dataloader"),
-    "multiprocessing_context",
-)
+LOADER_ARGUMENTS: Final = (*(knob.name for knob in TABLE if knob.section == "dataloader"), "multiprocessing_context")
 ALL: Final = (*LOADER_ARGUMENTS, *(name for name in ProcessSettings.model_fields if name not in LOADER_ARGUMENTS))
 
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedSetting:
-    """A setting that the target has no place for.
-
-    Attributes:
-        field: Its name, as DataLoader calls it.
-        value: What was tuned; None for a batch size that the workload decides itself.
-        is_lost: Whether something else than the tuned value is in force unless the reader does something about it.
-        remark: What happens, or what to do.
-    """
+    """A setting that the target has no place for: what happens, or what to do."""
 
     field: str
-    value: Setting | None
-    is_lost: bool
+    value: Setting | None  # None for a batch size that the workload decides itself
+    is_lost: bool  # something else than the tuned value is in force unless the reader does something about it
     remark: str
 
     def describe(self) -> str:
@@ -118,27 +108,16 @@ _REMARKS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ExportTarget:
-    """Who reads an export, and what it can say.
-
-    Attributes:
-        reader: What reads it.
-        names: Its name for each setting that it holds.
-        write: Formats settings under its names.
-        add: Gives settings of its own, without which the tuned ones would mean something else or gain nothing.
-        own: What it does by itself about a setting that it does not hold.
-        remarks: What to say of a setting that is not held, and that it does not happen to agree with.
-        hint: A sentence on how to use the export.
-        has_comments: Whether lines that start with `#` may stand above the settings.
-    """
+    """Who reads an export, and what it can say."""
 
     reader: str
-    names: Mapping[str, str]
+    names: Mapping[str, str]  # of the settings that it holds
     write: Callable[[Settings], str]
-    add: Callable[[Settings], Settings] | None = None
-    own: Settings = field(default_factory=lambda: _DEFAULTS)
-    remarks: Mapping[str, str] = field(default_factory=dict)
+    add: Callable[[Settings], Settings] | None = None  # what gives the tuned settings their meaning there
+    own: Settings = field(default_factory=lambda: _DEFAULTS)  # what it does by itself where it holds no setting
+    remarks: Mapping[str, str] = field(default_factory=dict)  # on settings that it does not hold
     hint: str = ""
-    has_comments: bool = True
+    has_comments: bool = True  # that start with #
 
 
 _TARGETS: Final[Mapping[Target, ExportTarget]] = {

@@ -1,4 +1,4 @@
-"""Tells whether a tuned file may be followed: to check it or to tune it anew, what it names is imported and called.
+"""Tells whether a tuned file may be followed: to check or retune it, what it names is imported and called.
 
 That is running a program, as `make` runs a Makefile. So a file into which other users of the machine may have written
 is followed only when its reader says so. To be shown, loaded or exported a file needs no trust: it is only read.
@@ -17,11 +17,7 @@ from autotune.errors import ProfileError
 
 
 def is_private_group(group: int) -> bool:
-    """Tell whether a group is that of the user alone, as many systems give one to each; its files are group-writable.
-
-    Args:
-        group: Number of the group.
-    """
+    """Tell whether a group is the user's alone, as many systems give one to each; its files are group-writable."""
     try:
         ours, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
@@ -30,11 +26,7 @@ def is_private_group(group: int) -> bool:
 
 
 def refuse_what_others_may_write(path: Path, is_private: Callable[[int], bool] = is_private_group) -> None:
-    """Refuse a file that another user of this machine may have written.
-
-    Args:
-        path: The tuned file; what a link points to is looked at as well.
-        is_private: Tells whether a group has no other members.
+    """Refuse a file that another user of this machine may have written; what a link points to is looked at as well.
 
     Raises:
         ProfileError: It belongs to another user who is not root, or its mode or that of its folder lets others write.

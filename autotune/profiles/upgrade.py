@@ -14,14 +14,7 @@ Change = Callable[[Any], Any]
 
 
 def upgrade(document: Any) -> Any:
-    """Give a tuned file of an earlier schema as one of the present schema.
-
-    Args:
-        document: Parsed JSON.
-
-    Returns:
-        The same with today's names, unknown fields where they were; any other document as it is.
-    """
+    """Give parsed JSON of an earlier schema today's names, unknown fields where they were; any other as it is."""
     if not isinstance(document, dict) or document.get("schema_version") != 1:
         return document
     versions = {"$schema": lambda _: SCHEMA_ID, "schema_version": lambda _: SCHEMA_VERSION}

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import autotune
-from autotune.profiles.device_prefetch import PendingCopy, SyncCopier, prefetch_batches, record_use
+from autotune.profiles.device_prefetch import PendingCopy, SyncCopier, prefetch_batches, record_stream
 
 CPU = torch.device("cpu")
 
 
-class DiaryLane:
+class DiaryCopier:
     """A way to a device that writes down what it is asked to do."""
 
     def __init__(self) -> None:
@@ -26,16 +26,16 @@ class DiaryLane:
         self.diary.append(f"send {batch}")
         return PendingCopy(batch)
 
-    def take(self, copy: PendingCopy) -> Any:
+    def wait(self, copy: PendingCopy) -> Any:
         self.diary.append(f"take {copy.batch}")
         return copy.batch
 
 
 def test_the_next_batch_is_on_its_way_before_this_one_is_given_out() -> None:
-    lane = DiaryLane()
-    for batch in prefetch_batches(iter("abc"), lane):
-        lane.diary.append(f"step {batch}")
-    assert lane.diary == [
+    copier = DiaryCopier()
+    for batch in prefetch_batches(iter("abc"), copier):
+        copier.diary.append(f"step {batch}")
+    assert copier.diary == [
         "send a",
         "send b",
         "take a",
@@ -50,7 +50,7 @@ def test_the_next_batch_is_on_its_way_before_this_one_is_given_out() -> None:
 
 @pytest.mark.parametrize("batches", ["", "a"])
 def test_short_epochs_are_whole(batches: str) -> None:
-    assert list(prefetch_batches(iter(batches), DiaryLane())) == list(batches)
+    assert list(prefetch_batches(iter(batches), DiaryCopier())) == list(batches)
 
 
 def test_an_error_of_the_loader_comes_after_the_batches_before_it() -> None:
@@ -58,7 +58,7 @@ def test_an_error_of_the_loader_comes_after_the_batches_before_it() -> None:
         yield from "ab"
         raise OSError("the disk is gone")
 
-    batches = prefetch_batches(fail_third(), DiaryLane())
+    batches = prefetch_batches(fail_third(), DiaryCopier())
     assert [next(batches), next(batches)] == ["a", "b"]
     with pytest.raises(OSError, match="the disk is gone"):
         next(batches)
@@ -138,7 +138,7 @@ class Diary:
 
 def test_a_custom_type_is_told_of_the_stream_that_uses_it() -> None:
     batch = Diary()
-    record_use(batch, "stream")
+    record_stream(batch, "stream")
     assert batch.streams == ["stream"]
 
 
