@@ -33,7 +33,10 @@ def hold(path: Path, seconds: float = 0.0) -> Iterator[None]:
     Where the file system knows no locks, this goes on without one: what it would protect is written in one piece.
     Raises LockedError where the other does not let go, and OSError where the file cannot be made.
     """
-    lock = FileLock(path, timeout=seconds, poll_interval=RETRY_SECONDS, on_acquired=_sign)
+    signed: list[os.stat_result] = []
+    lock = FileLock(
+        path, timeout=seconds, poll_interval=RETRY_SECONDS, on_acquired=lambda held: signed.append(_sign(held))
+    )
     try:
         lock.acquire()
     except Timeout:
@@ -41,19 +44,27 @@ def hold(path: Path, seconds: float = 0.0) -> Iterator[None]:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
+        path.unlink(missing_ok=True)
     try:
         yield
     finally:
-        if lock.is_locked and _read_holder(path) == str(os.getpid()):  # else somebody has put another file there
-            path.unlink(missing_ok=True)  # while it is held: who has opened it sees that it is gone, and starts over
+        _remove(path, signed)  # while it is held: whoever has opened it meanwhile sees that it is gone, and starts over
         lock.release()
 
 
-def _sign(descriptor: int) -> None:
+def _sign(descriptor: int) -> os.stat_result:
     """Write our number down for those who find the file locked; a full disk must not keep us from the lock."""
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return os.fstat(descriptor)
+
+
+def _remove(path: Path, signed: list[os.stat_result]) -> None:
+    """Remove the file, unless it is that of others who found ours deleted."""
+    with suppress(OSError):
+        if any(os.path.samestat(ours, path.lstat()) for ours in signed):
+            path.unlink()
 
 
 def _read_holder(path: Path) -> str:

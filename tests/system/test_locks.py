@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -86,6 +88,40 @@ def test_a_lock_whose_file_was_deleted_does_not_take_the_next_ones_file_away(tmp
         (tmp_path / "lock").unlink()
         (tmp_path / "lock").write_text("of somebody else")
     assert (tmp_path / "lock").read_text() == "of somebody else"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with hold(tmp_path / "lock"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_no_reason_to_go_on_without_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("os.open", refuse)
+    with pytest.raises(OSError, match="Read-only file system"), hold(tmp_path / "lock"):
+        pass
+
+
+def test_a_full_disk_keeps_nobody_from_a_lock_and_no_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", refuse)
+    with hold(tmp_path / "lock"), pytest.raises(LockedError, match="process unknown"), hold(tmp_path / "lock"):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_of_processes_that_take_turns_none_works_beside_another(tmp_path: Path) -> None:
