@@ -19,7 +19,9 @@ from autotune.profiles.schema import TunedProfile, WorkloadIdentity
 from autotune.profiles.selection import describe_local_hardware, nearest_profile
 from autotune.profiles.trust import refuse_what_others_may_write
 from autotune.progress import ProgressListener
-from autotune.request import TuningRequest
+from autotune.request import TuningRequest, check_names
+from autotune.runner.runner import start_runner
+from autotune.search.choices import choose_probe_sizes
 from autotune.search.warm_start import rebuild_request
 from autotune.system.hardware import Hardware, Software
 from autotune.system.machine import MachineProfile, read_machine
@@ -91,6 +93,7 @@ def check(
     if not quick and not with_workload:
         return compare_profile(chosen, here, software=read_software(chosen), max_age_seconds=max_age_seconds)
     request = rebuild_request(chosen, here, str(file))
+    check_names(request.workload)
     look = _measure_again if quick else _identify
     return look(request, chosen, machine, max_age_seconds, progress or ProgressListener())
 
@@ -103,11 +106,6 @@ def _identify(
     progress: ProgressListener,
 ) -> CheckResult:
     """Compare a profile with the workload as a few batches show it."""
-    # brings Optuna along, which a look at the machine alone does not need
-    from autotune.runner.runner import start_runner
-    from autotune.tuning import check_names, choose_probe_sizes
-
-    check_names(request.workload)
     with start_runner(request, progress) as runner:
         try:
             found = runner.identify(choose_probe_sizes(request)[0], plan_budgets(machine, request))
@@ -130,10 +128,8 @@ def _measure_again(
     progress: ProgressListener,
 ) -> CheckResult:
     """Probe the workload, and measure a profile against its baseline."""
-    from autotune.runner.runner import start_runner
-    from autotune.tuning import check_names, prepare_run
+    from autotune.tuning import prepare_run  # brings Optuna along, which is not needed to look at the workload
 
-    check_names(request.workload)
     request = request.model_copy(update={"trial_seconds": QUICK_TRIAL_SECONDS})
     with start_runner(request, progress) as runner:
         plan = prepare_run(request, machine, None, runner, progress, Timetable(request))

@@ -185,3 +185,12 @@ def check_import_string(option: str, text: str) -> str:
     elif ":" not in text:
         hint = f" Is the attribute missing, as in {text}:make_dataset?"
     raise UsageError(f"{option} {text}: not of the form package.module:attribute.{hint}")
+
+
+def check_names(workload: WorkloadRequest) -> None:
+    """Refuse import strings that name nothing; raises UsageError."""
+    check_import_string("--dataset", workload.dataset)
+    if workload.step is not None:
+        check_import_string("--step", workload.step)
+    if workload.collate is not None:
+        check_import_string("--collate", workload.collate)

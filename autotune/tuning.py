@@ -12,13 +12,13 @@ from autotune.confirm.fallback import decide_unconfirmed, disregard_failed_final
 from autotune.confirm.interference import InterferenceMonitor
 from autotune.confirm.profile_builder import TuningResult, build_profile
 from autotune.errors import OutputError, ProfileError, ResultNotSavedError, TrialError, UsageError, WorkloadError
-from autotune.knobs import KNOBS
 from autotune.profiles.file import check_writable, format_profile, read_profiles_or_empty, save_profile
 from autotune.profiles.schema import AblationStep, TunedProfile
 from autotune.progress import ProgressListener
-from autotune.request import TuningRequest, WorkloadRequest, check_import_string, lacks_password
+from autotune.request import TuningRequest, check_names, lacks_password
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.search.ask_tell import Search, open_search
+from autotune.search.choices import choose_probe_sizes
 from autotune.search.loop import SearchOutcome, search
 from autotune.search.plan import Plan, make_plan
 from autotune.search.storage import open_storage
@@ -196,15 +196,6 @@ def check_request(request: TuningRequest) -> None:
     check_writable(Path(request.output))
 
 
-def check_names(workload: WorkloadRequest) -> None:
-    """Refuse import strings that name nothing; raises UsageError."""
-    check_import_string("--dataset", workload.dataset)
-    if workload.step is not None:
-        check_import_string("--step", workload.step)
-    if workload.collate is not None:
-        check_import_string("--collate", workload.collate)
-
-
 def prepare_run(
     request: TuningRequest,
     machine: MachineProfile,
@@ -247,10 +238,3 @@ def prepare_run(
         timetable.note_start(runner.start_seconds)
     timetable.begin_search(FINALS)
     return plan
-
-
-def choose_probe_sizes(request: TuningRequest) -> tuple[int, int]:
-    """Choose the usual and the largest batch size that the search will meet."""
-    fixed, knob = request.fixed.get("batch_size"), KNOBS["batch_size"]
-    sizes = (fixed,) if isinstance(fixed, int) else request.batch_sizes or knob.choices
-    return min(sizes, key=lambda size: abs(size - knob.convention)), max(sizes)

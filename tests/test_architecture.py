@@ -111,7 +111,7 @@ def test_tuning_from_python_leaves_torch_out_of_the_parent() -> None:
     assert "torch" not in list_heavy_after("import autotune; autotune.tune")
 
 
-def test_checking_leaves_optuna_out_until_the_workload_is_looked_at() -> None:
+def test_checking_leaves_optuna_out_until_a_profile_is_measured_again() -> None:
     assert "optuna" not in list_heavy_after("import autotune.checking")
 
 

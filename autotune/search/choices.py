@@ -210,3 +210,10 @@ def _check_fixed(name: KnobName, value: Any, choices: tuple[Choice, ...]) -> Cho
     if name == "batch_size" and choices == (None,):
         raise UsageError("--fix batch_size: the workload brings its own batches, so batch_size cannot be set.")
     return value  # type: ignore[no-any-return]  # checked beside all other choices
+
+
+def choose_probe_sizes(request: TuningRequest) -> tuple[int, int]:
+    """Choose the usual and the largest batch size that the search will meet."""
+    fixed, knob = request.fixed.get("batch_size"), KNOBS["batch_size"]
+    sizes = (fixed,) if isinstance(fixed, int) else request.batch_sizes or knob.choices
+    return min(sizes, key=lambda size: abs(size - knob.convention)), max(sizes)

@@ -131,3 +131,10 @@ def test_a_step_that_fails_on_a_batch_is_not_blamed_on_the_data() -> None:
 def test_a_step_factory_that_returns_no_function_is_a_usage_error() -> None:
     error = probe_error("make_honest", step="tests.misbehaving:make_no_step", step_seconds=None)
     assert "returned a int, not a function step(batch)" in str(error)
+
+
+@pytest.mark.parametrize("factory", ["make_raising", "make_damaged"])
+def test_a_workload_that_cannot_be_identified_fails_as_its_probe_does(factory: str) -> None:
+    with open_runner(factory) as runner, pytest.raises(DltuneError) as caught:
+        runner.identify(8, LIMITS)
+    assert str(caught.value) == str(probe_error(factory))

@@ -44,13 +44,6 @@ def test_a_workload_is_identified_by_what_its_probe_would_tell(honest: TrialRunn
     assert (found.software, found.accelerator) == (probed.software, probed.accelerator)
 
 
-@pytest.mark.parametrize("factory", ["make_raising", "make_damaged"])
-def test_a_workload_that_cannot_be_identified_fails_as_its_probe_does(factory: str) -> None:
-    with open_runner(factory) as runner, pytest.raises(DltuneError) as caught:
-        runner.identify(8, LIMITS)
-    assert str(caught.value) == str(probe_error(factory))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_whose_batches_are_sent_ahead_is_whole(honest: TrialRunner, workers: int) -> None:
     request = make_request(workers)
