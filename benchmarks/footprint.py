@@ -31,7 +31,7 @@ from autotune.trial.budgets import plan_budgets
 from autotune.trial.protocol import LoadCommand, TrialCommand, TrialReport, TrialRequest
 from benchmarks.analysis.footprint import FOOTPRINT_FILE, IMPORTS, Footprint, judge_footprint
 from benchmarks.analysis.verdicts import format_verdicts
-from benchmarks.records import Line, list_own_costs, write_text
+from benchmarks.records import TunerTrial, list_own_costs, write_text
 from benchmarks.training.environment import make_environment
 from benchmarks.tuners.dltune import make_command, read_study
 from benchmarks.tuners.trial import make_request
@@ -50,12 +50,12 @@ SEARCH_END: Final = "search ended"
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ParentUsage:
     """The tuner's process while its trials run: its memory, sampled; its CPU time by wall time; the trials."""
 
     resident_bytes: tuple[int, ...]
     cpu_share: float
-    lines: tuple[Line, ...]
+    lines: tuple[TunerTrial, ...]
 
 
 def time_imports(rounds: int = IMPORT_ROUNDS) -> dict[str, tuple[float, ...]]:
@@ -69,7 +69,7 @@ def time_imports(rounds: int = IMPORT_ROUNDS) -> dict[str, tuple[float, ...]]:
     return {name: tuple(seconds[1:]) for name, seconds in found.items()}
 
 
-def watch_parent(workload: BenchWorkload) -> Beside:
+def watch_parent(workload: BenchWorkload) -> ParentUsage:
     """Tune and sample the tuner's process from its first trial to the end of its search, then interrupt it."""
     with tempfile.TemporaryDirectory() as folder:
         command = make_command(replace(workload, trials=PARENT_TRIALS))
@@ -85,7 +85,7 @@ def watch_parent(workload: BenchWorkload) -> Beside:
                 process.send_signal(signal.SIGTERM)
                 process.stderr.read()
         lines = read_study(Path(folder) / ".dltune" / "studies.db", began)
-    return Beside(tuple(sizes), share, tuple(lines))
+    return ParentUsage(tuple(sizes), share, tuple(lines))
 
 
 def _skip_to(stream: IO[str], start: str) -> None:
@@ -167,16 +167,16 @@ def _time_tick(child: TrialProcess, watch: Watchdog, *, exact: bool = False) -> 
 
 def measure_footprint() -> Footprint:
     """Measure everything; about a minute."""
-    beside = watch_parent(find_workload(PARENT_WORKLOAD))
+    usage = watch_parent(find_workload(PARENT_WORKLOAD))
     processes, ticks = time_ticks(find_workload("memory"), SandboxSupport())
     _, walled = time_ticks(find_workload("memory"), detect_sandbox())
     return Footprint(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         cpus=count_whole_cpus(read_machine().usable_cpus),
         import_seconds=time_imports(),
-        parent_bytes=beside.resident_bytes,
-        parent_cpu_share=beside.cpu_share,
-        own_seconds=tuple(own for own, _ in list_own_costs(beside.lines)),
+        parent_bytes=usage.resident_bytes,
+        parent_cpu_share=usage.cpu_share,
+        own_seconds=tuple(own for own, _ in list_own_costs(usage.lines)),
         tree_processes=processes,
         tick_seconds=ticks["walking"],
         short_tick_seconds=ticks["short"],

@@ -18,7 +18,7 @@ from benchmarks.training.messages import DeviceFacts, Reading, Trained, Training
 TunerName = Literal["dltune", "random", "loadtune", "hand", "defaults"]
 
 
-class Line(FrozenModel):
+class TunerTrial(FrozenModel):
     """One trial of a tuner, as it stands in the tuner's own record."""
 
     config: LoaderConfig
@@ -38,7 +38,7 @@ class Tuning(FrozenModel):
     seconds: float
     promise: float | None = None  # samples per second it predicts for its choice
     interval: Interval | None = None
-    lines: tuple[Line, ...] = ()  # its trials, in order, where they can be read
+    lines: tuple[TunerTrial, ...] = ()  # its trials, in order, where they can be read
     note: str = ""
 
     def best_after(self, seconds: float) -> LoaderConfig | None:
@@ -146,7 +146,7 @@ class WorkloadResult(FrozenModel):
         return self.model_copy(update={"dropped": (*self.dropped, what)})
 
 
-def list_own_costs(lines: Sequence[Line]) -> list[tuple[float, float]]:
+def list_own_costs(lines: Sequence[TunerTrial]) -> list[tuple[float, float]]:
     """List what the tuner itself cost for each trial after the first.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.knobs import describe_config
-from benchmarks.analysis.verdicts import format_share, format_table
+from benchmarks.analysis.verdicts import format_rows, format_share
 from benchmarks.records import WorkloadResult
 
 
@@ -43,17 +43,15 @@ def list_uses(result: WorkloadResult) -> list[DeviceUse]:
 def tabulate_uses(uses: Sequence[DeviceUse]) -> str:
     """Lay them out, one a row, each with its gain over PyTorch's defaults."""
     defaults = {use.workload: use.samples_per_second for use in uses if use.label == "defaults"}
-    head = ("workload", "who", "configuration", "samples/s", "gain", "busy by events", "by NVML")
-    rows = [
-        (
-            use.workload,
-            use.label,
-            use.config,
-            f"{use.samples_per_second:,.0f}",
-            f"{use.samples_per_second / defaults[use.workload]:.2f}x" if use.workload in defaults else "-",
-            format_share(use.busy_share),
-            format_share(use.utilization),
-        )
+    return format_rows(
+        {
+            "workload": use.workload,
+            "who": use.label,
+            "configuration": use.config,
+            "samples/s": f"{use.samples_per_second:,.0f}",
+            "gain": f"{use.samples_per_second / defaults[use.workload]:.2f}x" if use.workload in defaults else "-",
+            "busy by events": format_share(use.busy_share),
+            "by NVML": format_share(use.utilization),
+        }
         for use in uses
-    ]
-    return format_table(head, rows)
+    )

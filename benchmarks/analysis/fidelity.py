@@ -10,7 +10,7 @@ from typing import Final
 from autotune.config import Interval
 from autotune.knobs import describe_config
 from autotune.trial.statistics import throughput_ci95
-from benchmarks.analysis.verdicts import Verdict, cover, format_table, say_yes
+from benchmarks.analysis.verdicts import Verdict, cover, format_rows, say_yes
 from benchmarks.records import Entrant, WorkloadResult
 
 MIN_PAIRS: Final = 40
@@ -107,31 +107,17 @@ def judge_fidelity(pairs: Sequence[Pair], min_pairs: int = MIN_PAIRS) -> list[Ve
 
 def tabulate_pairs(pairs: Sequence[Pair]) -> str:
     """Lay the pairs out, one a row."""
-    head = (
-        "workload",
-        "configuration",
-        "why",
-        "epochs",
-        "whole runs",
-        "spread",
-        "predicted",
-        "error",
-        "interval holds",
-    )
-    return format_table(
-        head,
-        [
-            (
-                pair.workload,
-                pair.config,
-                ", ".join(pair.labels),
-                str(pair.epochs),
-                f"{pair.true:,.0f}",
-                f"{pair.spread:.1%}",
-                f"{pair.predicted:,.0f}",
-                f"{pair.error:+.1%}",
-                say_yes(pair.is_covered),
-            )
-            for pair in pairs
-        ],
+    return format_rows(
+        {
+            "workload": pair.workload,
+            "configuration": pair.config,
+            "why": ", ".join(pair.labels),
+            "epochs": str(pair.epochs),
+            "whole runs": f"{pair.true:,.0f}",
+            "spread": f"{pair.spread:.1%}",
+            "predicted": f"{pair.predicted:,.0f}",
+            "error": f"{pair.error:+.1%}",
+            "interval holds": say_yes(pair.is_covered),
+        }
+        for pair in pairs
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.analysis.regret import list_finalists, measure_share
-from benchmarks.analysis.verdicts import Verdict, format_share, format_table
+from benchmarks.analysis.verdicts import Verdict, format_rows, format_share
 from benchmarks.records import WorkloadResult, list_own_costs
 from benchmarks.screening import EARLY_SECONDS
 
@@ -65,18 +65,14 @@ def judge_pace(paces: Sequence[Pace]) -> list[Verdict]:
 
 def tabulate_paces(paces: Sequence[Pace]) -> str:
     """Lay the times out, one workload a row."""
-    head = ("workload", "seconds", "trials", f"share after {EARLY_SECONDS:.0f} s", "own s/trial", "of it ending it")
-    return format_table(
-        head,
-        [
-            (
-                pace.workload,
-                f"{pace.seconds:.0f}",
-                str(pace.trials),
-                format_share(pace.early_share),
-                "-" if pace.own_seconds is None else f"{pace.own_seconds:.3f}",
-                "-" if pace.ending_seconds is None else f"{pace.ending_seconds:.3f}",
-            )
-            for pace in paces
-        ],
+    return format_rows(
+        {
+            "workload": pace.workload,
+            "seconds": f"{pace.seconds:.0f}",
+            "trials": str(pace.trials),
+            f"share after {EARLY_SECONDS:.0f} s": format_share(pace.early_share),
+            "own s/trial": "-" if pace.own_seconds is None else f"{pace.own_seconds:.3f}",
+            "of it ending it": "-" if pace.ending_seconds is None else f"{pace.ending_seconds:.3f}",
+        }
+        for pace in paces
     )

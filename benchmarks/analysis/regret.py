@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from autotune.knobs import describe_config
-from benchmarks.analysis.verdicts import Verdict, cover, find_median, format_share, format_table, format_value, say_yes
+from benchmarks.analysis.verdicts import Verdict, cover, find_median, format_rows, format_share, format_value, say_yes
 from benchmarks.records import Entrant, WorkloadResult
 
 MIN_SHARE: Final = 0.97  # of the grid's best, on every workload
@@ -114,29 +114,16 @@ def _judge_promises(regrets: Sequence[Regret]) -> list[Verdict]:
 
 def tabulate_regrets(regrets: Sequence[Regret]) -> str:
     """Lay the choices out, one workload a row."""
-    head = (
-        "workload",
-        "choice",
-        "of the best",
-        "best of the grid",
-        "of that one's median",
-        "tie cost",
-        "promise",
-        "kept",
-    )
-    return format_table(
-        head,
-        [
-            (
-                regret.workload,
-                regret.choice,
-                format_value(regret.share, "%"),
-                regret.best,
-                format_value(regret.share_of_winner, "%"),
-                format_share(regret.tie_cost),
-                "-" if regret.promise_error is None else f"{regret.promise_error:+.1%}",
-                say_yes(regret.is_promise_kept),
-            )
-            for regret in regrets
-        ],
+    return format_rows(
+        {
+            "workload": regret.workload,
+            "choice": regret.choice,
+            "of the best": format_value(regret.share, "%"),
+            "best of the grid": regret.best,
+            "of that one's median": format_value(regret.share_of_winner, "%"),
+            "tie cost": format_share(regret.tie_cost),
+            "promise": "-" if regret.promise_error is None else f"{regret.promise_error:+.1%}",
+            "kept": say_yes(regret.is_promise_kept),
+        }
+        for regret in regrets
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,6 +64,12 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return f"| {' | '.join(padded)} |"
 
     return "\n".join([lay_out(head), f"|{'|'.join('-' * (width + 2) for width in widths)}|", *map(lay_out, rows)])
+
+
+def format_rows(rows: Iterable[dict[str, str]]) -> str:
+    """Lay rows out as a Markdown table whose titles are the rows' keys; nothing for no rows."""
+    listed = list(rows)
+    return format_table(tuple(listed[0]), [tuple(row.values()) for row in listed]) if listed else ""
 
 
 def cover(what: str, held: Sequence[bool], target: float | None) -> Verdict:

@@ -15,7 +15,7 @@ import optuna
 from autotune import TunedProfile
 from autotune.search.study import get_record
 from autotune.search.trial_record import TrialRecord
-from benchmarks.records import Line, Tuning
+from benchmarks.records import TunerTrial, Tuning
 from benchmarks.training.environment import make_environment
 from benchmarks.workloads.workload import BenchWorkload
 
@@ -63,7 +63,7 @@ def tune(workload: BenchWorkload) -> Tuning:
     )
 
 
-def read_study(path: Path, began: datetime) -> list[Line]:
+def read_study(path: Path, began: datetime) -> list[TunerTrial]:
     """Read the trials of the only study in dltune's SQLite file, in order; it was started when the run began."""
     storage = f"sqlite:///{path}"
     (name,) = optuna.get_all_study_names(storage)
@@ -72,15 +72,15 @@ def read_study(path: Path, began: datetime) -> list[Line]:
     for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)):
         if (text := get_record(trial)) is not None and trial.datetime_complete is not None:
             record = TrialRecord.model_validate_json(text)
-            lines.append(make_line(record, (trial.datetime_complete - began).total_seconds()))
+            lines.append(make_trial(record, (trial.datetime_complete - began).total_seconds()))
     return lines
 
 
-def make_line(record: TrialRecord, finished_seconds: float) -> Line:
+def make_trial(record: TrialRecord, finished_seconds: float) -> TunerTrial:
     """Write down a trial that was recorded so many seconds after the start."""
     result = record.result
     traces = result.measurement.epochs if result is not None and result.measurement is not None else ()
-    return Line(
+    return TunerTrial(
         config=record.config,
         fate=record.fate,
         completed=record.is_feasible,

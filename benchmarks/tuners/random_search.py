@@ -16,8 +16,8 @@ from autotune.system.machine import read_machine
 from autotune.trial.budgets import plan_budgets
 from autotune.trial.protocol import RunTrial, TrialRequest
 from autotune.trial.throughput import estimate
-from benchmarks.records import Line, Tuning
-from benchmarks.tuners.dltune import make_line
+from benchmarks.records import TunerTrial, Tuning
+from benchmarks.tuners.dltune import make_trial
 from benchmarks.tuners.trial import make_request
 from benchmarks.workloads.workload import BenchWorkload
 
@@ -57,16 +57,16 @@ def _shuffle_configs(plan: Plan, seed: int) -> list[LoaderConfig]:
 
 def _try_in_turn(
     plan: Plan, configs: Sequence[LoaderConfig], run_trial: RunTrial, started: float, seconds: float
-) -> list[Line]:
+) -> list[TunerTrial]:
     """Run trials while there is time for one more like the last."""
-    lines: list[Line] = []
+    lines: list[TunerTrial] = []
     for config in configs:
         last = lines[-1].trial_seconds if lines else 0.0
         if time.monotonic() - started + last > seconds and lines:
             break
         best = max((line.score for line in lines), default=0.0)
         record = _try(plan, config, run_trial, best, len(lines))
-        lines.append(make_line(record, time.monotonic() - started))
+        lines.append(make_trial(record, time.monotonic() - started))
     return lines
 
 

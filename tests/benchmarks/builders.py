@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.records import Entrant, Line, Prediction, Tuning, WorkloadResult
+from benchmarks.records import Entrant, Prediction, TunerTrial, Tuning, WorkloadResult
 from benchmarks.training.messages import Trained
 from tests.builders import make_config
 
@@ -27,10 +27,10 @@ def make_entrant(
     )
 
 
-def make_line(
+def make_trial(
     finished_seconds: float, timed_seconds: float = 1.0, *, completed: bool = True, score: float = 1.0
-) -> Line:
-    return Line(
+) -> TunerTrial:
+    return TunerTrial(
         config=make_config(round(score)),
         fate="measured",
         completed=completed,

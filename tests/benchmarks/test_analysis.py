@@ -12,7 +12,7 @@ from benchmarks.analysis.footprint import FOOTPRINT_FILE
 from benchmarks.analysis.verdicts import Verdict, format_table
 from benchmarks.records import Entrant, Prediction, Tuning, list_own_costs, read_results, save_result
 from benchmarks.training.messages import Reading, Trained, TrainingRun
-from tests.benchmarks.builders import make_entrant, make_line, make_result
+from tests.benchmarks.builders import make_entrant, make_result, make_trial
 from tests.benchmarks.test_footprint import make_footprint
 from tests.builders import make_config
 
@@ -100,13 +100,23 @@ def test_a_choice_is_held_against_the_conventional_setting_with_as_many_workers(
 
 
 def test_own_cost_is_what_passes_beside_the_timed_windows_and_leaves_out_failures() -> None:
-    lines = [make_line(2.0), make_line(3.1), make_line(5.0, completed=False), make_line(9.0), make_line(10.05)]
+    lines = [
+        make_trial(2.0),
+        make_trial(3.1),
+        make_trial(5.0, completed=False),
+        make_trial(9.0),
+        make_trial(10.05),
+    ]
     assert [own for own, _ in list_own_costs(lines)] == pytest.approx([0.1, 0.05])
     assert [ending for _, ending in list_own_costs(lines)] == pytest.approx([0.02, 0.02])
 
 
 def test_the_best_known_early_ignores_what_came_later_or_failed() -> None:
-    lines = (make_line(5.0, score=2), make_line(9.0, score=9, completed=False), make_line(31.0, score=8))
+    lines = (
+        make_trial(5.0, score=2),
+        make_trial(9.0, score=9, completed=False),
+        make_trial(31.0, score=8),
+    )
     tuning = Tuning(tuner="dltune", config=make_config(), seconds=60.0, lines=lines)
     assert tuning.best_after(30.0) == make_config(2)
     assert tuning.best_after(60.0) == make_config(8)
@@ -152,7 +162,7 @@ def test_results_are_read_as_they_were_written_and_others_are_passed_over(tmp_pa
 
 
 def test_a_summary_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tuning = Tuning(tuner="dltune", config=make_config(2), seconds=112.0, lines=(make_line(5.0), make_line(6.3)))
+    tuning = Tuning(tuner="dltune", config=make_config(2), seconds=112.0, lines=(make_trial(5.0), make_trial(6.3)))
     entrant = make_entrant("dltune", "grid 1", "early", "search", rates=(100, 100, 100), predicted=(101, 101, 102))
     save_result(make_result(entrant, tunings=(tuning,)), tmp_path)
     (tmp_path / FOOTPRINT_FILE).write_text(make_footprint().model_dump_json())

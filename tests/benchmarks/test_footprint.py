@@ -9,11 +9,7 @@ def make_footprint() -> Footprint:
     return Footprint(
         date="2026-01-02T03:04:05+00:00",
         cpus=2,
-        import_seconds={
-            "python and pydantic": (0.1,),
-            "import autotune": (0.05,),
-            "import autotune, and load": (0.2,),
-        },
+        import_seconds={"python and pydantic": (0.1,), "import autotune": (0.05,), "import autotune, and load": (0.2,)},
         parent_bytes=(100_000_000, 110_000_000),
         parent_cpu_share=0.01,
         own_seconds=(0.05,),

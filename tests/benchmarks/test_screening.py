@@ -6,14 +6,14 @@ from benchmarks.budget import Budget
 from benchmarks.records import Screened, Tuning
 from benchmarks.screening import gather_labels, pick_entrants
 from benchmarks.workloads.catalogue import CPU_WORKLOADS, GPU_WORKLOADS
-from tests.benchmarks.builders import make_line, make_run
+from tests.benchmarks.builders import make_run, make_trial
 from tests.benchmarks.fakes import FakeClock
 from tests.builders import make_config
 
 
 def test_each_configuration_enters_once_with_all_its_labels() -> None:
     tunings = (
-        Tuning(tuner="dltune", config=make_config(8), seconds=60.0, lines=(make_line(5.0, score=8),)),
+        Tuning(tuner="dltune", config=make_config(8), seconds=60.0, lines=(make_trial(5.0, score=8),)),
         Tuning(tuner="hand", config=make_config(2, persistent_workers=True), seconds=0.0),
     )
     grid = [Screened(config=make_config(workers), run=make_run(1), samples_per_second=workers) for workers in range(12)]
