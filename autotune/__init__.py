@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from autotune.checking import CheckResult, check
     from autotune.config import LoaderConfig
-    from autotune.confirm.profile_builder import TuningResult
     from autotune.errors import (
         DltuneError,
         NoFeasibleConfigError,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from autotune.profiles.load import TunedLoader, load
     from autotune.profiles.schema import TunedFile, TunedProfile
     from autotune.request import TuningRequest, WorkloadRequest
-    from autotune.tuning import tune
+    from autotune.tuning import TuningResult, tune
     from autotune.workload import Workload
 
     __version__: str
@@ -70,7 +69,7 @@ _HOMES: Final = {
     "TunedLoader": "profiles.load",
     "TunedProfile": "profiles.schema",
     "TuningRequest": "request",
-    "TuningResult": "confirm.profile_builder",
+    "TuningResult": "tuning",
     "Workload": "workload",
     "WorkloadRequest": "request",
     "check": "checking",

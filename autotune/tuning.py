@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from autotune.config import LoaderConfig
 from autotune.confirm.ablation import Ablation, ablate
-from autotune.confirm.confirmation import ROUNDS, Confirmation, ConfirmationRuns, confirm
+from autotune.confirm.confirmation import ROUNDS, Confirmation, confirm
 from autotune.confirm.decision import FINALISTS, decide, select_finalists
-from autotune.confirm.fallback import decide_unconfirmed, disregard_failed_final
+from autotune.confirm.fallback import decide_unconfirmed, describe_haste, disregard_failed_confirmation
 from autotune.confirm.interference import InterferenceMonitor
-from autotune.confirm.profile_builder import TuningResult, build_profile
+from autotune.confirm.profile_builder import build_profile
+from autotune.confirm.runs import ConfirmationRuns
 from autotune.errors import OutputError, ProfileError, ResultNotSavedError, TrialError, UsageError, WorkloadError
 from autotune.profiles.file import check_writable, format_profile, read_profiles_or_empty, save_profile
 from autotune.profiles.schema import AblationStep, TunedProfile
@@ -22,6 +25,7 @@ from autotune.search.choices import choose_probe_sizes
 from autotune.search.loop import SearchOutcome, search
 from autotune.search.plan import Plan, make_plan
 from autotune.search.storage import open_storage
+from autotune.search.trial_record import TrialRecord
 from autotune.search.warm_start import plan_warm_start
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.signals import defer_interrupts
@@ -31,7 +35,26 @@ from autotune.trial.protocol import RunTrial
 from autotune.trial.timetable import Timetable
 from autotune.trial.workload_profile import WorkloadProfile
 
-FINALS: Final = ROUNDS * (FINALISTS + 1)  # measurements of a whole confirmation
+MAX_CONFIRMING_TRIALS: Final = ROUNDS * (FINALISTS + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningResult:
+    """What a run gave.
+
+    Attributes:
+        profile: The profile as it was written into the tuned file.
+        plan: What the run had to work with.
+        records: Every trial.
+        runner_up: A configuration that was faster by less than the noise and larger than the one chosen.
+        interrupted: Whether the run was cut short; the profile then holds the best so far.
+    """
+
+    profile: TunedProfile
+    plan: Plan
+    records: tuple[TrialRecord, ...]
+    runner_up: LoaderConfig | None = None
+    interrupted: bool = False
 
 
 def tune(
@@ -113,7 +136,7 @@ def _explain(
         setting="all",
         samples_per_second=decision.samples_per_second,
         speedup=decision.speedup,
-        speedup_ci95=decision.speedup_interval,
+        speedup_ci95=decision.speedup_ci95,
     )
     return ablate(plan, decision.config, whole, measure, progress, timetable.allows_steps)
 
@@ -123,29 +146,16 @@ def _write_down(
 ) -> TuningResult:
     """Decide, and save what was found; then raise what had cut the run short, unless it was the user."""
     cut_by, output = found.cut_by or final.cut_by or steps.cut_by, Path(plan.request.output)
-    final, doubts = disregard_failed_final(plan, final)
+    final, doubts = disregard_failed_confirmation(plan, final)
     decision = decide(final, plan.convention, plan.budgets) or decide_unconfirmed(plan, found.records, final, cut_by)
     if cut_by is None and final.rounds < ROUNDS and not doubts:
-        doubts = (_describe_haste(final.rounds),)
+        doubts = (describe_haste(final.rounds),)
     others, seconds = read_profiles_or_empty(output), timetable.passed_seconds
     profile = build_profile(plan, found, final, decision, steps, (study, seconds), (*found.findings, *doubts), others)
     _save(output, profile)
     if isinstance(cut_by, TrialError | WorkloadError):
         raise type(cut_by)(f"{cut_by} The best so far was written to {output}.", cut_by.details)
-    return TuningResult(
-        profile=profile,
-        plan=plan,
-        records=found.records,
-        runner_up=decision.runner_up,
-        interrupted=cut_by is not None,
-    )
-
-
-def _describe_haste(rounds: int) -> str:
-    """Say what of the confirmation --timeout left no time for."""
-    if rounds:
-        return f"--timeout left time for {rounds} of {ROUNDS} rounds in fresh processes"
-    return "--timeout left no time to measure the answer again in fresh processes: its throughput was seen once"
+    return TuningResult(profile, plan, found.records, decision.runner_up, interrupted=cut_by is not None)
 
 
 def _save(output: Path, profile: TunedProfile) -> None:
@@ -157,13 +167,6 @@ def _save(output: Path, profile: TunedProfile) -> None:
 
 def plan_only(request: TuningRequest, *, progress: ProgressListener | None = None) -> Plan:
     """Probe and plan as `tune` does, and stop before the first trial.
-
-    Args:
-        request: What to tune, and how.
-        progress: Is told what happens.
-
-    Returns:
-        The plan.
 
     Raises:
         UsageError: The request asks for what cannot be.
@@ -178,9 +181,6 @@ def plan_only(request: TuningRequest, *, progress: ProgressListener | None = Non
 
 def check_request(request: TuningRequest) -> None:
     """Refuse what can be seen to fail, before anything is started.
-
-    Args:
-        request: What the user asked for.
 
     Raises:
         UsageError: An import string is malformed, or the storage lacks its password.
@@ -204,18 +204,9 @@ def prepare_run(
     progress: ProgressListener,
     timetable: Timetable,
 ) -> Plan:
-    """Probe machine and workload, plan budgets and space.
+    """Probe the workload where its profile is not given; plan budgets and space.
 
-    Args:
-        request: What to tune, and how.
-        machine: What the machine allows.
-        workload: Profile of the workload; None probes it.
-        runner: Runs the probe, and gets the limits.
-        progress: Is told what is found.
-        timetable: Says how long the probe may take, and learns what a start takes.
-
-    Returns:
-        The plan.
+    The timetable says how long the probe may take, and learns what a start takes.
 
     Raises:
         UsageError: The request asks for what cannot be, or allows too little time.
@@ -236,5 +227,5 @@ def prepare_run(
     progress.show_plan(plan)
     if runner.start_seconds is not None:
         timetable.note_start(runner.start_seconds)
-    timetable.begin_search(FINALS)
+    timetable.begin_search(MAX_CONFIRMING_TRIALS)
     return plan

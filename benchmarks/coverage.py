@@ -80,11 +80,11 @@ def _name_finalist(plan: Plan, number: int) -> LoaderConfig:
 
 
 def _judge(decision: Decision, true: float, true_baseline: float) -> Covered:
-    assert decision.interval is not None
-    low, high = decision.interval
+    assert decision.ci95 is not None
+    low, high = decision.ci95
     speedup = None
-    if decision.verdict == "faster" and decision.speedup_interval is not None:
-        speedup = decision.speedup_interval[0] <= true / true_baseline <= decision.speedup_interval[1]
+    if decision.verdict == "faster" and decision.speedup_ci95 is not None:
+        speedup = decision.speedup_ci95[0] <= true / true_baseline <= decision.speedup_ci95[1]
     return Covered(low <= true <= high, speedup, decision.samples_per_second / true - 1)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
-from autotune.confirm.confirmation import ConfirmationRuns
+from autotune.confirm.runs import ConfirmationRuns
 from autotune.profiles.file import format_file
 from autotune.profiles.schema import (
     AblationStep,

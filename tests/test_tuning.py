@@ -14,7 +14,6 @@ import pytest
 
 from autotune import load
 from autotune.config import DataLoaderSettings, LoaderConfig
-from autotune.confirm.profile_builder import TuningResult
 from autotune.errors import (
     NoFeasibleConfigError,
     OutputError,
@@ -33,7 +32,7 @@ from autotune.trial.measurement import TrialKind, TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.timetable import Timetable
 from autotune.trial.workload_profile import WorkloadProfile
-from autotune.tuning import prepare_run, tune
+from autotune.tuning import TuningResult, prepare_run, tune
 from tests.builders import GIB, make_config, make_cost, make_gpu_workload, make_machine, make_result, make_workload
 
 Rate = Callable[[LoaderConfig], float]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from autotune.config import LoaderConfig
-from autotune.confirm.confirmation import ConfirmationRuns
+from autotune.confirm.runs import ConfirmationRuns
 from autotune.knobs import TABLE, config_from_knobs, knob_values
 from autotune.profiles.schema import AblationStep
 from autotune.progress import ProgressListener
@@ -27,10 +27,6 @@ ABLATION_PRECISION: Final = 0.03  # relative half-width at which a measurement e
 def ablation_steps(baseline: LoaderConfig, answer: LoaderConfig) -> Iterator[tuple[str, LoaderConfig]]:
     """Walk from one configuration to another, changing one setting at a time.
 
-    Args:
-        baseline: Where to start.
-        answer: Where to end.
-
     Yields:
         What is set, as in `num_workers=12`, and the configuration with it and all before it; the last is the answer.
     """
@@ -45,7 +41,7 @@ def ablation_steps(baseline: LoaderConfig, answer: LoaderConfig) -> Iterator[tup
             yield f"{knob.name}={goal[knob.name]}", config
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ablation:
     """What each setting gave, as far as it was measured.
 
@@ -75,55 +71,52 @@ def ablate(
         run_trial: Measures one configuration.
         progress: Is told what happens.
         has_time: Tells whether there is time for so many more measurements; else no further round begins.
-
-    Returns:
-        The steps, by the rounds that were measured whole.
     """
     steps = list(ablation_steps(plan.baseline, answer))
     if len(steps) == 1:
         return Ablation((whole.model_copy(update={"setting": steps[0][0]}),))
-    contestants = [ConfirmationRuns(plan.baseline), *(ConfirmationRuns(config) for _, config in steps)]
+    runs = [ConfirmationRuns(plan.baseline), *(ConfirmationRuns(config) for _, config in steps)]
     rows: tuple[AblationStep, ...] = ()
     with keep_what_was_measured() as cut:
         for _ in range(ROUNDS):
-            if not has_time(len(contestants)):
+            if not has_time(len(runs)):
                 break
-            for contestant in contestants:
-                _measure_step(plan, contestant, run_trial, progress)
-            rows = _compare_steps([setting for setting, _ in steps], contestants)
+            for step in runs:
+                _measure_step(plan, step, run_trial, progress)
+            rows = _compare_steps([setting for setting, _ in steps], runs)
     return Ablation(rows, cut.cause)
 
 
-def _measure_step(plan: Plan, contestant: ConfirmationRuns, run_trial: RunTrial, progress: ProgressListener) -> None:
-    if contestant.failures:
+def _measure_step(plan: Plan, step: ConfirmationRuns, run_trial: RunTrial, progress: ProgressListener) -> None:
+    if step.failures:
         return
-    progress.show_step(contestant.config, None)
+    progress.show_step(step.config, None)
     request = TrialRequest(
-        config=contestant.config,
+        config=step.config,
         epochs=plan.request.epochs,
         seconds=ABLATION_TIME_SHARE * plan.request.trial_seconds,
         precision=ABLATION_PRECISION,
     )
-    contestant.note(run_trial(request), plan.request.epochs, plan.cold_start_seconds(contestant.config))
-    progress.show_step(contestant.config, 0.0 if contestant.failures else contestant.scores[-1])
+    step.note(run_trial(request), plan.request.epochs, plan.cold_start_seconds(step.config))
+    progress.show_step(step.config, 0.0 if step.failures else step.scores[-1])
 
 
-def _compare_steps(settings: Sequence[str], contestants: Sequence[ConfirmationRuns]) -> tuple[AblationStep, ...]:
+def _compare_steps(settings: Sequence[str], runs: Sequence[ConfirmationRuns]) -> tuple[AblationStep, ...]:
     """Compare each step with the one before; one that does not work alone is taken together with the next."""
     rows: list[AblationStep] = []
-    before, pending = contestants[0], list[str]()
-    for setting, contestant in zip(settings, contestants[1:], strict=True):
+    before, pending = runs[0], list[str]()
+    for setting, step in zip(settings, runs[1:], strict=True):
         pending.append(setting)
-        if before.failures or contestant.failures:
+        if before.failures or step.failures:
             continue
-        speedup, interval = contestant.compare(before)
+        speedup, interval = step.compare(before)
         rows.append(
             AblationStep(
                 setting=" ".join(pending),
-                samples_per_second=contestant.rate,
+                samples_per_second=step.rate,
                 speedup=speedup,
                 speedup_ci95=interval,
             )
         )
-        before, pending = contestant, []
+        before, pending = step, []
     return tuple(rows)

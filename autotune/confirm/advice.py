@@ -14,36 +14,25 @@ from autotune.units import format_bytes, format_percent, format_seconds
 WAITING_CPU_SHARE: Final = 0.5  # CPU share below which a sample mostly waits
 COLLATE_SHARE: Final = 0.25  # of loading; a collate_fn that takes less is not worth a look
 WORTHWHILE_GAIN: Final = 1.05  # predicted gain that makes a larger budget worth mentioning
-THREADED_LOADING_CPUS: Final = (
-    1.3  # CPUs kept busy by loading in one process, above which it must have threads of its own
-)
+THREADED_LOADING_CPUS: Final = 1.3  # kept busy by loading in one process; above it, it must have threads of its own
 THREADED_STEP_CPUS: Final = 1.2  # CPUs kept busy by the step, above which its threads get in the way of workers
 
 
 def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> tuple[str, ...]:
-    """List what the user could change outside the loader's settings.
-
-    Args:
-        plan: What the probe and the machine showed.
-        config: The configuration that was chosen.
-        bottleneck: What bounds it.
-
-    Returns:
-        Sentences, the most useful first; none where nothing stands out.
-    """
+    """List in sentences what the user could change outside the loader's settings, the most useful first."""
     found = (
-        _advise_fetching(plan, bottleneck),
-        _advise_collate(plan, config, bottleneck),
-        _advise_budget(plan, config, bottleneck),
-        _advise_loading_threads(plan),
-        _advise_step_threads(plan, bottleneck),
-        _advise_epochs(plan, config, bottleneck),
-        _advise_copies(plan, config, bottleneck),
+        _suggest_fetching(plan, bottleneck),
+        _suggest_collate(plan, config, bottleneck),
+        _suggest_budget(plan, config, bottleneck),
+        _suggest_loading_threads(plan),
+        _suggest_step_threads(plan, bottleneck),
+        _suggest_epochs(plan, config, bottleneck),
+        _suggest_copies(plan, config, bottleneck),
     )
     return tuple(sentence for sentence in found if sentence is not None)
 
 
-def _advise_fetching(plan: Plan, bottleneck: Bottleneck) -> str | None:
+def _suggest_fetching(plan: Plan, bottleneck: Bottleneck) -> str | None:
     workload = plan.workload
     is_slow = workload.cpu_share < WAITING_CPU_SHARE and bottleneck in ("io", "epoch", "cpu")
     if workload.kind != "map" or workload.has_getitems or not is_slow or workload.batching == "user":
@@ -55,7 +44,7 @@ def _advise_fetching(plan: Plan, bottleneck: Bottleneck) -> str | None:
     )
 
 
-def _advise_collate(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
+def _suggest_collate(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
     size = config.dataloader.batch_size or plan.workload.probe_batch_size
     collate, load = plan.workload.collate_cost.per_batch(size), plan.workload.load_cost.per_batch(size)
     if bottleneck not in ("cpu", "transfer") or collate < COLLATE_SHARE * load:
@@ -67,7 +56,7 @@ def _advise_collate(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) ->
     )
 
 
-def _advise_budget(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
+def _suggest_budget(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
     """Name the limit that keeps a configuration with more workers out, if the model expects a gain from it."""
     if bottleneck not in ("io", "cpu") or not config.dataloader.num_workers:
         return None
@@ -83,7 +72,7 @@ def _advise_budget(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> 
     return None
 
 
-def _advise_loading_threads(plan: Plan) -> str | None:
+def _suggest_loading_threads(plan: Plan) -> str | None:
     if plan.workload.cpu_share < THREADED_LOADING_CPUS:
         return None
     return (
@@ -93,7 +82,7 @@ def _advise_loading_threads(plan: Plan) -> str | None:
     )
 
 
-def _advise_step_threads(plan: Plan, bottleneck: Bottleneck) -> str | None:
+def _suggest_step_threads(plan: Plan, bottleneck: Bottleneck) -> str | None:
     if bottleneck != "cpu" or plan.workload.step_cpus < THREADED_STEP_CPUS:
         return None
     return (
@@ -102,7 +91,7 @@ def _advise_step_threads(plan: Plan, bottleneck: Bottleneck) -> str | None:
     )
 
 
-def _advise_epochs(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
+def _suggest_epochs(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
     if bottleneck != "epoch":
         return None
     keep = "" if config.dataloader.persistent_workers else "persistent_workers=True, or "
@@ -112,7 +101,7 @@ def _advise_epochs(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> 
     )
 
 
-def _advise_copies(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
+def _suggest_copies(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
     copies = plan.workload.h2d
     if bottleneck != "copy" or copies is None:
         return None

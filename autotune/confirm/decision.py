@@ -1,18 +1,21 @@
-"""Picks who goes into the final and who wins it, by what each costs the user.
+"""Picks who is measured again and who wins that, by what each costs the user.
 
 Of configurations that are equally fast, the one is taken that trains as before, then the one with the fewest workers,
 then the one whose settings are the conventional ones, then the one with the least memory. A setting leaves its
-convention only where the measurement shows that this pays: so the final holds the conventional sibling of the best.
+convention only where the measurement shows that this pays: so the
+conventional sibling of the best is measured again with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, Literal
 
-from autotune.config import FrozenModel, Interval, LoaderConfig
-from autotune.confirm.confirmation import Confirmation, ConfirmationRuns
+from autotune.config import Interval, LoaderConfig
+from autotune.confirm.confirmation import Confirmation
+from autotune.confirm.runs import ConfirmationRuns, find_lead
 from autotune.knobs import describe_difference
 from autotune.profiles.schema import AblationStep
 from autotune.search.convention import Convention
@@ -22,24 +25,23 @@ from autotune.trial.budgets import Budgets
 FINALISTS: Final = 3
 TIE_RATIO: Final = 0.97  # of the best's throughput, which was picked for being lucky; above it what costs less wins
 NEAR_BEST_RATIO: Final = 0.92  # of the best's in the search, whose trials know their throughput to about 5 %
-FINALIST_MIN_RATIO: Final = (
-    0.75  # of the best's in the search, which may have been lucky; above it others are finalists, too
-)
+FINALIST_MIN_RATIO: Final = 0.75  # of the best's in the search, which may have been lucky; others above it get in, too
 MIN_SPEEDUP: Final = 1.02  # over the baseline, or over training as it was; below it that stays
 TIGHT_BUDGET_SHARE: Final = 0.8  # of a budget; a configuration that uses more yields to one that does not
 
 
-class Decision(FrozenModel):
+@dataclass(frozen=True, slots=True)
+class Decision:
     """The answer.
 
     Attributes:
         config: The configuration to use.
         verdict: `faster`, or `keep` the baseline.
         samples_per_second: Its throughput, median of the rounds.
-        interval: 95 % interval of that; None without at least two rounds.
+        ci95: 95 % interval of that; None without at least two rounds.
         wait_fraction: Share of the run spent waiting for data.
         speedup: Over the baseline; None when the baseline could not run.
-        speedup_interval: Its 95 % interval.
+        speedup_ci95: Its 95 % interval.
         runner_up: A faster configuration that was passed over for a cheaper one within noise, if any.
         departures: What the settings gave that left their convention, or that change training.
     """
@@ -47,10 +49,10 @@ class Decision(FrozenModel):
     config: LoaderConfig
     verdict: Literal["faster", "keep"]
     samples_per_second: float
-    interval: Interval | None
+    ci95: Interval | None
     wait_fraction: float
     speedup: float | None
-    speedup_interval: Interval | None
+    speedup_ci95: Interval | None
     runner_up: LoaderConfig | None = None
     departures: tuple[AblationStep, ...] = ()
 
@@ -61,17 +63,11 @@ def select_finalists(
     is_legal: Callable[[LoaderConfig], bool],
     expected: Mapping[LoaderConfig, float] | None = None,
 ) -> list[LoaderConfig]:
-    """Pick the configurations that deserve a second look.
+    """Pick the configurations that deserve a second look; none when none works.
 
-    Args:
-        records: The search's record.
-        convention: What settings keep unless leaving it pays.
-        is_legal: Whether a configuration, perhaps one that was never tried, is within the limits.
-        expected: What each is expected to reach, in samples per second; what it measured where absent.
-
-    Returns:
-        The best, its conventional sibling, the best of those that keep the batch size where that sibling does not, and
-        the fewest workers close to the best; filled up with the next best to `FINALISTS`. Empty when none works.
+    They are the best, its conventional sibling, the best of those that keep the batch size where that sibling does
+    not, and the fewest workers close to the best; filled up with the next best to `FINALISTS`. What each is expected to
+    reach, in samples per second, stands in for what it measured.
     """
     measured = {record.config: record for record in records if record.is_feasible}  # the last look counts
     rates = {config: record.score for config, record in measured.items()} | dict(expected or {})
@@ -91,93 +87,86 @@ def select_finalists(
 
 
 def decide(final: Confirmation, convention: Convention, budgets: Budgets) -> Decision | None:
-    """Decide by what the final measured.
+    """Decide by what the confirmation measured.
 
-    Args:
-        final: The rounds of the baseline, which may have failed, and of the others.
-        convention: What settings keep unless leaving it pays.
-        budgets: Budgets; who comes near one yields to who does not.
+    Who comes near a budget yields to who does not.
 
     Returns:
         The decision, or None when neither the baseline nor any finalist ran.
     """
     baseline = final.baseline
-    running = [contestant for contestant in final.finalists if contestant.rate > 0]
+    running = [one for one in final.finalists if one.rate > 0]
     if not running:
-        return _keep(baseline) if baseline.rate > 0 else None
+        return _keep_baseline(baseline) if baseline.rate > 0 else None
     pool = _settle_training(running, convention)
-    best = _lead(pool)
+    best = find_lead(pool)
     cheapest = _pick_cheapest(pool, convention, budgets)
     for winner in (cheapest, best):
         if baseline.rate <= 0 or winner.is_faster_than(baseline, MIN_SPEEDUP, running):
             departures = _list_departures(winner, running, convention)
-            return _announce(winner, baseline, best, running).model_copy(update={"departures": departures})
-    return _keep(baseline)
-
-
-def _lead(contestants: Sequence[ConfirmationRuns]) -> ConfirmationRuns:
-    return max(contestants, key=lambda contestant: contestant.rate)
+            return replace(_decision_for(winner, baseline, best, running), departures=departures)
+    return _keep_baseline(baseline)
 
 
 def _settle_training(running: Sequence[ConfirmationRuns], convention: Convention) -> list[ConfirmationRuns]:
     """Give those that change training as little as pays: more only for a gain that is larger than its interval."""
 
-    def count_changes(contestant: ConfirmationRuns) -> int:
-        return len(convention.list_training_changes(contestant.config))
+    def count_changes(entrant: ConfirmationRuns) -> int:
+        return len(convention.list_training_changes(entrant.config))
 
     pool: list[ConfirmationRuns] = []
     for _, group in groupby(sorted(running, key=count_changes), key=count_changes):
         changed = list(group)
-        if not pool or _lead(changed).is_faster_than(_lead(pool), MIN_SPEEDUP, running):
+        if not pool or find_lead(changed).is_faster_than(find_lead(pool), MIN_SPEEDUP, running):
             pool = changed
     return pool
 
 
 def _pick_cheapest(pool: Sequence[ConfirmationRuns], convention: Convention, budgets: Budgets) -> ConfirmationRuns:
     """Pick what costs the user least among those that are as fast as the best, and whose settings pay."""
-    best = _lead(pool)
-    ties = [contestant for contestant in pool if contestant.rate >= TIE_RATIO * best.rate]
-    paying = [contestant for contestant in ties if _pays(contestant, pool, convention, budgets)]
-    return min(paying or ties, key=lambda contestant: _rate_cost(contestant, convention, budgets))
+    best = find_lead(pool)
+    ties = [one for one in pool if one.rate >= TIE_RATIO * best.rate]
+    paying = [one for one in ties if _pays(one, pool, convention, budgets)]
+    return min(paying or ties, key=lambda one: _rate_cost(one, convention, budgets))
 
 
 def _pays(
-    contestant: ConfirmationRuns, pool: Sequence[ConfirmationRuns], convention: Convention, budgets: Budgets
+    entrant: ConfirmationRuns, pool: Sequence[ConfirmationRuns], convention: Convention, budgets: Budgets
 ) -> bool:
     """Tell whether leaving conventions is faster than keeping them, or spares a budget; keeping needs no reason."""
-    sibling = _find(pool, convention.make_sibling(contestant.config))
-    if sibling is None or sibling is contestant or _is_tight(sibling, budgets) > _is_tight(contestant, budgets):
+    sibling = _find(pool, convention.make_sibling(entrant.config))
+    if sibling is None or sibling is entrant or _is_tight(sibling, budgets) > _is_tight(entrant, budgets):
         return True
-    return sibling.rate < TIE_RATIO * contestant.rate
+    return sibling.rate < TIE_RATIO * entrant.rate
 
 
-def _rate_cost(contestant: ConfirmationRuns, convention: Convention, budgets: Budgets) -> tuple[int, bool, int, int]:
-    departures = len(convention.list_departures(contestant.config))
-    workers = contestant.config.dataloader.num_workers
-    return workers, _is_tight(contestant, budgets), departures, contestant.peak_host_bytes
+def _rate_cost(entrant: ConfirmationRuns, convention: Convention, budgets: Budgets) -> tuple[int, bool, int, int]:
+    departures = len(convention.list_departures(entrant.config))
+    workers = entrant.config.dataloader.num_workers
+    return workers, _is_tight(entrant, budgets), departures, entrant.peak_host_bytes
 
 
-def _is_tight(contestant: ConfirmationRuns, budgets: Budgets) -> bool:
+def _is_tight(entrant: ConfirmationRuns, budgets: Budgets) -> bool:
     """Tell whether a configuration comes so near a budget that a little more memory in training would break it."""
     return (
-        contestant.peak_host_bytes > TIGHT_BUDGET_SHARE * budgets.memory_bytes
-        or contestant.peak_shm_bytes > TIGHT_BUDGET_SHARE * budgets.shm_bytes
+        entrant.peak_host_bytes > TIGHT_BUDGET_SHARE * budgets.memory_bytes
+        or entrant.peak_shm_bytes > TIGHT_BUDGET_SHARE * budgets.shm_bytes
     )
 
 
-def _find(contestants: Sequence[ConfirmationRuns], config: LoaderConfig) -> ConfirmationRuns | None:
-    return next((contestant for contestant in contestants if contestant.config == config), None)
+def _find(runs: Sequence[ConfirmationRuns], config: LoaderConfig) -> ConfirmationRuns | None:
+    return next((one for one in runs if one.config == config), None)
 
 
 def _list_departures(
     winner: ConfirmationRuns, running: Sequence[ConfirmationRuns], convention: Convention
 ) -> tuple[AblationStep, ...]:
-    """List what leaving conventions gave, as far as the final holds the configurations that keep them."""
+    """List what leaving conventions gave, as far as the confirmation holds the configurations that keep them."""
     unchanged = [one for one in running if not convention.list_training_changes(one.config)]
     sibling = _find(running, convention.make_sibling(winner.config))
     rivals = [sibling] if sibling is not None else []
     if unchanged and "batch_size" in convention.list_training_changes(winner.config):
-        rivals.append(_lead(unchanged))
+        rivals.append(find_lead(unchanged))
     return tuple(_describe_gain(winner, rival, running) for rival in rivals if rival is not winner)
 
 
@@ -189,7 +178,7 @@ def _describe_gain(
     return AblationStep(setting=setting, samples_per_second=winner.rate, speedup=speedup, speedup_ci95=interval)
 
 
-def _announce(
+def _decision_for(
     winner: ConfirmationRuns, baseline: ConfirmationRuns, best: ConfirmationRuns, field: Sequence[ConfirmationRuns]
 ) -> Decision:
     speedup, interval = winner.compare(baseline, field) if baseline.rate > 0 else (None, None)
@@ -197,14 +186,14 @@ def _announce(
         config=winner.config,
         verdict="faster",
         samples_per_second=winner.rate,
-        interval=winner.bound(field, [baseline]),
-        wait_fraction=sum(winner.waits) / len(winner.waits),
+        ci95=winner.ci95(field, [baseline]),
+        wait_fraction=winner.wait_fraction,
         speedup=speedup,
-        speedup_interval=interval,
+        speedup_ci95=interval,
         runner_up=best.config if best is not winner else None,
     )
 
 
-def _keep(baseline: ConfirmationRuns) -> Decision:
-    kept = {"verdict": "keep", "speedup": 1.0, "speedup_interval": (1.0, 1.0)}
-    return _announce(baseline, baseline, baseline, ()).model_copy(update=kept)
+def _keep_baseline(baseline: ConfirmationRuns) -> Decision:
+    kept = _decision_for(baseline, baseline, baseline, ())
+    return replace(kept, verdict="keep", speedup=1.0, speedup_ci95=(1.0, 1.0))

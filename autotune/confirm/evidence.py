@@ -24,36 +24,17 @@ Predict = Callable[[Sequence[LoaderConfig]], list[Prediction]]
 def build_evidence(
     plan: Plan, records: Sequence[TrialRecord], answer: LoaderConfig, predict: Predict
 ) -> SearchEvidence:
-    """Gather what the report shows beside the answer.
-
-    Args:
-        plan: What the run had to work with.
-        records: Every trial.
-        answer: The configuration that was chosen.
-        predict: The model as corrected by the trials.
-
-    Returns:
-        The evidence.
-    """
+    """Gather what the report shows beside the answer."""
     return SearchEvidence(
-        trials=tuple(make_trial_line(number, record, plan) for number, record in enumerate(records, start=1)),
+        trials=tuple(summarize_trial(number, record, plan) for number, record in enumerate(records, start=1)),
         scaling_curve=worker_scaling_curve(plan, answer, predict),
         batch_time=batch_time_breakdown(plan, answer),
         knob_importance=knob_importance(plan, answer, predict),
     )
 
 
-def make_trial_line(number: int, record: TrialRecord, plan: Plan) -> TrialSummary:
-    """Write down what became of one proposal.
-
-    Args:
-        number: Its place in the search, from 1.
-        record: Its record.
-        plan: What the run had to work with.
-
-    Returns:
-        The line, with the reason when it was skipped or failed.
-    """
+def summarize_trial(number: int, record: TrialRecord, plan: Plan) -> TrialSummary:
+    """Write down what became of the proposal with this number, from 1, and why it was skipped or failed."""
     facts: dict[str, Any] = {"number": number, "expected_samples_per_second": min(record.predicted, MAX_RATE)}
     facts["config"] = record.config
     result = record.result
@@ -85,16 +66,7 @@ def skip_reason(record: TrialRecord, budgets: Budgets) -> str:
 
 
 def worker_scaling_curve(plan: Plan, answer: LoaderConfig, predict: Predict) -> tuple[ScalingPoint, ...]:
-    """Trace the expected throughput along the number of workers, as far as no limit is predicted to be broken.
-
-    Args:
-        plan: What the run had to work with.
-        answer: The configuration that was chosen; all else stays as in it.
-        predict: The model as corrected by the trials.
-
-    Returns:
-        Points, ascending in the number of workers.
-    """
+    """Trace the expected throughput along the number of workers, as far as no limit is predicted to be broken."""
     demand = plan.resource_model()
     configs = [
         config
@@ -112,12 +84,7 @@ def worker_scaling_curve(plan: Plan, answer: LoaderConfig, predict: Predict) -> 
 
 
 def knob_importance(plan: Plan, answer: LoaderConfig, predict: Predict) -> dict[str, float]:
-    """Weigh the searched knobs by how much the expected throughput varies along each.
-
-    Args:
-        plan: What the run had to work with.
-        answer: The configuration that was chosen; all else stays as in it.
-        predict: The model as corrected by the trials.
+    """Weigh the searched knobs by how much the expected throughput varies along each, all else as in the answer.
 
     Returns:
         For each knob the spread of the logarithm, as a share of the sum over all; empty when nothing varies.
@@ -131,17 +98,9 @@ def knob_importance(plan: Plan, answer: LoaderConfig, predict: Predict) -> dict[
 
 
 def sweep_knob(plan: Plan, answer: LoaderConfig, knob: KnobName) -> Iterator[LoaderConfig]:
-    """Walk along one knob, all else as in the answer.
+    """Walk up along one knob, all else as in the answer, which is passed on the way.
 
-    An answer without workers says nothing of the knobs that need them: those are set as a careful hand would.
-
-    Args:
-        plan: Holds the choices.
-        answer: The configuration that was chosen.
-        knob: The knob.
-
-    Yields:
-        Configurations, ascending along the knob; the answer is among them.
+    An answer without workers says nothing of the knobs that need them: those are set as is conventional.
     """
     values = knob_values(answer)
     choices: tuple[Any, ...] = plan.space.choices[knob]

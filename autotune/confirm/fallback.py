@@ -1,22 +1,23 @@
-"""What is answered where the final confirms nothing."""
+"""What is answered where the confirmation confirms nothing, or less than it should."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.confirm.confirmation import Confirmation, ConfirmationRuns
+from autotune.confirm.confirmation import ROUNDS, Confirmation
 from autotune.confirm.decision import Decision, decide
+from autotune.confirm.runs import ConfirmationRuns
 from autotune.errors import NoFeasibleConfigError
 from autotune.knobs import describe_config
 from autotune.search.plan import Plan
 from autotune.search.trial_record import TrialRecord, find_best
 
 
-def disregard_failed_final(plan: Plan, final: Confirmation) -> tuple[Confirmation, tuple[str, ...]]:
-    """Forget a final in which nothing ran, for it confirms nothing; give the warning that says so."""
-    failure = next((failure for entrant in final.entrants for failure in entrant.failures), None)
-    if failure is None or not final.rounds or decide(final, plan.convention, plan.budgets) is not None:
+def disregard_failed_confirmation(plan: Plan, final: Confirmation) -> tuple[Confirmation, tuple[str, ...]]:
+    """Forget a confirmation in which nothing ran, for it confirms nothing; give the warning that says so."""
+    if not final.failed or not final.rounds or decide(final, plan.convention, plan.budgets) is not None:
         return final, ()
+    failure = final.failed[0].failures[0]
     happened = f"{describe_config(failure.config)}: it {failure.message.rstrip('.')}"
     warning = (
         "This is the best of the search, unconfirmed: in fresh processes, as a training run starts, no configuration "
@@ -30,17 +31,8 @@ def decide_unconfirmed(
 ) -> Decision:
     """Take the best of the search as it is; nothing was measured twice, so there is no interval.
 
-    Args:
-        plan: What there was to work with.
-        records: Every trial.
-        final: What failed again, for the message.
-        cut_by: What cut the run short, which is raised where nothing was measured.
-
-    Returns:
-        The decision.
-
     Raises:
-        NoFeasibleConfigError: No configuration works within the limits.
+        NoFeasibleConfigError: No configuration works within the limits; where the run was cut short, what cut it.
     """
     best = find_best(records)
     if best is None or best.result is None or (found := plan.estimate(best.result)) is None:
@@ -50,15 +42,22 @@ def decide_unconfirmed(
         config=best.config,
         verdict="keep" if best.config == plan.baseline else "faster",
         samples_per_second=best.score,
-        interval=None,
+        ci95=None,
         wait_fraction=found.wait_fraction,
         speedup=best.score / base.score if base is not None else None,
-        speedup_interval=None,
+        speedup_ci95=None,
     )
 
 
+def describe_haste(rounds: int) -> str:
+    """Say what of the confirmation --timeout left no time for."""
+    if rounds:
+        return f"--timeout left time for {rounds} of {ROUNDS} rounds in fresh processes"
+    return "--timeout left no time to measure the answer again in fresh processes: its throughput was seen once"
+
+
 def _explain_failures(records: Sequence[TrialRecord], final: Confirmation) -> str:
-    failures = [failure for entrant in final.entrants for failure in entrant.failures]
+    failures = [failure for entrant in final.failed for failure in entrant.failures]
     failures += [record.result for record in records if record.result is not None and not record.is_feasible]
     examples = dict.fromkeys(f"{failure.kind}: it {failure.message}" for failure in failures)
     skipped = sum(record.fate == "skipped" for record in records)

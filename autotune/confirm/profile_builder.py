@@ -1,16 +1,17 @@
-"""What is written down of a run: the profile in the tuned file, and the outcome that the caller gets."""
+"""What is written down of a run: the profile in the tuned file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from autotune.config import FrozenModel, LoaderConfig
+from autotune.config import LoaderConfig
 from autotune.confirm.ablation import Ablation
 from autotune.confirm.advice import suggest_improvements
-from autotune.confirm.confirmation import Confirmation, ConfirmationRuns
+from autotune.confirm.confirmation import Confirmation
 from autotune.confirm.decision import Decision
 from autotune.confirm.evidence import build_evidence
+from autotune.confirm.runs import ConfirmationRuns
 from autotune.knobs import describe_config
 from autotune.profiles.naming import resolve_profile_name
 from autotune.profiles.schema import (
@@ -29,24 +30,6 @@ from autotune.search.trial_record import TrialRecord, measure_prediction_error
 from autotune.units import format_bytes
 
 
-class TuningResult(FrozenModel):
-    """What a run gave.
-
-    Attributes:
-        profile: The profile as it was written into the tuned file.
-        plan: What the run had to work with.
-        records: Every trial.
-        runner_up: A configuration that was faster by less than the noise and larger than the one chosen.
-        interrupted: Whether the run was cut short; the profile then holds the best so far.
-    """
-
-    profile: TunedProfile
-    plan: Plan
-    records: tuple[TrialRecord, ...]
-    runner_up: LoaderConfig | None = None
-    interrupted: bool = False
-
-
 def build_profile(
     plan: Plan,
     found: SearchOutcome,
@@ -62,15 +45,12 @@ def build_profile(
     Args:
         plan: What the run had to work with.
         found: What the search found.
-        final: What the final measured.
+        final: What the confirmation measured.
         decision: The answer.
         steps: What each setting gave.
         run: Name of the study, and wall time of the run in seconds.
         notes: Sentences on the workload and on the run.
-        others: The profiles that lie in the file already.
-
-    Returns:
-        The profile, under the name that was asked for, or one that is made of machine and workload.
+        others: The profiles that lie in the file already; a name that is made differs from theirs.
     """
     request, workload = plan.request, plan.workload
     profile = TunedProfile(
@@ -99,17 +79,17 @@ def _make_result(
 ) -> ProfileResult:
     config, workload = decision.config, plan.workload
     copies = workload.h2d
-    seen = _find_measured(confirmation, config) or _as_contestant(records, config, plan.request.epochs)
+    seen = _find_confirmed(confirmation, config) or _collect_searched(records, config, plan.request.epochs)
     bottleneck = find_bottleneck(config, workload, plan.machine.usable_cpus, decision.wait_fraction)
     ceiling = plan.step_bound(config.dataloader.batch_size)
     return ProfileResult(
         samples_per_second=decision.samples_per_second,
-        samples_per_second_ci95=decision.interval,
+        samples_per_second_ci95=decision.ci95,
         confirmed_rounds=confirmation.rounds,
         epochs=plan.request.epochs,
         baseline=_describe_baseline(plan, confirmation.baseline),
         speedup=decision.speedup,
-        speedup_ci95=decision.speedup_interval,
+        speedup_ci95=decision.speedup_ci95,
         verdict=decision.verdict,
         ceiling_samples_per_second=ceiling
         if plan.has_reliable_step_bound(config, decision.samples_per_second)
@@ -122,7 +102,7 @@ def _make_result(
         copy_bytes_per_second=decision.samples_per_second * workload.sample_bytes if copies else None,
         copy_ceiling=copies.of(pinned=config.dataloader.pin_memory) if copies else None,
         by_batch_size=_rank_batch_sizes(records),
-        rounds=tuple(_record_rounds(contestant) for contestant in confirmation.entrants),
+        rounds=tuple(_record_rounds(entrant) for entrant in confirmation.entrants),
         departures=decision.departures,
         ablation=tuple(ablation),
         advice=suggest_improvements(plan, config, bottleneck),
@@ -130,50 +110,49 @@ def _make_result(
     )
 
 
-def _find_measured(confirmation: Confirmation, config: LoaderConfig) -> ConfirmationRuns | None:
-    contestants = (confirmation.baseline, *confirmation.finalists)
-    return next((one for one in contestants if one.config == config and one.results), None)
+def _find_confirmed(confirmation: Confirmation, config: LoaderConfig) -> ConfirmationRuns | None:
+    entrants = (confirmation.baseline, *confirmation.finalists)
+    return next((entrant for entrant in entrants if entrant.config == config and entrant.results), None)
 
 
-def _record_rounds(contestant: ConfirmationRuns) -> ConfirmedRounds:
+def _record_rounds(entrant: ConfirmationRuns) -> ConfirmedRounds:
     return ConfirmedRounds(
-        config=contestant.config,
-        samples_per_second=tuple(contestant.scores),
-        failures=tuple(f"{failure.kind}: it {failure.message}" for failure in contestant.failures),
+        config=entrant.config,
+        samples_per_second=tuple(entrant.scores),
+        failures=tuple(f"{failure.kind}: it {failure.message}" for failure in entrant.failures),
     )
 
 
 def _list_doubts(confirmation: Confirmation) -> tuple[str, ...]:
-    """List what disturbed the final, and what failed in it, be it once only."""
-    failed = [one for one in confirmation.entrants if one.failures and confirmation.rounds]
+    """List what disturbed the confirmation, and what failed in it, be it once only."""
+    failed = confirmation.failed if confirmation.rounds else ()
     return (
         *confirmation.noise,
         *(
-            f"{len(one.failures)} of {len(one.results)} confirming trials of {describe_config(one.config)} failed: "
-            f"it {one.failures[0].message}"
-            for one in failed
+            f"{len(entrant.failures)} of {len(entrant.results)} confirming trials of {describe_config(entrant.config)} "
+            f"failed: it {entrant.failures[0].message}"
+            for entrant in failed
         ),
     )
 
 
 def _warn_of_growth(seen: ConfirmationRuns) -> tuple[str, ...]:
-    """Warn where the device's memory had not settled when the final ended."""
-    grown = max((result.measurement.gpu_growth_bytes for result in seen.results if result.measurement), default=0)
-    if not grown:
+    """Warn where the device's memory had not settled when the confirmation ended."""
+    if not seen.gpu_growth_bytes:
         return ()
     return (
-        f"device memory still grew by {format_bytes(grown)} in the second half of a confirming trial: leave room for "
-        "it, or confirm for longer with --trial-time",
+        f"device memory still grew by {format_bytes(seen.gpu_growth_bytes)} in the second half of a confirming trial: "
+        "leave room for it, or confirm for longer with --trial-time",
     )
 
 
-def _as_contestant(records: Sequence[TrialRecord], config: LoaderConfig, epochs: int) -> ConfirmationRuns:
-    """Take what the search saw of a configuration, where the final never measured it."""
-    contestant = ConfirmationRuns(config)
+def _collect_searched(records: Sequence[TrialRecord], config: LoaderConfig, epochs: int) -> ConfirmationRuns:
+    """Take what the search saw of a configuration, where the confirmation never measured it."""
+    seen = ConfirmationRuns(config)
     for record in records:
         if record.config == config and record.result is not None:
-            contestant.note(record.result, epochs)
-    return contestant
+            seen.note(record.result, epochs)
+    return seen
 
 
 def _describe_baseline(plan: Plan, baseline: ConfirmationRuns) -> Baseline | None:
@@ -183,7 +162,7 @@ def _describe_baseline(plan: Plan, baseline: ConfirmationRuns) -> Baseline | Non
         description="your DataLoader's settings" if plan.workload.baseline else "PyTorch's defaults",
         config=baseline.config,
         samples_per_second=baseline.rate,
-        data_wait_fraction=sum(baseline.waits) / len(baseline.waits),
+        data_wait_fraction=baseline.wait_fraction,
     )
 
 

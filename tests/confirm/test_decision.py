@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from autotune.config import LoaderConfig
-from autotune.confirm.confirmation import Confirmation, ConfirmationRuns
+from autotune.confirm.confirmation import Confirmation
 from autotune.confirm.decision import MIN_SPEEDUP, Decision, decide, select_finalists
+from autotune.confirm.runs import ConfirmationRuns
 from autotune.search.convention import Convention, settle_convention
 from autotune.search.plan import make_plan
 from autotune.search.trial_record import TrialRecord
@@ -123,8 +124,8 @@ def test_the_fastest_wins_when_nobody_is_close() -> None:
     assert (decision.config, decision.verdict, decision.runner_up) == (make_config(8), "faster", None)
     assert decision.speedup == pytest.approx(2.0)
     assert decision.samples_per_second == pytest.approx(200.0)
-    assert decision.speedup_interval is not None
-    assert decision.speedup_interval[0] < 2.0 < decision.speedup_interval[1]
+    assert decision.speedup_ci95 is not None
+    assert decision.speedup_ci95[0] < 2.0 < decision.speedup_ci95[1]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ def test_where_the_baseline_cannot_run_the_best_wins_without_a_speedup() -> None
         broken.note(make_result(BASELINE, kind="out_of_memory"), epochs=10)
     decision = choose(broken, [make_contestant(make_config(4), 100.0, 100.0)])
     assert decision is not None
-    assert (decision.verdict, decision.speedup, decision.speedup_interval) == ("faster", None, None)
+    assert (decision.verdict, decision.speedup, decision.speedup_ci95) == ("faster", None, None)
 
 
 def test_a_finalist_that_failed_twice_cannot_win_and_one_that_failed_once_can() -> None:

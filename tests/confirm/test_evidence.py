@@ -13,18 +13,17 @@ from autotune.confirm.evidence import (
     batch_time_breakdown,
     build_evidence,
     knob_importance,
-    make_trial_line,
+    summarize_trial,
     sweep_knob,
     worker_scaling_curve,
 )
-from autotune.confirm.profile_builder import TuningResult
 from autotune.profiles.schema import SearchEvidence
 from autotune.request import TuningRequest
 from autotune.search.plan import Plan, make_plan
 from autotune.search.surrogate import Prediction
 from autotune.search.trial_record import TrialRecord
 from autotune.trial.measurement import TrialResult
-from autotune.tuning import tune
+from autotune.tuning import TuningResult, tune
 from tests.builders import (
     GIB,
     MIB,
@@ -63,7 +62,7 @@ def record(result: TrialResult | None, **changes: Any) -> TrialRecord:
 
 def test_a_trial_is_written_down_with_what_it_reached_and_what_was_expected() -> None:
     result = make_result(ANSWER, 1000.0, peak_host_bytes=2 * GIB, peak_shm_bytes=3 * MIB)
-    line = make_trial_line(7, record(result), plan())
+    line = summarize_trial(7, record(result), plan())
     assert (line.number, line.outcome, line.samples_per_second, line.expected_samples_per_second) == (
         7,
         "completed",
@@ -79,19 +78,19 @@ def test_a_trial_is_written_down_with_what_it_reached_and_what_was_expected() ->
 def test_an_uncertainty_that_is_not_known_is_none_and_not_infinite() -> None:
     one_batch = make_measurement(make_trace([0.1]), epoch_batches=None)
     result = TrialResult(kind="completed", config=ANSWER, measurement=one_batch)
-    assert make_trial_line(1, record(result), plan()).relative_error is None
+    assert summarize_trial(1, record(result), plan()).relative_error is None
 
 
 def test_a_hopeless_trial_is_told_from_one_that_ran_to_its_end() -> None:
     whole = make_result(ANSWER, 500.0)
     assert whole.measurement is not None
     hopeless = whole.model_copy(update={"measurement": whole.measurement.model_copy(update={"stopped": "hopeless"})})
-    assert make_trial_line(1, record(hopeless), plan()).outcome == "stopped_early"
+    assert summarize_trial(1, record(hopeless), plan()).outcome == "stopped_early"
 
 
 def test_a_failed_trial_keeps_its_reason_and_has_no_throughput() -> None:
     result = make_result(ANSWER, kind="shm_exhausted", message="filled /dev/shm: 64 MiB of 64 MiB")
-    line = make_trial_line(1, record(result, score=0.0), plan())
+    line = summarize_trial(1, record(result, score=0.0), plan())
     assert (line.outcome, line.samples_per_second) == ("failed", None)
     assert line.reason == "It filled /dev/shm: 64 MiB of 64 MiB."
 
@@ -99,7 +98,7 @@ def test_a_failed_trial_keeps_its_reason_and_has_no_throughput() -> None:
 def test_a_skipped_configuration_names_every_limit_it_would_have_broken_with_the_numbers() -> None:
     constraints = {"memory": -0.5, "shm": 0.5, "files": 1.0, "works": 0.0}
     skipped = record(None, fate="skipped", constraints=constraints)
-    line = make_trial_line(1, skipped, plan(budgets={"shm_bytes": 64 * MIB, "nofile": 500}))
+    line = summarize_trial(1, skipped, plan(budgets={"shm_bytes": 64 * MIB, "nofile": 500}))
     assert line.outcome == "skipped"
     assert line.reason == (
         "Predicted over a limit: /dev/shm: 96.0 MiB needed of 64.0 MiB; open files: 1,000 needed of 500."
@@ -107,7 +106,7 @@ def test_a_skipped_configuration_names_every_limit_it_would_have_broken_with_the
 
 
 def test_a_configuration_that_was_skipped_within_its_limits_was_ruled_out_by_trials() -> None:
-    line = make_trial_line(1, record(None, fate="skipped"), plan())
+    line = summarize_trial(1, record(None, fate="skipped"), plan())
     assert line.reason == "Ruled out by what earlier trials showed."
 
 

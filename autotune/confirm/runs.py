@@ -1,0 +1,112 @@
+"""What was measured of one configuration, round by round, and how it compares with another."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from autotune.config import Interval, LoaderConfig
+from autotune.trial.measurement import TrialResult
+from autotune.trial.statistics import paired_ratio, throughput_ci95
+from autotune.trial.throughput import estimate
+
+MAX_FAILURES: Final = 2  # of one configuration; the first is looked at once more, a second one was no bad luck
+
+
+class ConfirmationRuns:
+    """The measurements of one configuration, beside those of others."""
+
+    def __init__(self, config: LoaderConfig) -> None:
+        self.config = config
+        self.results: list[TrialResult] = []
+        self.scores: list[float] = []
+        self.waits: list[float] = []
+
+    def note(self, result: TrialResult, epochs: int, cold_seconds: float = 0.0) -> None:
+        """Add what a round measured, with what its first epoch would have cost in addition in a fresh process."""
+        self.results.append(result)
+        if result.measurement is not None:
+            found = estimate(result.measurement, result.config, epochs, cold_seconds)
+            self.scores.append(found.samples_per_second)
+            self.waits.append(found.wait_fraction)
+
+    @property
+    def failures(self) -> list[TrialResult]:
+        """The results that failed."""
+        return [result for result in self.results if result.kind != "completed"]
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it failed so often that it was not bad luck."""
+        return len(self.failures) >= MAX_FAILURES
+
+    @property
+    def rate(self) -> float:
+        """Median throughput over the rounds, samples per second; 0 when there is none or it is out."""
+        return statistics.median(self.scores) if self.scores and not self.is_out else 0.0
+
+    @property
+    def wait_fraction(self) -> float:
+        """Share of the rounds that was spent waiting for data."""
+        return sum(self.waits) / len(self.waits)
+
+    def ci95(self, field: Sequence[ConfirmationRuns] = (), others: Sequence[ConfirmationRuns] = ()) -> Interval | None:
+        """Give the 95 % interval of its throughput.
+
+        Args:
+            field: Those that it was picked from by these rounds.
+            others: Further ones that were measured beside it, whose scatter tells what is usual here.
+
+        Returns:
+            Lower and upper bound in samples per second; None for fewer than two rounds.
+        """
+        rivals = [one.scores for one in (*field, *others) if one is not self]
+        return throughput_ci95(self.scores, max(1, len(field)), rivals)
+
+    def compare(self, other: ConfirmationRuns, field: Sequence[ConfirmationRuns] = ()) -> tuple[float, Interval | None]:
+        """Compare with another one by the rounds that both have seen.
+
+        Args:
+            other: The other one.
+            field: Those that this one was picked from by these rounds.
+
+        Returns:
+            The median ratio of throughputs, and its 95 % interval; None for fewer than two rounds.
+        """
+        rivals = [one for one in field if one is not self and one is not other]
+        ratios = [[rate / base for rate, base in zip(one.scores, other.scores, strict=False)] for one in rivals]
+        seen = min(len(self.scores), len(other.scores))
+        return paired_ratio(self.scores[:seen], other.scores[:seen], max(1, len(field)), ratios)
+
+    def is_faster_than(
+        self, other: ConfirmationRuns, min_speedup: float, field: Sequence[ConfirmationRuns] = ()
+    ) -> bool:
+        """Tell whether it is faster by so much, and by more than what the measurement leaves open."""
+        speedup, interval = self.compare(other, field)
+        return speedup >= min_speedup and (interval is None or interval[0] > 1)
+
+    @property
+    def peak_host_bytes(self) -> int:
+        """Largest host memory seen."""
+        return max((result.peak_host_bytes for result in self.results), default=0)
+
+    @property
+    def peak_shm_bytes(self) -> int:
+        """Largest /dev/shm use seen."""
+        return max((result.peak_shm_bytes for result in self.results), default=0)
+
+    @property
+    def peak_gpu_bytes(self) -> int:
+        """Largest device memory the allocator held."""
+        return max((result.measurement.peak_gpu_bytes for result in self.results if result.measurement), default=0)
+
+    @property
+    def gpu_growth_bytes(self) -> int:
+        """How much device memory still grew in the second half of a trial."""
+        return max((result.measurement.gpu_growth_bytes for result in self.results if result.measurement), default=0)
+
+
+def find_lead(runs: Sequence[ConfirmationRuns]) -> ConfirmationRuns:
+    """Give the fastest of some; the first of them where two are alike."""
+    return max(runs, key=lambda one: one.rate)
