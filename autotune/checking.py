@@ -14,6 +14,7 @@ from autotune.confirm.confirmation import confirm
 from autotune.confirm.interference import InterferenceMonitor
 from autotune.confirm.remeasurement import Remeasurement, compare_with_prediction
 from autotune.errors import UsageError
+from autotune.preparation import prepare_run
 from autotune.profiles.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
 from autotune.profiles.selection import describe_local_hardware, nearest_profile
@@ -128,8 +129,6 @@ def _measure_again(
     progress: ProgressListener,
 ) -> CheckResult:
     """Probe the workload, and measure a profile against its baseline."""
-    from autotune.tuning import prepare_run  # brings Optuna along, which is not needed to look at the workload
-
     request = request.model_copy(update={"trial_seconds": QUICK_TRIAL_SECONDS})
     with start_runner(request, progress) as runner:
         plan = prepare_run(request, machine, None, runner, progress, Timetable(request))

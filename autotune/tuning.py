@@ -4,38 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from autotune.config import LoaderConfig
 from autotune.confirm.ablation import Ablation, ablate
+from autotune.confirm.answer import Answer, describe_haste, settle_answer
 from autotune.confirm.confirmation import ROUNDS, Confirmation, confirm
-from autotune.confirm.decision import FINALISTS, decide, select_finalists
-from autotune.confirm.fallback import decide_unconfirmed, describe_haste, disregard_failed_confirmation
+from autotune.confirm.decision import select_finalists
 from autotune.confirm.interference import InterferenceMonitor
 from autotune.confirm.profile_builder import build_profile
 from autotune.confirm.runs import ConfirmationRuns
-from autotune.errors import OutputError, ProfileError, ResultNotSavedError, TrialError, UsageError, WorkloadError
-from autotune.profiles.file import check_writable, format_profile, read_profiles_or_empty, save_profile
-from autotune.profiles.schema import AblationStep, TunedProfile
+from autotune.errors import OutputError, ProfileError, ResultNotSavedError, TrialError, WorkloadError
+from autotune.preparation import check_request, prepare_run
+from autotune.profiles.file import format_profile, read_profiles_or_empty, save_profile
+from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
-from autotune.request import TuningRequest, check_names, lacks_password
-from autotune.runner.runner import TrialRunner, start_runner
+from autotune.request import TuningRequest
+from autotune.runner.runner import start_runner
 from autotune.search.ask_tell import Search, open_search
-from autotune.search.choices import choose_probe_sizes
 from autotune.search.loop import SearchOutcome, search
-from autotune.search.plan import Plan, make_plan
+from autotune.search.plan import Plan
 from autotune.search.storage import open_storage
 from autotune.search.trial_record import TrialRecord
 from autotune.search.warm_start import plan_warm_start
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.signals import defer_interrupts
-from autotune.trial.budgets import plan_budgets
-from autotune.trial.interruption import raise_on_lost_device, spawn_error
+from autotune.trial.interruption import raise_on_lost_device
 from autotune.trial.protocol import RunTrial
 from autotune.trial.timetable import Timetable
 from autotune.trial.workload_profile import WorkloadProfile
-
-MAX_CONFIRMING_TRIALS: Final = ROUNDS * (FINALISTS + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +96,11 @@ def tune(
             measure = study.sign_at(timetable.watch(raise_on_lost_device(run_trial or runner.run)))
             found = search(plan, study, measure, progress, timetable.allows_trial, warm)
             final = _confirm(plan, found, study, measure, progress, monitor, timetable)
-            steps = _explain(plan, final, measure, progress, timetable)
+            answer = settle_answer(plan, found, final)
+            steps = _explain(plan, answer, measure, progress, timetable)
             with defer_interrupts():
                 runner.close()
-                return _write_down(plan, found, final, steps, study.name, timetable)
+                return _write_down(plan, found, answer, steps, study.name, timetable)
 
 
 def _confirm(
@@ -126,36 +123,29 @@ def _confirm(
 
 
 def _explain(
-    plan: Plan, final: Confirmation, measure: RunTrial, progress: ProgressListener, timetable: Timetable
+    plan: Plan, answer: Answer, measure: RunTrial, progress: ProgressListener, timetable: Timetable
 ) -> Ablation:
-    """Measure what each setting gave, where there is an answer to explain and time left for it."""
-    decision = None if final.cut_by is not None else decide(final, plan.convention, plan.budgets)
-    if decision is None or decision.verdict != "faster" or decision.speedup is None:
+    """Measure what each setting gave, where there is a confirmed answer to explain and time left for it."""
+    decision, is_confirmed = answer.decision, answer.final.rounds and answer.final.cut_by is None
+    if not is_confirmed or decision.verdict != "faster" or decision.speedup is None:
         return Ablation()
-    whole = AblationStep(
-        setting="all",
-        samples_per_second=decision.samples_per_second,
-        speedup=decision.speedup,
-        speedup_ci95=decision.speedup_ci95,
-    )
-    return ablate(plan, decision.config, whole, measure, progress, timetable.allows_steps)
+    return ablate(plan, decision, measure, progress, timetable.allows_steps)
 
 
 def _write_down(
-    plan: Plan, found: SearchOutcome, final: Confirmation, steps: Ablation, study: str, timetable: Timetable
+    plan: Plan, found: SearchOutcome, answer: Answer, steps: Ablation, study: str, timetable: Timetable
 ) -> TuningResult:
-    """Decide, and save what was found; then raise what had cut the run short, unless it was the user."""
-    cut_by, output = found.cut_by or final.cut_by or steps.cut_by, Path(plan.request.output)
-    final, doubts = disregard_failed_confirmation(plan, final)
-    decision = decide(final, plan.convention, plan.budgets) or decide_unconfirmed(plan, found.records, final, cut_by)
-    if cut_by is None and final.rounds < ROUNDS and not doubts:
-        doubts = (describe_haste(final.rounds),)
-    others, seconds = read_profiles_or_empty(output), timetable.passed_seconds
-    profile = build_profile(plan, found, final, decision, steps, (study, seconds), (*found.findings, *doubts), others)
+    """Save what was found; then raise what had cut the run short, unless it was the user."""
+    cut_by, output = found.cut_by or answer.final.cut_by or steps.cut_by, Path(plan.request.output)
+    doubts, rounds = answer.doubts, answer.final.rounds
+    if cut_by is None and rounds < ROUNDS and not doubts:
+        doubts = (describe_haste(rounds),)
+    run, notes = (study, timetable.passed_seconds), (*found.findings, *doubts)
+    profile = build_profile(plan, found, answer, steps, run, notes, read_profiles_or_empty(output))
     _save(output, profile)
     if isinstance(cut_by, TrialError | WorkloadError):
         raise type(cut_by)(f"{cut_by} The best so far was written to {output}.", cut_by.details)
-    return TuningResult(profile, plan, found.records, decision.runner_up, interrupted=cut_by is not None)
+    return TuningResult(profile, plan, found.records, answer.decision.runner_up, interrupted=cut_by is not None)
 
 
 def _save(output: Path, profile: TunedProfile) -> None:
@@ -163,69 +153,3 @@ def _save(output: Path, profile: TunedProfile) -> None:
         save_profile(output, profile)
     except (OutputError, ProfileError) as error:
         raise ResultNotSavedError(str(error), format_profile(profile)) from None
-
-
-def plan_only(request: TuningRequest, *, progress: ProgressListener | None = None) -> Plan:
-    """Probe and plan as `tune` does, and stop before the first trial.
-
-    Raises:
-        UsageError: The request asks for what cannot be.
-        WorkloadError: The user's code fails where no configuration could help.
-        NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
-    """
-    progress = progress or ProgressListener()
-    check_request(request)
-    with start_runner(request, progress) as runner:
-        return prepare_run(request, read_machine(), None, runner, progress, Timetable(request))
-
-
-def check_request(request: TuningRequest) -> None:
-    """Refuse what can be seen to fail, before anything is started.
-
-    Raises:
-        UsageError: An import string is malformed, or the storage lacks its password.
-        OutputError: The output path cannot be written.
-        ProfileError: Something else than a tuned file lies at the output path.
-    """
-    check_names(request.workload)
-    if request.storage is not None and lacks_password(request.storage):
-        raise UsageError(
-            f"The storage {request.storage} was given with a password, which is not written down: give the whole URL "
-            "again with --storage, or in DLTUNE_STORAGE."
-        )
-    check_writable(Path(request.output))
-
-
-def prepare_run(
-    request: TuningRequest,
-    machine: MachineProfile,
-    workload: WorkloadProfile | None,
-    runner: TrialRunner,
-    progress: ProgressListener,
-    timetable: Timetable,
-) -> Plan:
-    """Probe the workload where its profile is not given; plan budgets and space.
-
-    The timetable says how long the probe may take, and learns what a start takes.
-
-    Raises:
-        UsageError: The request asks for what cannot be, or allows too little time.
-        WorkloadError: The user's code fails where no configuration could help.
-        NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
-        TrialError: The machine refuses to run trials.
-    """
-    budgets = plan_budgets(machine, request)
-    progress.show_machine(machine, budgets)
-    if workload is None:
-        try:
-            workload = runner.probe(choose_probe_sizes(request), budgets, machine.usable_cpus, timetable.left_seconds)
-        except OSError as error:
-            raise spawn_error(error) from None
-    budgets = plan_budgets(machine, request, workload)
-    runner.limit(budgets)
-    plan = make_plan(request, machine, workload, budgets)
-    progress.show_plan(plan)
-    if runner.start_seconds is not None:
-        timetable.note_start(runner.start_seconds)
-    timetable.begin_search(MAX_CONFIRMING_TRIALS)
-    return plan

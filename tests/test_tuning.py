@@ -23,6 +23,7 @@ from autotune.errors import (
     UsageError,
     WorkloadError,
 )
+from autotune.preparation import prepare_run
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.runner import TrialRunner
@@ -32,7 +33,7 @@ from autotune.trial.measurement import TrialKind, TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.timetable import Timetable
 from autotune.trial.workload_profile import WorkloadProfile
-from autotune.tuning import TuningResult, prepare_run, tune
+from autotune.tuning import TuningResult, tune
 from tests.builders import GIB, make_config, make_cost, make_gpu_workload, make_machine, make_result, make_workload
 
 Rate = Callable[[LoaderConfig], float]

@@ -153,7 +153,7 @@ def _print_plan(request: TuningRequest) -> None:
     """Probe, plan, and show what would be tried first."""
     from autotune.commands.display import PlainDisplay
     from autotune.knobs import describe_config
-    from autotune.tuning import plan_only
+    from autotune.preparation import plan_only
 
     plan = plan_only(request, progress=PlainDisplay(request))
     click.echo(f"Would try at most {request.trials} configurations, these first:")

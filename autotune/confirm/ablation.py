@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from autotune.config import LoaderConfig
+from autotune.confirm.decision import Decision
 from autotune.confirm.runs import ConfirmationRuns
 from autotune.knobs import TABLE, config_from_knobs, knob_values
 from autotune.profiles.schema import AblationStep
@@ -56,8 +57,7 @@ class Ablation:
 
 def ablate(
     plan: Plan,
-    answer: LoaderConfig,
-    whole: AblationStep,
+    decision: Decision,
     run_trial: RunTrial,
     progress: ProgressListener,
     has_time: Callable[[int], bool] = lambda count: True,
@@ -66,15 +66,14 @@ def ablate(
 
     Args:
         plan: What there is to work with.
-        answer: The configuration that was chosen.
-        whole: What all steps gave together, as confirmed; it is the step where there is but one.
+        decision: The answer; what it gave is what the step gave where there is but one.
         run_trial: Measures one configuration.
         progress: Is told what happens.
         has_time: Tells whether there is time for so many more measurements; else no further round begins.
     """
-    steps = list(ablation_steps(plan.baseline, answer))
+    steps = list(ablation_steps(plan.baseline, decision.config))
     if len(steps) == 1:
-        return Ablation((whole.model_copy(update={"setting": steps[0][0]}),))
+        return Ablation((_take_over(decision, steps[0][0]),))
     runs = [ConfirmationRuns(plan.baseline), *(ConfirmationRuns(config) for _, config in steps)]
     rows: tuple[AblationStep, ...] = ()
     with keep_what_was_measured() as cut:
@@ -85,6 +84,15 @@ def ablate(
                 _measure_step(plan, step, run_trial, progress)
             rows = _compare_steps([setting for setting, _ in steps], runs)
     return Ablation(rows, cut.cause)
+
+
+def _take_over(decision: Decision, setting: str) -> AblationStep:
+    return AblationStep(
+        setting=setting,
+        samples_per_second=decision.samples_per_second,
+        speedup=decision.speedup or 1.0,
+        speedup_ci95=decision.speedup_ci95,
+    )
 
 
 def _measure_step(plan: Plan, step: ConfirmationRuns, run_trial: RunTrial, progress: ProgressListener) -> None:

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from autotune.config import LoaderConfig
 from autotune.confirm.ablation import Ablation
 from autotune.confirm.advice import suggest_improvements
+from autotune.confirm.answer import Answer
 from autotune.confirm.confirmation import Confirmation
-from autotune.confirm.decision import Decision
 from autotune.confirm.evidence import build_evidence
 from autotune.confirm.runs import ConfirmationRuns
 from autotune.knobs import describe_config
@@ -33,8 +33,7 @@ from autotune.units import format_bytes
 def build_profile(
     plan: Plan,
     found: SearchOutcome,
-    final: Confirmation,
-    decision: Decision,
+    answer: Answer,
     steps: Ablation,
     run: tuple[str, float],
     notes: Sequence[str] = (),
@@ -45,8 +44,7 @@ def build_profile(
     Args:
         plan: What the run had to work with.
         found: What the search found.
-        final: What the confirmation measured.
-        decision: The answer.
+        answer: What is decided, and what the confirmation measured.
         steps: What each setting gave.
         run: Name of the study, and wall time of the run in seconds.
         notes: Sentences on the workload and on the run.
@@ -58,11 +56,11 @@ def build_profile(
         hardware=plan.hardware,
         software=workload.software,
         workload=plan.identity,
-        config=decision.config,
-        result=_make_result(plan, found.records, final, decision, steps.steps, notes),
+        config=answer.decision.config,
+        result=_make_result(plan, found.records, answer, steps.steps, notes),
         budgets=plan.budgets.record(),
         search=summarize_search(plan, found, *run),
-        evidence=build_evidence(plan, found.records, decision.config, found.predict),
+        evidence=build_evidence(plan, found.records, answer.decision.config, found.predict),
         request=request.record(),
         created_at=datetime.now(UTC).replace(microsecond=0),
     )
@@ -72,11 +70,11 @@ def build_profile(
 def _make_result(
     plan: Plan,
     records: Sequence[TrialRecord],
-    confirmation: Confirmation,
-    decision: Decision,
+    answer: Answer,
     ablation: Sequence[AblationStep],
     findings: Sequence[str],
 ) -> ProfileResult:
+    decision, confirmation = answer.decision, answer.final
     config, workload = decision.config, plan.workload
     copies = workload.h2d
     seen = _find_confirmed(confirmation, config) or _collect_searched(records, config, plan.request.epochs)

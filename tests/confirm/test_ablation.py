@@ -6,7 +6,7 @@ import pytest
 
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.confirm.ablation import Ablation, ablate, ablation_steps
-from autotune.profiles.schema import AblationStep
+from autotune.confirm.decision import Decision
 from autotune.progress import ProgressListener
 from autotune.search.plan import Plan, make_plan
 from autotune.trial.measurement import TrialResult
@@ -14,12 +14,24 @@ from autotune.trial.protocol import TrialRequest
 from tests.builders import make_config, make_limits, make_machine, make_request, make_result, make_workload
 
 SHARED = ProcessSettings(sharing_strategy="file_system")
-WHOLE = AblationStep(setting="all", samples_per_second=400.0, speedup=4.0, speedup_ci95=(3.9, 4.1))
 ANSWER = make_config(12, 4, persistent_workers=True, in_order=False, process=SHARED)
 
 
 def make_test_plan() -> Plan:
     return make_plan(make_request(batch_sizes=(32,)), make_machine(), make_workload(), make_limits())
+
+
+def decide_for(config: LoaderConfig) -> Decision:
+    """Build a decision for a configuration: four times as fast as the baseline."""
+    return Decision(
+        config=config,
+        verdict="faster",
+        samples_per_second=400.0,
+        ci95=None,
+        wait_fraction=0.0,
+        speedup=4.0,
+        speedup_ci95=(3.9, 4.1),
+    )
 
 
 def test_the_steps_change_one_setting_at_a_time_and_end_at_the_answer() -> None:
@@ -52,7 +64,7 @@ def measure_steps(answer: LoaderConfig, rate: Callable[[LoaderConfig, int], floa
         found = rate(request.config, counts[request.config])
         return make_result(request.config, found, kind="completed" if found else "too_many_files")
 
-    return ablate(make_test_plan(), answer, WHOLE, run_trial, ProgressListener())
+    return ablate(make_test_plan(), decide_for(answer), run_trial, ProgressListener())
 
 
 def climb(config: LoaderConfig, number: int) -> float:
@@ -108,5 +120,5 @@ def test_without_time_for_a_whole_round_none_begins() -> None:
     def refuse(request: TrialRequest) -> TrialResult:
         raise AssertionError(request)
 
-    found = ablate(make_test_plan(), ANSWER, WHOLE, refuse, ProgressListener(), has_time=lambda count: count < 6)
+    found = ablate(make_test_plan(), decide_for(ANSWER), refuse, ProgressListener(), has_time=lambda count: count < 6)
     assert found.steps == ()
