@@ -138,3 +138,10 @@ def test_a_workload_that_cannot_be_identified_fails_as_its_probe_does(factory: s
     with open_runner(factory) as runner, pytest.raises(DltuneError) as caught:
         runner.identify(8, LIMITS)
     assert str(caught.value) == str(probe_error(factory))
+
+
+def test_a_workload_is_identified_by_what_its_probe_would_tell() -> None:
+    with open_runner("make_honest") as runner:
+        probed, found = runner.probe((8, 8), LIMITS), runner.identify(8, LIMITS)
+    assert (found.kind, found.samples, found.sample_bytes) == (probed.kind, probed.samples, probed.sample_bytes)
+    assert (found.software, found.accelerator) == (probed.software, probed.accelerator)

@@ -38,12 +38,6 @@ def honest(leaves_nothing: None) -> Iterator[TrialRunner]:
         yield runner
 
 
-def test_a_workload_is_identified_by_what_its_probe_would_tell(honest: TrialRunner) -> None:
-    probed, found = honest.probe((8, 8), LIMITS), honest.identify(8, LIMITS)
-    assert (found.kind, found.samples, found.sample_bytes) == (probed.kind, probed.samples, probed.sample_bytes)
-    assert (found.software, found.accelerator) == (probed.software, probed.accelerator)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_whose_batches_are_sent_ahead_is_whole(honest: TrialRunner, workers: int) -> None:
     request = make_request(workers)
