@@ -23,11 +23,7 @@ class MessageTooLongError(ChannelClosedError):
 
 
 class Channel:
-    """Sends and receives lines of text.
-
-    Args:
-        connection: A connected stream socket; the channel owns it from now on.
-    """
+    """Sends and receives lines of text over a connected stream socket, which it owns from then on."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -36,32 +32,15 @@ class Channel:
         self._buffer = bytearray()
         self._lines: deque[bytes] = deque()
 
-    def fileno(self) -> int:
-        """Give the socket's descriptor."""
-        return self._socket.fileno()
-
     def send(self, line: str) -> None:
-        """Send one message.
-
-        Args:
-            line: Text without a line break.
-
-        Raises:
-            ChannelClosedError: The other side is gone.
-        """
+        """Send one message, without a line break; raises ChannelClosedError where the other side is gone."""
         try:
             self._socket.sendall(line.encode() + b"\n")
         except OSError as error:
             raise ChannelClosedError(str(error)) from None
 
     def receive(self, timeout: float | None = None) -> str | None:
-        """Wait for one message.
-
-        Args:
-            timeout: Most seconds to wait; None waits for ever.
-
-        Returns:
-            The message, or None when the time ran out.
+        """Wait for one message, at most so many seconds; None when the time ran out.
 
         Raises:
             MessageTooLongError: The message is longer than 64 MiB.

@@ -13,12 +13,7 @@ from autotune.trial.protocol import RunTrial, TrialRequest
 
 @dataclass(slots=True)
 class Interruption:
-    """How a phase ended before its time; `cause` stays None where it did not.
-
-    Attributes:
-        cause: Ctrl-C, a dataset that fails, or a machine that refuses to run trials.
-        reason: The same in words, for the record of the search.
-    """
+    """How a phase ended before its time, for the code and in words; `cause` stays None where it did not."""
 
     cause: KeyboardInterrupt | WorkloadError | TrialError | None = None
     reason: str = ""

@@ -39,11 +39,9 @@ class EpochTrace(FrozenModel):
     """The raw record of one pass over the loader, cut short or whole.
 
     Attributes:
-        batch_seconds: When each batch had been consumed, in seconds since the epoch began; ascending.
-        end_seconds: When the loader had said that the epoch is over, workers taken down where they do not
-            persist, in seconds since the epoch began.
-        wait_seconds: Seconds of the epoch that were spent waiting for the loader.
-        samples: Samples delivered.
+        batch_seconds: When each batch had been consumed, since the epoch began; ascending.
+        end_seconds: When the loader had said that the epoch is over, workers taken down where they do not persist.
+        wait_seconds: Time of the epoch that was spent waiting for the loader.
         promised_batches: Batches the sampler handed out; None where only the data knows (iterable).
         closed_after: Batches consumed when the sampler was told to stop; None for a whole epoch.
     """
@@ -75,10 +73,8 @@ class Measurement(FrozenModel):
     """What one trial saw: its epochs in order, the first one with cold workers.
 
     Attributes:
-        epochs: Traces, at least one.
         epoch_batches: Batches in a whole epoch of this configuration; None when not known.
         epoch_samples: Samples in it, of which the last batch may hold fewer; None when not known.
-        stopped: Why measuring ended.
         peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
         gpu_growth_bytes: By how much that grew after half of the batches; 0 when it had settled.
     """
@@ -103,17 +99,14 @@ class TrialResult(FrozenModel):
     """What became of one trial. A failed trial is a result of a named kind with its evidence.
 
     Attributes:
-        kind: The outcome.
-        config: The configuration.
         measurement: The raw record, when the kind is `completed`.
         message: For a failure: what happened, the number against the limit, and the next step.
         details: Traceback or captured output that supports the message; may be empty.
-        peak_host_bytes: Largest host memory seen; 0 when not sampled.
-        peak_shm_bytes: Largest /dev/shm use seen; 0 when not sampled.
+        peak_host_bytes: Largest host memory seen; 0 when not sampled, and so for /dev/shm.
         seconds: Wall time of the trial, everything included.
         samples: Samples gone through until it failed, those of the batch that failed included; 0 where it completed.
         in_step: Whether it was the training step that failed.
-        index: Index of the sample that failed; None where it is not known.
+        index: Of the sample that failed; None where it is not known.
     """
 
     kind: TrialKind

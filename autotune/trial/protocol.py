@@ -33,9 +33,8 @@ class TrialRequest(FrozenModel):
     """One measurement to be made.
 
     Attributes:
-        config: The configuration to measure.
         epochs: Length of the training run the score stands for.
-        seconds: Most seconds of measuring.
+        seconds: Of measuring, at most.
         precision: Relative half-width of the 95 % interval at which measuring may end early.
         hopeless_below: Samples per second under which the trial may end early; None never.
         fresh: Whether to measure in a new process, as a training run starts.
@@ -56,7 +55,7 @@ RunTrial = Callable[[TrialRequest], TrialResult]
 
 
 class LoadCommand(FrozenModel):
-    """Parent to child, first: what to load, and the batch sizes the probe should look at."""
+    """Parent to child, first: what to load."""
 
     op: Literal["hello"] = "hello"
     version: Literal[1] = PROTOCOL_VERSION
@@ -101,12 +100,7 @@ class ReleaseCommand(FrozenModel):
 
 
 class ProgressReport(FrozenModel):
-    """Child to parent: what it is doing, and how far it got.
-
-    Attributes:
-        phase: Words for people.
-        batches: Batches consumed since the trial began.
-    """
+    """Child to parent: what it is doing, for people, and how many batches of the trial it has consumed."""
 
     op: Literal["progress"] = "progress"
     phase: LongText
@@ -114,11 +108,7 @@ class ProgressReport(FrozenModel):
 
 
 class ReadyReport(FrozenModel):
-    """Child to parent: the last command is done and nothing of it is left.
-
-    Attributes:
-        on_device: Whether it uses an accelerator.
-    """
+    """Child to parent: the last command is done and nothing of it is left; whether it uses an accelerator."""
 
     op: Literal["ready"] = "ready"
     on_device: bool = False
@@ -157,8 +147,8 @@ class FailureReport(FrozenModel):
         error: Type and text of the exception.
         details: Its traceback.
         on_device: Whether the process uses an accelerator, so that errors of one can be its own.
-        samples: Samples of the trial up to there, those of the batch that failed included.
-        index: Index of the sample that failed; None where it is not known.
+        samples: Of the trial up to there, those of the batch that failed included.
+        index: Of the sample that failed; None where it is not known.
     """
 
     op: Literal["failed"] = "failed"

@@ -10,23 +10,14 @@ from autotune.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One thing that trials use up.
+    """One thing that trials use up."""
 
-    Attributes:
-        name: In the constraints that Optuna is told; studies keep them by it.
-        label: In sentences.
-        budget: Field of `Limits`.
-        demand: Field of `Demand`.
-        outcome: What becomes of a trial that uses it up.
-        is_bytes: Whether it is measured in bytes; else counted.
-    """
-
-    name: str
-    label: str
-    budget: Literal["memory_bytes", "shm_bytes", "nofile", "gpu_bytes"]
-    demand: Literal["memory_bytes", "shm_bytes", "files", "gpu_bytes"]
-    outcome: Literal["out_of_memory", "shm_exhausted", "too_many_files"]
-    is_bytes: bool = True
+    name: str  # in the constraints that Optuna is told; studies keep them by it
+    label: str  # in sentences
+    budget: Literal["memory_bytes", "shm_bytes", "nofile", "gpu_bytes"]  # field of Budgets
+    demand: Literal["memory_bytes", "shm_bytes", "files", "gpu_bytes"]  # field of ResourceDemand
+    outcome: Literal["out_of_memory", "shm_exhausted", "too_many_files"]  # of a trial that uses it up
+    is_bytes: bool = True  # else counted
 
     def format(self, amount: float) -> str:
         """Write an amount of it."""

@@ -67,15 +67,12 @@ def blend_spread(
 def throughput_ci95(
     rates: Sequence[float], picked_of: int = 1, others: Sequence[Sequence[float]] = ()
 ) -> Interval | None:
-    """Give the 95 % interval of a throughput from rounds in processes of their own.
+    """Give the 95 % interval of a throughput from rounds in processes of their own; None for fewer than two.
 
     Args:
         rates: Throughput of each round, greater than zero.
         picked_of: How many it was the best of by these rounds; the interval holds for whichever is picked (Bonferroni).
         others: Rounds of other configurations on the same machine, whose spread tells what is usual here.
-
-    Returns:
-        Lower and upper bound, or None for fewer than two rounds.
     """
     return _bound_logs(_take_logs(rates), ROUND_SPREAD, picked_of, [_take_logs(one) for one in others])
 
@@ -83,16 +80,13 @@ def throughput_ci95(
 def paired_ratio(
     values: Sequence[float], bases: Sequence[float], picked_of: int = 1, others: Sequence[Sequence[float]] = ()
 ) -> tuple[float, Interval | None]:
-    """Compare two configurations measured in the same rounds.
+    """Give the median ratio of two configurations measured in the same rounds, and its 95 % interval, as above.
 
     Args:
         values: Throughputs of one, a round each, greater than zero.
         bases: Throughputs of the other, in the same rounds.
         picked_of: How many the first was the best of by these rounds.
         others: Ratios of other configurations to the same base, round by round.
-
-    Returns:
-        The median of the ratios, and their 95 % interval; None for the interval of fewer than two rounds.
     """
     logs = [math.log(value / base) for value, base in zip(values, bases, strict=True)]
     interval = _bound_logs(logs, math.sqrt(2) * ROUND_SPREAD, picked_of, [_take_logs(one) for one in others])

@@ -11,32 +11,28 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from autotune.config import FrozenModel, LoaderConfig
+from autotune.config import LoaderConfig
 from autotune.trial.measurement import EpochTrace, Measurement
 from autotune.trial.statistics import blend_spread, student_t
 
 UNSEEN_SPREAD: Final = 0.04  # relative spread of an epoch that is assumed before any is seen; measured 1 to 9 %
 UNSEEN_WEIGHT: Final = 4  # degrees of freedom that the assumption counts for
 MIN_BLOCKS: Final = 4
+MIN_BATCH_SECONDS: Final = 1e-9
 MAX_BLOCKS: Final = 8  # long ones: batches that follow one another are alike, blocks of many hardly
 
 
-class ThroughputEstimate(FrozenModel):
-    """Throughput of a training run, estimated from one trial.
-
-    Attributes:
-        samples_per_second: The estimate.
-        relative_error: Half-width of its 95 % interval as a share of it; infinite when unknown.
-        wait_fraction: Share of the run spent waiting for data.
-        epoch_seconds: Duration of the epochs to come, in seconds.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputEstimate:
+    """Throughput of a training run, estimated from one trial."""
 
     samples_per_second: float
-    relative_error: float
-    wait_fraction: float
-    epoch_seconds: float
+    relative_error: float  # half-width of the 95 % interval, as a share; infinite when unknown
+    wait_fraction: float  # share of the run spent waiting for data
+    epoch_seconds: float  # of the epochs to come
 
     @property
     def upper(self) -> float:
@@ -48,18 +44,12 @@ class ThroughputEstimate(FrozenModel):
         return self.relative_error <= precision
 
 
-class SteadyState(FrozenModel):
-    """The pace of a pipeline whose queue is neither filling nor draining.
-
-    Attributes:
-        batch_seconds: Seconds per batch.
-        half_width: Of the 95 % interval of `batch_seconds`; None when too little was seen.
-        batches: Batches it was seen over.
-    """
+@dataclass(frozen=True, slots=True)
+class SteadyState:
+    """The pace of a pipeline whose queue is neither filling nor draining."""
 
     batch_seconds: float
-    half_width: float | None
-    batches: int
+    half_width: float | None  # of the 95 % interval of batch_seconds; None when too little was seen
 
 
 def estimate(
@@ -70,7 +60,7 @@ def estimate(
     Args:
         measurement: Raw traces of one trial; the first has cold workers.
         config: The configuration measured.
-        epochs: Length of the training run in epochs, at least 1.
+        epochs: Length of the training run, at least 1.
         cold_seconds: What the first epoch would have cost in addition in a fresh process.
 
     Returns:
@@ -78,7 +68,9 @@ def estimate(
     """
     traces = measurement.epochs
     steady = measure_steady(traces, config)
-    waiting = sum(trace.wait_seconds for trace in traces) / max(1e-9, sum(trace.end_seconds for trace in traces))
+    waiting = sum(trace.wait_seconds for trace in traces) / max(
+        MIN_BATCH_SECONDS, sum(trace.end_seconds for trace in traces)
+    )
     samples_per_batch = sum(trace.samples for trace in traces) / max(1, sum(trace.batches for trace in traces))
     if measurement.epoch_batches is None:
         return ThroughputEstimate(
@@ -137,25 +129,18 @@ def _blend_spread(lengths: Sequence[float], mean: float) -> tuple[float, float]:
 
 
 def measure_steady(traces: Sequence[EpochTrace], config: LoaderConfig) -> SteadyState:
-    """Find the steady pace of a loader.
+    """Find the pace over whole rounds of workers, after the queue was handed out and before it drains.
 
-    Args:
-        traces: Epochs of one trial.
-        config: The configuration measured; it tells how long the queue is.
-
-    Returns:
-        The pace over whole rounds of workers, after the queue was handed out and before it drains; over
-        everything, the start included, where the epochs are too short for that.
+    Where the epochs are too short for that, it is that over everything, the start included.
     """
     spans = [span for trace in traces if (span := steady_window(trace, config)) is not None]
     if not spans:
         return _measure_unsteady(traces)
     batches = sum(count for count, _ in spans)
     seconds = sum(times[-1] - times[0] for _, times in spans)
+    _, longest = max(spans, key=lambda span: span[0])
     return SteadyState(
-        batch_seconds=max(1e-9, seconds / batches),
-        half_width=_bound_blocks(max(spans, key=lambda span: span[0])[1], max(1, config.dataloader.num_workers)),
-        batches=batches,
+        max(MIN_BATCH_SECONDS, seconds / batches), _bound_blocks(longest, max(1, config.dataloader.num_workers))
     )
 
 
@@ -175,7 +160,7 @@ def _measure_unsteady(traces: Sequence[EpochTrace]) -> SteadyState:
     """Take everything from the start of the workers on: slower than the truth, but never the burst of a full queue."""
     batches = max(1, sum(trace.batches for trace in traces))
     seconds = sum(trace.end_seconds for trace in traces)
-    return SteadyState(batch_seconds=max(1e-9, seconds / batches), half_width=None, batches=batches)
+    return SteadyState(max(MIN_BATCH_SECONDS, seconds / batches), half_width=None)
 
 
 def _bound_blocks(times: tuple[float, ...], workers: int) -> float | None:
@@ -190,16 +175,10 @@ def _bound_blocks(times: tuple[float, ...], workers: int) -> float | None:
 
 
 def throughput_upper_bound(trace: EpochTrace, config: LoaderConfig, epoch_batches: int | None) -> float:
-    """Give a throughput that a run will hardly exceed, from its first epoch.
+    """Give the samples per second that a run will hardly exceed, from its first epoch so far.
 
-    Args:
-        trace: The first epoch so far.
-        config: The configuration.
-        epoch_batches: Batches of a whole epoch; None when not known.
-
-    Returns:
-        Samples per second, generous: the steady pace where it shows, else the epoch without its start;
-        infinite while there is too little to judge.
+    That is the steady pace where it shows, else the epoch without its start; infinite while there is too little to
+    judge. `epoch_batches` are those of a whole epoch; None when not known.
     """
     if trace.batches < 3:
         return math.inf
@@ -207,7 +186,7 @@ def throughput_upper_bound(trace: EpochTrace, config: LoaderConfig, epoch_batche
     if steady_window(trace, config) is not None:
         steady = measure_steady([trace], config)
         half = steady.half_width or 2 * UNSEEN_SPREAD * steady.batch_seconds
-        return samples_per_batch / max(1e-9, steady.batch_seconds - 1.5 * half)
+        return samples_per_batch / max(MIN_BATCH_SECONDS, steady.batch_seconds - 1.5 * half)
     if trace.batches != epoch_batches:
         return math.inf
-    return trace.samples / max(1e-9, trace.end_seconds - trace.batch_seconds[0])
+    return trace.samples / max(MIN_BATCH_SECONDS, trace.end_seconds - trace.batch_seconds[0])

@@ -24,12 +24,7 @@ FINAL_SHARE: Final = 0.5  # of what is left when the search begins; a confirmati
 
 
 class Timetable:
-    """The time that a run may take, and what its measurements have taken so far.
-
-    Args:
-        request: Says how long the whole run and a trial may take.
-        clock: Tells the moment, in seconds.
-    """
+    """The time that a run may take, and what its measurements have taken so far; the clock tells seconds."""
 
     def __init__(self, request: TuningRequest, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -53,27 +48,16 @@ class Timetable:
         return self._most_seconds - self.passed_seconds
 
     def note_start(self, seconds: float) -> None:
-        """Take in what the start of a process and of its dataset took, in seconds."""
+        """Take in what the start of a process and of its dataset took."""
         self._start_seconds = seconds
 
     def begin_search(self, finals: int) -> None:
-        """Plan from here on how much time is kept for the confirmation.
-
-        Args:
-            finals: Measurements of a whole confirmation.
-        """
+        """Plan from here on how much time is kept for the confirmation, whose whole is so many measurements."""
         self._finals = finals
         self._share_seconds = FINAL_SHARE * self.left_seconds
 
     def watch(self, run_trial: RunTrial) -> RunTrial:
-        """Learn from every measurement what one costs.
-
-        Args:
-            run_trial: Measures one configuration.
-
-        Returns:
-            The same, timed.
-        """
+        """Learn from every measurement what one costs."""
 
         def run(request: TrialRequest) -> TrialResult:
             began = self._clock()
@@ -88,11 +72,7 @@ class Timetable:
         return run
 
     def allows_trial(self, tried: int) -> bool:
-        """Tell whether the search may go on.
-
-        Args:
-            tried: Trials it has done.
-        """
+        """Tell whether the search may go on after so many trials."""
         reserve = 0.0
         if tried >= MIN_TRIALS:
             fewest = MIN_FINALS * self._final_seconds

@@ -43,20 +43,14 @@ class LinearBytes(FrozenModel):
 
 
 class H2DBandwidth(FrozenModel):
-    """How fast batches get to the device.
-
-    Attributes:
-        pageable: Bytes per second from ordinary memory, greater than zero.
-        pinned: Bytes per second from page-locked memory, greater than zero.
-        overlap: Share of a copy on a stream of its own that is hidden behind a busy device.
-    """
+    """How fast batches get to the device from pageable and from pinned memory, in bytes per second."""
 
     pageable: Annotated[float, Field(gt=0, le=1e30)]
     pinned: Annotated[float, Field(gt=0, le=1e30)]
-    overlap: Fraction = 0.0
+    overlap: Fraction = 0.0  # of a copy on a stream of its own, that is hidden behind a busy device
 
     def of(self, *, pinned: bool) -> float:
-        """Give the rate from pinned or from pageable memory, in bytes per second."""
+        """Give the rate from pinned or from pageable memory."""
         return self.pinned if pinned else self.pageable
 
 
@@ -65,11 +59,9 @@ class WorkloadProfile(FrozenModel):
 
     Attributes:
         description: Type of the dataset, for people.
-        kind: `map` or `iterable`.
         samples: Samples in an epoch; None when not known.
         epoch_batches: Batches in an epoch when the batching is the user's own; else None.
         batching: `batch_size` can be tuned, or is the `user`'s: that of a batch sampler or an unbatched dataset.
-        drop_last: Whether an incomplete last batch is dropped.
         probe_batch_size: Batch size the probe measured with; mean of the user's batches otherwise.
         largest_probed: Largest batch size it measured; costs of much larger batches are extrapolated.
         load_cost: Seconds to load and collate one batch in the training process.
@@ -81,14 +73,12 @@ class WorkloadProfile(FrozenModel):
         gpu_bytes: Device memory that the allocator holds for a step.
         step_cpus: CPUs that the step keeps busy: near 0 on an accelerator.
         sample_bytes: Bytes of tensors per sample, mean.
-        batch_tensors: Tensors in a batch.
         on_accelerator: Whether samples are on the accelerator already.
         has_getitems: Whether the dataset fetches a whole batch at once, by `__getitems__`.
         workers_duplicate_data: Whether an iterable dataset delivers everything once per worker.
         baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
         multiprocessing_context: Start method the workload brings along; None is the interpreter's default.
-        software: Versions the child runs with.
-        accelerator: The accelerator in use; None on the CPU.
+        accelerator: None on the CPU.
         gpu_room_bytes: Device memory that this process holds or could still get when the probe began; 0 on the CPU.
         pinning: Whether pin_memory has an effect on the device in use.
         worker_start_cost: Seconds from starting so many workers to their first samples, loading itself left out.
@@ -97,7 +87,6 @@ class WorkloadProfile(FrozenModel):
         manager_seconds: The same for starting torch's shared-memory manager with the `file_system` strategy.
         rss_bytes: Resident memory of the child after loading the workload.
         worker_failure: How the process hung or died when workers were looked at; None when they worked.
-        notes: Sentences the user should read.
     """
 
     description: LongText

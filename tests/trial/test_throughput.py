@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.trial.statistics import student_t
-from autotune.trial.throughput import estimate, measure_steady, throughput_upper_bound
+from autotune.trial.throughput import estimate, measure_steady, steady_window, throughput_upper_bound
 from tests.builders import make_config, make_measurement, make_measurement_of, make_trace
 
 PACE = 0.1
@@ -25,9 +25,11 @@ def test_the_batches_of_the_queue_never_count_as_steady(
 ) -> None:
     queue, steady = workers * prefetch, workers * rounds
     trace = make_trace([queue_gap] * queue + [PACE] * steady + [drain_gap] * queue)
-    found = measure_steady([trace], make_config(workers, prefetch))
-    assert found.batch_seconds == pytest.approx(PACE)
-    assert found.batches == steady
+    config = make_config(workers, prefetch)
+    window = steady_window(trace, config)
+    assert window is not None
+    assert window[0] == steady
+    assert measure_steady([trace], config).batch_seconds == pytest.approx(PACE)
 
 
 @given(workers=st.integers(1, 8), prefetch=st.integers(1, 4), rounds=st.integers(2, 20))
