@@ -44,7 +44,7 @@ def _shorten(text: str) -> str:
     return f"{text[:half]}\n[{len(text) - 2 * half:,} characters left out]\n{text[-half:]}"
 
 
-Bounded = Annotated[float, Field(ge=-1e30, le=1e30)]
+Bounded = Annotated[float, Field(ge=-MAX_RATE, le=MAX_RATE)]
 Interval = Annotated[tuple[Bounded, Bounded], AfterValidator(_refuse_reversed_bounds)]
 """A 95 % confidence interval: lower and upper bound in the unit of the value it belongs to."""
 LongText = Annotated[str, AfterValidator(_shorten)]
@@ -52,7 +52,7 @@ LongText = Annotated[str, AfterValidator(_shorten)]
 
 
 class FrozenModel(BaseModel):
-    """Base of all values that cross a room: frozen, strict about unknown fields.
+    """Base of all values that are read or written as JSON: frozen, strict about unknown fields.
 
     What pydantic needs to check one is built when the first is made: half of them are never made by code that loads.
     """
@@ -68,9 +68,6 @@ class DataLoaderSettings(FrozenModel):
             passes its own `batch_sampler` (or `batch_size=None`).
         num_workers: Worker processes; 0 loads in the training process.
         prefetch_factor: Batches that each worker prepares ahead; None without workers.
-        pin_memory: Whether batches are copied into page-locked memory.
-        persistent_workers: Whether workers live on from one epoch to the next.
-        in_order: Whether batches arrive in the sampler's order.
     """
 
     batch_size: BatchSize | None
@@ -98,7 +95,6 @@ class ProcessSettings(FrozenModel):
     """Settings of the training process beside the loader's: how workers start, and how batches travel.
 
     Attributes:
-        sharing_strategy: Argument of `torch.multiprocessing.set_sharing_strategy`.
         multiprocessing_context: Start method for the workers; None is the interpreter's default.
         non_blocking: Whether training code must copy with `batch.to(device, non_blocking=True)`, which lets the host
             go on during a copy from pinned memory.
@@ -121,9 +117,7 @@ class LoaderConfig(FrozenModel):
     def loader_kwargs(self) -> dict[str, Any]:
         """Give the arguments for `DataLoader`, leaving out those it refuses in this combination.
 
-        Returns:
-            Keyword arguments that `DataLoader` takes beside `dataset`, `shuffle`, `sampler`, `drop_last`
-            and `collate_fn`. `batch_size` is absent when the configuration leaves batching alone.
+        `batch_size` is absent when the configuration leaves batching alone.
         """
         settings = self.dataloader
         kwargs: dict[str, Any] = {"num_workers": settings.num_workers, "pin_memory": settings.pin_memory}

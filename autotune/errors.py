@@ -1,7 +1,17 @@
 """The ways in which tuning cannot go on.
 
-A failed trial is a result (see `autotune.trial.protocol.TrialResult`), not an exception. What stands here ends
-a run: each class knows its exit code, and only the command line prints it.
+    DltuneError                   exit code 1
+    +-- UsageError                2
+    +-- WorkloadError             2
+    +-- NoFeasibleConfigError     3
+    +-- ProfileError              2
+    +-- TrialError                1
+    +-- OutputError               1
+    |   +-- ResultNotSavedError   1
+    +-- StudyError                2
+
+A failed trial is a result (`trial.measurement.TrialResult`), not an exception. What stands here ends a run: each class
+knows its exit code, and only the command line prints it.
 """
 
 from __future__ import annotations

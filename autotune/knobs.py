@@ -33,33 +33,19 @@ SECTIONS: Final[Mapping[Section, type[DataLoaderSettings | ProcessSettings]]] = 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One setting that is searched.
+    """One setting that is searched."""
 
-    Attributes:
-        name: What it is called everywhere: by DataLoader, in dltune.json, by --fix and --range.
-        section: The part of a configuration that it stands in; the arguments of DataLoader are one part.
-        choices: What is searched unless the workload, the machine or the user narrows it.
-        default: Its value in PyTorch, once what it needs is there.
-        convention: Its usual value, which it keeps unless leaving it is measured to pay.
-        needs: Without which it means nothing, and stays at its default.
-        is_ranged: Whether it is a number that --range narrows; others are switches.
-        changes_training: Whether training itself becomes another one with it, not only its speed.
-        label: Its abbreviation in `w=11 pf=4`, or the word that is shown where a switch leaves its default.
-        instruction: What training code must do about it beside making the loader; None where that is all.
-        export_names: What targets of an export call it that do not call it by its name.
-    """
-
-    name: KnobName
-    section: Section
-    choices: tuple[Any, ...]
-    default: Any
-    convention: Any
-    needs: Literal["num_workers", "pin_memory"] | None = None
-    is_ranged: bool = False
-    changes_training: bool = False
-    label: str = ""
-    instruction: str | None = None
-    export_names: Mapping[str, str] = field(default_factory=dict)
+    name: KnobName  # by DataLoader, in dltune.json, by --fix and --range
+    section: Section  # of a configuration; the arguments of DataLoader are one
+    choices: tuple[Any, ...]  # what is searched unless the workload, the machine or the user narrows it
+    default: Any  # in PyTorch, once what it needs is there
+    convention: Any  # the usual value, which it keeps unless leaving it is measured to pay
+    needs: Literal["num_workers", "pin_memory"] | None = None  # else it means nothing, and stays at its default
+    is_ranged: bool = False  # a number that --range narrows; others are switches
+    changes_training: bool = False  # not only its speed
+    label: str = ""  # as in `w=11 pf=4`, or the word that is shown where a switch leaves its default
+    instruction: str | None = None  # what training code must do about it beside making the loader
+    export_names: Mapping[str, str] = field(default_factory=dict)  # of targets that do not call it by its name
 
     def read(self, config: LoaderConfig) -> Any:
         """Read its value; where a configuration without workers does not say, PyTorch's default."""
@@ -166,15 +152,7 @@ def knob_values(config: LoaderConfig) -> dict[KnobName, Any]:
 
 
 def config_from_knobs(values: Mapping[KnobName, Any], start_method: StartMethod | None = None) -> LoaderConfig:
-    """Make the legal configuration of a value for every knob.
-
-    Args:
-        values: All knobs; what has no meaning beside the others is left at its default.
-        start_method: Of the workers; None is the interpreter's.
-
-    Returns:
-        The configuration.
-    """
+    """Make the legal configuration of a value for every knob; what has no meaning beside others keeps its default."""
     parts: dict[Section, dict[str, Any]] = {"dataloader": {}, "process": {"non_blocking": values["pin_memory"]}}
     for knob in TABLE:
         if knob.needs is None or values[knob.needs]:

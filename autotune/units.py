@@ -37,13 +37,7 @@ def _split_quantity(text: str, units: dict[str, float] | dict[str, int], example
 
 
 def parse_bytes(text: str) -> int:
-    """Read an amount of memory.
-
-    Args:
-        text: A number with an optional unit: `24GiB` (powers of 1024), `24G` or `24GB` (powers of 1000).
-
-    Returns:
-        Bytes, rounded down.
+    """Read an amount of memory: `24GiB` (powers of 1024), `24G`, `24GB` (powers of 1000) or bytes alone.
 
     Raises:
         ValueError: The text is not a number with a known unit.
@@ -52,13 +46,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Read a duration.
-
-    Args:
-        text: A number with an optional unit of `us`, `ms`, `s` (the default), `m`, `h` or `d`.
-
-    Returns:
-        Seconds, greater than zero.
+    """Read a duration in `us`, `ms`, `s` (also without a unit), `m`, `h` or `d`, as seconds.
 
     Raises:
         ValueError: The text is not a positive number with a known unit.
@@ -70,14 +58,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_budget(text: str, whole: int) -> int:
-    """Read an amount of memory given in bytes or as a share of a whole.
-
-    Args:
-        text: `80%`, or anything that `parse_bytes` reads.
-        whole: Bytes that 100 % stands for.
-
-    Returns:
-        Bytes.
+    """Read an amount of memory as `parse_bytes` does, or as a share of `whole` bytes such as `80%`.
 
     Raises:
         ValueError: The text is neither, or the share is not in (0, 100].
