@@ -22,6 +22,7 @@ from typing import IO, Final
 import psutil
 
 from autotune.config import LoaderConfig
+from autotune.profiles.atomic_write import write_atomically
 from autotune.runner.process import TrialProcess
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
 from autotune.runner.usage import TREE_SECONDS
@@ -31,7 +32,7 @@ from autotune.trial.budgets import plan_budgets
 from autotune.trial.protocol import LoadCommand, TrialCommand, TrialReport, TrialRequest
 from benchmarks.analysis.footprint import FOOTPRINT_FILE, IMPORTS, Footprint, judge_footprint
 from benchmarks.analysis.verdicts import format_verdicts
-from benchmarks.records import TunerTrial, list_own_costs, write_text
+from benchmarks.records import TunerTrial, list_own_costs
 from benchmarks.training.environment import make_environment
 from benchmarks.tuners.dltune import make_command, read_study
 from benchmarks.tuners.trial import make_request
@@ -191,7 +192,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     results = parser.parse_args().results
     found = measure_footprint()
-    write_text(results / FOOTPRINT_FILE, json.dumps(found.model_dump(mode="json"), indent=1) + "\n")
+    results.mkdir(parents=True, exist_ok=True)
+    write_atomically(results / FOOTPRINT_FILE, json.dumps(found.model_dump(mode="json"), indent=1) + "\n")
     print(format_verdicts(judge_footprint(found)))
 
 

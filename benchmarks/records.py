@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import tempfile
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from autotune.config import FrozenModel, Interval, LoaderConfig
+from autotune.profiles.atomic_write import write_atomically
 from benchmarks.training.messages import DeviceFacts, Reading, Trained, TrainingRun
 
 TunerName = Literal["dltune", "random", "loadtune", "hand", "defaults"]
@@ -164,19 +163,10 @@ def list_own_costs(lines: Sequence[TunerTrial]) -> list[tuple[float, float]]:
     return costs
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file beside its place and put it there at once, so that nobody reads half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(text)
-    Path(beside).chmod(0o644)
-    Path(beside).replace(path)
-
-
 def save_result(result: WorkloadResult, folder: Path) -> None:
     """Write the result of a workload, in the place of an earlier one."""
-    write_text(folder / f"{result.workload}.json", result.model_dump_json(indent=1) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / f"{result.workload}.json", result.model_dump_json(indent=1) + "\n")
 
 
 def read_results(folder: Path, names: Iterable[str]) -> list[WorkloadResult]:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from autotune.profiles.atomic_write import write_atomically
 from benchmarks.analysis.busy import DeviceUse, list_uses, tabulate_uses
 from benchmarks.analysis.comparison import Comparison, compare_peers, tabulate_comparisons
 from benchmarks.analysis.fidelity import MIN_PAIRS, Pair, judge_fidelity, pair_up, tabulate_pairs
@@ -19,7 +20,7 @@ from benchmarks.analysis.footprint import FOOTPRINT_FILE, read_verdicts
 from benchmarks.analysis.pace import Pace, judge_pace, measure_pace, tabulate_paces
 from benchmarks.analysis.regret import Regret, judge_regret, measure_regret, tabulate_regrets
 from benchmarks.analysis.verdicts import Verdict, format_verdicts
-from benchmarks.records import TunerName, WorkloadResult, read_results, write_text
+from benchmarks.records import TunerName, WorkloadResult, read_results
 from benchmarks.workloads.catalogue import WORKLOADS
 
 PEERS: Final[tuple[TunerName, ...]] = ("dltune", "random", "loadtune", "hand")
@@ -85,7 +86,7 @@ def publish(folder: Path) -> None:
         "peers": [asdict(comparison) for comparison in found.comparisons],
         "uses": [asdict(use) for use in found.uses],
     }
-    write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+    write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
 
 
 def _dump(verdict: Verdict) -> dict[str, Any]:

@@ -60,41 +60,24 @@ SHORT: Final = Pacing(
 class BenchWorkload:
     """One workload and what is tried on it.
 
-    Attributes:
-        name: Its name in tables and of its results file.
-        dataset: Import string of the dataset factory.
-        batch_size: Samples per batch; never tuned here, because it changes training.
-        dataset_args: Arguments of the factory.
-        rehearsal_args: Arguments that make the dataset small enough for a rehearsal.
-        step_seconds: Seconds an emulated step takes for a batch: the process sleeps, as beside an accelerator.
-        step: Import string of a real step's factory, which takes the device where there is one; None for an emulated
-            step.
-        device: Where the step runs, as on the command line; None for a step that has no device. One with a device is
-            short, warmed up before it is timed, and tried with every way to the device.
-        workers: Worker counts of the grid, on both sides of the optimum; none for those up to the CPUs.
-        prefetch: Prefetch factors of the grid.
-        unordered: Worker counts that are tried with `in_order=False` as well.
-        restarting: Worker counts that are tried with `persistent_workers=False` as well.
-        epochs: Length of a whole training run.
-        trials: Most trials of dltune.
-        trial_seconds: Most seconds of one of them; None for dltune's own.
+    One with a device is short, warmed up before it is timed, and tried with every way to the device.
     """
 
     name: str
-    dataset: str
-    batch_size: int = 32
+    dataset: str  # import string of the factory
+    batch_size: int = 32  # never tuned here, because it changes training
     dataset_args: dict[str, Any] = field(default_factory=dict)
-    rehearsal_args: dict[str, Any] = field(default_factory=dict)
-    step_seconds: float = 0.0
-    step: str | None = None
-    device: str | None = None
-    workers: tuple[int, ...] = ()
-    prefetch: tuple[int, ...] = (1, 2, 4)
-    unordered: tuple[int, ...] = ()
-    restarting: tuple[int, ...] = ()
-    epochs: int = 10
-    trials: int = 40
-    trial_seconds: float | None = None
+    rehearsal_args: dict[str, Any] = field(default_factory=dict)  # in the place of `dataset_args`, for a small dataset
+    step_seconds: float = 0.0  # of an emulated step: the process sleeps, as beside an accelerator
+    step: str | None = None  # import string of a real step's factory, which takes the device where there is one
+    device: str | None = None  # as on the command line; None for a step that has none
+    workers: tuple[int, ...] = ()  # of the grid, on both sides of the optimum; none for those up to the CPUs
+    prefetch: tuple[int, ...] = (1, 2, 4)  # of the grid
+    unordered: tuple[int, ...] = ()  # worker counts tried with `in_order=False` as well
+    restarting: tuple[int, ...] = ()  # worker counts tried with `persistent_workers=False` as well
+    epochs: int = 10  # of a whole training run
+    trials: int = 40  # of dltune, at most
+    trial_seconds: float | None = None  # of one of them, at most; None for dltune's own
 
     @property
     def pacing(self) -> Pacing:
