@@ -21,8 +21,9 @@ class CallSeconds(NamedTuple):
 
 
 def read_clocks() -> CallSeconds:
-    """Read both clocks, for `seconds_since`."""
-    return CallSeconds(time.perf_counter(), read_cpu_seconds())
+    """Read both clocks, for `seconds_since`: the one for time that passes last, since reading the other takes some."""
+    cpu = read_cpu_seconds()
+    return CallSeconds(time.perf_counter(), cpu)
 
 
 def seconds_since(started: CallSeconds) -> CallSeconds:

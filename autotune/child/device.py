@@ -13,19 +13,21 @@ import torch
 
 from autotune.child.step_timer import CudaStepTimer, HostStepTimer, StepTimer
 from autotune.errors import UsageError
+from autotune.system.gpus import GpuState, read_gpu_state
 from autotune.system.hardware import Accelerator
+from autotune.units import format_percent
 
+BUSY_GPU_SHARE: Final = 0.1  # of the time; less is the driver's own
 CALIBRATION_CYCLES: Final = 50_000_000  # 25 to 50 ms: an idle GPU takes as long to raise its clock
 
 
 def resolve_device(name: str) -> torch.device:
-    """Make the device that the user named the current one, `auto` being an accelerator or else the CPU.
-
-    Raises:
-        UsageError: The device is not known or not there.
-    """
+    """Make the device that the user named the current one, `auto` being an accelerator or else the CPU."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    device = accelerator or torch.device("cpu") if name == "auto" else _parse_device(name)
+    try:
+        device = accelerator or torch.device("cpu") if name == "auto" else torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"--device {name}: not a torch device. Use auto, cpu or one such as cuda:0.") from None
     if device.type == "cpu":
         return device
     if accelerator is None or device.type != accelerator.type:
@@ -34,13 +36,6 @@ def resolve_device(name: str) -> torch.device:
         raise UsageError(f"--device {name}: this machine has {torch.accelerator.device_count()} of them.")
     torch.accelerator.set_device_index(device.index or 0)
     return torch.device(device.type, device.index or 0)
-
-
-def _parse_device(name: str) -> torch.device:
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"--device {name}: not a torch device. Use auto, cpu or one such as cuda:0.") from None
 
 
 def synchronize(device: torch.device) -> None:
@@ -54,11 +49,6 @@ def make_step_timer(device: torch.device) -> StepTimer:
     if device.type == "cuda":
         return CudaStepTimer(lambda: torch.cuda.Event(enable_timing=True, blocking=True))
     return HostStepTimer()
-
-
-def can_pin(device: torch.device) -> bool:
-    """Tell whether pinned host memory speeds copies to the device up."""
-    return device.type == "cuda"
 
 
 def read_accelerator(device: torch.device) -> Accelerator | None:
@@ -77,6 +67,36 @@ def read_accelerator(device: torch.device) -> Accelerator | None:
         compute_capability=f"{facts.major}.{facts.minor}",
         uuid=str(getattr(facts, "uuid", "")) or None,
     )
+
+
+def describe_accelerator(device: torch.device) -> Accelerator | None:
+    """Describe the accelerator, with what NVML adds to it; our own process is one of those that use it by now."""
+    found = read_accelerator(device)
+    if found is None or device.type != "cuda":
+        return found
+    state = read_gpu_state(found.uuid or "") or GpuState()
+    return found.model_copy(
+        update={
+            "driver": state.driver,
+            "pcie": state.pcie,
+            "other_processes": max(0, (state.processes or 0) - 1),
+            "others_busy": state.utilization or 0.0,
+        }
+    )
+
+
+def warn_of_device(device: torch.device, accelerator: Accelerator | None) -> str | None:
+    """Say what makes numbers of this device less sure, if anything does."""
+    if accelerator is None:
+        return None
+    if device.type != "cuda":
+        return f"{device.type} is used through torch.accelerator and is untested: no pinning, no budget of its memory"
+    if accelerator.other_processes and accelerator.others_busy > BUSY_GPU_SHARE:
+        return (
+            f"{accelerator.other_processes} other processes kept the GPU busy "
+            f"{format_percent(accelerator.others_busy)} of the time before the probe: its numbers are lower than alone"
+        )
+    return None
 
 
 def read_free_memory(device: torch.device) -> int:

@@ -13,12 +13,7 @@ from autotune.trial.measurement import EpochTrace
 
 
 class EpochRecorder:
-    """Notes the times of one epoch.
-
-    Attributes:
-        batches: Given to the step so far.
-        delivered: Samples that arrived, where they are counted.
-    """
+    """Notes the times of one epoch; `delivered` samples are those that arrived, where they are counted."""
 
     def __init__(self, loader: StoppableDataLoader, timer: StepTimer, *, is_map: bool, is_counted: bool) -> None:
         self._loader = loader

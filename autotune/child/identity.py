@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from autotune.child.device import describe_accelerator
 from autotune.child.probe_batches import OnPhase, load_batches, measure_sample_bytes, usual_batch_size
-from autotune.child.probe_device import describe_accelerator
 from autotune.system.hardware import Accelerator, Software
 from autotune.system.versions import read_own_version, read_start_method_in_force
 from autotune.trial.protocol import IdentityReport

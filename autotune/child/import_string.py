@@ -11,12 +11,7 @@ from autotune.errors import UsageError
 
 
 def import_attribute(text: str) -> Any:
-    """Import what `pkg.mod:attr` names; `attr` may be dotted.
-
-    Raises:
-        UsageError: There is no such module, or it has no such attribute.
-        Exception: Whatever importing the module raises.
-    """
+    """Import what `pkg.mod:attr` names; `attr` may be dotted. What the module itself raises comes through unchanged."""
     module_name, _, path = text.partition(":")
     try:
         module = importlib.import_module(module_name)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.epoch_recorder import EpochRecorder
 from autotune.child.sample_counts import check_epoch_length, check_fetched, check_handed_out
-from autotune.child.stoppable_loader import build_loader, count_epoch_batches, count_epoch_samples
+from autotune.child.stoppable_loader import build_loader, build_plain_loader, count_epoch_batches, count_epoch_samples
 from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
 from autotune.child.tracebacks import annotate_dead_workers, find_requested_index
 from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.device_prefetch import make_copier, prefetch_batches
 from autotune.trial.measurement import EpochTrace, Measurement
 from autotune.trial.protocol import TrialRequest
@@ -39,10 +39,9 @@ def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, con
     The batch comes from one worker where the configuration has workers, so that this process meets the dataset's
     code no earlier than a training process would.
     """
-    one: dict[str, int] = {"num_workers": 1, "prefetch_factor": 1} if config.dataloader.num_workers else {}
-    settings = DataLoaderSettings(batch_size=config.dataloader.batch_size, **one)
+    settings = config.dataloader
     process = ProcessSettings(multiprocessing_context=config.process.multiprocessing_context)
-    loader = build_loader(workload, LoaderConfig(dataloader=settings, process=process))
+    loader = build_plain_loader(workload, settings.batch_size, min(1, settings.num_workers), 1, process)
     loader.index_source.open(max_batches=1)
     steps = WARM_UP_STEPS if device.type == "cpu" else DEVICE_WARM_UP_STEPS
     for batch in itertools.islice(loader, 1):
@@ -77,7 +76,7 @@ class TrialRun:
         self._on_batch = on_batch
         self._workload = workload
         self._is_map = workload.kind == "map"
-        self._is_counted = not self._is_map or _fetches_batches(workload)
+        self._is_counted = not self._is_map or workload.fetches_batches  # afterwards, as they arrive
         self._loader = build_loader(workload, request.config)
         self._workers = request.config.dataloader.num_workers
         self._epoch_batches = count_epoch_batches(self._loader, workload)
@@ -103,12 +102,7 @@ class TrialRun:
         return index if index is not None and self._loader.index_source.was_last(index) else None
 
     def run(self) -> Measurement:
-        """Measure until the stopping rule has seen enough; the workers live on until this object is dropped.
-
-        Raises:
-            SampleCountError: What an epoch delivered is not what the dataset holds.
-            Exception: Whatever dataset, collate or step raise.
-        """
+        """Measure until the stopping rule has seen enough; the workers live on until this object is dropped."""
         limit_memory(self._device, self._max_gpu_bytes)
         reset_peak(self._device)
         settle_garbage()
@@ -130,7 +124,7 @@ class TrialRun:
             epoch_samples=self._epoch_samples,
             stopped=plan,
             peak_gpu_bytes=read_peak(self._device),
-            gpu_growth_bytes=self._measure_memory_growth(),
+            gpu_growth_bytes=self._peaks[-1] - self._peaks[len(self._peaks) // 2] if self._peaks else 0,
         )
 
     def _run_epoch(self, trial_started: float, max_batches: int) -> EpochTrace:
@@ -203,12 +197,3 @@ class TrialRun:
             self._epoch_samples = trace.samples or None
         elif self._epoch_batches is not None and trace.batches > self._epoch_batches:
             self._epoch_batches = self._stopping.epoch_batches = self._epoch_samples = None
-
-    def _measure_memory_growth(self) -> int:
-        """Give by how much the device's memory grew in the second half of the batches."""
-        return self._peaks[-1] - self._peaks[len(self._peaks) // 2] if self._peaks else 0
-
-
-def _fetches_batches(workload: LoadedWorkload) -> bool:
-    """Tell whether the dataset fetches whole batches, whose samples can be counted afterwards."""
-    return workload.stacks_samples and hasattr(workload.parts.dataset, "__getitems__")

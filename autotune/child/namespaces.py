@@ -41,12 +41,8 @@ def enter_sandbox(sandbox: SandboxSpec, descriptor: int | None = None) -> None:
         (Path(sandbox.cgroup) / "cgroup.procs").write_text("0")
     if sandbox.shm_bytes:
         _enter_namespaces(sandbox.own_pids)
-        _mount(
-            "tmpfs",
-            "/dev/shm",
-            MS_NOSUID | MS_NODEV,
-            f"mode=1777,size={sandbox.shm_bytes},nr_inodes={sandbox.shm_names}",
-        )
+        options = f"mode=1777,size={sandbox.shm_bytes},nr_inodes={sandbox.shm_names}"
+        _mount("tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, options)
     if sandbox.own_pids:
         run_in_pid_namespace(descriptor)
 

@@ -6,29 +6,17 @@ import resource
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.child import probe_workers
 from autotune.child.cost_fit import fit_bytes, fit_cost
-from autotune.child.device import can_pin, read_free_memory
+from autotune.child.device import describe_accelerator, read_free_memory, warn_of_device
 from autotune.child.identity import read_software
 from autotune.child.probe_batches import BatchSizeProfile, OnPhase, profile_batch_sizes
 from autotune.child.probe_cow import predict_cow_growth
-from autotune.child.probe_device import describe_accelerator, warn_of_device
 from autotune.child.probe_sharding import count_samples_single_process, describe_epochs, workers_duplicate_data
-from autotune.child.probe_workers import (
-    ROUND_BATCH_SIZE,
-    count_round_workers,
-    fetch_samples,
-    fit_worker_startup,
-    measure_manager_start,
-    share_first_use,
-    single_thread,
-    time_worker_round,
-    time_worker_transfer,
-)
 from autotune.child.shared_files import warn_of_shared_files
-from autotune.child.stoppable_loader import build_loader, count_epoch_batches
+from autotune.child.stoppable_loader import build_plain_loader, count_epoch_batches
 from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.system.processes import read_resident
 from autotune.trial.protocol import WORKER_PHASE, ProbeCommand
 from autotune.trial.workload_profile import LinearCost, WorkloadProfile
@@ -45,27 +33,27 @@ def profile_workload(
     """Measure what the cost model and the budgets need, telling `on_phase` what is going on.
 
     The order matters: workers are looked at before this process has met the dataset, and again afterwards.
-
-    Raises:
-        WorkloadError: The dataset delivers no batch at all.
-        Exception: Whatever dataset, collate or step raise.
     """
     files = warn_of_shared_files(workload)  # before this process opens any by itself
     accelerator, gpu_room_bytes = describe_accelerator(device), read_free_memory(device)
-    cold_seconds = _time_cold_round(workload, order, on_phase)
+    cold_seconds = None
+    if _enter_worker_phase(order, on_phase):
+        cold_seconds = probe_workers.time_worker_round(workload, probe_workers.count_round_workers(order.usable_cpus))
     usual, profiles = profile_batch_sizes(workload, step, device, order, on_phase)
     costs = _fit_costs(usual, profiles)
-    rss_bytes = _read_resident_bytes()
-    cow_growth = _predict_cow_growth(workload, order, on_phase)
-    if order.with_workers:
+    rss_bytes = read_resident("self")[0] or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # or its peak
+    cow_growth = predict_cow_growth(workload) if _enter_worker_phase(order, on_phase) else None
+    if _enter_worker_phase(order, on_phase):
         sizes = [round(profile.samples) for profile in profiles]
-        costs |= _probe_workers(workload, costs["load_cost"], sizes, cold_seconds, order.usable_cpus, on_phase)
+        costs |= _measure_worker_costs(workload, costs["load_cost"], sizes, cold_seconds, order.usable_cpus)
     notes = (files, cow_growth, describe_epochs(workload), warn_of_device(device, accelerator))
     return WorkloadProfile(
         description=type(workload.parts.dataset).__qualname__,
         kind=workload.kind,
         samples=workload.promised_samples,
-        epoch_batches=_count_own_batches(workload),
+        epoch_batches=(
+            count_epoch_batches(build_plain_loader(workload, None), workload) if workload.batching == "user" else None
+        ),
         batching=workload.batching,
         drop_last=workload.parts.drop_last,
         has_getitems=hasattr(workload.parts.dataset, "__getitems__"),
@@ -74,27 +62,18 @@ def profile_workload(
         software=read_software(accelerator),
         accelerator=accelerator,
         gpu_room_bytes=gpu_room_bytes,
-        pinning=can_pin(device),
+        pinning=device.type == "cuda",
         rss_bytes=rss_bytes,
         notes=tuple(filter(None, notes)),
         **costs,
     )
 
 
-def _time_cold_round(workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase) -> float | None:
-    """Time a round of workers while this process has not met the dataset, as in a training run."""
-    if not order.with_workers:
-        return None
-    on_phase(WORKER_PHASE)
-    return time_worker_round(workload, count_round_workers(order.usable_cpus))
-
-
-def _predict_cow_growth(workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase) -> str | None:
-    """Say what a long run will meet and a short trial does not."""
-    if not order.with_workers:
-        return None
-    on_phase(WORKER_PHASE)
-    return predict_cow_growth(workload)
+def _enter_worker_phase(order: ProbeCommand, on_phase: OnPhase) -> bool:
+    """Tell whether workers are to be looked at, and say so to `on_phase`."""
+    if order.with_workers:
+        on_phase(WORKER_PHASE)
+    return order.with_workers
 
 
 def _fit_costs(usual: BatchSizeProfile, profiles: Sequence[BatchSizeProfile]) -> dict[str, Any]:
@@ -118,25 +97,19 @@ def _ratio(parts: Sequence[float], wholes: Sequence[float]) -> float:
     return sum(parts) / max(sum(wholes), MIN_SECONDS)
 
 
-def _probe_workers(
-    workload: LoadedWorkload,
-    load: LinearCost,
-    sizes: Sequence[int],
-    cold_seconds: float | None,
-    usable_cpus: float,
-    on_phase: OnPhase,
+def _measure_worker_costs(
+    workload: LoadedWorkload, load: LinearCost, sizes: Sequence[int], cold_seconds: float | None, usable_cpus: float
 ) -> dict[str, Any]:
     """Measure what workers cost, by the profile's fields."""
-    on_phase(WORKER_PHASE)
-    workers = count_round_workers(usable_cpus)
-    few, many = time_worker_round(workload, 1), time_worker_round(workload, workers)
-    start = fit_worker_startup(few, many, workers, load.per_batch(ROUND_BATCH_SIZE))
+    workers = probe_workers.count_round_workers(usable_cpus)
+    few, many = probe_workers.time_worker_round(workload, 1), probe_workers.time_worker_round(workload, workers)
+    start = probe_workers.fit_worker_startup(few, many, workers, load.per_batch(probe_workers.ROUND_BATCH_SIZE))
     found: dict[str, Any] = {} if start is None else {"worker_start_cost": start}
-    found["first_use_seconds"] = share_first_use(cold_seconds, many, workers, usable_cpus)
+    found["first_use_seconds"] = probe_workers.per_worker_warmup_seconds(cold_seconds, many, workers, usable_cpus)
     if workload.kind == "iterable":
         count_samples_single_process(workload)
         found["workers_duplicate_data"] = workers_duplicate_data(workload)
-    found["manager_seconds"] = measure_manager_start(usable_cpus)
+    found["manager_seconds"] = probe_workers.measure_manager_start(usable_cpus)
     if workload.batching == "batch_size":
         found |= _probe_transfer(workload, sizes)
     return found
@@ -144,14 +117,15 @@ def _probe_workers(
 
 def _probe_transfer(workload: LoadedWorkload, sizes: Sequence[int]) -> dict[str, LinearCost]:
     """Fit collating and handing over to the batch sizes that were looked at."""
-    with single_thread():
-        samples = fetch_samples(workload, max(sizes))
+    with probe_workers.single_thread():
+        samples = probe_workers.fetch_samples(workload, max(sizes))
     if not samples:
         return {}
     try:
-        with single_thread():
+        with probe_workers.single_thread():
             rounds = [
-                (size, *time_worker_transfer(workload, samples, size)) for size in dict.fromkeys((sizes[0], sizes[-1]))
+                (size, *probe_workers.time_worker_transfer(workload, samples, size))
+                for size in dict.fromkeys((sizes[0], sizes[-1]))
             ]
     except Exception:  # a sample or batch that cannot be sent: the trials with workers will meet it and name it
         return {}
@@ -159,16 +133,3 @@ def _probe_transfer(workload: LoadedWorkload, sizes: Sequence[int]) -> dict[str,
         "collate_cost": fit_cost([(size, collate) for size, collate, _ in rounds]),
         "transfer_cost": fit_cost([(size, transfer) for size, _, transfer in rounds]),
     }
-
-
-def _count_own_batches(workload: LoadedWorkload) -> int | None:
-    if workload.batching != "user":
-        return None
-    loader = build_loader(workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=None)))
-    return count_epoch_batches(loader, workload)
-
-
-def _read_resident_bytes() -> int:
-    """Resident memory now; where the system does not tell, its peak."""
-    resident, _ = read_resident("self")
-    return resident or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -12,10 +12,9 @@ from autotune.child.call_timing import CallSeconds, read_clocks, seconds_since, 
 from autotune.child.device import read_peak, reset_peak, synchronize
 from autotune.child.probe_h2d import H2DBench, measure_h2d
 from autotune.child.probe_workers import single_thread
-from autotune.child.stoppable_loader import build_loader
+from autotune.child.stoppable_loader import build_plain_loader
 from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import WorkloadError
 from autotune.profiles.batches import count_bytes, count_samples, find_tensors, move_batch
 from autotune.trial.protocol import ProbeCommand
@@ -40,14 +39,13 @@ class BatchSizeProfile:
     """What batches of one size cost.
 
     Attributes:
-        samples: Mean samples in a batch.
+        samples: In a batch, mean.
         load: To load and collate one, mean.
         step: The step on it, median; CPU time is that of all threads.
         sample_bytes: Bytes of tensors per sample.
-        tensors: Tensors in a batch.
-        on_accelerator: Whether it is on the accelerator already.
+        on_accelerator: Whether it is there already.
         h2d: How fast it gets there; None on the CPU.
-        peak_gpu_bytes: Device memory that the allocator held for a step on it; 0 on the CPU.
+        peak_gpu_bytes: What the allocator held for a step on it; 0 on the CPU.
     """
 
     samples: float
@@ -122,7 +120,7 @@ def load_batches(
     workload: LoadedWorkload, size: int | None, on_phase: OnPhase
 ) -> tuple[Any, list[CallSeconds], list[int]]:
     """Load batches in this process for a while: the last one, what each took, and how many samples each had."""
-    loader = build_loader(workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=size)))
+    loader = build_plain_loader(workload, size)
     is_map = workload.kind == "map"
     times: list[CallSeconds] = []
     samples: list[int] = []

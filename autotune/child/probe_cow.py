@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from autotune.child.stoppable_loader import build_loader
+from autotune.child.stoppable_loader import build_plain_loader
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.profiles.batches import count_samples
 from autotune.system.kernel_files import PROC
 from autotune.system.processes import read_smaps
@@ -54,16 +53,14 @@ def predict_cow_growth(workload: LoadedWorkload) -> str | None:
 
 def _watch_worker(workload: LoadedWorkload) -> Iterator[Look]:
     """Run one worker for a while, and look at its memory before the first batch is asked for and after each."""
-    size = None if workload.batching == "user" else COW_BATCH_SIZE
-    settings = DataLoaderSettings(batch_size=size, num_workers=1, prefetch_factor=2)
-    loader = build_loader(workload, LoaderConfig(dataloader=settings))
+    loader = build_plain_loader(workload, COW_BATCH_SIZE, workers=1)
     before = {child.pid for child in multiprocessing.active_children()}
     batches = iter(loader)
     (worker,) = (child for child in multiprocessing.active_children() if child.pid not in before)
     samples = 0
     start = time.perf_counter()
     for batch in itertools.takewhile(lambda _: time.perf_counter() < start + WATCH_SECONDS, batches):
-        samples += count_samples(batch, size or 1)
+        samples += count_samples(batch, loader.batch_size or 1)
         if time.perf_counter() > start + SETTLING_SHARE * WATCH_SECONDS:
             yield samples, read_cow_bytes(str(worker.pid))
 

@@ -11,11 +11,10 @@ from typing import Final
 
 import torch
 
-from autotune.child.probe_workers import ROUND_BATCH_SIZE, single_thread, time_worker_round, worker_process
-from autotune.child.stoppable_loader import build_loader
+from autotune.child.probe_workers import ROUND_BATCH_SIZE, single_thread, time_worker_round
+from autotune.child.stoppable_loader import build_plain_loader
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.profiles.batches import count_samples, find_tensors
 from autotune.profiles.worker_init import ShareWatch
 
@@ -50,13 +49,11 @@ def _asks_which_worker(workload: LoadedWorkload) -> bool:
 
 def _count_epoch(workload: LoadedWorkload, workers: int) -> int | None:
     """Count an epoch's samples, or until there are too many; None when it takes too long."""
-    size = None if workload.batching == "user" else ROUND_BATCH_SIZE
-    extra = {"num_workers": workers, "prefetch_factor": 2} if workers else {}
-    settings = DataLoaderSettings(batch_size=size, **extra)
+    loader = build_plain_loader(workload, ROUND_BATCH_SIZE, workers)
     samples = 0
     deadline = time.perf_counter() + MAX_COUNT_SECONDS
-    for batch in build_loader(workload, LoaderConfig(dataloader=settings, process=worker_process(workload))):
-        samples += count_samples(batch, size or 1)
+    for batch in loader:
+        samples += count_samples(batch, loader.batch_size or 1)
         if workload.sample_counts.is_multiplied(samples):
             break
         if time.perf_counter() > deadline:
@@ -100,11 +97,10 @@ def _deliver_equal_batches(workload: LoadedWorkload) -> bool:
     Batches come alternately from worker 0 and 1. They are the same data when each pair is equal although
     consecutive batches of one worker differ; constant data proves nothing.
     """
-    size = None if workload.batching == "user" else ROUND_BATCH_SIZE
-    config = LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, num_workers=2, prefetch_factor=2))
     batches = []
     try:
-        for batch in itertools.islice(build_loader(workload, config), COMPARED_BATCHES):
+        loader = build_plain_loader(workload, ROUND_BATCH_SIZE, workers=2)
+        for batch in itertools.islice(loader, COMPARED_BATCHES):
             batches.append([tensor.cpu() for tensor in find_tensors(batch)])  # noqa: PERF401  # kept if a later one fails
     except Exception as error:  # whatever it is, the trials with workers will meet it and name it
         shut_down_workers(error)

@@ -20,10 +20,10 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from autotune.child.call_timing import time_calls
 from autotune.child.measurement import settle_garbage
-from autotune.child.stoppable_loader import build_loader
+from autotune.child.stoppable_loader import build_plain_loader
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.config import ProcessSettings
 from autotune.errors import WorkloadError
 from autotune.system.machine import count_whole_cpus
 from autotune.trial.workload_profile import LinearCost
@@ -48,10 +48,8 @@ def time_worker_round(workload: LoadedWorkload, workers: int, process: ProcessSe
     None stands for one that failed, which the trials will meet again and name. Without `process`, workers start as the
     workload has it.
     """
-    size = None if workload.batching == "user" else ROUND_BATCH_SIZE
-    settings = DataLoaderSettings(batch_size=size, num_workers=workers, prefetch_factor=1)
     try:
-        loader = build_loader(workload, LoaderConfig(dataloader=settings, process=process or worker_process(workload)))
+        loader = build_plain_loader(workload, ROUND_BATCH_SIZE, workers, prefetch_factor=1, process=process)
         loader.index_source.open(max_batches=workers)
         settle_garbage()
         started = time.perf_counter()
@@ -61,11 +59,6 @@ def time_worker_round(workload: LoadedWorkload, workers: int, process: ProcessSe
     except Exception as error:  # whatever the user's code raises in a worker
         shut_down_workers(error)
         return None
-
-
-def worker_process(workload: LoadedWorkload) -> ProcessSettings:
-    """Start workers as the workload does, and share memory as torch does."""
-    return ProcessSettings(multiprocessing_context=workload.start_method)
 
 
 def fit_worker_startup(few: float | None, many: float | None, workers: int, load_seconds: float) -> LinearCost | None:
@@ -79,7 +72,7 @@ def fit_worker_startup(few: float | None, many: float | None, workers: int, load
     return LinearCost(fixed_seconds=max(0.0, few - load_seconds - slope), per_item_seconds=slope)
 
 
-def share_first_use(cold: float | None, warm: float | None, workers: int, usable_cpus: float) -> float:
+def per_worker_warmup_seconds(cold: float | None, warm: float | None, workers: int, usable_cpus: float) -> float:
     """Give the CPU seconds that each of `workers` paid in a cold round and not in a warm one, 0 or more."""
     if cold is None or warm is None:
         return 0.0
@@ -97,7 +90,7 @@ def measure_manager_start(usable_cpus: float) -> float:
     workload = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(2 * workers, 1))))
     process = ProcessSettings(sharing_strategy="file_system")
     cold, warm = (time_worker_round(workload, workers, process) for _ in range(2))
-    return share_first_use(cold, warm, workers, usable_cpus)
+    return per_worker_warmup_seconds(cold, warm, workers, usable_cpus)
 
 
 class ReplayDataset(Dataset[Any]):
@@ -158,15 +151,15 @@ def time_worker_transfer(workload: LoadedWorkload, samples: Sequence[Any], size:
     collate_seconds = statistics.fmean(
         one.wall for one in time_calls(lambda: collate(batch), COLLATE_SECONDS, min_calls=3, max_calls=TRANSFER_BATCHES)
     )
-    cached = ReplayDataset(samples, size * TRANSFER_BATCHES)
-    config = LoaderConfig(
-        dataloader=DataLoaderSettings(batch_size=size, num_workers=1, prefetch_factor=2),
-        process=worker_process(workload),
+    replay = Workload(
+        dataset=ReplayDataset(samples, size * TRANSFER_BATCHES),
+        shuffle=False,
+        collate_fn=collate,
+        multiprocessing_context=workload.start_method,
     )
-    loader = build_loader(LoadedWorkload(parts=Workload(dataset=cached, shuffle=False, collate_fn=collate)), config)
     moments = []
     deadline = time.perf_counter() + TRANSFER_SECONDS
-    for _ in loader:
+    for _ in build_plain_loader(LoadedWorkload(parts=replay), size, workers=1):
         moments.append(time.perf_counter())
         if len(moments) > 4 and moments[-1] > deadline:
             break

@@ -79,11 +79,8 @@ def check_epoch_length(batches: int, earlier: list[int], epoch: int) -> None:
 
 
 def check_fetched(delivered: int, asked: int, batch_size: int) -> None:
-    """Hold samples that were fetched by whole batches against those that were asked for.
-
-    Where batches overtake each other, the short last one may be among them: less than a batch proves nothing.
-    """
-    if abs(delivered - asked) >= batch_size:
+    """Hold samples that were fetched by whole batches against those that were asked for."""
+    if abs(delivered - asked) >= batch_size:  # less may be the short last one, where batches overtake each other
         raise SampleCountError(
             f"delivered {delivered} samples where {asked} were asked for: __getitems__ must return one "
             "sample for each index"

@@ -15,27 +15,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.tracebacks import format_error, name_error
-from autotune.request import WorkloadRequest
+from autotune.trial import protocol
 from autotune.trial.channel import Channel, ChannelClosedError
-from autotune.trial.measurement import Measurement
-from autotune.trial.protocol import (
-    COMMAND,
-    Command,
-    FailureReport,
-    IdentifyCommand,
-    IdentityReport,
-    LoadCommand,
-    ProbeCommand,
-    ProbeReport,
-    ProgressReport,
-    ReadyReport,
-    ReleaseCommand,
-    Report,
-    TrialCommand,
-    TrialReport,
-    TrialRequest,
-)
-from autotune.trial.workload_profile import WorkloadProfile
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +24,9 @@ if TYPE_CHECKING:
     from autotune.child.measurement import TrialRun
     from autotune.child.training_step import Step
     from autotune.child.workload_loading import LoadedWorkload
+    from autotune.request import WorkloadRequest
+    from autotune.trial.measurement import Measurement
+    from autotune.trial.workload_profile import WorkloadProfile
 
 PROGRESS_INTERVAL_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU from those who load
 
@@ -75,11 +59,11 @@ class TrialServer:
         """Answer commands until the tuner closes the line."""
         try:
             while (line := self._channel.receive()) is not None:
-                self._channel.send(self._answer(COMMAND.validate_json(line)).model_dump_json())
+                self._channel.send(self._answer(protocol.COMMAND.validate_json(line)).model_dump_json())
         except ChannelClosedError:
             return
 
-    def _answer(self, command: Command) -> Report:
+    def _answer(self, command: protocol.Command) -> protocol.Report:
         """Carry a command out, and listen to torch's handler of SIGCHLD only meanwhile.
 
         It raises wherever this process happens to be, once for each worker that died: in the middle of a message, or
@@ -95,19 +79,19 @@ class TrialServer:
             return self._report_failure(error)
         return report
 
-    def _carry_out(self, command: Command) -> Report:
+    def _carry_out(self, command: protocol.Command) -> protocol.Report:
         match command:
-            case LoadCommand():
+            case protocol.LoadCommand():
                 self._load(command.workload)
-            case ProbeCommand():
-                return ProbeReport(profile=self._probe(command))
-            case IdentifyCommand():
+            case protocol.ProbeCommand():
+                return protocol.ProbeReport(profile=self._probe(command))
+            case protocol.IdentifyCommand():
                 return self._identify(command)
-            case TrialCommand():
-                return TrialReport(measurement=self._run_trial(command.trial))
-            case ReleaseCommand():
+            case protocol.TrialCommand():
+                return protocol.TrialReport(measurement=self._run_trial(command.trial))
+            case protocol.ReleaseCommand():
                 self._release()
-        return ReadyReport(on_device=self._uses_device())
+        return protocol.ReadyReport(on_device=self._uses_device())
 
     def _load(self, request: WorkloadRequest) -> None:
         self._show("importing torch")
@@ -126,7 +110,7 @@ class TrialServer:
         self._step = self._watch_step(make_step(request, self._device))
         self._needs_warm_step = request.step_seconds is None or self._device.type != "cpu"  # else it only sleeps
 
-    def _probe(self, command: ProbeCommand) -> WorkloadProfile:
+    def _probe(self, command: protocol.ProbeCommand) -> WorkloadProfile:
         from autotune.child.probe import profile_workload
 
         self._where = "probe"
@@ -135,13 +119,13 @@ class TrialServer:
             self._needs_warm_step = False
         return profile_workload(self._workload, self._step, self._device, command, self._show)
 
-    def _identify(self, command: IdentifyCommand) -> IdentityReport:
+    def _identify(self, command: protocol.IdentifyCommand) -> protocol.IdentityReport:
         from autotune.child.identity import identify_workload
 
         self._where = "probe"
         return identify_workload(self._workload, self._device, command.batch_size, self._show)
 
-    def _run_trial(self, request: TrialRequest) -> Measurement:
+    def _run_trial(self, request: protocol.TrialRequest) -> Measurement:
         from autotune.child.measurement import TrialRun, warm_up_step
 
         self._where, self._in_step = "trial", False
@@ -204,13 +188,16 @@ class TrialServer:
 
         return watched
 
-    def _report_failure(self, error: BaseException) -> FailureReport:
+    def _report_failure(self, error: BaseException) -> protocol.FailureReport:
         where = "running step" if self._in_step else self._where
         words = name_error(error)
         if where == "probe" and isinstance(error, Exception):
-            words = "\n".join(filter(None, (words, self._describe_failure_rate())))
+            from autotune.child.sample_errors import describe_failure_rate
+
+            self._show("counting samples that raise")
+            words = "\n".join(filter(None, (words, describe_failure_rate(self._workload))))
         trial = self._trial if self._where == "trial" else None
-        return FailureReport(
+        return protocol.FailureReport(
             where=where,
             error=words,
             details=format_error(error),
@@ -218,13 +205,6 @@ class TrialServer:
             samples=0 if trial is None else trial.count_samples(),
             index=None if trial is None else trial.find_index(error),
         )
-
-    def _describe_failure_rate(self) -> str | None:
-        """Say how many samples raise, since one has."""
-        from autotune.child.sample_errors import describe_failure_rate
-
-        self._show("counting samples that raise")
-        return describe_failure_rate(self._workload)
 
     def _uses_device(self) -> bool:
         """Tell whether this process uses an accelerator: for the step, or because the dataset does."""
@@ -242,7 +222,7 @@ class TrialServer:
 
     def _show(self, phase: str, batches: int = 0) -> None:
         self._last_progress = time.monotonic()
-        self._channel.send(ProgressReport(phase=phase, batches=batches).model_dump_json())
+        self._channel.send(protocol.ProgressReport(phase=phase, batches=batches).model_dump_json())
 
 
 def _count_threads() -> int:

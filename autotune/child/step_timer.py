@@ -10,37 +10,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 SECONDS_PER_MILLISECOND: Final = 1e-3
 MAX_STEPS_AHEAD: Final = 8  # of the device; a queue of launches holds a few real ones
 
 
-class StepTimer(Protocol):
-    """What a recorder asks of a timer, which starts when it is made."""
-
-    def ask(self) -> None:
-        """Note that the loader is asked for the next batch."""
-
-    def begin(self) -> None:
-        """Note that the batch is there and the step begins."""
-
-    def end(self) -> None:
-        """Note that the step has been given to the device."""
-
-    def read(self) -> tuple[list[float], float]:
-        """Read when each step ended, as far as it has, since the start, and how long was waited; in seconds."""
-
-
 class HostStepTimer:
-    """Times the steps of a device that has done its work when the call returns."""
+    """Times the steps of a device that has done its work when the call returns; it starts when it is made."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
-        self._started = now()
+        self._started = self._asked = now()
         self._moments: list[float] = []
         self._waited = 0.0
-        self._asked = self._started
 
     def ask(self) -> None:
         """Note that the loader is asked for the next batch."""
@@ -51,45 +34,28 @@ class HostStepTimer:
         self._waited += self._now() - self._asked
 
     def end(self) -> None:
-        """Note that the step is over."""
+        """Note that the step has been given to the device."""
         self._moments.append(self._now() - self._started)
 
     def read(self) -> tuple[list[float], float]:
-        """Read when each step ended and how long was waited before them, in seconds."""
+        """Read when each step ended, as far as it has, since the start, and how long was waited; in seconds."""
         return self._moments, self._waited
 
 
-class Event(Protocol):
-    """A mark on a device's stream, as `torch.cuda.Event(enable_timing=True)` makes it."""
-
-    def record(self) -> None:
-        """Put the mark behind what the stream has been given so far."""
-
-    def query(self) -> bool:
-        """Tell whether the device has passed the mark."""
-
-    def synchronize(self) -> None:
-        """Wait until it has."""
-
-    def elapsed_time(self, end: Any, /) -> float:
-        """Give the milliseconds between this mark and a later one."""
-
-
 class CudaStepTimer:
-    """Times the steps of a device that works on while the host goes on.
+    """Times the steps of a device that works on while the host goes on, by `torch.cuda.Event`s with timing.
 
     The device waits for data from the end of a step to the beginning of the next one: an idle stream passes a mark at
     once, a busy one when it gets there.
     """
 
-    def __init__(self, make_event: Callable[[], Event]) -> None:
+    def __init__(self, make_event: Callable[[], Any]) -> None:
         self._make_event = make_event
-        self._spare: list[Event] = []
-        self._pending: deque[tuple[Event, Event]] = deque()
+        self._spare: list[Any] = []
+        self._pending: deque[tuple[Any, Any]] = deque()
         self._moments: list[float] = []
         self._waited = 0.0
-        self._last = self._start = self._mark()
-        self._begun = self._start
+        self._last = self._start = self._begun = self._mark()
 
     def ask(self) -> None:
         """Note nothing: what the host waits is not what the device waits."""
@@ -111,7 +77,7 @@ class CudaStepTimer:
             self._resolve(*self._pending.popleft())
         return self._moments, self._waited
 
-    def _resolve(self, begun: Event, ended: Event) -> None:
+    def _resolve(self, begun: Any, ended: Any) -> None:
         before = self._moments[-1] if self._moments else 0.0
         self._moments.append(max(before, SECONDS_PER_MILLISECOND * self._start.elapsed_time(ended)))
         self._waited += max(0.0, SECONDS_PER_MILLISECOND * self._last.elapsed_time(begun))
@@ -120,7 +86,10 @@ class CudaStepTimer:
             self._spare.append(self._last)
         self._last = ended
 
-    def _mark(self) -> Event:
+    def _mark(self) -> Any:
         event = self._spare.pop() if self._spare else self._make_event()
         event.record()
         return event
+
+
+StepTimer = HostStepTimer | CudaStepTimer

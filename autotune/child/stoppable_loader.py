@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from autotune.child.stopping import align_to_workers
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.config import LoaderConfig
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.profiles.worker_init import WorkerSetup
 
 
@@ -118,6 +118,22 @@ def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> StoppableDat
     if config.dataloader.num_workers and config.process.multiprocessing_context not in (None, "fork"):
         kwargs["worker_init_fn"] = WorkerSetup(config.process.sharing_strategy, parts.worker_init_fn)
     return StoppableDataLoader(**kwargs, **_order_kwargs(workload))
+
+
+def build_plain_loader(
+    workload: LoadedWorkload,
+    batch_size: int | None,
+    workers: int = 0,
+    prefetch_factor: int = 2,
+    process: ProcessSettings | None = None,
+) -> StoppableDataLoader:
+    """Build a loader to look at a workload with, which keeps its own batches and way of starting workers, if any."""
+    size = None if workload.batching == "user" else batch_size
+    extra = {"num_workers": workers, "prefetch_factor": prefetch_factor} if workers else {}
+    process = process or ProcessSettings(multiprocessing_context=workload.start_method)
+    return build_loader(
+        workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, **extra), process=process)
+    )
 
 
 def _order_kwargs(workload: LoadedWorkload) -> dict[str, Any]:

@@ -29,12 +29,7 @@ def align_to_workers(batches: int, workers: int, epoch_batches: int | None) -> i
 
 
 class StoppingRule:
-    """Answers, batch after batch, whether the epoch and the trial go on.
-
-    Attributes:
-        request: What to measure.
-        epoch_batches: Batches in a whole epoch; None when not known.
-    """
+    """Answers, batch after batch, whether the epoch and the trial go on; `epoch_batches` is None when not known."""
 
     def __init__(self, request: TrialRequest, epoch_batches: int | None) -> None:
         self.request = request
@@ -46,13 +41,9 @@ class StoppingRule:
     def should_stop_epoch(
         self, batches: int, snapshot: Callable[[], EpochTrace], *, is_first: bool, elapsed: float
     ) -> bool:
-        """Decide whether the epoch under way should hand out no further batch.
+        """Decide, so many batches into the epoch and seconds into the trial, whether it should hand out no more.
 
-        Args:
-            batches: Batches consumed so far in this epoch.
-            snapshot: Gives the epoch so far; called seldom, because it costs time.
-            is_first: Whether it is the trial's first.
-            elapsed: Seconds since the trial began.
+        `snapshot` gives the epoch so far; it is called seldom, because that costs time.
         """
         if elapsed < self._next_snapshot and batches < MAX_EPOCH_BATCHES:
             return False

@@ -74,26 +74,21 @@ class BuiltInStep:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._model: nn.ModuleList | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._layers = nn.ModuleList()
+        self._optimizer: torch.optim.Optimizer
 
     def __call__(self, batch: Any) -> None:
         """Train on the tensors of one batch, whatever else it holds."""
         tensors = [_select_features(tensor) for tensor in find_tensors(move_batch(batch, self._device))]
         if not tensors:
             return
-        if self._model is None or self._optimizer is None or len(self._model) < len(tensors):
-            self._build(len(tensors))
-        assert self._model is not None
-        assert self._optimizer is not None
+        if len(self._layers) < len(tensors):
+            self._layers = nn.ModuleList(nn.Linear(FEATURES, HIDDEN) for _ in tensors).to(self._device)
+            self._optimizer = torch.optim.SGD(self._layers.parameters(), lr=1e-6)
         self._optimizer.zero_grad(set_to_none=True)
-        loss = sum(layer(tensor).square().mean() for layer, tensor in zip(self._model, tensors, strict=False))
+        loss = sum(layer(tensor).square().mean() for layer, tensor in zip(self._layers, tensors, strict=False))
         torch.autograd.backward(loss)
         self._optimizer.step()
-
-    def _build(self, tensors: int) -> None:
-        self._model = nn.ModuleList(nn.Linear(FEATURES, HIDDEN) for _ in range(tensors)).to(self._device)
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-6)
 
 
 def _select_features(tensor: torch.Tensor) -> torch.Tensor:

@@ -45,9 +45,10 @@ class LoadedWorkload:
         return "user" if self.parts.batch_sampler is not None or not self.parts.batched else "batch_size"
 
     @property
-    def stacks_samples(self) -> bool:
-        """Whether torch's own collate makes the batches, so that the first dimension counts their samples."""
-        return self.batching == "batch_size" and self.parts.collate_fn in (None, default_collate)
+    def fetches_batches(self) -> bool:
+        """Whether the dataset fetches whole batches, whose first dimension counts their samples by torch's collate."""
+        is_stacked = self.batching == "batch_size" and self.parts.collate_fn in (None, default_collate)
+        return is_stacked and hasattr(self.parts.dataset, "__getitems__")
 
     @property
     def promised_samples(self) -> int | None:
@@ -70,23 +71,15 @@ class LoadedWorkload:
 
 
 def load_workload(request: WorkloadRequest) -> LoadedWorkload:
-    """Import and call the user's dataset factory, and apply the collate function that the request names.
-
-    Raises:
-        UsageError: What the factory returned is not a dataset, a DataLoader, a data module or a Workload.
-        Exception: Whatever the user's code raises.
-    """
+    """Import and call the user's dataset factory, and apply the collate function that the request names."""
     factory = import_attribute(request.dataset)
-    made = factory(**request.dataset_args) if callable(factory) and not _is_workload(factory) else factory
+    is_made = isinstance(factory, Workload | DataLoader | Dataset) or _is_data_module(factory)
+    made = factory(**request.dataset_args) if callable(factory) and not is_made else factory
     loaded = wrap_dataset(made, request.dataset)
     if request.collate is not None:
         collate = import_attribute(request.collate)
         loaded = dataclasses.replace(loaded, parts=dataclasses.replace(loaded.parts, collate_fn=collate))
     return loaded
-
-
-def _is_workload(made: Any) -> bool:
-    return isinstance(made, Workload | DataLoader | Dataset) or _is_data_module(made)
 
 
 def _is_data_module(made: Any) -> bool:

@@ -17,7 +17,7 @@ from autotune.child.probe_workers import (
     fetch_samples,
     fit_worker_startup,
     measure_manager_start,
-    share_first_use,
+    per_worker_warmup_seconds,
     single_thread,
     time_worker_round,
     time_worker_transfer,
@@ -105,9 +105,9 @@ def test_starting_is_what_a_round_takes_beyond_loading_and_grows_with_the_worker
 
 
 def test_a_warm_round_that_happens_to_be_slower_costs_a_fresh_process_nothing() -> None:
-    assert share_first_use(0.2, 0.3, 4, usable_cpus=2) == 0
-    assert share_first_use(None, 0.3, 4, usable_cpus=2) == 0
-    assert share_first_use(0.5, 0.3, 1, usable_cpus=2) == pytest.approx(0.2)
+    assert per_worker_warmup_seconds(0.2, 0.3, 4, usable_cpus=2) == 0
+    assert per_worker_warmup_seconds(None, 0.3, 4, usable_cpus=2) == 0
+    assert per_worker_warmup_seconds(0.5, 0.3, 1, usable_cpus=2) == pytest.approx(0.2)
 
 
 def test_samples_are_fetched_as_a_loader_would_fetch_them() -> None:
@@ -228,7 +228,7 @@ def test_what_a_worker_pays_on_few_cpus_is_not_multiplied_by_those_it_may_not_us
     workers = count_round_workers(usable_cpus=2.5)
     assert workers == 6
     wall = 0.1 * workers / 2.5  # each worker pays 0.1 s of CPU time
-    assert share_first_use(0.3 + wall, 0.3, workers, usable_cpus=2.5) == pytest.approx(0.1)
+    assert per_worker_warmup_seconds(0.3 + wall, 0.3, workers, usable_cpus=2.5) == pytest.approx(0.1)
 
 
 def test_a_probe_takes_rounds_of_as_many_workers_as_its_share_of_the_cpus_calls_for(tmp_path: Path) -> None:
