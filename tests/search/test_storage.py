@@ -1,0 +1,61 @@
+"""A storage that can be opened, and what is said of one that cannot."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+
+import optuna
+import pytest
+
+from autotune.errors import StudyError
+from autotune.search.storage import open_storage
+from tests.search.studies import read_records
+
+pytestmark = pytest.mark.usefixtures("workdir")
+
+
+def test_a_storage_that_is_no_database_is_a_clear_error(workdir: Path) -> None:
+    (workdir / "noise.db").write_bytes(b"this is not a database" * 100)
+    with pytest.raises(StudyError, match=r"noise\.db cannot be opened: file is not a database\. .* --storage"):
+        read_records(storage="sqlite:///noise.db")
+
+
+def test_a_storage_of_gigabytes_is_refused_with_its_size(workdir: Path) -> None:
+    read_records(storage="sqlite:///big.db")
+    with (workdir / "big.db").open("r+b") as file:
+        file.truncate(3 * 2**30)
+    with pytest.raises(StudyError, match=r"holds 3\.0 GiB, which is more than the 2\.0 GiB"):
+        read_records(storage="sqlite:///big.db")
+
+
+@pytest.mark.parametrize("url", ["sqlite:///mine.db", "nonsense://there/db"])
+def test_the_log_levels_of_the_caller_are_as_they_were_after_a_run(url: str) -> None:
+    pool = logging.getLogger("sqlalchemy.pool")
+    before = optuna.logging.get_verbosity(), pool.level
+    try:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        pool.setLevel(logging.INFO)
+        with suppress(StudyError), open_storage(url):
+            assert (optuna.logging.get_verbosity(), pool.level) == (logging.ERROR, logging.CRITICAL)
+        assert (optuna.logging.get_verbosity(), pool.level) == (logging.WARNING, logging.INFO)
+    finally:
+        optuna.logging.set_verbosity(before[0])
+        pool.setLevel(before[1])
+
+
+def test_a_password_in_a_url_is_not_shown() -> None:
+    with pytest.raises(StudyError) as caught, open_storage("nonsense://me:secret@host/trials"):
+        pass
+    assert "secret" not in str(caught.value)
+
+
+def test_a_database_of_a_newer_optuna_is_a_clear_error() -> None:
+    read_records()
+    with sqlite3.connect(".dltune/studies.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'v99.0.0'")
+    connection.close()
+    with pytest.raises(StudyError, match=r"no longer compatible .* Give another place with --storage"):
+        read_records()
