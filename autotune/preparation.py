@@ -24,13 +24,7 @@ MAX_CONFIRMING_TRIALS: Final = ROUNDS * (FINALISTS + 1)
 
 
 def plan_only(request: TuningRequest, *, progress: ProgressListener | None = None) -> Plan:
-    """Probe and plan as `tune` does, and stop before the first trial.
-
-    Raises:
-        UsageError: The request asks for what cannot be.
-        WorkloadError: The user's code fails where no configuration could help.
-        NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
-    """
+    """Probe and plan as `tune` does, and stop before the first trial."""
     progress = progress or ProgressListener()
     check_request(request)
     with start_runner(request, progress) as runner:
@@ -65,12 +59,6 @@ def prepare_run(
     """Probe the workload where its profile is not given; plan budgets and space.
 
     The timetable says how long the probe may take, and learns what a start takes.
-
-    Raises:
-        UsageError: The request asks for what cannot be, or allows too little time.
-        WorkloadError: The user's code fails where no configuration could help.
-        NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
-        TrialError: The machine refuses to run trials.
     """
     budgets = plan_budgets(machine, request)
     progress.show_machine(machine, budgets)

@@ -44,15 +44,10 @@ def ablation_steps(baseline: LoaderConfig, answer: LoaderConfig) -> Iterator[tup
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """What each setting gave, as far as it was measured.
-
-    Attributes:
-        steps: From the baseline to the answer, by the rounds that were measured whole.
-        cut_by: What cut it short; None when it came to its own end.
-    """
+    """What each setting gave, by the rounds that were measured whole."""
 
     steps: tuple[AblationStep, ...] = ()
-    cut_by: BaseException | None = None
+    cut_by: BaseException | None = None  # None when it came to its own end
 
 
 def ablate(
@@ -64,12 +59,8 @@ def ablate(
 ) -> Ablation:
     """Measure the steps between the baseline and the answer, all of them in each round, both ends included.
 
-    Args:
-        plan: What there is to work with.
-        decision: The answer; what it gave is what the step gave where there is but one.
-        run_trial: Measures one configuration.
-        progress: Is told what happens.
-        has_time: Tells whether there is time for so many more measurements; else no further round begins.
+    A single step gave what the decision says. No further round begins unless `has_time` tells that there is time for so
+    many more measurements.
     """
     steps = list(ablation_steps(plan.baseline, decision.config))
     if len(steps) == 1:
@@ -120,10 +111,7 @@ def _compare_steps(settings: Sequence[str], runs: Sequence[ConfirmationRuns]) ->
         speedup, interval = step.compare(before)
         rows.append(
             AblationStep(
-                setting=" ".join(pending),
-                samples_per_second=step.rate,
-                speedup=speedup,
-                speedup_ci95=interval,
+                setting=" ".join(pending), samples_per_second=step.rate, speedup=speedup, speedup_ci95=interval
             )
         )
         before, pending = step, []

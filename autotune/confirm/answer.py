@@ -17,17 +17,11 @@ from autotune.search.trial_record import TrialRecord, find_best
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a run answers.
-
-    Attributes:
-        decision: The configuration to use, and what is said of it.
-        final: What the confirmation measured; nothing of it counts where nothing ran.
-        doubts: The warning that it confirms nothing, where it should have.
-    """
+    """What a run answers."""
 
     decision: Decision
-    final: Confirmation
-    doubts: tuple[str, ...] = ()
+    final: Confirmation  # nothing of it counts where nothing ran
+    doubts: tuple[str, ...] = ()  # that it confirms nothing, where it should have
 
 
 def settle_answer(plan: Plan, found: SearchOutcome, final: Confirmation) -> Answer:

@@ -29,23 +29,14 @@ DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the best after so many rounds
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """What the confirmation measured, as far as it got.
-
-    Attributes:
-        baseline: The baseline's rounds; they may have failed.
-        finalists: The rounds of those that were not behind.
-        entrants: All that were measured, the baseline first.
-        rounds: Whole rounds.
-        noise: Sentences on what disturbed it.
-        cut_by: What cut it short; None when it came to its own end.
-    """
+    """What the confirmation measured, as far as it got."""
 
     baseline: ConfirmationRuns
-    finalists: tuple[ConfirmationRuns, ...] = ()
-    entrants: tuple[ConfirmationRuns, ...] = ()
-    rounds: int = 0
-    noise: tuple[str, ...] = ()
-    cut_by: BaseException | None = None
+    finalists: tuple[ConfirmationRuns, ...] = ()  # those that were not behind
+    entrants: tuple[ConfirmationRuns, ...] = ()  # all that were measured, the baseline first
+    rounds: int = 0  # whole ones
+    noise: tuple[str, ...] = ()  # sentences on what disturbed it
+    cut_by: BaseException | None = None  # None when it came to its own end
 
     @property
     def failed(self) -> tuple[ConfirmationRuns, ...]:
@@ -63,14 +54,8 @@ def confirm(
 ) -> Confirmation:
     """Measure finalists and baseline in turn, round by round, until the verdict is clear or the run is cut short.
 
-    Args:
-        plan: What there is to work with.
-        finalists: Configurations to compare with the baseline, the most promising first.
-        run_trial: Measures one configuration.
-        progress: Is told what happens.
-        monitor: Looks at the machine between the rounds; None where trials are not run here.
-        has_time: Tells whether there is time for so many more measurements; the baseline and the first finalist are
-            measured once in any case.
+    Without a monitor nobody looks at the machine between the rounds. `has_time` tells whether there is time for so many
+    more measurements; the baseline and the first finalist are measured once in any case.
     """
     rounds = _Rounds(plan, finalists, run_trial, progress, has_time)
     noise: tuple[str, ...] = ()

@@ -32,28 +32,16 @@ TIGHT_BUDGET_SHARE: Final = 0.8  # of a budget; a configuration that uses more y
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer.
-
-    Attributes:
-        config: The configuration to use.
-        verdict: `faster`, or `keep` the baseline.
-        samples_per_second: Its throughput, median of the rounds.
-        ci95: 95 % interval of that; None without at least two rounds.
-        wait_fraction: Share of the run spent waiting for data.
-        speedup: Over the baseline; None when the baseline could not run.
-        speedup_ci95: Its 95 % interval.
-        runner_up: A faster configuration that was passed over for a cheaper one within noise, if any.
-        departures: What the settings gave that left their convention, or that change training.
-    """
+    """The answer."""
 
     config: LoaderConfig
     verdict: Literal["faster", "keep"]
-    samples_per_second: float
-    ci95: Interval | None
-    wait_fraction: float
-    speedup: float | None
+    samples_per_second: float  # median of the rounds
+    ci95: Interval | None  # None without at least two rounds
+    wait_fraction: float  # share of the run spent waiting for data
+    speedup: float | None  # over the baseline; None when the baseline could not run
     speedup_ci95: Interval | None
-    runner_up: LoaderConfig | None = None
+    runner_up: LoaderConfig | None = None  # faster, but passed over for a cheaper one within noise
     departures: tuple[AblationStep, ...] = ()
 
 
@@ -87,13 +75,7 @@ def select_finalists(
 
 
 def decide(final: Confirmation, convention: Convention, budgets: Budgets) -> Decision | None:
-    """Decide by what the confirmation measured.
-
-    Who comes near a budget yields to who does not.
-
-    Returns:
-        The decision, or None when neither the baseline nor any finalist ran.
-    """
+    """Decide by what the confirmation measured; None when neither the baseline nor any finalist ran."""
     baseline = final.baseline
     running = [one for one in final.finalists if one.rate > 0]
     if not running:

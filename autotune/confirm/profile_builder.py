@@ -41,14 +41,7 @@ def build_profile(
 ) -> TunedProfile:
     """Put together what is written into the tuned file.
 
-    Args:
-        plan: What the run had to work with.
-        found: What the search found.
-        answer: What is decided, and what the confirmation measured.
-        steps: What each setting gave.
-        run: Name of the study, and wall time of the run in seconds.
-        notes: Sentences on the workload and on the run.
-        others: The profiles that lie in the file already; a name that is made differs from theirs.
+    The run is the name of the study and its wall time in seconds; a name that is made differs from those of the others.
     """
     request, workload = plan.request, plan.workload
     profile = TunedProfile(

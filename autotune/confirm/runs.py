@@ -52,28 +52,15 @@ class ConfirmationRuns:
         return sum(self.waits) / len(self.waits)
 
     def ci95(self, field: Sequence[ConfirmationRuns] = (), others: Sequence[ConfirmationRuns] = ()) -> Interval | None:
-        """Give the 95 % interval of its throughput.
+        """Give the 95 % interval of its throughput, in samples per second; None for fewer than two rounds.
 
-        Args:
-            field: Those that it was picked from by these rounds.
-            others: Further ones that were measured beside it, whose scatter tells what is usual here.
-
-        Returns:
-            Lower and upper bound in samples per second; None for fewer than two rounds.
+        It was picked from the field by these rounds; the scatter of the others beside it tells what is usual here.
         """
         rivals = [one.scores for one in (*field, *others) if one is not self]
         return throughput_ci95(self.scores, max(1, len(field)), rivals)
 
     def compare(self, other: ConfirmationRuns, field: Sequence[ConfirmationRuns] = ()) -> tuple[float, Interval | None]:
-        """Compare with another one by the rounds that both have seen.
-
-        Args:
-            other: The other one.
-            field: Those that this one was picked from by these rounds.
-
-        Returns:
-            The median ratio of throughputs, and its 95 % interval; None for fewer than two rounds.
-        """
+        """Give the median ratio to another one in the rounds that both saw, and its 95 % interval as `ci95` does."""
         rivals = [one for one in field if one is not self and one is not other]
         ratios = [[rate / base for rate, base in zip(one.scores, other.scores, strict=False)] for one in rivals]
         seen = min(len(self.scores), len(other.scores))

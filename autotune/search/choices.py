@@ -160,17 +160,9 @@ def _list_own_workers(request: TuningRequest, workload: WorkloadProfile) -> list
 def _fits_smallest(workers: int, batch_sizes: Sequence[int | None], model: ResourceModel, budgets: Budgets) -> bool:
     if workers == 0:
         return True
-    smallest = config_from_knobs(
-        {
-            "batch_size": batch_sizes[0],
-            "num_workers": workers,
-            "prefetch_factor": 1,
-            "pin_memory": False,
-            "persistent_workers": False,
-            "in_order": True,
-            "sharing_strategy": "file_system",
-        }
-    )
+    usual: dict[KnobName, Choice] = {knob.name: knob.default for knob in TABLE}
+    least: dict[KnobName, Choice] = {"prefetch_factor": 1, "sharing_strategy": "file_system"}
+    smallest = config_from_knobs({**usual, **least, "batch_size": batch_sizes[0], "num_workers": workers})
     return not model.predict(smallest).find_violations(budgets)
 
 

@@ -25,17 +25,11 @@ WORKER_HEADROOM_FACTOR: Final = 2  # workers offered to the search per worker th
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds per batch that each part would need if it alone bounded the run.
+    """Seconds per batch that each part would need if it alone bounded the run."""
 
-    Attributes:
-        training: The training process and its device: taking the batch over, copying it there, the step.
-        waiting: The workers, taking turns.
-        computing: The CPUs, shared by workers and training process.
-    """
-
-    training: float
-    waiting: float
-    computing: float
+    training: float  # the training process and its device: taking the batch over, copying it, the step
+    waiting: float  # the workers, taking turns
+    computing: float  # the CPUs, shared by workers and training process
 
     @property
     def batch_seconds(self) -> float:
@@ -145,9 +139,8 @@ def find_bottleneck(
 ) -> Bottleneck:
     """Name what bounds a measured run, which spent a share of its time waiting for data.
 
-    Returns:
-        `step`, `copy` (from host to device), `cpu` (workers computing), `io` (workers waiting on storage),
-        `transfer` (handing batches over), or `epoch` (starting and refilling at every epoch).
+    `copy` is from host to device, `cpu` workers computing, `io` workers waiting on storage, `transfer` handing batches
+    over, `epoch` starting and refilling at every epoch.
     """
     if _is_bound_by_copies(config, workload, usable_cpus):
         return "copy"

@@ -21,12 +21,7 @@ NO_THROUGHPUT: Final = ThroughputEstimate(
 
 
 class SearchKnowledge:
-    """The records of a search, and the models of demand and throughput as corrected by them.
-
-    Args:
-        plan: What there is to work with.
-        excludes: Tells whether a configuration cannot work, because workers cannot.
-    """
+    """The records of a search, and the models of demand and throughput as corrected by them."""
 
     def __init__(self, plan: Plan, excludes: Callable[[LoaderConfig], bool]) -> None:
         self.surrogate = Surrogate(plan.candidates, plan.predict)

@@ -31,25 +31,15 @@ MAX_REMEASUREMENTS: Final = 3  # in a run, of measurements that the others make 
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What a search found, as far as it got.
-
-    Attributes:
-        records: Every proposal, in order.
-        stopped: Why it ended, in words.
-        findings: Sentences on what the trials showed of the workload.
-        expected: What each measured configuration is expected to reach, in samples per second.
-        predict: The model as corrected by the trials.
-        is_legal: Whether nothing that the trials taught speaks against a configuration, tried or not.
-        cut_by: What cut it short; None when it came to its own end.
-    """
+    """What a search found, as far as it got."""
 
     records: tuple[TrialRecord, ...]
-    stopped: str
-    findings: tuple[str, ...]
-    expected: Mapping[LoaderConfig, float]
-    predict: Callable[[Sequence[LoaderConfig]], list[Prediction]]
-    is_legal: Callable[[LoaderConfig], bool]
-    cut_by: BaseException | None = None
+    stopped: str  # why it ended, in words
+    findings: tuple[str, ...]  # sentences on what the trials showed of the workload
+    expected: Mapping[LoaderConfig, float]  # samples per second, smoothed over the neighbours
+    predict: Callable[[Sequence[LoaderConfig]], list[Prediction]]  # the model as corrected by the trials
+    is_legal: Callable[[LoaderConfig], bool]  # as far as the trials taught
+    cut_by: BaseException | None = None  # None when it came to its own end
 
 
 def search(
@@ -60,15 +50,9 @@ def search(
     has_time: Callable[[int], bool] = lambda tried: True,
     warm: WarmStart | None = None,
 ) -> SearchOutcome:
-    """Try configurations until nothing more is to be expected, or until the search is cut short.
+    """Try configurations until nothing more is to be expected, or the search is cut short.
 
-    Args:
-        plan: What there is to work with.
-        study: Proposes configurations and stores what came of them.
-        run_trial: Measures one configuration.
-        progress: Is told what happens.
-        has_time: Tells, from the number of trials done, whether another one may begin.
-        warm: What an earlier result says about where to look; None to start cold.
+    `has_time` tells, from the number of trials done, whether another one may begin.
 
     Raises:
         WorkloadError: The user's code fails where no configuration could help.

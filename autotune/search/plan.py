@@ -112,12 +112,7 @@ class Plan:
 
 
 def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:
-    """Plan a run.
-
-    Raises:
-        UsageError: A pinned or narrowed knob leaves nothing that is legal here.
-        NoFeasibleConfigError: Not even the smallest batch fits the memory budget.
-    """
+    """Plan a run; raises what `plan_space` raises."""
     space = plan_space(request, machine, workload, budgets)
     baseline = choose_baseline(request, workload, space, budgets)
     note = None if workload.baseline is None else describe_changed_baseline(workload.baseline, baseline)

@@ -64,9 +64,6 @@ def make_sampler(request: TuningRequest, space: SearchSpace, known: int = 0) -> 
     """Make the sampler that a request asks for; a `model` one still waits for `Search.guide`.
 
     What is drawn at random depends on how many trials are known from earlier runs: it must not be drawn again.
-
-    Raises:
-        UsageError: It needs a package that is not installed.
     """
     seed = (request.seed + known) % SEEDS
     if request.sampler == "model":

@@ -13,17 +13,11 @@ from autotune.knobs import KNOBS, TABLE, Choice, KnobName, config_from_knobs, kn
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Choices for every knob, ascending; a knob with one choice is pinned.
-
-    Attributes:
-        choices: Those of the batch size are a single None where batching is the user's own.
-        start_method: Of the workers, as the workload brings it along; never searched.
-        notes: Why a knob is not searched.
-    """
+    """Choices for every knob, ascending; a knob with one choice is pinned."""
 
     choices: Mapping[KnobName, tuple[Any, ...]]
-    start_method: StartMethod | None = None
-    notes: tuple[str, ...] = ()
+    start_method: StartMethod | None = None  # of the workers; never searched
+    notes: tuple[str, ...] = ()  # why a knob is not searched
 
     @classmethod
     def of(cls, **choices: tuple[Choice, ...]) -> Self:

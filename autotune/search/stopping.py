@@ -20,15 +20,7 @@ MAX_REPEATS: Final = 40  # proposals in a row that were all measured before
 
 
 class StopCriteria:
-    """What ends a search.
-
-    Args:
-        plan: What there is to work with.
-        knowledge: What the trials have taught; it grows.
-        first: What is measured in any case, before expectations may end the search.
-        has_time: Tells, from the number of trials done, whether another one may begin.
-        is_warm: Whether the search starts from an earlier answer.
-    """
+    """What ends a search: it may not go on, or all that is tried first is measured and nothing promises more."""
 
     def __init__(
         self,

@@ -73,12 +73,9 @@ class Surrogate:
         self._failed: list[LoaderConfig] = []
 
     def observe(self, config: LoaderConfig, samples_per_second: float, relative_error: float) -> None:
-        """Take in what a trial measured; it stands in for what an earlier trial of the same configuration did.
+        """Take in what a trial measured, in place of what an earlier trial of the same configuration did.
 
-        Args:
-            config: The configuration, a candidate or not.
-            samples_per_second: Its throughput, greater than zero.
-            relative_error: Half-width of the 95 % interval, as a share; infinite where unknown.
+        The error is the half-width of the 95 % interval, as a share; infinite where unknown.
         """
         self.exclude([config])
         ratio = math.log(samples_per_second / self._predict(config))

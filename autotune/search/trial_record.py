@@ -25,24 +25,14 @@ Expected = Annotated[float, Field(ge=0, le=1e200)]
 
 
 class TrialRecord(FrozenModel):
-    """One line of the record that outlives the process.
+    """One line of the record that outlives the process."""
 
-    Attributes:
-        number: Number of the trial in its study, from 0.
-        config: The configuration.
-        fate: `measured`, `skipped` without a trial, or `repeated` from an earlier record.
-        score: Throughput in samples per second; predicted when skipped, 0 when failed.
-        predicted: Throughput expected before it was measured, in samples per second; 0 when not known.
-        constraints: How far over each limit (positive) or under it, as a share.
-        result: The outcome; None when skipped or repeated.
-    """
-
-    number: BoundedCount
+    number: BoundedCount  # of the trial in its study, from 0
     config: LoaderConfig
-    fate: Fate
-    score: Expected
-    predicted: Expected = 0.0
-    constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]]
+    fate: Fate  # `skipped` without a trial, `repeated` from an earlier record
+    score: Expected  # samples per second; predicted when skipped, 0 when failed
+    predicted: Expected = 0.0  # samples per second; 0 when not known
+    constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]]  # share over each limit; negative under it
     result: TrialResult | None = None
 
     @model_validator(mode="after")

@@ -29,15 +29,10 @@ class PriorObservation:
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """What a search starts from beside its own probe.
+    """What a search starts from beside its own probe."""
 
-    Attributes:
-        seeds: What to try first, after the baseline.
-        observations: What earlier trials reached on a machine like this; they guide, and are not results.
-    """
-
-    seeds: tuple[LoaderConfig, ...]
-    observations: tuple[PriorObservation, ...] = ()
+    seeds: tuple[LoaderConfig, ...]  # what to try first, after the baseline
+    observations: tuple[PriorObservation, ...] = ()  # of a machine like this; they guide, and are not results
 
 
 def plan_warm_start(profile: TunedProfile, here: Hardware) -> WarmStart:

@@ -31,18 +31,7 @@ TryConfig = Callable[[LoaderConfig], TrialResult]
 
 
 class WorkerCheck:
-    """Whether workers can work at all for this workload, and whether the data itself fails.
-
-    Args:
-        candidates: The configurations of the search.
-        try_config: Measures one.
-        is_suspected: Whether workers hung or died in the probe.
-
-    Attributes:
-        reason: Why workers are ruled out; None while they are not.
-        flaw: What fails with workers and without; None while nothing is known to.
-        rates: How often what failed.
-    """
+    """Whether workers can work at all for this workload, and whether the data itself fails."""
 
     def __init__(
         self, candidates: Sequence[LoaderConfig], try_config: TryConfig, *, is_suspected: bool = False
