@@ -15,9 +15,8 @@ from autotune.units import format_seconds
 
 IsolationMode = Literal["auto", "none"]
 SamplerName = Literal["model", "tpe", "gp", "random", "grid"]
-SEEDS: Final = 2**32  # numpy's generators know no others
-HIDDEN: Final = "***"  # stands for the password in a storage URL that is shown or written down
-
+SEED_COUNT: Final = 2**32  # numpy's generators know no others
+MASK: Final = "***"  # in a storage URL that is shown or written down
 MAX_SECONDS: Final = 1e9  # thirty years; no clock here is asked for more
 
 Positive = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
@@ -41,6 +40,7 @@ def _refuse_bytes(text: str) -> str:
     return text
 
 
+_IMPORT_STRING: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 Text = Annotated[str, AfterValidator(_refuse_bytes)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(_refuse_what_json_cannot_say)]
 
@@ -119,7 +119,7 @@ class TuningRequest(FrozenModel):
     trial_seconds: Positive = 3.0
     stall_seconds: Positive = 60.0
     epochs: Annotated[int, Field(ge=1, le=10**9)] = 10
-    seed: Annotated[int, Field(ge=0, lt=SEEDS)] = 0
+    seed: Annotated[int, Field(ge=0, lt=SEED_COUNT)] = 0
     sampler: SamplerName = "model"
     max_memory: str = "80%"
     max_shm: str = "80%"
@@ -152,27 +152,17 @@ class TuningRequest(FrozenModel):
 
 def hide_password(url: str) -> str:
     """Write a storage URL without the password in it."""
-    url = re.sub(r"://([^:/@]*):[^@]*@", rf"://\1:{HIDDEN}@", url)
-    return re.sub(r"([?&]\w*(?:password|passwd|pwd)=)[^&#]*", rf"\1{HIDDEN}", url, flags=re.IGNORECASE)
+    url = re.sub(r"://([^:/@]*):[^@]*@", rf"://\1:{MASK}@", url)
+    return re.sub(r"([?&]\w*(?:password|passwd|pwd)=)[^&#]*", rf"\1{MASK}", url, flags=re.IGNORECASE)
 
 
 def lacks_password(url: str) -> bool:
     """Tell whether a storage URL had a password, which was not written down."""
-    return f":{HIDDEN}@" in url or f"={HIDDEN}" in url
-
-
-_IMPORT_STRING: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+    return f":{MASK}@" in url or f"={MASK}" in url
 
 
 def check_import_string(option: str, text: str) -> str:
-    """Refuse what cannot be an import string, before anything is started.
-
-    Args:
-        option: Name of the option, for the message.
-        text: What the user gave.
-
-    Returns:
-        The text.
+    """Refuse what an option gave and cannot be an import string, before anything is started.
 
     Raises:
         UsageError: It is not of the form `pkg.mod:attr`.

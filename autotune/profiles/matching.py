@@ -48,7 +48,11 @@ class Difference:
 
 def compare_hardware(there: Hardware, here: Hardware) -> tuple[Difference, ...]:
     """List how this machine differs from the one a profile was tuned on, what decides first."""
-    return (*_compare_gpus(there, here), *_compare_amounts(there, here), *_compare_names(there, here))
+    found = [*_compare_gpus(there, here), *_compare_amounts(there, here)]
+    if there.cpu != here.cpu:
+        was, now = there.cpu or "unknown", here.cpu or "unknown"
+        found.append(Difference(what="processor", was=was, here=now, requires_retune=False))
+    return tuple(found)
 
 
 def _compare_gpus(there: Hardware, here: Hardware) -> Iterator[Difference]:
@@ -60,28 +64,14 @@ def _compare_gpus(there: Hardware, here: Hardware) -> Iterator[Difference]:
 
 
 def _compare_amounts(there: Hardware, here: Hardware) -> Iterator[Difference]:
-    if there.usable_cpus != here.usable_cpus:
-        fewer = here.usable_cpus < there.usable_cpus
-        yield Difference(what="CPUs", was=f"{there.usable_cpus:g}", here=f"{here.usable_cpus:g}", is_shortfall=fewer)
-    sizes = (
-        ("memory", there.memory_limit_bytes, here.memory_limit_bytes),
-        ("/dev/shm", there.shm_limit_bytes, here.shm_limit_bytes),
-    )
-    for what, was, now in sizes:
-        if abs(now - was) > MAX_BYTES_CHANGE * was:
-            yield Difference(what=what, was=format_bytes(was), here=format_bytes(now), is_shortfall=now < was)
-    if there.nofile_limit != here.nofile_limit:
-        fewer = here.nofile_limit < there.nofile_limit
-        yield Difference(
-            what="open files", was=f"{there.nofile_limit:,}", here=f"{here.nofile_limit:,}", is_shortfall=fewer
-        )
-
-
-def _compare_names(there: Hardware, here: Hardware) -> Iterator[Difference]:
-    if there.cpu != here.cpu:
-        yield Difference(
-            what="processor", was=there.cpu or "unknown", here=here.cpu or "unknown", requires_retune=False
-        )
+    for what, was, now, tolerance, write in (
+        ("CPUs", there.usable_cpus, here.usable_cpus, 0, "{:g}".format),
+        ("memory", there.memory_limit_bytes, here.memory_limit_bytes, MAX_BYTES_CHANGE, format_bytes),
+        ("/dev/shm", there.shm_limit_bytes, here.shm_limit_bytes, MAX_BYTES_CHANGE, format_bytes),
+        ("open files", there.nofile_limit, here.nofile_limit, 0, "{:,}".format),
+    ):
+        if abs(now - was) > tolerance * was:
+            yield Difference(what=what, was=write(was), here=write(now), is_shortfall=now < was)
 
 
 def compare_software(there: Software, here: Software) -> tuple[Difference, ...]:

@@ -87,17 +87,12 @@ class BatchSizeResult(Configured):
 
 
 class AblationStep(FrozenModel):
-    """What one setting gave, measured beside the configuration without it, in the same rounds.
-
-    Attributes:
-        samples_per_second: Throughput with it and all those before it.
-        speedup_ci95: Its 95 % interval; one that holds 1 is within noise. None in files of earlier versions.
-    """
+    """What one setting gave, measured beside the configuration without it, in the same rounds."""
 
     setting: str
-    samples_per_second: BoundedRate
+    samples_per_second: BoundedRate  # with it and all those before it
     speedup: BoundedRate
-    speedup_ci95: Interval | None = None
+    speedup_ci95: Interval | None = None  # one that holds 1 is within noise; None in files of earlier versions
 
     @property
     def is_noise(self) -> bool:
@@ -106,16 +101,10 @@ class AblationStep(FrozenModel):
 
 
 class ConfirmedRounds(Configured):
-    """What the confirmation measured of one configuration: the raw numbers behind every figure of the result.
+    """What the confirmation measured of one configuration: the raw numbers behind every figure of the result."""
 
-    Attributes:
-        samples_per_second: Throughput of each round in a fresh process, in their order from the first round on; a
-            configuration that fell behind has fewer than others.
-        failures: In words; each of these trials was tried once more.
-    """
-
-    samples_per_second: tuple[BoundedRate, ...] = ()
-    failures: tuple[str, ...] = ()
+    samples_per_second: tuple[BoundedRate, ...] = ()  # of each round from the first on, until it fell behind
+    failures: tuple[str, ...] = ()  # in words; each of these trials was tried once more
 
 
 class ProfileResult(FrozenModel):
@@ -180,41 +169,31 @@ class SearchRecord(FrozenModel):
     """How the configuration was found.
 
     Attributes:
-        trials: Configurations asked for: feasible + infeasible (they broke a limit or failed) + skipped (predicted to).
-        seconds: Wall time of the whole run so far.
         prediction_error: Median relative distance between the throughput predicted before a trial and the one it
             measured; None when nothing was measured.
     """
 
-    trials: BoundedCount
+    trials: BoundedCount  # feasible + infeasible + skipped
     feasible: BoundedCount
-    infeasible: BoundedCount
-    skipped: BoundedCount
+    infeasible: BoundedCount  # they broke a limit or failed
+    skipped: BoundedCount  # they were predicted to break a limit
     sampler: str
     seed: BoundedCount
     study: str
-    seconds: BoundedSeconds
+    seconds: BoundedSeconds  # of the whole run so far
     prediction_error: BoundedRate | None = None
-    stopped: str
+    stopped: str  # why
 
 
 class TrialSummary(Configured):
-    """One line of the search, for people who ask why a configuration was not chosen.
+    """One line of the search, for people who ask why a configuration was not chosen."""
 
-    Attributes:
-        number: In the order in which it was tried, from 1.
-        outcome: `completed`, `stopped_early` when hopeless, `skipped` without a trial, or `failed`.
-        samples_per_second: What it reached, in the warm process of the search; None when it did not complete.
-        relative_error: Half-width of the 95 % interval, as a share; None where unknown.
-        peak_host_bytes: Largest host memory seen; 0 when not sampled, and so for /dev/shm.
-    """
-
-    number: BoundedCount
-    outcome: Literal["completed", "stopped_early", "skipped", "failed"]
-    samples_per_second: BoundedRate | None = None
-    relative_error: BoundedRate | None = None
+    number: BoundedCount  # in the order in which it was tried, from 1
+    outcome: Literal["completed", "stopped_early", "skipped", "failed"]  # early when hopeless, skipped without a trial
+    samples_per_second: BoundedRate | None = None  # in the warm process of the search; None when it did not complete
+    relative_error: BoundedRate | None = None  # half-width of the 95 % interval, as a share; None where unknown
     expected_samples_per_second: BoundedRate = 0.0
-    peak_host_bytes: BoundedBytes = 0
+    peak_host_bytes: BoundedBytes = 0  # 0 when not sampled
     peak_shm_bytes: BoundedBytes = 0
     reason: str = ""
 
@@ -228,20 +207,13 @@ class ScalingPoint(FrozenModel):
 
 
 class BatchTimeBreakdown(FrozenModel):
-    """Where the time of one batch goes, in seconds, at the tuned batch size, measured by the probe.
+    """Where the time of one batch goes, in seconds, at the tuned batch size, measured by the probe."""
 
-    Attributes:
-        samples: Samples in that batch; a mean where the workload makes its own batches.
-        load: Fetching its samples, in one process, without `collate`.
-        transfer: From a worker to the training process.
-        copy_seconds: From there to the device; 0 on the CPU.
-    """
-
-    samples: Annotated[int, Field(ge=1, le=2**63 - 1)]
-    load: Product
+    samples: Annotated[int, Field(ge=1, le=2**63 - 1)]  # in that batch; a mean where the workload makes its own
+    load: Product  # fetching its samples, in one process
     collate: Product
-    transfer: Product
-    copy_seconds: Product = 0.0
+    transfer: Product  # from a worker to the training process
+    copy_seconds: Product = 0.0  # from there to the device; 0 on the CPU
     step: Product
 
 

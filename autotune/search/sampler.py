@@ -11,7 +11,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from autotune.errors import UsageError
 from autotune.knobs import KNOBS
-from autotune.request import SEEDS, TuningRequest
+from autotune.request import SEED_COUNT, TuningRequest
 from autotune.search.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def make_sampler(request: TuningRequest, space: SearchSpace, known: int = 0) -> 
 
     What is drawn at random depends on how many trials are known from earlier runs: it must not be drawn again.
     """
-    seed = (request.seed + known) % SEEDS
+    seed = (request.seed + known) % SEED_COUNT
     if request.sampler == "model":
         return SurrogateSampler(make_distributions(space), seed)
     if request.sampler == "random":
