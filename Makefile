@@ -70,7 +70,7 @@ $(BENCH_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --group bench
 	@touch $(BENCH_READY)
 
-bench: $(BENCH_READY) ## Hold promises and choices against whole training runs and other tuners (about an hour)
+bench: $(BENCH_READY) ## Hold predictions and choices against whole training runs and other tuners (about an hour)
 	$(BIN)/python -m benchmarks.footprint
 	$(BIN)/python -m benchmarks.suite
 
