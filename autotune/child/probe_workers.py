@@ -115,10 +115,11 @@ def fetch_samples(workload: LoadedWorkload, max_samples: int) -> list[Any]:
     dataset: Any = workload.parts.dataset
     if workload.kind == "iterable":
         source: Iterable[Any] = iter(dataset)
-    elif hasattr(dataset, "__getitems__"):
-        source = _fetch_at_once(dataset, _list_indices(workload, max_samples))
     else:
-        source = (dataset[index] for index in _list_indices(workload, max_samples))
+        order: Any = workload.parts.sampler if workload.parts.sampler is not None else range(len(dataset))
+        indices = list(itertools.islice(iter(order), max_samples))
+        is_at_once = hasattr(dataset, "__getitems__")
+        source = _fetch_at_once(dataset, indices) if is_at_once else (dataset[index] for index in indices)
     samples: list[Any] = []
     deadline = time.perf_counter() + MAX_FETCH_SECONDS
     for sample in itertools.islice(source, max_samples):
@@ -136,12 +137,6 @@ def _fetch_at_once(dataset: Any, indices: list[Any]) -> list[Any]:
             "one for each, or throughputs are wrong and training skips data."
         )
     return samples
-
-
-def _list_indices(workload: LoadedWorkload, max_samples: int) -> list[Any]:
-    parts = workload.parts
-    indices: Any = parts.sampler if parts.sampler is not None else range(len(parts.dataset))  # type: ignore[arg-type]
-    return list(itertools.islice(iter(indices), max_samples))
 
 
 def time_worker_transfer(workload: LoadedWorkload, samples: Sequence[Any], size: int) -> tuple[float, float]:
