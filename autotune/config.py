@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -58,6 +59,12 @@ class FrozenModel(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy with changes; pydantic itself would take a field that does not exist, and change nothing."""
+        if unknown := set(update or ()) - set(type(self).model_fields):
+            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
+        return super().model_copy(update=update, deep=deep)
 
 
 class DataLoaderSettings(FrozenModel):

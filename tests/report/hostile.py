@@ -41,7 +41,7 @@ def make_hostile_profile() -> TunedProfile:
         update={
             "evidence": evidence,
             "result": bad.result.model_copy(update={"verdict": "faster", "bottleneck": "cpu"}),
-            "process": good.process,
+            "config": good.config,
             "request": make_request(profile=HOSTILE, study_name=HOSTILE).record(),
         }
     )

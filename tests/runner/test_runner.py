@@ -232,7 +232,7 @@ def test_in_a_child_that_replaces_another_workers_find_torchs_shared_memory_mana
 
 
 def test_a_stalled_trial_quotes_what_its_worker_last_said() -> None:
-    result = run_one("make_unpicklable", workers=1, stall_seconds=4.0)
+    result = run_one("make_unpicklable", workers=1, stall_seconds=8.0)
     assert result.kind == "stalled"
     assert "cannot pickle 'generator' object" in result.message
 
