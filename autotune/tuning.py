@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.config import LoaderConfig
@@ -19,16 +20,15 @@ from autotune.profiles.file import format_profile, read_profiles_or_empty, save_
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest
-from autotune.runner.runner import start_runner
+from autotune.runner.runner import TrialRunner, start_runner
 from autotune.search.ask_tell import Search, open_search
 from autotune.search.loop import SearchOutcome, search
 from autotune.search.plan import Plan
 from autotune.search.storage import open_storage
 from autotune.search.trial_record import TrialRecord
-from autotune.search.warm_start import plan_warm_start
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.signals import defer_interrupts
-from autotune.trial.interruption import raise_on_lost_device
+from autotune.trial.interruption import keep_what_was_measured, raise_on_lost_device
 from autotune.trial.protocol import RunTrial
 from autotune.trial.timetable import Timetable
 from autotune.trial.workload_profile import WorkloadProfile
@@ -91,16 +91,13 @@ def tune(
     with open_storage(request.storage) as storage, start_runner(request, progress) as runner:
         plan = prepare_run(request, machine or read_machine(), workload, runner, progress, timetable)
         with open_search(storage, request, plan.space, plan.hardware, progress.show_warning) as study:
-            warm = None if earlier is None else plan_warm_start(earlier, plan.hardware)
-            monitor = InterferenceMonitor(plan.machine.usable_cpus, settle=runner.close) if run_trial is None else None
             measure = study.sign_at(timetable.watch(raise_on_lost_device(run_trial or runner.run)))
-            found = search(plan, study, measure, progress, timetable.allows_trial, warm)
-            final = _confirm(plan, found, study, measure, progress, monitor, timetable)
+            found = search(plan, study, measure, progress, timetable.allows_trial, earlier)
+            settle = runner.close if run_trial is None else None
+            final = _confirm(plan, found, study, measure, progress, timetable, settle)
             answer = settle_answer(plan, found, final)
             steps = _explain(plan, answer, measure, progress, timetable)
-            with defer_interrupts():
-                runner.close()
-                return _write_down(plan, found, answer, steps, study.name, timetable)
+            return _write_down(plan, found, answer, steps, study.name, timetable, runner)
 
 
 def _confirm(
@@ -109,17 +106,23 @@ def _confirm(
     study: Search,
     measure: RunTrial,
     progress: ProgressListener,
-    monitor: InterferenceMonitor | None,
     timetable: Timetable,
+    settle: Callable[[], None] | None,
 ) -> Confirmation:
-    """Measure the best of the search again, as far as the search came to its end and time allows."""
+    """Measure the best of the search again, as far as the search came to its end and time allows.
+
+    `settle` ends what of ours still runs, before others on the machine are looked at; None where trials run elsewhere.
+    """
+    final = Confirmation(ConfirmationRuns(plan.baseline))
     if found.cut_by is not None or not timetable.allows_finals(1):
-        return Confirmation(ConfirmationRuns(plan.baseline))
-    finalists = select_finalists(found.records, plan.convention, found.is_legal, found.expected)
-    final = confirm(plan, finalists, measure, progress, monitor, timetable.allows_finals)
-    if final.cut_by is None:
-        study.finish()
-    return final
+        return final
+    with keep_what_was_measured() as cut:
+        finalists = select_finalists(found.records, plan.convention, found.is_legal, found.expected)
+        monitor = None if settle is None else InterferenceMonitor(plan.machine.usable_cpus, settle=settle)
+        final = confirm(plan, finalists, measure, progress, monitor, timetable.allows_finals)
+        if final.cut_by is None:
+            study.finish()
+    return replace(final, cut_by=final.cut_by or cut.cause)
 
 
 def _explain(
@@ -132,10 +135,18 @@ def _explain(
     return ablate(plan, decision, measure, progress, timetable.allows_steps)
 
 
+@defer_interrupts()
 def _write_down(
-    plan: Plan, found: SearchOutcome, answer: Answer, steps: Ablation, study: str, timetable: Timetable
+    plan: Plan,
+    found: SearchOutcome,
+    answer: Answer,
+    steps: Ablation,
+    study: str,
+    timetable: Timetable,
+    runner: TrialRunner,
 ) -> TuningResult:
     """Save what was found; then raise what had cut the run short, unless it was the user."""
+    runner.close()
     cut_by, output = found.cut_by or answer.final.cut_by or steps.cut_by, Path(plan.request.output)
     doubts, rounds = answer.doubts, answer.final.rounds
     if cut_by is None and rounds < ROUNDS and not doubts:

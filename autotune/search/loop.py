@@ -8,6 +8,7 @@ from typing import Final
 
 from autotune.config import LoaderConfig
 from autotune.errors import WorkloadError
+from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.search.ask_tell import ProposedTrial, Search
 from autotune.search.knowledge import SearchKnowledge
@@ -15,7 +16,7 @@ from autotune.search.plan import Plan
 from autotune.search.stopping import MIN_EXPECTED_IMPROVEMENT, StopCriteria
 from autotune.search.surrogate import Prediction
 from autotune.search.trial_record import TrialRecord
-from autotune.search.warm_start import WarmStart
+from autotune.search.warm_start import WarmStart, plan_warm_start
 from autotune.search.worker_check import WorkerCheck
 from autotune.trial.interruption import keep_what_was_measured
 from autotune.trial.measurement import TrialResult
@@ -48,15 +49,16 @@ def search(
     run_trial: RunTrial,
     progress: ProgressListener,
     has_time: Callable[[int], bool] = lambda tried: True,
-    warm: WarmStart | None = None,
+    earlier: TunedProfile | None = None,
 ) -> SearchOutcome:
     """Try configurations until nothing more is to be expected, or the search is cut short.
 
-    `has_time` tells, from the number of trials done, whether another one may begin.
+    `has_time` tells, from the number of trials done, whether another one may begin; `earlier` says where to look first.
 
     Raises:
         WorkloadError: The user's code fails where no configuration could help.
     """
+    warm = None if earlier is None else plan_warm_start(earlier, plan.hardware)
     loop = SearchLoop(plan, study, run_trial, progress, has_time, warm)
     knowledge = loop.knowledge
     progress.show_resumed(study.name, len(knowledge.records))
