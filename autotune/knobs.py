@@ -142,6 +142,7 @@ TABLE: Final = (  # in the order in which they are usually set
     ),
 )
 KNOBS: Final[Mapping[KnobName, Knob]] = {knob.name: knob for knob in TABLE}
+WORKER_SETTINGS: Final = tuple(knob for knob in TABLE if knob.section == "process" and knob.needs == "num_workers")
 NUMBERS: Final = tuple(knob for knob in TABLE if knob.is_ranged)
 SWITCHES: Final = tuple(knob for knob in TABLE if not knob.is_ranged)
 
@@ -161,6 +162,12 @@ def config_from_knobs(values: Mapping[KnobName, Any], start_method: StartMethod 
         dataloader=DataLoaderSettings(**parts["dataloader"]),
         process=ProcessSettings(multiprocessing_context=start_method, **parts["process"]),
     )
+
+
+def settings_beside_loader(config: LoaderConfig) -> dict[str, Any]:
+    """List what training code must set up beside the arguments of DataLoader; switches that are off are left out."""
+    beside = (knob for knob in TABLE if knob.section == "process" and _is_said(knob, config))
+    return {knob.name: knob.read(config) for knob in beside if knob.read(config) is not False}
 
 
 def list_differences(config: LoaderConfig, other: LoaderConfig) -> tuple[KnobName, ...]:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from autotune.child.stopping import align_to_workers
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
-from autotune.profiles.worker_init import WorkerSetup
+from autotune.profiles.worker_init import make_worker_init
 
 
 class StoppableSampler:
@@ -115,8 +115,9 @@ def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> StoppableDat
         "generator": parts.generator,
         "timeout": parts.timeout if config.dataloader.num_workers else 0,
     }
-    if config.dataloader.num_workers and config.process.multiprocessing_context not in (None, "fork"):
-        kwargs["worker_init_fn"] = WorkerSetup(config.process.sharing_strategy, parts.worker_init_fn)
+    if config.dataloader.num_workers:
+        are_forked = config.process.multiprocessing_context in (None, "fork")
+        kwargs["worker_init_fn"] = make_worker_init(config.process, parts.worker_init_fn, are_forked=are_forked)
     return StoppableDataLoader(**kwargs, **_order_kwargs(workload))
 
 

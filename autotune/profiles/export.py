@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
-from autotune.knobs import TABLE
+from autotune.knobs import TABLE, WORKER_SETTINGS, settings_beside_loader
 from autotune.profiles.schema import TunedProfile
 
 Target = Literal["kwargs", "statefuldataloader", "hf", "accelerate", "lightning", "timm", "yaml", "json", "env"]
@@ -99,7 +99,7 @@ def _names_for(target: Target) -> dict[str, str]:
 
 
 _SAME: Final = {name: name for name in LOADER_ARGUMENTS}
-_DEFAULTS: Final[Settings] = {"sharing_strategy": "file_descriptor"}  # of torch, where nobody sets them
+_DEFAULTS: Final[Settings] = {knob.name: knob.default for knob in WORKER_SETTINGS}  # where nobody sets them
 _REMARKS: Final[Mapping[str, str]] = {
     "multiprocessing_context": 'call torch.multiprocessing.set_start_method("{value}") before anything else',
     "non_blocking": "copy batches with batch.to(device, non_blocking=True)",
@@ -221,8 +221,7 @@ def _write(target: ExportTarget, profile: TunedProfile, settings: Settings, note
 def _list_settings(config: LoaderConfig) -> Settings:
     """List what a configuration sets, in the order of `ALL`; what counts only with workers is left out without them."""
     settings = config.loader_kwargs() | {name: True for name, value in config.process if value is True}
-    if config.dataloader.num_workers:
-        settings["sharing_strategy"] = config.process.sharing_strategy
+    settings |= settings_beside_loader(config)
     return {name: settings[name] for name in ALL if name in settings}
 
 

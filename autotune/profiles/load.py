@@ -16,7 +16,7 @@ from autotune.profiles.clamp import clamp_config
 from autotune.profiles.matching import MatchQuality, compare_hardware
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.selection import describe_local_hardware, nearest_profile
-from autotune.profiles.worker_init import WorkerSetup
+from autotune.profiles.worker_init import make_worker_init
 from autotune.system.machine import read_machine
 from autotune.system.versions import read_start_method_in_force
 
@@ -79,8 +79,9 @@ class TunedLoader:
         if kwargs["num_workers"] == 0:
             kwargs = {name: value for name, value in kwargs.items() if name in own or name not in WORKERS_ONLY}
         method = kwargs.get("multiprocessing_context") or read_start_method_in_force()
-        if kwargs["num_workers"] and method != "fork":
-            kwargs["worker_init_fn"] = WorkerSetup(self.config.process.sharing_strategy, own.get("worker_init_fn"))
+        if kwargs["num_workers"]:
+            own_init = own.get("worker_init_fn")
+            kwargs["worker_init_fn"] = make_worker_init(self.config.process, own_init, are_forked=method == "fork")
         return DataLoader(dataset, **kwargs)
 
 

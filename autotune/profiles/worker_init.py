@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from autotune.config import ProcessSettings
 
 SHARE_ATTRIBUTES: Final = (
     "id",
@@ -31,6 +34,13 @@ class WorkerSetup:
         set_sharing_strategy(self.sharing_strategy)
         if self.then is not None:
             self.then(worker_id)
+
+
+def make_worker_init(
+    process: ProcessSettings, then: Callable[[int], None] | None, *, are_forked: bool
+) -> Callable[[int], None] | None:
+    """Give the `worker_init_fn` of a configuration: the user's own where workers inherit what the parent has set."""
+    return then if are_forked else WorkerSetup(process.sharing_strategy, then)
 
 
 @dataclass(frozen=True)

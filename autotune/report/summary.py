@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.config import LoaderConfig, ProcessSettings
+from autotune.knobs import settings_beside_loader
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
 from autotune.report.text import BOTTLENECKS, describe_gpu
 from autotune.system.hardware import Hardware, Software
@@ -123,16 +124,13 @@ def _show_copies(profile: TunedProfile) -> Figure | None:
 
 
 def list_settings(profile: TunedProfile) -> list[Setting]:
-    """List the tuned settings, and what they were in the baseline; a sharing strategy only where workers use it."""
+    """List the tuned settings, and what they were in the baseline; those of workers only where there are some."""
     config, base = profile.config, profile.result.baseline
     values = config.loader_kwargs()
     values = {
         name: values[name] for name in ("num_workers", "batch_size", "prefetch_factor") if name in values
     } | values
-    if config.dataloader.num_workers:
-        values["sharing_strategy"] = config.process.sharing_strategy
-    if config.process.device_prefetch:
-        values["device_prefetch"] = True
+    values |= settings_beside_loader(config)
     return [_make_setting(name, value, config if base is None else base.config) for name, value in values.items()]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.knobs import KNOBS
+from autotune.knobs import KNOBS, WORKER_SETTINGS
 from autotune.profiles.schema import TunedProfile
 
 
@@ -13,7 +13,7 @@ def describe_use_in_code(profile: TunedProfile, kind: str, output: str) -> str:
     else:
         own = "shuffle=True, " if kind == "map" else ""
     plain = f'DataLoader(dataset, {own}**autotune.load("{output}").loader_kwargs())'
-    if _sets_strategy(profile):
+    if any(knob.read(profile.config) != knob.default for knob in WORKER_SETTINGS):
         plain = f'autotune.load("{output}").make_loader(dataset, {own}'.removesuffix(", ") + ")"
     return f"autotune.device_prefetch({plain}, device)" if profile.process.device_prefetch else plain
 
@@ -26,7 +26,7 @@ def usage_snippet(profile: TunedProfile, file: str) -> str:
 def usage_snippet_without_dltune(profile: TunedProfile) -> str:
     """Write the code that says the answer without dltune."""
     lines = []
-    if _sets_strategy(profile):
+    if profile.process.sharing_strategy != KNOBS["sharing_strategy"].default:
         lines.append(f"torch.multiprocessing.set_sharing_strategy({profile.process.sharing_strategy!r})")
     arguments = ["dataset"]
     if profile.dataloader.batch_size is None:
@@ -38,7 +38,3 @@ def usage_snippet_without_dltune(profile: TunedProfile) -> str:
     if profile.process.device_prefetch:
         lines.append("loader = autotune.device_prefetch(loader, device)")
     return "\n".join(lines)
-
-
-def _sets_strategy(profile: TunedProfile) -> bool:
-    return bool(profile.process.sharing_strategy != KNOBS["sharing_strategy"].default)
