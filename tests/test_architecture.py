@@ -68,7 +68,7 @@ def is_within(room: str, places: set[str]) -> bool:
 
 
 def test_imports_go_one_way() -> None:
-    assert lint_imports(str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True) == 0
+    assert lint_imports(str(ROOT / "pyproject.toml"), no_cache=True) == 0
 
 
 @pytest.mark.parametrize("package", sorted(OWNERS))

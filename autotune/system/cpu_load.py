@@ -32,15 +32,11 @@ def read_cpu_counters(proc: Path = PROC, cgroup: Path = CGROUP) -> CpuCounters |
     """Read the kernel's counters of this moment; None where psutil cannot read those of CPU time."""
     try:
         times = psutil.cpu_times()
-    except (OSError, ValueError, TypeError):  # the latter where a column is missing
+        busy = times.user + times.nice + times.system + times.irq + times.softirq  # with what our own guests use
+        total = busy + times.idle + times.iowait + times.steal
+    except (OSError, ValueError, TypeError, AttributeError):  # the latter two where a column is missing
         return None
-    busy = times.user + times.nice + times.system + times.irq + times.softirq  # user and nice contain our own guests
-    return CpuCounters(
-        busy_seconds=busy,
-        total_seconds=busy + times.idle + times.iowait + times.steal,
-        steal_seconds=times.steal,
-        throttling=read_cpu_throttling(proc, cgroup),
-    )
+    return CpuCounters(busy, total, times.steal, throttling=read_cpu_throttling(proc, cgroup))
 
 
 def background_cpus(before: CpuCounters, after: CpuCounters, seconds: float, usable_cpus: float) -> float:
