@@ -8,6 +8,7 @@ from autotune.config import LoaderConfig
 from autotune.knobs import KNOBS, describe_config
 from autotune.profiles.schema import Bottleneck
 from autotune.search.cost_model import max_useful_workers
+from autotune.search.demand import describe_violations
 from autotune.search.plan import Plan
 from autotune.units import format_bytes, format_percent, format_seconds
 
@@ -67,7 +68,7 @@ def _suggest_budget(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) ->
         violations = plan.resource_model().predict(larger).find_violations(plan.budgets)
         gain = plan.predict(larger) / plan.predict(config)
         if violations and gain >= WORTHWHILE_GAIN:
-            needs = "; ".join(violation.describe() for violation in violations)
+            needs = describe_violations(violations)
             return f"{describe_config(larger)} is expected to be {gain - 1:.0%} faster, and is over a limit: {needs}."
     return None
 

@@ -2,8 +2,8 @@
 
 Of configurations that are equally fast, the one is taken that trains as before, then the one with the fewest workers,
 then the one whose settings are the conventional ones, then the one with the least memory. A setting leaves its
-convention only where the measurement shows that this pays: so the
-conventional sibling of the best is measured again with it.
+convention only where the measurement shows that this pays: so the conventional sibling of the best is measured again
+with it.
 """
 
 from __future__ import annotations

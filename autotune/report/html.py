@@ -18,11 +18,9 @@ from autotune.knobs import describe_loader, describe_switches
 from autotune.profiles.schema import TunedProfile
 from autotune.report.ablation_chart import plot_ablation
 from autotune.report.axes import PLOT
-from autotune.report.reproduce import describe_command
-from autotune.report.summary import describe_headline, format_number, list_figures, list_settings, provenance
-from autotune.report.text import warnings_of
+from autotune.report.summary import collect_parts, format_number
 from autotune.report.throughput_chart import plot_throughput
-from autotune.report.usage import usage_snippet, usage_snippet_without_dltune
+from autotune.report.usage import usage_snippet_without_dltune
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
 _WRITERS = (
@@ -44,17 +42,10 @@ def render_html(profile: TunedProfile, file: str) -> str:
         _open_environment()
         .get_template("report.html")
         .render(
-            profile=profile,
-            headline=describe_headline(profile),
-            figures=list_figures(profile),
-            settings=list_settings(profile),
-            use=usage_snippet(profile, file),
+            collect_parts(profile, file),
             plain_use=usage_snippet_without_dltune(profile),
-            notes=warnings_of(profile),
             throughput=plot_throughput(profile),
             ablation=plot_ablation(profile),
-            command=describe_command(profile.request),
-            facts=provenance(profile),
             style=style,
             script=script,
             policy=_write_policy(style, script),

@@ -12,10 +12,8 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from autotune.profiles.schema import TunedProfile
-from autotune.report.reproduce import describe_command
-from autotune.report.summary import describe_headline, format_number, list_figures, list_settings, provenance
-from autotune.report.text import describe_gain, warnings_of
-from autotune.report.usage import usage_snippet
+from autotune.report.summary import collect_parts, format_number
+from autotune.report.text import describe_gain
 
 
 class Markdown(str):
@@ -26,20 +24,7 @@ class Markdown(str):
 
 def render_markdown(profile: TunedProfile, file: str) -> str:
     """Write the report as GitHub and GitLab read it; `file` is the path by which training code names the tuned file."""
-    return (
-        _open_environment()
-        .get_template("report.md")
-        .render(
-            profile=profile,
-            headline=describe_headline(profile),
-            figures=list_figures(profile),
-            settings=list_settings(profile),
-            use=usage_snippet(profile, file),
-            notes=warnings_of(profile),
-            command=describe_command(profile.request),
-            facts=provenance(profile),
-        )
-    )
+    return _open_environment().get_template("report.md").render(collect_parts(profile, file))
 
 
 @cache

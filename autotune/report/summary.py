@@ -8,9 +8,25 @@ from typing import Any
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.knobs import settings_beside_loader
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
-from autotune.report.text import BOTTLENECKS, describe_gpu
+from autotune.report.reproduce import describe_command
+from autotune.report.text import BOTTLENECKS, describe_gpu, warnings_of
+from autotune.report.usage import usage_snippet
 from autotune.system.hardware import Hardware, Software
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
+
+
+def collect_parts(profile: TunedProfile, file: str) -> dict[str, Any]:
+    """Give what both forms of the report are filled with, by the names that their templates use."""
+    return {
+        "profile": profile,
+        "headline": describe_headline(profile),
+        "figures": list_figures(profile),
+        "settings": list_settings(profile),
+        "use": usage_snippet(profile, file),
+        "notes": warnings_of(profile),
+        "command": describe_command(profile.request),
+        "facts": provenance(profile),
+    }
 
 
 @dataclass(frozen=True, slots=True)

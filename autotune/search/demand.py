@@ -39,7 +39,7 @@ class BudgetViolation:
 
 
 def describe_violations(violations: Iterable[BudgetViolation]) -> str:
-    """Say which limits a skipped configuration would break."""
+    """Say which limits a configuration would break."""
     return "; ".join(violation.describe() for violation in violations)
 
 

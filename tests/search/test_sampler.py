@@ -19,8 +19,8 @@ from autotune.search.storage import open_storage
 from autotune.search.study import StoredTrial
 from autotune.search.trial_record import TrialRecord
 from tests.builders import make_hardware, make_limits, make_request, make_result
+from tests.search.studies import SPACE, tell_one
 
-SPACE = SearchSpace.of(batch_size=(32,), num_workers=(0, 1, 2, 4, 8), pin_memory=(False,))
 SMALL = SearchSpace.of(
     batch_size=(32,),
     num_workers=(1, 2, 4, 8),
@@ -38,15 +38,6 @@ def open_one(sampler: str = "model", space: SearchSpace = SPACE, recalled: Seque
     search = Search(study, space)
     search.recall(recalled)
     return search
-
-
-def tell_one(search: Search, score: float = 1.0) -> TrialRecord:
-    asked = search.ask()
-    record = TrialRecord(
-        number=asked.number, config=asked.config, fate="measured", score=score, constraints={"memory": -0.5}
-    )
-    search.tell(record)
-    return record
 
 
 def test_seeds_are_proposed_first_and_in_their_order() -> None:
