@@ -139,7 +139,8 @@ class _Rounds:
             return
         best = find_lead(running)
         convention = self._plan.convention
-        needed = {convention.make_sibling(best.config), convention.keep_training(best.config)}
+        keeps = (convention.keep_order, convention.make_sibling, convention.keep_training)
+        needed = {keep(best.config) for keep in keeps}
         floor = DROP_BELOW_RATIO.get(self.done, 0.0) * best.rate
         self.finalists = [one for one in running if one.rate >= floor or one.config in needed]
 

@@ -41,6 +41,11 @@ class Convention:
         """Give the configuration with the same workers and batch size, and all else as convention has it."""
         return config_from_knobs({**knob_values(config), **self.values}, self.start_method)
 
+    def keep_order(self, config: LoaderConfig) -> LoaderConfig:
+        """Give the same configuration, but for the switches that would make training another one, unasked."""
+        kept = {knob: value for knob, value in self.training.items() if knob not in SIZES}
+        return config_from_knobs({**knob_values(config), **kept}, self.start_method)
+
     def keep_training(self, config: LoaderConfig) -> LoaderConfig:
         """Give the conventional sibling that trains as the baseline does."""
         return config_from_knobs({**knob_values(config), **self.values, **self.training}, self.start_method)

@@ -69,6 +69,21 @@ def test_the_conventional_sibling_of_the_best_is_measured_beside_it_even_if_the_
     assert pick([make_record(odd, 1000.0)]) == [odd, usual(8)]
 
 
+def test_where_the_best_is_out_of_order_the_same_in_order_is_measured_beside_it() -> None:
+    odd = make_config(8, 4, persistent_workers=True, in_order=False)
+    ordered = make_config(8, 4, persistent_workers=True)
+    assert pick([make_record(odd, 1000.0)]) == [odd, ordered, usual(8)]
+
+
+def test_out_of_order_is_not_chosen_for_what_another_setting_gave() -> None:
+    odd = make_contestant(make_config(8, 4, persistent_workers=True, in_order=False), 252.0, 250.0, 251.0)
+    ordered = make_contestant(make_config(8, 4, persistent_workers=True), 250.0, 251.0, 252.0)
+    sibling = make_contestant(usual(8), 150.0, 150.0, 150.0)
+    decision = choose(make_contestant(BASELINE, 100.0, 100.0, 100.0), [odd, ordered, sibling])
+    assert decision is not None
+    assert decision.config == ordered.config
+
+
 def test_a_sibling_that_is_not_within_the_limits_does_not_enter_the_final() -> None:
     odd = make_config(8, 1, persistent_workers=True)
     assert select_finalists([make_record(odd, 1000.0)], CONVENTION, lambda config: False) == [odd]
