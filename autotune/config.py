@@ -28,6 +28,7 @@ BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Prefetch = Annotated[int, Field(ge=1, le=2**16)]
 MAX_WORKERS: Final = 4096
 Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
+CONFIDENCE: Final = 0.95  # of every interval: probability that it holds the truth
 MAX_TEXT_LENGTH: Final = 20_000  # characters: a traceback is shorter, a tensor's text is not
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from autotune.confirm.confirmation import ROUNDS
 from autotune.confirm.decision import FINALISTS
 from autotune.errors import UsageError
-from autotune.profiles.file import check_writable
+from autotune.profiles.saving import check_writable
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, check_names, lacks_password
 from autotune.runner.runner import TrialRunner, start_runner

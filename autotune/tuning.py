@@ -16,7 +16,8 @@ from autotune.confirm.profile_builder import build_profile
 from autotune.confirm.runs import ConfirmationRuns
 from autotune.errors import OutputError, ProfileError, ResultNotSavedError, TrialError, WorkloadError
 from autotune.preparation import check_request, prepare_run
-from autotune.profiles.file import format_profile, read_profiles_or_empty, save_profile
+from autotune.profiles.file import read_profiles_or_empty
+from autotune.profiles.saving import format_profile, save_profile
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.confirm.runs import ConfirmationRuns
-from autotune.profiles.file import format_file
+from autotune.profiles.saving import format_file
 from autotune.profiles.schema import (
     AblationStep,
     Baseline,

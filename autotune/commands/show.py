@@ -30,7 +30,8 @@ def show(file: Path, profile: str | None, as_json: bool) -> None:
     FILE is dltune.json if left out. Of each profile: machine and workload, the settings, what they reach and with what
     certainty, and what was learned.
     """
-    from autotune.profiles.file import format_file, read_file
+    from autotune.profiles.file import read_file
+    from autotune.profiles.saving import format_file
     from autotune.profiles.schema import SCHEMA_VERSION, TunedFile
     from autotune.report.text import describe_profile
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.config import LoaderConfig, ProcessSettings
+from autotune.config import CONFIDENCE, LoaderConfig, ProcessSettings
 from autotune.knobs import settings_beside_loader
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
 from autotune.report.reproduce import describe_command
@@ -79,7 +79,7 @@ def _show_throughput(profile: TunedProfile) -> Figure:
     result, parts = profile.result, []
     if result.samples_per_second_ci95 is not None:
         low, high = (format_number(bound) for bound in result.samples_per_second_ci95)
-        parts.append(f"{low} to {high} (95 %)")
+        parts.append(f"{low} to {high} ({format_percent(CONFIDENCE)})")
     rounds = result.confirmed_rounds
     parts.append(f"median of {rounds} rounds in fresh processes" if rounds else "seen once, not confirmed")
     return Figure("Throughput", format_number(result.samples_per_second), "samples/s", ", ".join(parts))
@@ -94,7 +94,7 @@ def _show_speedup(profile: TunedProfile) -> Figure | None:
         return Figure("Speed-up", "none", remark=f"no gain beyond noise {than}")
     if result.speedup_ci95 is not None:
         low, high = (format_factor(bound) for bound in result.speedup_ci95)
-        than = f"{low} to {high} (95 %) {than}"
+        than = f"{low} to {high} ({format_percent(CONFIDENCE)}) {than}"
     return Figure("Speed-up", f"{format_factor(result.speedup)} ×", remark=than)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from autotune.config import Interval, LoaderConfig
-from autotune.knobs import SWITCHES, describe_config, describe_loader
+from autotune.knobs import TABLE, describe_config, describe_loader
 from autotune.profiles.schema import AblationStep, ProfileResult, TunedProfile
 from autotune.report.usage import describe_use_in_code
 from autotune.system.hardware import Hardware
@@ -48,7 +48,7 @@ def _describe_best(profile: TunedProfile) -> str:
 
 def _list_process_settings(config: LoaderConfig) -> list[str]:
     """List what is set beside the loader and not at its default, as in `sharing_strategy=file_system`."""
-    beside = [(knob, knob.read(config)) for knob in SWITCHES if knob.section == "process"]
+    beside = [(knob, knob.read(config)) for knob in TABLE if knob.section == "process"]
     return [knob.name if value is True else f"{knob.name}={value}" for knob, value in beside if value != knob.default]
 
 

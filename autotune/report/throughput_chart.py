@@ -6,14 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Final, Literal
 
+from autotune.config import CONFIDENCE
 from autotune.knobs import KNOBS, describe_config, list_differences
 from autotune.profiles.schema import ScalingPoint, SearchEvidence, TrialSummary, TunedProfile
 from autotune.report.axes import LETTER_WIDTH, PLOT, Scale, make_scale
 from autotune.units import format_percent, format_rate
 
-Z_95: Final = 1.96  # standard deviations to each side that hold 95 % of what is expected
+BAND_SIGMAS: Final = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)  # standard deviations from what is expected to an edge
 MAX_CEILING_RATIO: Final = 1.3  # to the fastest; a ceiling above it would flatten everything else
 MAX_SIGMA: Final = 5.0  # standard deviation of a logarithm that any chart can show
 HEADROOM_RATIO: Final = 1.04  # of an axis to the largest value on it
@@ -146,7 +148,7 @@ def _trace_curve(curve: Sequence[ScalingPoint], across: Scale, up: Scale) -> tup
 
 
 def _shift(point: ScalingPoint, side: int) -> float:
-    return point.samples_per_second * math.exp(side * Z_95 * min(point.relative_error, MAX_SIGMA))
+    return point.samples_per_second * math.exp(side * BAND_SIGMAS * min(point.relative_error, MAX_SIGMA))
 
 
 def _mark_confirmed(profile: TunedProfile, across: Scale, up: Scale) -> list[Mark]:

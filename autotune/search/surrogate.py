@@ -9,7 +9,7 @@ algorithm 2.1); the next trial is the one with the largest expected improvement 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,25 +17,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.config import LoaderConfig
-from autotune.knobs import SWITCHES
+from autotune.knobs import KNOBS, NUMBERS, SWITCHES, Knob, KnobName
 
 Numbers = NDArray[np.floating]
 
 SIGMA_BIAS: Final = 0.4  # standard deviations of the logarithm of measured over predicted: of the whole model,
 SIGMA_WORKERS: Final = 0.3  # along the number of workers,
-SIGMA_BATCH_SIZE: Final = 0.2  # along the batch size,
-SIGMA_PREFETCH: Final = 0.1  # along the batches ahead,
+SIGMA_NUMBER: Final = 0.1  # along another number,
+SIGMAS: Final[Mapping[KnobName, float]] = {"batch_size": 0.2}  # and along those of which more is known,
 SIGMA_SWITCH: Final = 0.08  # of each switch (pinning, persistence, order, sharing) by itself,
 SIGMA_SWITCH_BY_WORKERS: Final = 0.08  # and of the switch at a particular number of workers
+COLUMNS: Final = (KNOBS["num_workers"], *(knob for knob in reversed(NUMBERS) if knob.name != "num_workers"))
 PRIOR_VARIANCE: Final = (
     SIGMA_BIAS**2
     + SIGMA_WORKERS**2
-    + SIGMA_BATCH_SIZE**2
-    + SIGMA_PREFETCH**2
+    + sum(SIGMAS.get(knob.name, SIGMA_NUMBER) ** 2 for knob in COLUMNS[1:])
     + len(SWITCHES) * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2)
 )  # of the error at one point, before any measurement
 WORKERS_SCALE: Final = 0.7  # doublings of the number of workers over which the error stays alike
-OTHER_SCALE: Final = 1.5  # doublings of the batch size or of the batches ahead
+OTHER_SCALE: Final = 1.5  # doublings of another number
 MIN_NOISE: Final = 0.04  # of one trial, relative: what the machine's drift alone does
 PRIOR_SCALES: Final = (0.5, 1.0, 2.0)  # of all those deviations; the data choose
 OUTLIER_Z: Final = -1.5  # standard deviations below what the other measurements say
@@ -147,7 +147,7 @@ class Surrogate:
         """Chance that a configuration works: small near a failed one, and beyond it where it asks for more."""
         hope = np.ones(len(points))
         for failed in _list_points(self._failed):
-            beyond = np.maximum(0.0, failed[:3] - points[:, :3])  # workers, batches ahead, batch size
+            beyond = np.maximum(0.0, failed[: len(COLUMNS)] - points[:, : len(COLUMNS)])
             same = np.exp(-0.5 * (beyond**2).sum(axis=1) / FAILURE_SCALE**2)
             hope *= 1 - 0.95 * same
         return hope
@@ -185,29 +185,31 @@ def _factorize(seen: Numbers, scale: float, noises: Numbers) -> tuple[float, Num
 
 
 def _list_points(configs: Sequence[LoaderConfig]) -> Numbers:
-    """Turn configurations into rows: workers, batches ahead and batch size in doublings, then the switches."""
+    """Turn configurations into rows: the numbers in doublings, workers first, then the switches."""
     rows = [
         (
-            math.log2(1 + config.dataloader.num_workers),
-            math.log2(config.dataloader.prefetch_factor or 1),
-            math.log2(config.dataloader.batch_size or 1),
+            *(_count_doublings(knob, config) for knob in COLUMNS),
             *(switch.read(config) != switch.default for switch in SWITCHES),
         )
         for config in configs
     ]
-    return np.array(rows, dtype=np.float64).reshape(len(rows), 3 + len(SWITCHES))
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(COLUMNS) + len(SWITCHES))
+
+
+def _count_doublings(knob: Knob, config: LoaderConfig) -> float:
+    value = getattr(getattr(config, knob.section), knob.name)
+    return math.log2(1 + value if knob.name == "num_workers" else value or 1)  # no workers are a choice, too
 
 
 def _kernel(points: Numbers, others: Numbers) -> Numbers:
     """Covariance of the error between two lists of points."""
     gaps = points[:, None, :] - others[None, :, :]
     near = np.exp(-0.5 * (gaps[..., 0] / WORKERS_SCALE) ** 2)
-    ahead = np.exp(-0.5 * (gaps[..., 1] / OTHER_SCALE) ** 2)
-    sizes = np.exp(-0.5 * (gaps[..., 2] / OTHER_SCALE) ** 2)
-    alike = (gaps[..., 3:] == 0).sum(axis=-1)
-    smooth: Numbers = (
-        SIGMA_BIAS**2 + SIGMA_WORKERS**2 * near + SIGMA_BATCH_SIZE**2 * sizes + SIGMA_PREFETCH**2 * ahead * near
-    )
+    smooth: Numbers = SIGMA_BIAS**2 + SIGMA_WORKERS**2 * near
+    for column, knob in reversed(list(enumerate(COLUMNS[1:], start=1))):
+        along = SIGMAS.get(knob.name, SIGMA_NUMBER) ** 2 * np.exp(-0.5 * (gaps[..., column] / OTHER_SCALE) ** 2)
+        smooth = smooth + (along if knob.needs is None else along * near)
+    alike = (gaps[..., len(COLUMNS) :] == 0).sum(axis=-1)
     covariance: Numbers = smooth + alike * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2 * near)
     return covariance
 

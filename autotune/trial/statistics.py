@@ -12,12 +12,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from autotune.config import Interval
+from autotune.config import CONFIDENCE, Interval
 
 ROUND_SPREAD: Final = 0.03  # relative spread of whole runs of one configuration, each in its process; measured 1 to 9 %
 ROUND_WEIGHT: Final = 3  # degrees of freedom that this counts for
 OTHERS_WEIGHT: Final = 0.5  # of a degree of freedom of one's own: configurations scatter alike, but not the same
-TAIL: Final = 0.025  # probability on either side of a 95 % interval
+TAIL: Final = (1 - CONFIDENCE) / 2  # probability on either side of an interval
 
 
 def student_t(degrees: float, tail: float = TAIL) -> float:

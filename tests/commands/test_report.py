@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from autotune.cli import cli
-from autotune.profiles.file import save_profile
+from autotune.profiles.saving import save_profile
 from autotune.report.html import render_html
 from autotune.report.markdown import render_markdown
 from tests.builders import make_full_profile, make_hardware

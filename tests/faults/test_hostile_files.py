@@ -28,7 +28,8 @@ from autotune.cli import cli
 from autotune.commands.export import TARGETS
 from autotune.config import ProcessSettings
 from autotune.errors import DltuneError, StudyError
-from autotune.profiles.file import format_file, read_file
+from autotune.profiles.file import read_file
+from autotune.profiles.saving import format_file
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.report.text import describe_profile

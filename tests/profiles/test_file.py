@@ -17,7 +17,8 @@ import pytest
 
 from autotune.errors import OutputError, ProfileError
 from autotune.profiles.atomic_write import write_atomically
-from autotune.profiles.file import MAX_BYTES, check_writable, read_file, save_profile
+from autotune.profiles.file import MAX_BYTES, read_file
+from autotune.profiles.saving import check_writable, save_profile
 from autotune.system.locks import hold
 from tests.builders import make_profile, write_profiles
 

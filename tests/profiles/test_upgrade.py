@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.cli import cli
-from autotune.profiles.file import read_file, save_profile
+from autotune.profiles.file import read_file
 from autotune.profiles.load import load
+from autotune.profiles.saving import save_profile
 from autotune.profiles.schema import SCHEMA_ID, BatchSizeResult, PastResult, TunedProfile
 from autotune.profiles.upgrade import upgrade
 from tests.builders import GIB, make_full_profile, make_profile
@@ -35,7 +36,10 @@ def make_profile_of_every_field() -> TunedProfile:
     changes |= {"copy_bytes_per_second": 7.4e6, "copy_ceiling": 2900.0}
     december = datetime(2025, 12, 1, tzinfo=UTC)
     past = PastResult(created_at=december, config=full.config, samples_per_second=1700.0, torch="2.9.0")
-    return full.model_copy(update={"result": full.result.model_copy(update=changes), "history": (past,)})
+    asked = dict(full.request or {})
+    asked["workload"] = {name: value for name, value in asked["workload"].items() if name != "is_loader"}  # came later
+    changed = {"result": full.result.model_copy(update=changes), "history": (past,), "request": asked}
+    return full.model_copy(update=changed)
 
 
 def copy_to_any_machine(path: Path, folder: Path) -> Path:
