@@ -45,6 +45,7 @@ class Knob:
     changes_training: bool = False  # not only its speed
     label: str = ""  # as in `w=11 pf=4`, or the word that is shown where a switch leaves its default
     instruction: str | None = None  # what training code must do about it beside making the loader
+    setup: str | None = None  # the line of code before that, where it leaves its default
     export_names: Mapping[str, str] = field(default_factory=dict)  # of targets that do not call it by its name
 
     def read(self, config: LoaderConfig) -> Any:
@@ -129,6 +130,7 @@ TABLE: Final = (  # in the order in which they are usually set
         label="file_system",
         instruction='call torch.multiprocessing.set_sharing_strategy("{value}") before the first worker starts, '
         "and in worker_init_fn too where workers are not forked",
+        setup="torch.multiprocessing.set_sharing_strategy({value!r})",
     ),
     Knob(
         "device_prefetch",

@@ -50,6 +50,7 @@ class WorkloadRequest(FrozenModel):
 
     Attributes:
         dataset: Import string `pkg.mod:attr` of the factory.
+        is_loader: Whether that is a function which makes a loader of the settings, and is called with them.
         dataset_args: Keyword arguments of the factory.
         collate: Import string of a `collate_fn`; None keeps the workload's own.
         step: Import string of a factory that returns `step(batch)`; None for an emulated or built-in step.
@@ -59,6 +60,7 @@ class WorkloadRequest(FrozenModel):
     """
 
     dataset: Annotated[Text, Field(min_length=1)]
+    is_loader: bool = False
     dataset_args: JsonObject = Field(default_factory=dict)
     collate: Text | None = None
     step: Text | None = None
@@ -179,7 +181,7 @@ def check_import_string(option: str, text: str) -> str:
 
 def check_names(workload: WorkloadRequest) -> None:
     """Refuse import strings that name nothing; raises UsageError."""
-    check_import_string("--dataset", workload.dataset)
+    check_import_string("--loader" if workload.is_loader else "--dataset", workload.dataset)
     if workload.step is not None:
         check_import_string("--step", workload.step)
     if workload.collate is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
+from accelerate import Accelerator
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -113,3 +116,17 @@ def make_splits() -> Any:
 
 def make_combined() -> Any:
     return CombinedLoader({"left": DataLoader(make_numbers()), "right": DataLoader(make_numbers())})
+
+
+def make_multi_epochs() -> Any:
+    """Make timm's loader; its file is read by itself, since timm as a whole wants torchvision."""
+    place = Path(find_spec("timm").origin).parent / "data" / "loader.py"  # type: ignore[union-attr, arg-type]  # installed
+    tree = ast.parse(place.read_text())
+    wanted = [node for node in tree.body if getattr(node, "name", "") in ("MultiEpochsDataLoader", "_RepeatSampler")]
+    names: dict[str, Any] = {"torch": torch, "__name__": "timm.data.loader"}
+    exec(compile(ast.Module(wanted, []), str(place), "exec"), names)
+    return names["MultiEpochsDataLoader"](make_numbers(), batch_size=8, shuffle=True)
+
+
+def make_prepared(batch_size: int = 8, num_workers: int = 0) -> Any:
+    return Accelerator(cpu=True).prepare(DataLoader(make_numbers(), batch_size=batch_size, num_workers=num_workers))

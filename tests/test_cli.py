@@ -21,7 +21,7 @@ from autotune.commands.project_file import name_parameters, read_project_options
 from autotune.commands.tune import tune
 from autotune.config import ProcessSettings
 from autotune.errors import UsageError
-from autotune.profiles.file import save_profile
+from autotune.profiles.saving import save_profile
 from tests.builders import make_config, make_profile, make_request
 
 ROOT = str(Path(__file__).parent.parent)
@@ -68,7 +68,19 @@ def test_a_typo_is_answered_with_what_was_meant(typo: str, meant: str) -> None:
 def test_a_missing_dataset_is_a_usage_error() -> None:
     result = invoke("--trials", "3")
     assert result.exit_code == 2
-    assert "--dataset PKG.MOD:ATTR is missing" in result.stderr
+    assert "--dataset PKG.MOD:ATTR and --loader PKG.MOD:FN are both missing" in result.stderr
+
+
+def test_a_dataset_and_a_loader_exclude_each_other() -> None:
+    result = invoke("--dataset", "pkg:make", "--loader", "pkg:make_loader")
+    assert result.exit_code == 2
+    assert "exclude each other" in result.stderr
+
+
+def test_a_loader_that_is_no_import_string_is_named_by_its_option() -> None:
+    result = invoke("--loader", "make_loader")
+    assert result.exit_code == 2
+    assert "--loader make_loader: not of the form" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from autotune.child.factory_calls import MeasuredLoader
 from autotune.child.step_timer import StepTimer
-from autotune.child.stoppable_loader import StoppableDataLoader
 from autotune.profiles.batches import count_samples
 from autotune.trial.measurement import EpochTrace
 
@@ -15,7 +15,7 @@ from autotune.trial.measurement import EpochTrace
 class EpochRecorder:
     """Notes the times of one epoch; `delivered` samples are those that arrived, where they are counted."""
 
-    def __init__(self, loader: StoppableDataLoader, timer: StepTimer, *, is_map: bool, is_counted: bool) -> None:
+    def __init__(self, loader: MeasuredLoader, timer: StepTimer, *, is_map: bool, is_counted: bool) -> None:
         self._loader = loader
         self._timer = timer
         self._is_map = is_map  # then the sampler counts the samples

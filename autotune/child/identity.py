@@ -27,6 +27,8 @@ def identify_workload(
         kind=workload.kind,
         samples=workload.promised_samples,
         sample_bytes=measure_sample_bytes(batch, samples),
+        loader_class=None if workload.own is None else workload.own.call.name,
+        fixed_knobs=dict(workload.fixed),
         software=read_software(accelerator),
         accelerator=accelerator,
     )

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.epoch_recorder import EpochRecorder
+from autotune.child.loader_building import build_loader, build_plain_loader, count_epoch_batches, count_epoch_samples
 from autotune.child.sample_counts import check_epoch_length, check_fetched, check_handed_out
-from autotune.child.stoppable_loader import build_loader, build_plain_loader, count_epoch_batches, count_epoch_samples
 from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
 from autotune.child.tracebacks import annotate_dead_workers, find_requested_index
 from autotune.child.training_step import Step
@@ -75,9 +75,9 @@ class TrialRun:
         self._device = device
         self._on_batch = on_batch
         self._workload = workload
-        self._is_map = workload.kind == "map"
-        self._is_counted = not self._is_map or workload.fetches_batches  # afterwards, as they arrive
         self._loader = build_loader(workload, request.config)
+        self._is_map = workload.kind == "map" and self._loader.ends_with_sampler  # which then counts the samples
+        self._is_counted = not self._is_map or workload.fetches_batches  # afterwards, as they arrive
         self._workers = request.config.dataloader.num_workers
         self._epoch_batches = count_epoch_batches(self._loader, workload)
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
@@ -87,6 +87,7 @@ class TrialRun:
         self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
         self._batches = 0
+        self._leave_after: int | None = None
         self._recorder: EpochRecorder | None = None
         self._iterator: Iterator[Any] | None = None
         self._batch: Any = None
@@ -129,7 +130,12 @@ class TrialRun:
 
     def _run_epoch(self, trial_started: float, max_batches: int) -> EpochTrace:
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
-        self._loader.index_source.open(limit, self._count_last_batch_samples())
+        if not self._loader.ends_with_sampler:
+            self._iterator = self._batch = (
+                None  # an epoch that was left is taken down before the next one's clock starts
+            )
+        self._leave_after = None if self._loader.ends_with_sampler else limit
+        self._loader.open(limit, self._count_last_batch_samples())
         timer = make_step_timer(self._device)
         recorder = EpochRecorder(self._loader, timer, is_map=self._is_map, is_counted=self._is_counted)
         self._recorder = recorder
@@ -160,10 +166,13 @@ class TrialRun:
             self._peaks.append(read_peak(self._device))
         if recorder.is_closing:
             return self._stopping.should_abandon(elapsed)
-        is_first = not self._traces
-        if self._stopping.should_stop_epoch(recorder.batches, recorder.snapshot, is_first=is_first, elapsed=elapsed):
-            recorder.close(self._epoch_batches)
-        return False
+        is_first, batches = not self._traces, recorder.batches
+        if batches != self._leave_after and not self._stopping.should_stop_epoch(
+            batches, recorder.snapshot, is_first=is_first, elapsed=elapsed
+        ):
+            return False
+        recorder.close(self._epoch_batches)
+        return not self._loader.ends_with_sampler
 
     def _count_last_batch_samples(self) -> int | None:
         """Count the samples of the last batch of a whole epoch; None where it is full, or only the data knows."""
@@ -179,7 +188,7 @@ class TrialRun:
             if is_whole:
                 earlier = [before.batches for before in self._traces if before.closed_after is None]
                 check_epoch_length(trace.batches, earlier, len(self._traces) + 1)
-        if not self._is_counted:
+        if not self._is_counted or self._workload.is_foreign:
             return
         batch_size = self._loader.batch_size or 1
         if self._is_map:

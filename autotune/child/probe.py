@@ -6,15 +6,17 @@ import resource
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from torch.utils.data import SequentialSampler
+
 from autotune.child import probe_workers
 from autotune.child.cost_fit import fit_bytes, fit_cost
 from autotune.child.device import describe_accelerator, read_free_memory, warn_of_device
 from autotune.child.identity import read_software
+from autotune.child.loader_building import build_plain_loader, count_epoch_batches
 from autotune.child.probe_batches import BatchSizeProfile, OnPhase, profile_batch_sizes
 from autotune.child.probe_cow import predict_cow_growth
 from autotune.child.probe_sharding import count_samples_single_process, describe_epochs, workers_duplicate_data
 from autotune.child.shared_files import warn_of_shared_files
-from autotune.child.stoppable_loader import build_plain_loader, count_epoch_batches
 from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.system.processes import read_resident
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 MIN_SECONDS: Final = 1e-9
+VALIDATION_SPLITS: Final = ("val", "valid", "validation", "test", "dev", "eval")
 
 
 def profile_workload(
@@ -37,6 +40,7 @@ def profile_workload(
     files = warn_of_shared_files(workload)  # before this process opens any by itself
     accelerator, gpu_room_bytes = describe_accelerator(device), read_free_memory(device)
     cold_seconds = None
+    order = order.model_copy(update={"with_workers": order.with_workers and "num_workers" not in workload.fixed})
     if _enter_worker_phase(order, on_phase):
         cold_seconds = probe_workers.time_worker_round(workload, probe_workers.count_round_workers(order.usable_cpus))
     usual, profiles = profile_batch_sizes(workload, step, device, order, on_phase)
@@ -46,7 +50,8 @@ def profile_workload(
     if _enter_worker_phase(order, on_phase):
         sizes = [round(profile.samples) for profile in profiles]
         costs |= _measure_worker_costs(workload, costs["load_cost"], sizes, cold_seconds, order.usable_cpus)
-    notes = (files, cow_growth, describe_epochs(workload), warn_of_device(device, accelerator))
+    own, epochs, doubt = workload.own and workload.own.describe(), describe_epochs(workload), doubt_training(workload)
+    notes = (own, files, cow_growth, epochs, warn_of_device(device, accelerator), doubt)
     return WorkloadProfile(
         description=type(workload.parts.dataset).__qualname__,
         kind=workload.kind,
@@ -58,6 +63,8 @@ def profile_workload(
         drop_last=workload.parts.drop_last,
         has_getitems=hasattr(workload.parts.dataset, "__getitems__"),
         baseline=workload.baseline,
+        loader_class=None if workload.own is None else workload.own.call.name,
+        fixed_knobs=dict(workload.fixed),
         multiprocessing_context=workload.start_method,
         software=read_software(accelerator),
         accelerator=accelerator,
@@ -93,6 +100,20 @@ def _fit_costs(usual: BatchSizeProfile, profiles: Sequence[BatchSizeProfile]) ->
     }
 
 
+def doubt_training(workload: LoadedWorkload) -> str | None:
+    """Ask whether this is the loader for validation, where something says so."""
+    dataset, signs = workload.parts.dataset, []
+    if isinstance(workload.parts.sampler, SequentialSampler):
+        signs.append("it is not shuffled")
+    if getattr(dataset, "train", None) is False:
+        signs.append("its `train` is False")
+    if str(split := getattr(dataset, "split", None)) in VALIDATION_SPLITS:
+        signs.append(f"its `split` is {str(split)!r}")
+    if not signs:
+        return None
+    return f"Is this the data for validation ({', '.join(signs)})? What is tuned should be what trains."
+
+
 def _ratio(parts: Sequence[float], wholes: Sequence[float]) -> float:
     return sum(parts) / max(sum(wholes), MIN_SECONDS)
 
@@ -103,14 +124,15 @@ def _measure_worker_costs(
     """Measure what workers cost, by the profile's fields."""
     workers = probe_workers.count_round_workers(usable_cpus)
     few, many = probe_workers.time_worker_round(workload, 1), probe_workers.time_worker_round(workload, workers)
-    start = probe_workers.fit_worker_startup(few, many, workers, load.per_batch(probe_workers.ROUND_BATCH_SIZE))
+    size = workload.fixed.get("batch_size", probe_workers.ROUND_BATCH_SIZE)
+    start = probe_workers.fit_worker_startup(few, many, workers, load.per_batch(size))
     found: dict[str, Any] = {} if start is None else {"worker_start_cost": start}
     found["first_use_seconds"] = probe_workers.per_worker_warmup_seconds(cold_seconds, many, workers, usable_cpus)
-    if workload.kind == "iterable":
+    if workload.kind == "iterable" and not workload.is_foreign:
         count_samples_single_process(workload)
         found["workers_duplicate_data"] = workers_duplicate_data(workload)
     found["manager_seconds"] = probe_workers.measure_manager_start(usable_cpus)
-    if workload.batching == "batch_size":
+    if workload.batching == "batch_size" and not workload.is_foreign:
         found |= _probe_transfer(workload, sizes)
     return found
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.call_timing import CallSeconds, read_clocks, seconds_since, time_calls, time_device_calls
 from autotune.child.device import read_peak, reset_peak, synchronize
+from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_h2d import H2DBench, measure_h2d
 from autotune.child.probe_workers import single_thread
-from autotune.child.stoppable_loader import build_plain_loader
 from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.errors import WorkloadError
@@ -70,22 +70,25 @@ def profile_batch_sizes(
     usual = profiles[0]
     largest = _clip_to_samples(order.largest, workload)
     is_soon_done = usual.load.wall + usual.step.wall < MAX_LARGEST_SECONDS * usual.samples / largest
-    if workload.batching == "batch_size" and is_soon_done and largest > usual.samples:
+    is_searched = workload.batching == "batch_size" and "batch_size" not in workload.fixed
+    if is_searched and is_soon_done and largest > usual.samples:
         profiles.insert(0, _profile_size(workload, step, device, largest, on_phase))
     return usual, profiles
 
 
 def _choose_sizes(workload: LoadedWorkload, batch_size: int) -> list[int | None]:
     large = usual_batch_size(workload, batch_size)
-    if large is None:
-        return [None]
+    if large is None or "batch_size" in workload.fixed:
+        return [large]
     small = max(1, large // SMALL_BATCH_DIVISOR)
     return [large] if small == large else [large, small]
 
 
 def usual_batch_size(workload: LoadedWorkload, batch_size: int) -> int | None:
     """Give the batch size that is looked at first; None where the batches are the user's own."""
-    return None if workload.batching == "user" else _clip_to_samples(batch_size, workload)
+    if workload.batching == "user":
+        return None
+    return _clip_to_samples(workload.fixed.get("batch_size", batch_size), workload)
 
 
 def _clip_to_samples(batch_size: int, workload: LoadedWorkload) -> int:
@@ -121,7 +124,7 @@ def load_batches(
 ) -> tuple[Any, list[CallSeconds], list[int]]:
     """Load batches in this process for a while: the last one, what each took, and how many samples each had."""
     loader = build_plain_loader(workload, size)
-    is_map = workload.kind == "map"
+    is_map = workload.kind == "map" and loader.ends_with_sampler  # which then counts the samples
     times: list[CallSeconds] = []
     samples: list[int] = []
     batch: Any = None

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from autotune.child.stoppable_loader import build_plain_loader
+from autotune.child.loader_building import build_plain_loader
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.profiles.batches import count_samples
@@ -36,7 +36,7 @@ Look = tuple[int, int]
 def predict_cow_growth(workload: LoadedWorkload) -> str | None:
     """Watch one worker, and say what it will have copied of the whole dataset, where that is much and can be seen."""
     heap = read_smaps("self")["Anonymous"]
-    if heap < MIN_HEAP_BYTES or not workload.forks_workers:
+    if heap < MIN_HEAP_BYTES or not workload.forks_workers or workload.is_foreign:
         return None
     try:
         looks = list(_watch_worker(workload))

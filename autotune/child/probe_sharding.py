@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
+from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_workers import ROUND_BATCH_SIZE, single_thread, time_worker_round
-from autotune.child.stoppable_loader import build_plain_loader
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.profiles.batches import count_samples, find_tensors
@@ -40,6 +40,8 @@ def count_samples_single_process(workload: LoadedWorkload) -> None:
 
 def _asks_which_worker(workload: LoadedWorkload) -> bool:
     """Tell whether a worker, before its first batch is there, looks at its number or at how many there are."""
+    if workload.own is not None:  # how its workers are set up is its own
+        return True
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "asked"
         parts = dataclasses.replace(workload.parts, worker_init_fn=ShareWatch(str(note), workload.parts.worker_init_fn))

@@ -19,8 +19,8 @@ from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from autotune.child.call_timing import time_calls
+from autotune.child.loader_building import build_plain_loader
 from autotune.child.measurement import settle_garbage
-from autotune.child.stoppable_loader import build_plain_loader
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import ProcessSettings
@@ -55,7 +55,8 @@ def time_worker_round(workload: LoadedWorkload, workers: int, process: ProcessSe
         started = time.perf_counter()
         arrived = sum(1 for _ in itertools.islice(loader, workers))
         seconds = time.perf_counter() - started
-        return seconds if workload.kind == "iterable" or arrived == loader.index_source.batches else None
+        is_counted = workload.kind == "map" and loader.ends_with_sampler
+        return seconds if not is_counted or arrived == loader.index_source.batches else None
     except Exception as error:  # whatever the user's code raises in a worker
         shut_down_workers(error)
         return None

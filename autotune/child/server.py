@@ -161,6 +161,8 @@ class TrialServer:
             connect_manager()
         if self._is_process_warm:
             return
+        if self._workload.is_foreign:
+            return
         if self._workload.batching == "batch_size":
             with single_thread():
                 fetch_samples(self._workload, 1)
@@ -192,7 +194,7 @@ class TrialServer:
         where = "running step" if self._in_step else self._where
         words = name_error(error)
         if where == "probe" and isinstance(error, Exception):
-            from autotune.child.sample_errors import describe_failure_rate
+            from autotune.child.failure_rate import describe_failure_rate
 
             self._show("counting samples that raise")
             words = "\n".join(filter(None, (words, describe_failure_rate(self._workload))))

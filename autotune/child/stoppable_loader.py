@@ -1,4 +1,4 @@
-"""The DataLoader of one configuration, as training code would build it, whose epochs can be ended early.
+"""A DataLoader, or one of the user's own class, whose epochs can be ended early.
 
 Closing its sampler ends an epoch the natural way: nothing more is handed out, and what is under way arrives.
 """
@@ -6,22 +6,19 @@ Closing its sampler ends an epoch the natural way: nothing more is handed out, a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
-from torch.multiprocessing import set_sharing_strategy
 from torch.utils.data import DataLoader
 
 from autotune.child.stopping import align_to_workers
-from autotune.child.workload_loading import LoadedWorkload
-from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
-from autotune.profiles.worker_init import make_worker_init
 
 
 class StoppableSampler:
     """Stands between the sampler, or batch sampler, and the loader; counts what passes and can be closed."""
 
     def __init__(self, source: Iterable[Any]) -> None:
-        self._source = source
+        self.source = source
         self.open()
 
     def open(self, max_batches: int | None = None, last_batch_samples: int | None = None) -> None:
@@ -55,7 +52,7 @@ class StoppableSampler:
         self._max_batches = max(batches, self.batches)
 
     def __iter__(self) -> Iterator[Any]:
-        for index in self._source:
+        for index in self.source:
             if self.batches == self._max_batches:
                 self.closed = True
                 return
@@ -66,7 +63,7 @@ class StoppableSampler:
             yield index
 
     def __len__(self) -> int:
-        return len(self._source)  # type: ignore[arg-type]  # as DataLoader itself asks its sampler
+        return len(self.source)  # type: ignore[arg-type]  # as DataLoader itself asks its sampler
 
 
 def _count_indices(index: Any) -> int:
@@ -80,15 +77,29 @@ def _count_indices(index: Any) -> int:
 
 
 class StoppableDataLoader(DataLoader[Any]):
-    """A DataLoader whose epochs can be ended early without leaving batches behind."""
+    """A DataLoader whose epochs can be ended early without leaving batches behind.
+
+    Attributes:
+        user_class: What it is beside that.
+        ends_with_sampler: Whether its epochs end when its sampler has no more; else they can only be left.
+    """
+
+    user_class: ClassVar[type[DataLoader[Any]]] = DataLoader
+    ends_with_sampler = True
 
     @property
     def index_source(self) -> StoppableSampler:
         """Where this loader takes its indices from."""
+        behind = super()._index_sampler
         source: StoppableSampler | None = self.__dict__.get("_index_source")
-        if source is None:
-            source = self.__dict__["_index_source"] = StoppableSampler(super()._index_sampler)
+        if source is None or source.source is not behind:  # the user's class may put another sampler into its place
+            source = self.__dict__["_index_source"] = StoppableSampler(behind)
         return source
+
+    def open(self, max_batches: int | None = None, last_batch_samples: int | None = None) -> None:
+        """Make ready for an epoch that ends after so many batches, if any, where it can be ended."""
+        if self.ends_with_sampler:
+            self.index_source.open(max_batches, last_batch_samples)
 
     def close(self, epoch_batches: int | None) -> None:
         """End the epoch soon, with as many batches in the workers' last round as a whole epoch has there, if known.
@@ -96,75 +107,26 @@ class StoppableDataLoader(DataLoader[Any]):
         A round that is not full takes as long as a full one; ending on one would make the epoch look slower. And its
         last batch is cut as short as that of a whole epoch, where the sampler was told so, and takes what that takes.
         """
-        source = self.index_source
-        source.close_after(align_to_workers(source.min_batches, self.num_workers, epoch_batches))
+        if self.ends_with_sampler:
+            source = self.index_source
+            source.close_after(align_to_workers(source.min_batches, self.num_workers, epoch_batches))
 
     @property
     def _index_sampler(self) -> StoppableSampler:  # the one place where torch's iterators take their indices from
         return self.index_source
 
-
-def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> StoppableDataLoader:
-    """Build the loader of one configuration, whose sharing strategy is put in force; no worker is started yet."""
-    parts = workload.parts
-    set_sharing_strategy(config.process.sharing_strategy)
-    kwargs = config.loader_kwargs() | {
-        "dataset": parts.dataset,
-        "collate_fn": parts.collate_fn,
-        "worker_init_fn": parts.worker_init_fn,
-        "generator": parts.generator,
-        "timeout": parts.timeout if config.dataloader.num_workers else 0,
-    }
-    if config.dataloader.num_workers:
-        are_forked = config.process.multiprocessing_context in (None, "fork")
-        kwargs["worker_init_fn"] = make_worker_init(config.process, parts.worker_init_fn, are_forked=are_forked)
-    return StoppableDataLoader(**kwargs, **_order_kwargs(workload))
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Travel to a worker as the user's own class, one of whose methods may be what collates there."""
+        parts: Any = super().__reduce_ex__(protocol)
+        return (object.__new__, (self.user_class,), *parts[2:])
 
 
-def build_plain_loader(
-    workload: LoadedWorkload,
-    batch_size: int | None,
-    workers: int = 0,
-    prefetch_factor: int = 2,
-    process: ProcessSettings | None = None,
-) -> StoppableDataLoader:
-    """Build a loader to look at a workload with, which keeps its own batches and way of starting workers, if any."""
-    size = None if workload.batching == "user" else batch_size
-    extra = {"num_workers": workers, "prefetch_factor": prefetch_factor} if workers else {}
-    process = process or ProcessSettings(multiprocessing_context=workload.start_method)
-    return build_loader(
-        workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, **extra), process=process)
-    )
+@cache
+def _make_class(cls: Any) -> Any:
+    return type(cls.__name__, (StoppableDataLoader, cls), {"__module__": cls.__module__, "user_class": cls})
 
 
-def _order_kwargs(workload: LoadedWorkload) -> dict[str, Any]:
-    parts = workload.parts
-    if parts.batch_sampler is not None:
-        return {"batch_sampler": parts.batch_sampler}
-    order: dict[str, Any] = {"drop_last": parts.drop_last} if parts.batched else {"batch_size": None}
-    if workload.kind == "iterable":
-        return order
-    if parts.sampler is not None:
-        return order | {"sampler": parts.sampler}
-    return order | {"shuffle": parts.shuffle is not False}
-
-
-def count_epoch_batches(loader: StoppableDataLoader, workload: LoadedWorkload) -> int | None:
-    """Count the batches of a whole epoch; None where neither the sampler nor the dataset tells."""
-    samples = workload.promised_samples
-    try:
-        if workload.kind == "map":
-            return len(loader.index_source)
-    except TypeError:
-        return None
-    if samples is None or loader.batch_size is None:
-        return samples
-    return samples // loader.batch_size if loader.drop_last else -(-samples // loader.batch_size)
-
-
-def count_epoch_samples(loader: StoppableDataLoader, workload: LoadedWorkload) -> int | None:
-    """Count the samples that a whole epoch delivers; None where nothing promises them, or the user's code batches."""
-    samples = workload.promised_samples
-    if samples is None or loader.batch_size is None or workload.batching == "user":
-        return None
-    return samples - samples % loader.batch_size if loader.drop_last else samples
+def make_stoppable(cls: type[DataLoader[Any]]) -> type[StoppableDataLoader]:
+    """Give the class whose loaders are those of `cls`, and can be ended early; each is made once."""
+    found: type[StoppableDataLoader] = StoppableDataLoader if cls is DataLoader else _make_class(cls)  # type: ignore[arg-type]  # a class has a hash
+    return found

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, cast
+from collections.abc import Mapping
+from typing import Any, Literal, cast, get_args
 
 from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from autotune.child.constructor_calls import SETTINGS, ConstructorCalls, note_constructor_calls, read_setting
+from autotune.child.factory_calls import FactoryCall, ForeignLoader
+from autotune.child.foreign_loaders import describe, name_loaders, refuse_foreign_loader, refuse_loader_within
 from autotune.child.import_string import import_attribute
+from autotune.child.own_loaders import OwnLoader, adopt_factory, adopt_loader
 from autotune.child.sample_counts import SampleCountTracker
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
+from autotune.knobs import KnobName, config_from_knobs, knob_values
+from autotune.profiles.factory_arguments import list_parameters
 from autotune.request import WorkloadRequest
 from autotune.system.versions import read_start_method_in_force
 from autotune.workload import Workload
@@ -26,22 +32,44 @@ class LoadedWorkload:
         parts: What stays as it is.
         baseline: Settings of the ready DataLoader the factory returned; None for anything else.
         sample_counts: What was seen of its size.
+        own: How the user's own class of loaders is made and measured; None for a plain DataLoader.
         owner: The data module that made the loader; kept, since it may hold the folder that its dataset reads.
     """
 
     parts: Workload
     baseline: LoaderConfig | None = None
     sample_counts: SampleCountTracker = dataclasses.field(default_factory=SampleCountTracker, compare=False)
+    own: OwnLoader | None = None
     owner: Any = None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it has no DataLoader of torch, whose parts could be looked at one by one."""
+        return self.own is not None and self.own.is_foreign
+
+    @property
+    def fixed(self) -> Mapping[KnobName, Any]:
+        """Settings that are not dltune's to change, with the values that they have.
+
+        A dataset that shares itself out by a batch size of its own must be told of another one by who knows it.
+        """
+        fixed = {} if self.own is None else dict(self.own.fixed)
+        size = getattr(self.parts.dataset, "batch_size", None)
+        is_told = self.is_foreign or hasattr(self.parts.dataset, "set_batch_size")  # by its loader
+        if self.batching == "batch_size" and isinstance(size, int) and size > 0 and not is_told:
+            fixed["batch_size"] = size if self.baseline is None else self.baseline.dataloader.batch_size
+        return fixed
 
     @property
     def kind(self) -> Literal["map", "iterable"]:
         """How samples are reached."""
-        return "iterable" if isinstance(self.parts.dataset, IterableDataset) else "map"
+        return "iterable" if self.is_foreign or isinstance(self.parts.dataset, IterableDataset) else "map"
 
     @property
     def batching(self) -> Literal["batch_size", "user"]:
         """Whether the batch size can be set."""
+        if self.own is not None and self.own.takes_batch_size is not None:
+            return "batch_size" if self.own.takes_batch_size else "user"
         return "user" if self.parts.batch_sampler is not None or not self.parts.batched else "batch_size"
 
     @property
@@ -55,6 +83,8 @@ class LoadedWorkload:
         """Samples of an epoch, as the sampler or the dataset says; None where neither does."""
         counted = self.parts.sampler if self.parts.sampler is not None else self.parts.dataset
         try:
+            if self.is_foreign:
+                return None  # its length counts batches
             return len(counted)  # type: ignore[arg-type]  # many samplers and iterable datasets have no length
         except (TypeError, NotImplementedError):
             return None
@@ -72,14 +102,45 @@ class LoadedWorkload:
 
 def load_workload(request: WorkloadRequest) -> LoadedWorkload:
     """Import and call the user's dataset factory, and apply the collate function that the request names."""
+    if request.is_loader:
+        return _load_factory(request)
+    with note_constructor_calls() as calls:
+        factory = import_attribute(request.dataset)
+        is_made = isinstance(factory, Workload | DataLoader | Dataset) or _is_data_module(factory)
+        made = factory(**request.dataset_args) if callable(factory) and not is_made else factory
+        owner, made = (made, loader_from_datamodule(made, request.dataset)) if _is_data_module(made) else (None, made)
+    loaded = dataclasses.replace(wrap_dataset(made, request.dataset, calls), owner=owner)
+    if request.collate is None:
+        return loaded
+    collate = import_attribute(request.collate)
+    own = None if loaded.own is None else loaded.own.collate_by(collate)
+    return dataclasses.replace(loaded, parts=dataclasses.replace(loaded.parts, collate_fn=collate), own=own)
+
+
+def _load_factory(request: WorkloadRequest) -> LoadedWorkload:
+    """Have the user's function make a loader by itself, which is the baseline."""
     factory = import_attribute(request.dataset)
-    is_made = isinstance(factory, Workload | DataLoader | Dataset) or _is_data_module(factory)
-    made = factory(**request.dataset_args) if callable(factory) and not is_made else factory
-    loaded = wrap_dataset(made, request.dataset)
-    if request.collate is not None:
-        collate = import_attribute(request.collate)
-        loaded = dataclasses.replace(loaded, parts=dataclasses.replace(loaded.parts, collate_fn=collate))
-    return loaded
+    if not callable(factory):
+        raise UsageError(f"--loader {request.dataset}: a {type(factory).__name__}, not a function that makes a loader.")
+    call = FactoryCall(request.dataset, factory, request.dataset_args)
+    made = call.repeat({})
+    if isinstance(made, ForeignLoader):
+        parts, baseline = Workload(dataset=made.batches, batched=False), _read_defaults(call)
+    else:
+        parts, baseline = workload_from_dataloader(made), _read_settings(made)
+        size = read_setting(made, "batch_size")
+        baseline = baseline.model_copy(
+            update={"dataloader": baseline.dataloader.model_copy(update={"batch_size": size})}
+        )
+    return LoadedWorkload(parts=parts, baseline=baseline, own=adopt_factory(call, made, baseline))
+
+
+def _read_defaults(call: FactoryCall) -> LoaderConfig:
+    """Read the settings by which a function makes a loader that does not tell them: its arguments and its defaults."""
+    values = {one.name: one.default for one in list_parameters(call.factory)} | call.required | dict(call.arguments)
+    known = {name: values[name] for name in SETTINGS if type(values.get(name)) in (int, bool)}
+    usual = knob_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=None)))
+    return config_from_knobs({**usual, **known})
 
 
 def _is_data_module(made: Any) -> bool:
@@ -88,15 +149,23 @@ def _is_data_module(made: Any) -> bool:
     return not isinstance(made, type) and all(callable(getattr(made, hook, None)) for hook in hooks)
 
 
-def wrap_dataset(made: Any, source: str) -> LoadedWorkload:
-    """Make a workload of a dataset, a DataLoader, a Lightning data module or a Workload; `source` is for messages."""
+def wrap_dataset(made: Any, source: str, calls: ConstructorCalls | None = None) -> LoadedWorkload:
+    """Make a workload of a dataset, a DataLoader or a Workload.
+
+    `source` is for messages; `calls` says how loaders were made.
+    """
     if isinstance(made, DataLoader):
-        return LoadedWorkload(parts=workload_from_dataloader(made), baseline=_read_settings(made))
-    if _is_data_module(made):
-        return dataclasses.replace(wrap_dataset(loader_from_datamodule(made, source), source), owner=made)
-    if isinstance(made, Workload):
-        return LoadedWorkload(parts=_check_dataset(made, source))
-    return LoadedWorkload(parts=_check_dataset(Workload(dataset=made), source))
+        return _adopt(made, source, calls or ConstructorCalls())
+    parts = made if isinstance(made, Workload) else Workload(dataset=made)
+    return LoadedWorkload(parts=_check_dataset(parts, source))
+
+
+def _adopt(loader: DataLoader[Any], source: str, calls: ConstructorCalls) -> LoadedWorkload:
+    baseline, parts = _read_settings(loader), workload_from_dataloader(loader)
+    own = adopt_loader(loader, baseline, calls, source)
+    if own is not None:  # what its class makes of a worker_init_fn, it will make again
+        parts = dataclasses.replace(parts, worker_init_fn=own.call.arguments.get("worker_init_fn"))
+    return LoadedWorkload(parts=parts, baseline=baseline, own=own)
 
 
 def loader_from_datamodule(module: Any, source: str) -> DataLoader[Any]:
@@ -106,7 +175,7 @@ def loader_from_datamodule(module: Any, source: str) -> DataLoader[Any]:
     loader = module.train_dataloader()
     if not isinstance(loader, DataLoader):
         raise UsageError(
-            f"{source}: train_dataloader() of {_describe(module)} returned {_describe(loader)}{_name_loaders(loader)}. "
+            f"{source}: train_dataloader() of {describe(module)} returned {describe(loader)}{name_loaders(loader)}. "
             "dltune tunes one DataLoader at a time: name a factory that returns it."
         )
     return loader
@@ -115,78 +184,30 @@ def loader_from_datamodule(module: Any, source: str) -> DataLoader[Any]:
 def _check_dataset(parts: Workload, source: str) -> Workload:
     dataset = parts.dataset
     if isinstance(dataset, IterableDataset):
+        refuse_loader_within(dataset, source)
         return parts
     if isinstance(dataset, Mapping) and "train" in dataset:
         splits = ", ".join(map(repr, dataset))
-        raise UsageError(f"{source} returned {_describe(dataset)} of {splits}. Return one of these splits.")
-    _refuse_foreign_loader(dataset, source)
+        raise UsageError(f"{source} returned {describe(dataset)} of {splits}. Return one of these splits.")
+    refuse_foreign_loader(dataset, source)
     is_ordered = parts.sampler is not None or parts.batch_sampler is not None  # then its length is not asked for
     needed = ("__getitem__",) if is_ordered else ("__getitem__", "__len__")
     lacking = [name for name in needed if not hasattr(dataset, name)]
     if isinstance(dataset, str | bytes | type(None) | int | float | type) or lacking:
         why = f"it lacks {' and '.join(lacking)}" if lacking else "it is no dataset"
         raise UsageError(
-            f"{source} returned {_describe(dataset)}, and {why}. Return a Dataset (with __getitem__ and __len__), "
+            f"{source} returned {describe(dataset)}, and {why}. Return a Dataset (with __getitem__ and __len__), "
             "an IterableDataset, a DataLoader, a Lightning data module or an autotune.Workload."
         )
     if not is_ordered and len(cast("Any", dataset)) == 0:
-        raise UsageError(f"{source} returned {_describe(dataset)} of length 0: there is nothing to load.")
+        raise UsageError(f"{source} returned {describe(dataset)} of length 0: there is nothing to load.")
     return parts
-
-
-def _refuse_foreign_loader(made: Any, source: str) -> None:
-    """Say what a loader is that is not torch's, which can only be gone through, and what to return instead of it."""
-    if isinstance(made, type) or hasattr(made, "__getitem__") or not hasattr(made, "__iter__"):
-        return
-    if found := _name_loaders(made):
-        raise UsageError(
-            f"{source} returned {_describe(made)}{found}. dltune tunes one DataLoader of torch at a time: return that."
-        )
-    raise UsageError(
-        f"{source} returned {_describe(made)}, which can only be gone through, and holds no DataLoader of torch that "
-        "could be tuned. Return the Dataset that it reads; a stream of samples must be an IterableDataset."
-    )
-
-
-def _name_loaders(made: Any) -> str:
-    """Say where the DataLoaders are that an object of another library holds; empty where it holds none."""
-    places = list(dict.fromkeys(_find_loaders(made)))
-    if not places:
-        return ""
-    holds = "a DataLoader" if len(places) == 1 else f"{len(places)} DataLoaders"
-    return f", which holds {holds}: {', '.join(places)}"
-
-
-def _find_loaders(made: Any) -> Iterator[str]:
-    """Yield the places of DataLoaders, as in `.loader` and `.iterables['train']`; each loader once."""
-    seen: set[int] = set()
-    is_collection = isinstance(made, Mapping | list | tuple)
-    for name, value in [("", made)] if is_collection else list(getattr(made, "__dict__", {}).items()):
-        public = name.lstrip("_")
-        place = f".{public if hasattr(made, public) else name}" if name else ""
-        for key, loader in _list_entries(value):
-            if isinstance(loader, DataLoader) and id(loader) not in seen:
-                seen.add(id(loader))
-                yield f"`{place}{key}`"
-
-
-def _list_entries(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        return [(f"[{key!r}]", entry) for key, entry in value.items()]
-    if isinstance(value, list | tuple):
-        return [(f"[{number}]", entry) for number, entry in enumerate(value)]
-    return [("", value)]
-
-
-def _describe(made: Any) -> str:
-    return "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"
 
 
 def workload_from_dataloader(loader: DataLoader[Any]) -> Workload:
     """Take a ready DataLoader apart."""
     iterable = isinstance(loader.dataset, IterableDataset)
     own_batches = loader.batch_size is None and loader.batch_sampler is not None
-    context = loader.multiprocessing_context
     return Workload(
         dataset=loader.dataset,
         sampler=None if iterable or own_batches else loader.sampler,
@@ -197,13 +218,12 @@ def workload_from_dataloader(loader: DataLoader[Any]) -> Workload:
         generator=loader.generator,
         drop_last=loader.drop_last,
         timeout=loader.timeout,
-        multiprocessing_context=None if context is None else context.get_start_method(),
+        multiprocessing_context=_read_start_method(loader),
     )
 
 
 def _read_settings(loader: DataLoader[Any]) -> LoaderConfig:
     workers = loader.num_workers
-    context = loader.multiprocessing_context
     return LoaderConfig(
         dataloader=DataLoaderSettings(
             batch_size=loader.batch_size,
@@ -211,10 +231,16 @@ def _read_settings(loader: DataLoader[Any]) -> LoaderConfig:
             prefetch_factor=loader.prefetch_factor if workers else None,
             pin_memory=loader.pin_memory,
             persistent_workers=loader.persistent_workers,
-            in_order=loader.in_order if workers else True,
+            in_order=getattr(loader, "in_order", True) if workers else True,
         ),
         process=ProcessSettings(
             sharing_strategy=cast("SharingStrategy", get_sharing_strategy()),
-            multiprocessing_context=None if context is None else cast("StartMethod", context.get_start_method()),
+            multiprocessing_context=_read_start_method(loader),
         ),
     )
+
+
+def _read_start_method(loader: DataLoader[Any]) -> StartMethod | None:
+    """Read how its workers are to start; None for as the interpreter does, and for a context of no real processes."""
+    method = getattr(loader.multiprocessing_context, "get_start_method", lambda: None)()
+    return cast("StartMethod", method) if method in get_args(StartMethod) else None

@@ -109,12 +109,17 @@ def build_request(options: dict[str, Any]) -> TuningRequest:
 
     from autotune.request import TuningRequest, WorkloadRequest
 
-    if not options["dataset"]:
-        raise UsageError("--dataset PKG.MOD:ATTR is missing: name the factory of your dataset.")
+    if bool(options["dataset"]) is bool(options["loader"]):
+        given = "exclude each other" if options["loader"] else "are both missing"
+        raise UsageError(
+            f"--dataset PKG.MOD:ATTR and --loader PKG.MOD:FN {given}: name the factory of your dataset or DataLoader, "
+            "or a function that makes a loader of the settings."
+        )
     try:
         return TuningRequest(
             workload=WorkloadRequest(
-                dataset=options["dataset"],
+                dataset=options["dataset"] or options["loader"],
+                is_loader=not options["dataset"],
                 dataset_args=dict(options["dataset_args"]),
                 collate=options["collate"],
                 step=options["step"],

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     ),
 )
 @click.option("--dataset", metavar="PKG.MOD:ATTR", help="Factory of a Dataset, DataLoader or data module.")
+@click.option("--loader", metavar="PKG.MOD:FN", help="Function of the settings that makes any loader, instead.")
 @click.option(
     "--dataset-arg",
     "dataset_args",

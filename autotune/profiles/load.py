@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import ProfileError
 from autotune.profiles.clamp import clamp_config
+from autotune.profiles.factory_arguments import choose_arguments
 from autotune.profiles.matching import MatchQuality, compare_hardware
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.selection import describe_local_hardware, nearest_profile
@@ -21,7 +23,7 @@ from autotune.system.machine import read_machine
 from autotune.system.versions import read_start_method_in_force
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader, Dataset
+    from torch.utils.data import Dataset
 
 WORKERS_ONLY: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context")
 OnMismatch = Literal["warn", "error", "default"]
@@ -50,9 +52,10 @@ class TunedLoader:
         Returns:
             Keyword arguments in a combination that DataLoader accepts, to be given beside `dataset` and
             `shuffle`, `sampler`, `drop_last` or `collate_fn`. Without `batch_size` where the workload makes its
-            own batches.
+            own batches, and without what the user's own class of loaders decides by itself.
         """
-        return self.config.loader_kwargs()
+        decided = self.profile.workload.loader_decides
+        return {name: value for name, value in self.config.loader_kwargs().items() if name not in decided}
 
     def apply_process_settings(self) -> None:
         """Put the sharing strategy in force; call it before the first worker starts."""
@@ -60,17 +63,17 @@ class TunedLoader:
 
         set_sharing_strategy(self.config.process.sharing_strategy)
 
-    def make_loader(self, dataset: Dataset[Any], **own: Any) -> DataLoader[Any]:
+    def make_loader(self, source: Dataset[Any] | Callable[..., Any], **own: Any) -> Any:
         """Build the loader, with the process settings applied.
 
         Args:
-            dataset: The dataset to load.
-            **own: Further arguments of DataLoader (`shuffle`, `collate_fn`, ...); they win over the tuned ones.
+            source: The dataset to load; or a class of loaders, or a function that makes one of the settings.
+            **own: Further arguments (`shuffle`, `collate_fn`, ...); they win over the tuned ones.
 
         Returns:
-            A DataLoader.
+            A DataLoader of the dataset, or what `source` made.
         """
-        from torch.utils.data import DataLoader
+        from torch.utils.data import DataLoader, Dataset
 
         self.apply_process_settings()
         kwargs = self.loader_kwargs() | own
@@ -80,9 +83,11 @@ class TunedLoader:
             kwargs = {name: value for name, value in kwargs.items() if name in own or name not in WORKERS_ONLY}
         method = kwargs.get("multiprocessing_context") or read_start_method_in_force()
         if kwargs["num_workers"]:
-            own_init = own.get("worker_init_fn")
-            kwargs["worker_init_fn"] = make_worker_init(self.config.process, own_init, are_forked=method == "fork")
-        return DataLoader(dataset, **kwargs)
+            init = make_worker_init(self.config.process, own.get("worker_init_fn"), are_forked=method == "fork")
+            kwargs |= {} if init is None else {"worker_init_fn": init}
+        if callable(source) and not isinstance(source, Dataset):
+            return source(**{**own, **choose_arguments(source, kwargs)})
+        return DataLoader(source, **kwargs)
 
 
 def load(

@@ -45,6 +45,8 @@ class WorkloadIdentity(FrozenModel):
         sample_bytes: Bytes of tensors in one sample, mean.
         step: Import string of the step, `emulated 35.0 ms` or `built-in`.
         kind: `map` or `iterable`: only the former can be shuffled by a loader; None in files of earlier versions.
+        loader_class: The user's own class of loaders, which was measured; None for a plain DataLoader.
+        loader_decides: Settings that this class decides by itself, and cannot be given.
     """
 
     dataset: str
@@ -53,6 +55,8 @@ class WorkloadIdentity(FrozenModel):
     sample_bytes: BoundedBytes
     step: str
     kind: DatasetKind | None = None
+    loader_class: str | None = None
+    loader_decides: tuple[str, ...] = ()
 
 
 class Configured(FrozenModel):

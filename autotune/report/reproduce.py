@@ -38,10 +38,10 @@ def describe_command(recorded: Mapping[str, Any] | None) -> str | None:
 
 def _list_options(request: TuningRequest) -> list[list[str]]:
     """List the options that make a request, each as the words to be typed."""
-    changed = request.workload.model_dump(exclude_defaults=True, exclude={"dataset", "working_dir"})
+    changed = request.workload.model_dump(exclude_defaults=True, exclude={"dataset", "is_loader", "working_dir"})
     changed |= request.model_dump(exclude_defaults=True, exclude={"workload"})
     options = [words for name, value in changed.items() for words in _write_option(name, value)]
-    return [["--dataset", request.workload.dataset], *options]
+    return [["--loader" if request.workload.is_loader else "--dataset", request.workload.dataset], *options]
 
 
 def _write_option(name: str, value: Any) -> list[list[str]]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from autotune.knobs import KNOBS, WORKER_SETTINGS
+from autotune.knobs import TABLE, WORKER_SETTINGS
 from autotune.profiles.schema import TunedProfile
 
 
 def describe_use_in_code(profile: TunedProfile, kind: str, output: str) -> str:
     """Write it in one line; only a dataset of kind `map` can be shuffled by a loader."""
-    if profile.dataloader.batch_size is None:
-        own = "**your_own_batching, "
+    tuned, given = f'autotune.load("{output}")', _list_given(profile, kind)
+    is_set_up = any(knob.read(profile.config) != knob.default for knob in WORKER_SETTINGS)
+    if profile.workload.loader_class is not None:
+        plain = f"{tuned}.make_loader({', '.join([_name_maker(profile), *given])})"
+    elif is_set_up:
+        plain = f"{tuned}.make_loader({', '.join(given)})"
     else:
-        own = "shuffle=True, " if kind == "map" else ""
-    plain = f'DataLoader(dataset, {own}**autotune.load("{output}").loader_kwargs())'
-    if any(knob.read(profile.config) != knob.default for knob in WORKER_SETTINGS):
-        plain = f'autotune.load("{output}").make_loader(dataset, {own}'.removesuffix(", ") + ")"
+        plain = f"DataLoader({', '.join([*given, f'**{tuned}.loader_kwargs()'])})"
     return f"autotune.device_prefetch({plain}, device)" if profile.process.device_prefetch else plain
 
 
@@ -25,16 +26,35 @@ def usage_snippet(profile: TunedProfile, file: str) -> str:
 
 def usage_snippet_without_dltune(profile: TunedProfile) -> str:
     """Write the code that says the answer without dltune."""
-    lines = []
-    if profile.process.sharing_strategy != KNOBS["sharing_strategy"].default:
-        lines.append(f"torch.multiprocessing.set_sharing_strategy({profile.process.sharing_strategy!r})")
-    arguments = ["dataset"]
-    if profile.dataloader.batch_size is None:
-        arguments.append("**your_own_batching")
-    elif profile.workload.kind != "iterable":  # which DataLoader refuses to shuffle
-        arguments.append("shuffle=True")
-    arguments += [f"{name}={value!r}" for name, value in profile.config.loader_kwargs().items()]
-    lines += ["loader = DataLoader(", *(f"    {argument}," for argument in arguments), ")"]
+    set_up = [(knob.setup, knob.read(profile.config)) for knob in TABLE if knob.read(profile.config) != knob.default]
+    lines = [code.format(value=value) for code, value in set_up if code is not None]
+    settings = {
+        name: value
+        for name, value in profile.config.loader_kwargs().items()
+        if name not in profile.workload.loader_decides
+    }
+    arguments = [
+        *_list_given(profile, profile.workload.kind or "map"),
+        *(f"{name}={value!r}" for name, value in settings.items()),
+    ]
+    lines += [f"loader = {_name_maker(profile)}(", *(f"    {argument}," for argument in arguments), ")"]
     if profile.process.device_prefetch:
         lines.append("loader = autotune.device_prefetch(loader, device)")
     return "\n".join(lines)
+
+
+def _list_given(profile: TunedProfile, kind: str) -> list[str]:
+    """List what training code gives a loader beside the settings."""
+    if profile.workload.loader_class is not None:
+        is_told = (
+            ":" in profile.workload.loader_class and not profile.workload.dataset_args
+        )  # a function of the settings
+        return [] if is_told else ["**your_own_arguments"]
+    if profile.dataloader.batch_size is None:
+        return ["dataset", "**your_own_batching"]
+    return ["dataset", "shuffle=True"] if kind != "iterable" else ["dataset"]  # which DataLoader refuses to shuffle
+
+
+def _name_maker(profile: TunedProfile) -> str:
+    """Name the class of the loader, or the function that makes it, without its module."""
+    return (profile.workload.loader_class or "DataLoader").replace(":", ".").rpartition(".")[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -44,6 +44,8 @@ def plan_space(
         "persistent_workers": _plan_persistence(request, notes),
         "device_prefetch": (False, True) if workload.h2d is not None and workload.pinning else (False,),
     }
+    choices |= {name: (value,) for name, value in workload.fixed_knobs.items()}
+    _refuse_what_is_decided(request, workload)
     for name, (low, high) in request.ranges.items():
         choices[name] = _narrow(name, choices[name], low, high)
     for name, value in request.fixed.items():
@@ -51,6 +53,18 @@ def plan_space(
     if choices["num_workers"] == (0,):
         choices |= {knob.name: (knob.default,) for knob in TABLE if knob.needs == "num_workers"}
     return SearchSpace(_check_choices(choices), workload.multiprocessing_context, tuple(notes))
+
+
+def _refuse_what_is_decided(request: TuningRequest, workload: WorkloadProfile) -> None:
+    """Refuse another value of a knob that the user's loader or dataset decides by itself."""
+    asked: dict[KnobName, Collection[Any]] = {name: (value,) for name, value in request.fixed.items()}
+    asked |= {name: range(low, high + 1) for name, (low, high) in request.ranges.items()}
+    if request.batch_sizes is not None:
+        asked["batch_size"] = request.batch_sizes
+    for name, value in workload.fixed_knobs.items():
+        if name in asked and value not in asked[name]:
+            owner = workload.loader_class or f"the dataset ({workload.description})"
+            raise UsageError(f"{name} is {value}, as {owner} decides: it cannot be set from outside. Change it there.")
 
 
 def _check_choices(choices: dict[KnobName, tuple[Choice, ...]]) -> dict[KnobName, tuple[Choice, ...]]:
@@ -65,6 +79,9 @@ def _check_choices(choices: dict[KnobName, tuple[Choice, ...]]) -> dict[KnobName
 def _plan_batch_sizes(
     request: TuningRequest, workload: WorkloadProfile, budgets: Budgets, notes: list[str]
 ) -> tuple[int | None, ...]:
+    if "batch_size" in workload.fixed_knobs:
+        notes.append("batch_size is not tuned: the dataset or its loader has one of its own, and would not be told")
+        return (workload.fixed_knobs["batch_size"],)
     if workload.batching == "user":
         notes.append("batch_size is not tuned: the batches are made by the workload's own batch_sampler or dataset")
         return (None,)

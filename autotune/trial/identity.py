@@ -17,4 +17,6 @@ def identify(asked: WorkloadRequest, found: WorkloadProfile | IdentityReport) ->
         sample_bytes=found.sample_bytes,
         step=asked.describe_step(),
         kind=found.kind,
+        loader_class=found.loader_class,
+        loader_decides=() if found.loader_class is None else tuple(found.fixed_knobs),
     )

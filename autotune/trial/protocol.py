@@ -20,6 +20,7 @@ from autotune.config import (
     LoaderConfig,
     LongText,
 )
+from autotune.knobs import KnobName
 from autotune.request import WorkloadRequest
 from autotune.system.hardware import Accelerator, Software
 from autotune.trial.measurement import Measurement, TrialResult
@@ -128,6 +129,8 @@ class IdentityReport(FrozenModel):
     kind: Literal["map", "iterable"]
     samples: BoundedCount | None
     sample_bytes: BoundedBytes
+    loader_class: LongText | None = None
+    fixed_knobs: dict[KnobName, int | bool | None] = Field(default_factory=dict)
     software: Software
     accelerator: Accelerator | None = None
 

@@ -17,6 +17,7 @@ from autotune.config import (
     LongText,
     StartMethod,
 )
+from autotune.knobs import KnobName
 from autotune.system.hardware import Accelerator, Software
 
 
@@ -77,6 +78,8 @@ class WorkloadProfile(FrozenModel):
         has_getitems: Whether the dataset fetches a whole batch at once, by `__getitems__`.
         workers_duplicate_data: Whether an iterable dataset delivers everything once per worker.
         baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
+        loader_class: The class of the user's own loader, where that is what is measured; None for a plain DataLoader.
+        fixed_knobs: Knobs that the loader's class or the dataset decides, with the values that they have.
         multiprocessing_context: Start method the workload brings along; None is the interpreter's default.
         accelerator: None on the CPU.
         gpu_room_bytes: Device memory that this process holds or could still get when the probe began; 0 on the CPU.
@@ -111,6 +114,8 @@ class WorkloadProfile(FrozenModel):
     has_getitems: bool = False
     workers_duplicate_data: bool = False
     baseline: LoaderConfig | None = None
+    loader_class: LongText | None = None
+    fixed_knobs: dict[KnobName, int | bool | None] = Field(default_factory=dict)
     multiprocessing_context: StartMethod | None = None
     software: Software
     accelerator: Accelerator | None = None

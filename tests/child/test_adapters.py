@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torchdata.stateful_dataloader import StatefulDataLoader
 
+from autotune.child.loader_building import build_loader
 from autotune.child.workload_loading import load_workload
 from autotune.config import DataLoaderSettings
 from autotune.errors import UsageError
@@ -107,10 +109,32 @@ def test_the_loader_that_lightning_makes_of_a_dataset_is_the_baseline() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 calls it
-def test_a_stateful_loader_is_a_loader() -> None:
+def test_a_stateful_loader_is_measured_as_one() -> None:
     loaded = load_workload(WorkloadRequest(dataset="tests.data_modules:StatefulNumbers"))
     assert loaded.baseline is not None
     assert loaded.baseline.dataloader == DataLoaderSettings(batch_size=8)
+    assert isinstance(build_loader(loaded, make_config(2, 2, 8)), StatefulDataLoader)
+
+
+def test_epochs_of_a_stateful_loader_are_measured_in_a_real_child() -> None:
+    assert count_samples(run_epoch("tests.data_modules:StatefulNumbers")) == 64
+
+
+def test_a_loader_of_timm_that_never_restarts_its_workers_is_measured_as_one() -> None:
+    loaded = load_workload(WorkloadRequest(dataset="tests.data_modules:make_multi_epochs"))
+    assert loaded.own is not None
+    assert not loaded.own.ends_with_sampler
+    assert type(build_loader(loaded, make_config(2, 2, 8))).__mro__[2].__name__ == "MultiEpochsDataLoader"
+    assert count_samples(run_epoch("tests.data_modules:make_multi_epochs")) == 64
+
+
+def test_what_accelerate_has_prepared_is_refused_and_can_be_made_by_a_function() -> None:
+    with pytest.raises(UsageError, match=r"DataLoaderShard, which has its own .*--loader"):
+        load_workload(WorkloadRequest(dataset="tests.data_modules:make_prepared"))
+    request = WorkloadRequest(dataset="tests.data_modules:make_prepared", is_loader=True, working_dir=ROOT)
+    with TrialRunner(request, stall_seconds=120.0) as runner:
+        runner.limit(LIMITS)
+        assert count_samples(runner.run(TrialRequest(config=make_config(2, 2, 8), epochs=1, seconds=5.0))) == 64
 
 
 def test_a_data_module_with_several_loaders_is_a_usage_error() -> None:

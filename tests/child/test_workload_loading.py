@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from autotune.child.stoppable_loader import StoppableSampler, build_loader
+from autotune.child.loader_building import build_loader
+from autotune.child.stoppable_loader import StoppableSampler
 from autotune.child.stopping import align_to_workers
 from autotune.child.workload_loading import LoadedWorkload, wrap_dataset
 from autotune.errors import UsageError

@@ -24,6 +24,7 @@ from autotune.system.gpus import read_gpus
 from autotune.system.hardware import Accelerator, Hardware
 from autotune.system.machine import read_machine
 from tests.builders import MIB, make_config, make_machine, make_profile, write_files, write_profiles
+from tests.own_loaders import PicksItsPrefetch, make_of_settings
 
 DATA: Any = range(10)
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -239,6 +240,24 @@ class TestMakeLoader:
     def test_a_caller_who_debugs_without_workers_gets_a_loader_without_workers(self) -> None:
         loader = make_tuned().make_loader(DATA, num_workers=0)
         assert sum(len(batch) for batch in loader) == 10
+
+    def test_a_class_of_loaders_is_made_with_the_settings_that_it_takes(self) -> None:
+        tuned = make_tuned(dataloader=make_config(2, batch_size=3).dataloader)
+        loader = tuned.make_loader(PicksItsPrefetch, dataset=DATA)
+        assert (type(loader), loader.num_workers, loader.batch_size) == (PicksItsPrefetch, 2, 3)
+        assert (loader.prefetch_factor, loader.persistent_workers) == (5, True)
+
+    def test_a_function_makes_the_loader_of_the_settings_that_it_takes(self) -> None:
+        loader = make_tuned(dataloader=make_config(0, batch_size=7).dataloader).make_loader(
+            make_of_settings, samples=14
+        )
+        assert (loader.num_workers, loader.prefetch_factor, len(loader)) == (0, None, 2)
+
+    def test_what_the_users_loader_decides_is_not_among_its_arguments(self) -> None:
+        workload = make_profile().workload.model_copy(update={"loader_class": "m.L", "loader_decides": ("in_order",)})
+        kwargs = make_tuned(workload=workload).loader_kwargs()
+        assert "in_order" not in kwargs
+        assert kwargs["num_workers"] == 4
 
     def test_spawned_workers_are_told_the_strategy_before_the_callers_own_setup_runs(self) -> None:
         seen: list[tuple[int, str]] = []

@@ -36,6 +36,7 @@ def ask(workload: dict[str, Any] | None = None, **options: Any) -> TuningRequest
     "request_",
     [
         ask(),
+        ask({"dataset": "pkg.data:make_loader", "is_loader": True}),
         ask(
             {
                 "dataset_args": {"root": "/data", "size": 3, "deep": {"a": [1, None]}, "odd": "12", "empty": ""},
@@ -66,7 +67,7 @@ def ask(workload: dict[str, Any] | None = None, **options: Any) -> TuningRequest
         ask({"step": "pkg:step"}, resume=True),
         ask({"dataset_args": {"text": HOSTILE}}, profile=HOSTILE, study_name="-x"),
     ],
-    ids=["bare", "everything", "resumed", "hostile"],
+    ids=["bare", "loader", "everything", "resumed", "hostile"],
 )
 def test_the_command_makes_the_same_request_when_it_is_typed(request_: TuningRequest) -> None:
     command = describe_command(request_.record())

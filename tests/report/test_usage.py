@@ -54,3 +54,20 @@ def test_a_run_writes_down_the_kind_of_its_dataset(workdir: Any) -> None:
     assert found.profile.workload.kind == "iterable"
     plan = make_plan(make_request(), make_machine(), make_workload(kind="iterable"), make_limits())
     assert plan.identity.kind == "iterable"
+
+
+@pytest.mark.parametrize(
+    ("loader", "code"),
+    [
+        ("timm.data.loader.MultiEpochsDataLoader", "make_loader(MultiEpochsDataLoader, **your_own_arguments)"),
+        ("mypkg.data:make_loader", "make_loader(make_loader)"),
+    ],
+)
+def test_a_loader_of_the_users_own_is_made_by_who_made_it(loader: str, code: str) -> None:
+    profile = make_profile_of("map")
+    changes = {"loader_class": loader, "loader_decides": ("in_order",)}
+    profile = profile.model_copy(update={"workload": profile.workload.model_copy(update=changes)})
+    assert usage_snippet(profile, "dltune.json").endswith(code)
+    plain = usage_snippet_without_dltune(profile)
+    assert f"loader = {loader.replace(':', '.').rpartition('.')[2]}(" in plain
+    assert "in_order" not in plain

@@ -96,6 +96,30 @@ def test_a_pinned_knob_has_one_value_and_is_not_searched() -> None:
     assert built.process.sharing_strategy == "file_system"
 
 
+DECIDED = make_workload(
+    loader_class="pkg.Own", fixed_knobs={"prefetch_factor": 5, "persistent_workers": True, "batch_size": 48}
+)
+
+
+def test_what_the_users_loader_decides_is_not_searched() -> None:
+    space = plan(workload=DECIDED)
+    assert {"prefetch_factor", "persistent_workers", "batch_size"}.isdisjoint(space.searched())
+    built = space.from_params({"num_workers": 2, "prefetch_factor": 2, "batch_size": 64}).dataloader
+    assert (built.prefetch_factor, built.persistent_workers, built.batch_size) == (5, True, 48)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"fixed": {"prefetch_factor": 2}}, {"ranges": {"prefetch_factor": (1, 4)}}, {"batch_sizes": (32, 64)}]
+)
+def test_what_the_users_loader_decides_cannot_be_asked_for_otherwise(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"is \d+, as pkg\.Own decides"):
+        plan(make_request(**changes), DECIDED)
+
+
+def test_asking_for_what_the_users_loader_decides_is_no_error() -> None:
+    assert plan(make_request(fixed={"prefetch_factor": 5}, batch_sizes=(48,)), DECIDED).choices["batch_size"] == (48,)
+
+
 def test_a_narrow_range_is_searched_number_by_number() -> None:
     assert plan(make_request(ranges={"num_workers": (9, 13)})).choices["num_workers"] == (9, 10, 11, 12, 13)
 

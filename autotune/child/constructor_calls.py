@@ -1,0 +1,155 @@
+"""Makes the user's own loader again with other settings, where a plain DataLoader would not be what trains.
+
+The arguments of its constructor are noted while the user's factory runs; later the same class is called with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torch.utils.data import DataLoader
+
+from autotune.child.stoppable_loader import StoppableDataLoader, make_stoppable
+from autotune.errors import UsageError
+from autotune.knobs import TABLE, KnobName
+from autotune.profiles.factory_arguments import choose_arguments, list_parameters
+
+SETTINGS: Final[tuple[KnobName, ...]] = tuple(knob.name for knob in TABLE if knob.section == "dataloader")
+NEEDING_WORKERS: Final = (  # refused, or idle, without
+    *(knob.name for knob in TABLE if knob.needs == "num_workers"),
+    *("multiprocessing_context", "timeout", "worker_init_fn"),
+)
+
+
+@dataclass(frozen=True)
+class ConstructorCall:
+    """A call by which a loader was made, to be repeated with other settings.
+
+    Attributes:
+        cls: The user's class.
+        arguments: What it was given, by name.
+        fixed: Settings that its class does not take, or makes something else of.
+    """
+
+    cls: type[DataLoader[Any]]
+    arguments: Mapping[str, Any] = field(repr=False)
+    fixed: frozenset[KnobName] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """The class, with its module."""
+        return describe_class(self.cls)
+
+    def repeat(self, settings: Mapping[str, Any]) -> StoppableDataLoader:
+        """Make a loader of the same class, with these arguments of DataLoader instead of those it was given.
+
+        Raises:
+            UsageError: The class makes something else of them.
+        """
+        given = choose_arguments(self.cls, {name: settings[name] for name in settings if name not in self.fixed})
+        kept = {name: value for name, value in self.arguments.items() if self._keeps(name, settings)}
+        loader = make_stoppable(self.cls)(**{**kept, **given})
+        check_settings(loader, given, self.name)
+        return loader
+
+    def _keeps(self, name: str, settings: Mapping[str, Any]) -> bool:
+        """Tell whether an argument stays as it was given: what only workers have must go with them."""
+        if name in NEEDING_WORKERS and not settings["num_workers"]:
+            return False
+        return name in self.fixed or (name not in settings and (name not in SETTINGS or name == "batch_size"))
+
+
+class ConstructorCalls:
+    """The calls of DataLoader's constructor, and of its subclasses', that were noted."""
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[DataLoader[Any], type, tuple[Any, ...], dict[str, Any]]] = []
+
+    def note(self, loader: DataLoader[Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Remember by which arguments a loader is being made."""
+        self._noted.append((loader, type(loader), arguments, named))
+
+    def find(self, loader: DataLoader[Any]) -> ConstructorCall | None:
+        """Give the call by which a loader was made; None where it was not seen, or its arguments have no names."""
+        for noted, cls, arguments, named in self._noted:
+            if noted is loader and type(loader) is cls and (arguments or named):
+                return _name_arguments(type(loader), arguments, named)
+        return None
+
+
+@contextmanager
+def note_constructor_calls() -> Iterator[ConstructorCalls]:
+    """Note how DataLoaders are made until the end of the block, each by the arguments of its own class."""
+    calls = ConstructorCalls()
+
+    def make(cls: type[DataLoader[Any]], *arguments: Any, **named: Any) -> DataLoader[Any]:
+        loader: DataLoader[Any] = object.__new__(cls)
+        calls.note(loader, arguments, named)
+        return loader
+
+    with _replace_new(make):
+        yield calls
+
+
+@contextmanager
+def make_loaders_stoppable() -> Iterator[None]:
+    """Have every DataLoader that is made until the end of the block be one that can be ended early."""
+
+    def make(cls: type[DataLoader[Any]], *_: Any, **__: Any) -> DataLoader[Any]:
+        loader: DataLoader[Any] = object.__new__(make_stoppable(cls))
+        return loader
+
+    with _replace_new(make):
+        yield
+
+
+@contextmanager
+def _replace_new(make: Callable[..., DataLoader[Any]]) -> Iterator[None]:
+    """Put another `__new__` in force, which Python hands what the outermost `__init__` gets.
+
+    Once set it cannot be taken away again: CPython keeps in mind that the class had one, and object's own then refuses
+    arguments. So one that does nothing stays behind.
+    """
+    type.__setattr__(DataLoader, "__new__", staticmethod(make))
+    try:
+        yield
+    finally:
+        type.__setattr__(DataLoader, "__new__", staticmethod(lambda cls, *_, **__: object.__new__(cls)))
+
+
+def check_settings(loader: DataLoader[Any], given: Mapping[str, Any], maker: str) -> None:
+    """Refuse a loader that has other settings than its maker was given; raises UsageError."""
+    for name in SETTINGS:
+        if name in given and hasattr(loader, name) and read_setting(loader, name) != given[name]:
+            has = read_setting(loader, name)
+            raise UsageError(
+                f"{maker} was given {name}={given[name]} and made a loader with {has}: it must hand it on."
+            )
+
+
+def read_setting(loader: DataLoader[Any], name: KnobName) -> Any:
+    """Read a setting of a loader; its batch size may be that of its batch sampler."""
+    value = getattr(loader, name, None)
+    return getattr(loader.batch_sampler, name, None) if value is None and name == "batch_size" else value
+
+
+def _name_arguments(
+    cls: type[DataLoader[Any]], arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> ConstructorCall | None:
+    """Give every argument its name; a constructor that names none hands them on to DataLoader in its order."""
+    names = _list_positional(cls) or _list_positional(DataLoader)
+    if len(arguments) > len(names):
+        return None
+    return ConstructorCall(cls, {**dict(zip(names, arguments, strict=False)), **named})
+
+
+def _list_positional(cls: type[DataLoader[Any]]) -> list[str]:
+    return [one.name for one in list_parameters(cls) if one.kind is one.POSITIONAL_OR_KEYWORD]
+
+
+def describe_class(cls: type) -> str:
+    """Name a class with its module."""
+    return f"{cls.__module__}.{cls.__qualname__}"

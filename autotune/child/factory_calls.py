@@ -1,0 +1,101 @@
+"""Calls the user's own function with the settings: it may make a DataLoader, or anything that batches come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from autotune.child.constructor_calls import SETTINGS, check_settings, make_loaders_stoppable
+from autotune.child.stoppable_loader import StoppableDataLoader, StoppableSampler
+from autotune.errors import UsageError
+from autotune.knobs import KNOBS, KnobName
+from autotune.profiles.factory_arguments import choose_arguments, list_parameters, takes
+
+
+class ForeignLoader:
+    """What can only be gone through: a loader of another library, or a generator, which is made anew for each epoch.
+
+    Its epochs can be left, and not ended early; it has no sampler of torch's: samples are counted as they arrive.
+    """
+
+    ends_with_sampler = False
+    drop_last = False
+
+    def __init__(self, make: Callable[[], Any], batches: Any, settings: Mapping[str, Any]) -> None:
+        self._make = make
+        self._is_new = True
+        self.batches = batches
+        self.batch_size: int | None = settings.get("batch_size")
+        self.num_workers: int = settings.get("num_workers", 0)
+        self.index_source = StoppableSampler(())
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._is_new and isinstance(self.batches, Generator):
+            self.batches = self._make()
+        self._is_new = False
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def open(self, max_batches: int | None = None, last_batch_samples: int | None = None) -> None:
+        """Make ready for an epoch."""
+
+    def close(self, epoch_batches: int | None) -> None:
+        """Be told that the epoch is over; it is left where it is."""
+
+
+MeasuredLoader = StoppableDataLoader | ForeignLoader
+
+
+@dataclass(frozen=True)
+class FactoryCall:
+    """A call of the user's function, to be repeated with other settings.
+
+    Attributes:
+        name: Its import string.
+        arguments: What it is given beside the settings.
+        fixed: Settings that it does not take, or that are among its arguments.
+    """
+
+    name: str
+    factory: Callable[..., Any]
+    arguments: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def fixed(self) -> frozenset[KnobName]:
+        """Settings that are not to be changed."""
+        return frozenset(name for name in SETTINGS if name in self.arguments or not takes(self.factory, name))
+
+    @property
+    def required(self) -> dict[str, Any]:
+        """Settings that it must be given, at their usual values."""
+        needed = {one.name for one in list_parameters(self.factory) if one.default is one.empty}
+        return {name: KNOBS[name].convention for name in SETTINGS if name in needed and name not in self.arguments}
+
+    def repeat(self, settings: dict[str, Any]) -> MeasuredLoader:
+        """Have a loader made with these settings instead of its own.
+
+        Raises:
+            UsageError: It makes something else of them, or nothing that can be gone through.
+        """
+        wanted = {name: value for name, value in (self.required | settings).items() if name not in self.fixed}
+        given = choose_arguments(self.factory, wanted)
+
+        def make() -> Any:
+            with make_loaders_stoppable():
+                return self.factory(**{**self.arguments, **given})
+
+        made = make()
+        if isinstance(made, DataLoader):
+            check_settings(made, given, self.name)
+        if isinstance(made, StoppableDataLoader):
+            return made
+        if not hasattr(made, "__iter__"):
+            raise UsageError(
+                f"{self.name} returned a {type(made).__name__}, which cannot be gone through: return a loader."
+            )
+        return ForeignLoader(make, made, wanted)

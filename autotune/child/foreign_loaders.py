@@ -1,0 +1,69 @@
+"""Says what an object is that is neither a dataset nor a DataLoader of torch, and which DataLoaders it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from autotune.errors import UsageError
+
+
+def refuse_foreign_loader(made: Any, source: str) -> None:
+    """Say what a loader is that is not torch's, which can only be gone through, and what to return instead of it."""
+    if isinstance(made, type) or hasattr(made, "__getitem__") or not hasattr(made, "__iter__"):
+        return
+    if found := name_loaders(made):
+        raise UsageError(
+            f"{source} returned {describe(made)}{found}. dltune tunes one DataLoader of torch at a time: return that."
+        )
+    raise UsageError(
+        f"{source} returned {describe(made)}, which can only be gone through, and holds no DataLoader of torch that "
+        "could be tuned. Return the Dataset that it reads; a stream of samples must be an IterableDataset."
+    )
+
+
+def refuse_loader_within(dataset: IterableDataset[Any], source: str) -> None:
+    """Refuse what calls itself a dataset and is a loader: batches would be batched again, by workers within workers."""
+    if found := name_loaders(dataset):
+        raise UsageError(
+            f"{source} returned {describe(dataset)}{found}. It is a loader by itself: a DataLoader around it would "
+            "batch its batches, and start workers in its workers. Give a function that makes it of the settings, with "
+            "--loader."
+        )
+
+
+def name_loaders(made: Any) -> str:
+    """Say where the DataLoaders are that an object of another library holds; empty where it holds none."""
+    places = list(dict.fromkeys(_find_loaders(made)))
+    if not places:
+        return ""
+    holds = "a DataLoader" if len(places) == 1 else f"{len(places)} DataLoaders"
+    return f", which holds {holds}: {', '.join(places)}"
+
+
+def _find_loaders(made: Any) -> Iterator[str]:
+    """Yield the places of DataLoaders, as in `.loader` and `.iterables['train']`; each loader once."""
+    seen: set[int] = set()
+    is_collection = isinstance(made, Mapping | list | tuple)
+    for name, value in [("", made)] if is_collection else list(getattr(made, "__dict__", {}).items()):
+        public = name.lstrip("_")
+        place = f".{public if hasattr(made, public) else name}" if name else ""
+        for key, loader in _list_entries(value):
+            if isinstance(loader, DataLoader) and id(loader) not in seen:
+                seen.add(id(loader))
+                yield f"`{place}{key}`"
+
+
+def _list_entries(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", entry) for key, entry in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{number}]", entry) for number, entry in enumerate(value)]
+    return [("", value)]
+
+
+def describe(made: Any) -> str:
+    """Name what was returned by its type."""
+    return "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"

@@ -1,0 +1,171 @@
+"""Is a loader of another library measured as it trains? Speed-ups that dltune predicts, beside those of whole runs.
+
+Each loader is tuned as its user would; then whole training runs with it as it was and as tuned are made in turn, each
+in a fresh process, with the library's own class.
+
+    python -m benchmarks.libraries [--only NAME ...] [--rounds 3] [--results FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Final, NamedTuple
+
+from autotune import TunedProfile
+from autotune.config import FrozenModel
+from autotune.knobs import describe_config
+from benchmarks.progress import say
+from benchmarks.training.environment import make_environment
+from benchmarks.training.own_loop import EPOCHS, STEP_SECONDS
+
+RESULTS: Final = Path("benchmarks/results/libraries.json")
+MAX_DEVIATION: Final = 0.08  # of the predicted speed-up from that of whole runs
+
+
+class Library(NamedTuple):
+    """A loader, how it is given to dltune, and the package that it is of."""
+
+    name: str
+    option: str
+    package: str
+
+
+LIBRARIES: Final = (
+    Library("timm_multi_epochs", "--dataset", "timm"),
+    Library("stateful", "--dataset", "torchdata"),
+    Library("monai_threads", "--dataset", "monai"),
+    Library("graphs", "--dataset", "torch-geometric"),
+    Library("litdata_streaming", "--dataset", "litdata"),
+    Library("webdataset_loader", "--loader", "webdataset"),
+    Library("accelerate_prepared", "--loader", "accelerate"),
+    Library("torchdata_nodes", "--loader", "torchdata"),
+    Library("hand_written", "--loader", "torch"),
+)
+
+
+class LibraryResult(FrozenModel):
+    """What was predicted for a loader, and what whole runs gave, in samples per second."""
+
+    name: str
+    option: str
+    package: str  # with its version
+    measured: str | None  # the class or function that ran in the trials
+    choice: str
+    verdict: str
+    predicted: float
+    predicted_baseline: float | None
+    speedup: float | None
+    tuning_seconds: float
+    baseline_runs: tuple[float, ...]
+    tuned_runs: tuple[float, ...]
+
+    @property
+    def true_speedup(self) -> float:
+        """Speed-up of whole runs, median of pairs."""
+        return median(tuned / was for was, tuned in zip(self.baseline_runs, self.tuned_runs, strict=True))
+
+    @property
+    def deviation(self) -> float | None:
+        """The predicted speed-up over that of whole runs, less 1; None where none was predicted."""
+        return None if self.speedup is None else self.speedup / self.true_speedup - 1
+
+
+def measure(library: Library, rounds: int) -> LibraryResult:
+    """Tune a loader, and train with it as it was and as tuned, in turn."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
+        profile = _tune(library, folder)
+        seconds = time.monotonic() - started
+        say(f"{library.name}: {describe_config(profile.config)}, {seconds:.0f} s")
+        was: list[float] = []
+        tuned: list[float] = []
+        for number in range(rounds):
+            for runs, file in ((was, None), (tuned, "dltune.json"))[:: -1 if number % 2 else 1]:
+                runs.append(_train(library, folder, file))
+            say(f"  round {number + 1}: {was[-1]:,.0f} -> {tuned[-1]:,.0f} samples/s")
+    result = profile.result
+    return LibraryResult(
+        name=library.name,
+        option=library.option,
+        package=f"{library.package} {version(library.package)}",
+        measured=profile.workload.loader_class,
+        choice=describe_config(profile.config),
+        verdict=result.verdict,
+        predicted=result.samples_per_second,
+        predicted_baseline=None if result.baseline is None else result.baseline.samples_per_second,
+        speedup=result.speedup,
+        tuning_seconds=seconds,
+        baseline_runs=tuple(was),
+        tuned_runs=tuple(tuned),
+    )
+
+
+def _tune(library: Library, folder: str) -> TunedProfile:
+    command = [sys.executable, "-m", "autotune.cli", library.option, f"benchmarks.workloads.libraries:{library.name}"]
+    command += ["--step-time", f"{STEP_SECONDS * 1000:g}ms", "--batch-size", "32", "--epochs", str(EPOCHS), "--json"]
+    return TunedProfile.model_validate_json(_run(command, folder))
+
+
+def _train(library: Library, folder: str, file: str | None) -> float:
+    command = [sys.executable, "-m", "benchmarks.training.own_loop", library.name]
+    return float(_run(command + ([] if file is None else [file]), folder).split()[-1])
+
+
+def _run(command: Sequence[str], folder: str) -> str:
+    environment = make_environment() | {"PYTHONWARNINGS": "ignore"}
+    finished = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder, env=environment)
+    if finished.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{finished.stderr[-2000:]}")
+    return finished.stdout
+
+
+def describe(results: Sequence[LibraryResult]) -> list[str]:
+    """Write the results as a table in Markdown."""
+    rows = [
+        "| loader | given by | measured | choice | predicted | whole runs | off |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for result in results:
+        predicted = "keep" if result.speedup is None else f"{result.speedup:.2f} x"
+        off = "" if result.deviation is None else f"{100 * result.deviation:+.1f} %"
+        measured = "DataLoader" if result.measured is None else result.measured.replace("benchmarks.workloads.", "")
+        rows.append(
+            f"| {result.package} | `{result.option}` | `{measured}` | {result.choice} | {predicted} | "
+            f"{result.true_speedup:.2f} x | {off} |"
+        )
+    return rows
+
+
+def main() -> None:
+    """Measure what is installed, keep it, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [library.name for library in LIBRARIES]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of whole runs (3)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help=f"file of the results ({RESULTS})")
+    given = parser.parse_args()
+    kept = json.loads(given.results.read_text()) if given.results.exists() else []
+    found = {one["name"]: LibraryResult.model_validate(one) for one in kept}
+    for library in LIBRARIES:
+        if library.name not in given.only:
+            continue
+        try:
+            found[library.name] = measure(library, given.rounds)
+        except (PackageNotFoundError, RuntimeError) as error:
+            say(f"{library.name} failed: {error}")
+        given.results.write_text(json.dumps([one.model_dump() for one in found.values()], indent=1) + os.linesep)
+    print("\n".join(describe(list(found.values()))))
+
+
+if __name__ == "__main__":
+    main()

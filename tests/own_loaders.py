@@ -1,0 +1,189 @@
+"""Loaders as other libraries make them: classes that iterate in their own way, wrappers, functions of the settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+SAMPLES = 60
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), float(os.getpid())])
+
+
+class Doubling(DataLoader[Any]):
+    """Works in the main process on each batch, as a loader that filters or moves does, and notes that it ran."""
+
+    ran = 0
+
+    def __iter__(self) -> Any:
+        Doubling.ran += 1
+        return map(self._double, super().__iter__())
+
+    @staticmethod
+    def _double(batch: torch.Tensor) -> torch.Tensor:
+        return 2 * batch
+
+
+class RepeatSampler:
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from self.sampler
+
+
+class NeverRestarting(DataLoader[Any]):
+    """Keeps its workers from epoch to epoch by a sampler that never ends, as timm's and Ultralytics' loaders do."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        object.__setattr__(self, "batch_sampler", RepeatSampler(self.batch_sampler))
+        self.batches: Iterator[Any] | None = None
+
+    def __len__(self) -> int:
+        sampler: Any = self.batch_sampler
+        return len(sampler.sampler)
+
+    def __iter__(self) -> Any:
+        if self.batches is None:
+            self.batches = super().__iter__()
+        for _ in range(len(self)):
+            yield next(self.batches)
+
+
+class CollatesItself(DataLoader[Any]):
+    """Has a method of its own as collate_fn, as loaders of graphs do, and takes the data under another name."""
+
+    def __init__(self, graph: Any, scale: float, **kwargs: Any) -> None:
+        self.scale = scale
+        super().__init__(graph, collate_fn=self.collate, **kwargs)
+
+    def collate(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        return self.scale * torch.stack(samples)
+
+
+class PicksItsPrefetch(DataLoader[Any]):
+    """Lets its users choose workers and batch size only, and keeps its workers whatever they say."""
+
+    def __init__(self, dataset: Any, batch_size: int = 4, num_workers: int = 0) -> None:
+        ahead = {"prefetch_factor": 5, "persistent_workers": True} if num_workers else {}
+        super().__init__(dataset, batch_size=batch_size, num_workers=num_workers, **ahead)  # type: ignore[arg-type]
+
+
+class TakesNothing(DataLoader[Any]):
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset, batch_size=4, num_workers=2)
+
+
+class OnlyNamed(DataLoader[Any]):
+    """Iterates and is made as any DataLoader."""
+
+    def describe(self) -> str:
+        return "mine"
+
+
+class HasBatchSize(Numbers):
+    """Shares itself out by a batch size of its own, as streamed datasets do."""
+
+    batch_size = 12
+
+
+class Wraps(IterableDataset[Any]):
+    """Calls itself a dataset and is a loader, as webdataset's WebLoader does."""
+
+    def __init__(self) -> None:
+        self.pipeline = [DataLoader(Numbers(), batch_size=4)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.pipeline[0])
+
+
+class Batches:
+    """A loader of no library of torch's; with a length."""
+
+    def __init__(self, batch_size: int, batches: int) -> None:
+        self._batch_size = batch_size
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.zeros(self._batch_size, 2) for _ in range(self._batches))
+
+    def __len__(self) -> int:
+        return self._batches
+
+
+def make_doubling() -> Doubling:
+    return Doubling(Numbers(), 4, True, num_workers=1, drop_last=True)
+
+
+def make_never_restarting(samples: int = SAMPLES) -> NeverRestarting:
+    return NeverRestarting(Numbers(samples), batch_size=4, shuffle=True)
+
+
+def make_collating() -> CollatesItself:
+    return CollatesItself(Numbers(), 3.0, batch_size=4)
+
+
+def make_picky() -> PicksItsPrefetch:
+    return PicksItsPrefetch(Numbers(), num_workers=1)
+
+
+def make_unsettable() -> TakesNothing:
+    return TakesNothing(Numbers())
+
+
+def make_named() -> OnlyNamed:
+    return OnlyNamed(Numbers(), batch_size=4)
+
+
+def make_by_hand() -> Any:
+    loader = DataLoader(Numbers(), batch_size=4)
+    loader.__class__ = Doubling
+    return loader
+
+
+def make_wrapped() -> Wraps:
+    return Wraps()
+
+
+def make_of_settings(
+    batch_size: int = 6, num_workers: int = 0, prefetch_factor: int | None = None, samples: int = SAMPLES
+) -> Any:
+    return Doubling(
+        Numbers(samples), batch_size=batch_size, num_workers=num_workers, prefetch_factor=prefetch_factor, shuffle=True
+    )
+
+
+def make_batches(batch_size: int = 8, batches: int = 5) -> Batches:
+    return Batches(batch_size, batches)
+
+
+def make_generator(batch_size: int = 8) -> Iterator[torch.Tensor]:
+    return (torch.zeros(batch_size, 2) for _ in range(5))
+
+
+def make_endless(batch_size: int = 8) -> Iterator[torch.Tensor]:
+    while True:
+        yield torch.zeros(batch_size, 2)
+
+
+def make_nothing() -> int:
+    return 7
+
+
+def make_deaf(batch_size: int = 8, num_workers: int = 0) -> Any:
+    return DataLoader(Numbers(), batch_size=4)
