@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -187,3 +190,68 @@ def make_nothing() -> int:
 
 def make_deaf(batch_size: int = 8, num_workers: int = 0) -> Any:
     return DataLoader(Numbers(), batch_size=4)
+
+
+class LeavesThreads(Batches):
+    """Starts a thread for each epoch and never ends it; fails where one of another trial still runs."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if any(thread.name == "left" for thread in threading.enumerate()):
+            raise RuntimeError("a thread of another trial still runs")
+        threading.Thread(target=threading.Event().wait, name="left", daemon=True).start()
+        return super().__iter__()
+
+
+def make_leaving_threads(batch_size: int = 8) -> LeavesThreads:
+    return LeavesThreads(batch_size, 5)
+
+
+class ReadsAhead(DataLoader[Any]):
+    """Takes batches from the sampler before they are asked for, as MONAI's loader with a thread does."""
+
+    def __iter__(self) -> Any:
+        ahead = deque(itertools.islice(batches := super().__iter__(), 3))
+        while ahead:
+            yield ahead.popleft()
+            ahead.extend(itertools.islice(batches, 1))
+
+
+def make_reading_ahead() -> ReadsAhead:
+    return ReadsAhead(Numbers(2000), batch_size=4)
+
+
+class DropsEveryThird(DataLoader[Any]):
+    """Leaves batches out in the main process."""
+
+    def __iter__(self) -> Any:
+        return (batch for number, batch in enumerate(super().__iter__()) if number % 3 != 2)
+
+
+def make_dropping() -> DropsEveryThird:
+    return DropsEveryThird(Numbers(), batch_size=4)
+
+
+def make_without_defaults(batch_size: int, num_workers: int, prefetch_factor: int, persistent_workers: bool) -> Any:
+    return DataLoader(
+        Numbers(),
+        batch_size=batch_size,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+        persistent_workers=persistent_workers,
+    )
+
+
+class ReadyBatches(IterableDataset[torch.Tensor]):
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.zeros(self._batch_size, 2) for _ in range(5))
+
+
+def make_of_ready_batches(batch_size: int = 8, num_workers: int = 0) -> Any:
+    return DataLoader(ReadyBatches(batch_size), batch_size=None, num_workers=num_workers)
+
+
+def make_several() -> Any:
+    return {"left": DataLoader(Numbers()), "right": DataLoader(Numbers())}

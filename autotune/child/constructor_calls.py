@@ -5,6 +5,7 @@ The arguments of its constructor are noted while the user's factory runs; later 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from autotune.profiles.factory_arguments import choose_arguments, list_parameter
 SETTINGS: Final[tuple[KnobName, ...]] = tuple(knob.name for knob in TABLE if knob.section == "dataloader")
 NEEDING_WORKERS: Final = (  # refused, or idle, without
     *(knob.name for knob in TABLE if knob.needs == "num_workers"),
-    *("multiprocessing_context", "timeout", "worker_init_fn"),
+    "multiprocessing_context",
 )
 
 
@@ -59,7 +60,7 @@ class ConstructorCall:
         """Tell whether an argument stays as it was given: what only workers have must go with them."""
         if name in NEEDING_WORKERS and not settings["num_workers"]:
             return False
-        return name in self.fixed or (name not in settings and (name not in SETTINGS or name == "batch_size"))
+        return name in self.fixed or name not in settings
 
 
 class ConstructorCalls:
@@ -113,18 +114,24 @@ def _replace_new(make: Callable[..., DataLoader[Any]]) -> Iterator[None]:
     Once set it cannot be taken away again: CPython keeps in mind that the class had one, and object's own then refuses
     arguments. So one that does nothing stays behind.
     """
-    type.__setattr__(DataLoader, "__new__", staticmethod(make))
+    _set_new(make)
     try:
         yield
     finally:
-        type.__setattr__(DataLoader, "__new__", staticmethod(lambda cls, *_, **__: object.__new__(cls)))
+        _set_new(lambda cls, *_, **__: object.__new__(cls))
+
+
+def _set_new(make: Any) -> None:
+    make.__signature__ = inspect.signature(DataLoader.__init__)  # as whoever asks the class for its own expects
+    type.__setattr__(DataLoader, "__new__", staticmethod(make))
 
 
 def check_settings(loader: DataLoader[Any], given: Mapping[str, Any], maker: str) -> None:
     """Refuse a loader that has other settings than its maker was given; raises UsageError."""
     for name in SETTINGS:
-        if name in given and hasattr(loader, name) and read_setting(loader, name) != given[name]:
-            has = read_setting(loader, name)
+        has = read_setting(loader, name)
+        is_told = has is not None or (name != "batch_size" and hasattr(loader, name))  # batches may be made elsewhere
+        if name in given and is_told and has != given[name]:
             raise UsageError(
                 f"{maker} was given {name}={given[name]} and made a loader with {has}: it must hand it on."
             )

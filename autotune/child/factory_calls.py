@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from autotune.child.constructor_calls import SETTINGS, check_settings, make_loaders_stoppable
+from autotune.child.foreign_loaders import describe, name_loaders
 from autotune.child.stoppable_loader import StoppableDataLoader, StoppableSampler
 from autotune.errors import UsageError
 from autotune.knobs import KNOBS, KnobName
@@ -16,12 +17,13 @@ from autotune.profiles.factory_arguments import choose_arguments, list_parameter
 
 
 class ForeignLoader:
-    """What can only be gone through: a loader of another library, or a generator, which is made anew for each epoch.
+    """What can only be gone through: a loader of another library, or an iterator, which is made anew for each epoch.
 
     Its epochs can be left, and not ended early; it has no sampler of torch's: samples are counted as they arrive.
     """
 
     ends_with_sampler = False
+    delivers_as_sampled = False
     drop_last = False
 
     def __init__(self, make: Callable[[], Any], batches: Any, settings: Mapping[str, Any]) -> None:
@@ -29,11 +31,10 @@ class ForeignLoader:
         self._is_new = True
         self.batches = batches
         self.batch_size: int | None = settings.get("batch_size")
-        self.num_workers: int = settings.get("num_workers", 0)
         self.index_source = StoppableSampler(())
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._is_new and isinstance(self.batches, Generator):
+        if not self._is_new and isinstance(self.batches, Iterator):
             self.batches = self._make()
         self._is_new = False
         return iter(self.batches)
@@ -57,8 +58,8 @@ class FactoryCall:
 
     Attributes:
         name: Its import string.
+        factory: The function.
         arguments: What it is given beside the settings.
-        fixed: Settings that it does not take, or that are among its arguments.
     """
 
     name: str
@@ -67,7 +68,7 @@ class FactoryCall:
 
     @property
     def fixed(self) -> frozenset[KnobName]:
-        """Settings that are not to be changed."""
+        """Settings that it does not take, or that are among its arguments."""
         return frozenset(name for name in SETTINGS if name in self.arguments or not takes(self.factory, name))
 
     @property
@@ -82,7 +83,9 @@ class FactoryCall:
         Raises:
             UsageError: It makes something else of them, or nothing that can be gone through.
         """
-        wanted = {name: value for name, value in (self.required | settings).items() if name not in self.fixed}
+        asked = self.required | settings
+        named = {*SETTINGS, *(one.name for one in list_parameters(self.factory))}  # more would meet what it sets itself
+        wanted = {name: asked[name] for name in asked if name in named and name not in self.fixed}
         given = choose_arguments(self.factory, wanted)
 
         def make() -> Any:
@@ -94,8 +97,6 @@ class FactoryCall:
             check_settings(made, given, self.name)
         if isinstance(made, StoppableDataLoader):
             return made
-        if not hasattr(made, "__iter__"):
-            raise UsageError(
-                f"{self.name} returned a {type(made).__name__}, which cannot be gone through: return a loader."
-            )
+        if isinstance(made, Mapping | list | tuple | str) or not hasattr(made, "__iter__"):
+            raise UsageError(f"{self.name} returned {describe(made)}{name_loaders(made)}. Return one loader.")
         return ForeignLoader(make, made, wanted)

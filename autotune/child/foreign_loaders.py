@@ -16,11 +16,13 @@ def refuse_foreign_loader(made: Any, source: str) -> None:
         return
     if found := name_loaders(made):
         raise UsageError(
-            f"{source} returned {describe(made)}{found}. dltune tunes one DataLoader of torch at a time: return that."
+            f"{source} returned {describe(made)}{found}. dltune tunes one DataLoader of torch at a time: return that, "
+            "or give a function that makes all of it of the settings, with --loader."
         )
     raise UsageError(
         f"{source} returned {describe(made)}, which can only be gone through, and holds no DataLoader of torch that "
-        "could be tuned. Return the Dataset that it reads; a stream of samples must be an IterableDataset."
+        "could be tuned. Return the Dataset that it reads (a stream of samples must be an IterableDataset), or give a "
+        "function that makes this of the settings, with --loader."
     )
 
 
@@ -48,12 +50,16 @@ def _find_loaders(made: Any) -> Iterator[str]:
     seen: set[int] = set()
     is_collection = isinstance(made, Mapping | list | tuple)
     for name, value in [("", made)] if is_collection else list(getattr(made, "__dict__", {}).items()):
-        public = name.lstrip("_")
-        place = f".{public if hasattr(made, public) else name}" if name else ""
         for key, loader in _list_entries(value):
             if isinstance(loader, DataLoader) and id(loader) not in seen:
                 seen.add(id(loader))
-                yield f"`{place}{key}`"
+                yield f"`{_name_place(made, name)}{key}`"
+
+
+def _name_place(made: Any, name: str) -> str:
+    """Write an attribute as its users would; only asked where it holds a loader, since asking may run code."""
+    public = name.lstrip("_")
+    return f".{public if hasattr(made, public) else name}" if name else ""
 
 
 def _list_entries(value: Any) -> list[tuple[str, Any]]:

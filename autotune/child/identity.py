@@ -28,7 +28,7 @@ def identify_workload(
         samples=workload.promised_samples,
         sample_bytes=measure_sample_bytes(batch, samples),
         loader_class=None if workload.own is None else workload.own.call.name,
-        fixed_knobs=dict(workload.fixed),
+        loader_decides=() if workload.own is None else tuple(workload.own.fixed),
         software=read_software(accelerator),
         accelerator=accelerator,
     )

@@ -64,11 +64,11 @@ def count_epoch_batches(loader: MeasuredLoader, workload: LoadedWorkload) -> int
     """Count the batches of a whole epoch; None where neither the sampler nor the dataset tells."""
     samples = workload.promised_samples
     try:
-        if type(loader).__len__ is not DataLoader.__len__:
+        if _has_own_length(loader):
             return len(loader)
         if workload.kind == "map":
             return len(loader.index_source)
-    except (TypeError, NotImplementedError):
+    except Exception:  # a length that is not known is told in many ways
         return None
     if samples is None or loader.batch_size is None:
         return samples
@@ -78,6 +78,10 @@ def count_epoch_batches(loader: MeasuredLoader, workload: LoadedWorkload) -> int
 def count_epoch_samples(loader: MeasuredLoader, workload: LoadedWorkload) -> int | None:
     """Count the samples that a whole epoch delivers; None where nothing promises them, or the user's code batches."""
     samples = workload.promised_samples
-    if samples is None or loader.batch_size is None or workload.batching == "user":
+    if samples is None or loader.batch_size is None or workload.batching == "user" or _has_own_length(loader):
         return None
     return samples - samples % loader.batch_size if loader.drop_last else samples
+
+
+def _has_own_length(loader: MeasuredLoader) -> bool:
+    return type(loader).__len__ is not DataLoader.__len__

@@ -76,7 +76,7 @@ class TrialRun:
         self._on_batch = on_batch
         self._workload = workload
         self._loader = build_loader(workload, request.config)
-        self._is_map = workload.kind == "map" and self._loader.ends_with_sampler  # which then counts the samples
+        self._is_map = workload.kind == "map" and self._loader.delivers_as_sampled  # then the sampler counts
         self._is_counted = not self._is_map or workload.fetches_batches  # afterwards, as they arrive
         self._workers = request.config.dataloader.num_workers
         self._epoch_batches = count_epoch_batches(self._loader, workload)
@@ -188,11 +188,13 @@ class TrialRun:
             if is_whole:
                 earlier = [before.batches for before in self._traces if before.closed_after is None]
                 check_epoch_length(trace.batches, earlier, len(self._traces) + 1)
-        if not self._is_counted or self._workload.is_foreign:
+        if not self._is_counted or self._workload.is_opaque:
             return
         batch_size = self._loader.batch_size or 1
         if self._is_map:
             check_fetched(delivered, trace.samples, batch_size)
+        elif self._workload.kind == "map":
+            return
         elif self._workers > 1:
             dropped = self._workers * batch_size if self._loader.drop_last else 0
             self._workload.sample_counts.check_shares(delivered, dropped=dropped, is_whole=is_whole)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from autotune.child.constructor_calls import SETTINGS, ConstructorCall, ConstructorCalls, describe_class
 from autotune.child.factory_calls import FactoryCall, MeasuredLoader
 from autotune.child.stoppable_loader import StoppableDataLoader
-from autotune.child.tracebacks import shut_down_workers
+from autotune.child.tracebacks import name_error, shut_down_workers
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import UsageError
 from autotune.knobs import KNOBS, KnobName
@@ -28,6 +28,7 @@ TELLING_METHODS: Final = (  # a class that has one of its own is made, or iterat
     "_index_sampler",
     "_auto_collation",
 )
+ITERATING_METHODS: Final = ("__iter__", "__next__", "_get_iterator", "_index_sampler")
 
 
 @dataclass(frozen=True)
@@ -39,20 +40,22 @@ class OwnLoader:
         fixed: Settings that it does not let anybody change, with the values that it has.
         ends_with_sampler: Whether its epochs end when its sampler has no more. Those of a class that never restarts its
             workers do not: its sampler repeats for ever, and an epoch is left where it is.
-        is_foreign: Whether it is no DataLoader of torch.
+        delivers_as_sampled: Whether it hands out the batches that its sampler asks for: not surely where it iterates in
+            a way of its own, which may leave some out.
         takes_batch_size: Whether a function makes it, whose parameter sets the batch size, whatever makes the batches.
     """
 
     call: ConstructorCall | FactoryCall
     fixed: Mapping[KnobName, Any] = field(default_factory=dict)
     ends_with_sampler: bool = True
-    is_foreign: bool = False
+    delivers_as_sampled: bool = True
     takes_batch_size: bool | None = None  # None where its parts tell
 
     def make(self, settings: dict[str, Any]) -> MeasuredLoader:
         """Make one with these arguments of DataLoader."""
         loader = self.call.repeat(settings)
         loader.ends_with_sampler = self.ends_with_sampler
+        loader.delivers_as_sampled = self.delivers_as_sampled
         return loader
 
     def collate_by(self, collate: Any) -> Self:
@@ -94,21 +97,21 @@ def adopt_loader(loader: DataLoader[Any], own: LoaderConfig, calls: ConstructorC
     fixed = _find_fixed(call, own.dataloader)
     if "num_workers" in fixed:
         raise UsageError(
-            f"{source} returned a {name}, which lets nobody set num_workers, neither dltune nor your training code. "
+            f"{source} returned a {name}, which lets nobody set num_workers, neither dltune nor your training code"
+            f"{_explain_refusal(call)}. "
             "Let its __init__ take num_workers, prefetch_factor, pin_memory and persistent_workers, or **kwargs, and "
             "hand them on to DataLoader; or give a function that makes it of the settings, with --loader."
         )
     call = replace(call, fixed=frozenset(fixed))
-    return OwnLoader(call, _read_values(fixed, own), "__iter__" not in methods or _ends_with_sampler(call))
+    return OwnLoader(call, _read_values(fixed, own), *_look_at_iterating(call, methods))
 
 
 def adopt_factory(call: FactoryCall, made: MeasuredLoader, own: LoaderConfig) -> OwnLoader:
     """Find out how what a function makes is to be measured; `made` and `own` are what it makes by itself."""
     fixed, takes_batch_size = _read_values(call.fixed, own), "batch_size" not in call.fixed
     if not isinstance(made, DataLoader):
-        return OwnLoader(call, fixed, ends_with_sampler=False, is_foreign=True, takes_batch_size=takes_batch_size)
-    ends = "__iter__" not in list_own_methods(type(made)) or _ends_with_sampler(call)
-    return OwnLoader(call, fixed, ends, takes_batch_size=takes_batch_size)
+        return OwnLoader(call, fixed, False, False, takes_batch_size)
+    return OwnLoader(call, fixed, *_look_at_iterating(call, list_own_methods(type(made))), takes_batch_size)
 
 
 def list_own_methods(cls: type[DataLoader[Any]]) -> list[str]:
@@ -136,12 +139,26 @@ def _find_fixed(call: ConstructorCall, own: DataLoaderSettings) -> list[KnobName
     return [name for name in SETTINGS if name in others and not _is_taken(call, name, others[name])]
 
 
+def _explain_refusal(call: ConstructorCall) -> str:
+    try:
+        call.repeat({"num_workers": 1})
+    except Exception as error:  # whatever its constructor says
+        return f" ({name_error(error)})"
+    return ""
+
+
 def _is_taken(call: ConstructorCall, name: KnobName, value: Any) -> bool:
     try:
         loader = call.repeat({"num_workers": 1, name: value})
     except Exception:  # whatever its constructor says to a value that it does not want
         return False
     return bool(getattr(loader, name, None) == value)
+
+
+def _look_at_iterating(call: ConstructorCall | FactoryCall, methods: Sequence[str]) -> tuple[bool, bool]:
+    """Tell whether epochs end with their sampler, and whether what arrives is what it asked for."""
+    ends = not set(ITERATING_METHODS) & set(methods) or _ends_with_sampler(call)
+    return ends, ends and not set(methods) & {"__iter__", "__next__"}
 
 
 def _ends_with_sampler(call: ConstructorCall | FactoryCall) -> bool:

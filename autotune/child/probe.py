@@ -65,6 +65,7 @@ def profile_workload(
         baseline=workload.baseline,
         loader_class=None if workload.own is None else workload.own.call.name,
         fixed_knobs=dict(workload.fixed),
+        loader_decides=() if workload.own is None else tuple(workload.own.fixed),
         multiprocessing_context=workload.start_method,
         software=read_software(accelerator),
         accelerator=accelerator,
@@ -124,15 +125,15 @@ def _measure_worker_costs(
     """Measure what workers cost, by the profile's fields."""
     workers = probe_workers.count_round_workers(usable_cpus)
     few, many = probe_workers.time_worker_round(workload, 1), probe_workers.time_worker_round(workload, workers)
-    size = workload.fixed.get("batch_size", probe_workers.ROUND_BATCH_SIZE)
+    size = workload.fixed.get("batch_size") or probe_workers.ROUND_BATCH_SIZE
     start = probe_workers.fit_worker_startup(few, many, workers, load.per_batch(size))
     found: dict[str, Any] = {} if start is None else {"worker_start_cost": start}
     found["first_use_seconds"] = probe_workers.per_worker_warmup_seconds(cold_seconds, many, workers, usable_cpus)
-    if workload.kind == "iterable" and not workload.is_foreign:
+    if workload.kind == "iterable" and not workload.is_opaque:
         count_samples_single_process(workload)
         found["workers_duplicate_data"] = workers_duplicate_data(workload)
     found["manager_seconds"] = probe_workers.measure_manager_start(usable_cpus)
-    if workload.batching == "batch_size" and not workload.is_foreign:
+    if workload.batching == "batch_size" and not workload.is_opaque:
         found |= _probe_transfer(workload, sizes)
     return found
 

@@ -124,11 +124,11 @@ def load_batches(
 ) -> tuple[Any, list[CallSeconds], list[int]]:
     """Load batches in this process for a while: the last one, what each took, and how many samples each had."""
     loader = build_plain_loader(workload, size)
-    is_map = workload.kind == "map" and loader.ends_with_sampler  # which then counts the samples
+    is_map = workload.kind == "map" and loader.delivers_as_sampled  # then the sampler counts
     times: list[CallSeconds] = []
     samples: list[int] = []
     batch: Any = None
-    iterator = iter(loader)
+    iterator, has_ended = iter(loader), False
     deadline = time.perf_counter() + LOAD_SECONDS
     with single_thread():
         while len(times) < MAX_LOADED_BATCHES and (len(times) < 2 or time.perf_counter() < deadline):
@@ -136,12 +136,13 @@ def load_batches(
             try:
                 batch = next(iterator)
             except StopIteration:
+                has_ended = True
                 break
             times.append(seconds_since(started))
             handed_out = loader.index_source.count_samples(len(times))
             samples.append(handed_out - sum(samples) if is_map else count_samples(batch, size or 1))
             on_phase(f"loaded {len(times)} batches")
-    _check_arrivals(loader.index_source.batches if is_map else None, len(times))
+    _check_arrivals(loader.index_source.batches if is_map and has_ended else None, len(times))
     return batch, times, samples
 
 

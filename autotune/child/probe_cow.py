@@ -36,7 +36,7 @@ Look = tuple[int, int]
 def predict_cow_growth(workload: LoadedWorkload) -> str | None:
     """Watch one worker, and say what it will have copied of the whole dataset, where that is much and can be seen."""
     heap = read_smaps("self")["Anonymous"]
-    if heap < MIN_HEAP_BYTES or not workload.forks_workers or workload.is_foreign:
+    if heap < MIN_HEAP_BYTES or not workload.forks_workers or workload.is_opaque:
         return None
     try:
         looks = list(_watch_worker(workload))

@@ -55,7 +55,7 @@ def time_worker_round(workload: LoadedWorkload, workers: int, process: ProcessSe
         started = time.perf_counter()
         arrived = sum(1 for _ in itertools.islice(loader, workers))
         seconds = time.perf_counter() - started
-        is_counted = workload.kind == "map" and loader.ends_with_sampler
+        is_counted = workload.kind == "map" and loader.delivers_as_sampled
         return seconds if not is_counted or arrived == loader.index_source.batches else None
     except Exception as error:  # whatever the user's code raises in a worker
         shut_down_workers(error)

@@ -5,11 +5,15 @@ torch is imported when the workload is loaded, not before: what is here earlier 
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -51,6 +55,8 @@ class TrialServer:
         self._is_process_warm = False
         self._in_step = False
         self._is_tainted = False
+        self._python_threads = 0  # before the trial, as are these
+        self._children: set[BaseProcess] = set()
         self._last_progress = 0.0
         self._on_lost_worker: Callable[[int, FrameType | None], Any] | int | None = signal.SIG_DFL
         os.register_at_fork(after_in_child=channel.close)  # a copy of this process must not answer in its place
@@ -137,6 +143,7 @@ class TrialServer:
         if self._is_step_cold(settings.batch_size):
             self._show("warming the step up")
             warm_up_step(self._workload, self._step, self._device, request.config)
+        self._python_threads, self._children = threading.active_count(), set(multiprocessing.active_children())
         self._trial = TrialRun(self._workload, self._step, self._device, request, self._note_batches)
         threads = _count_threads()
         measurement = self._trial.run()
@@ -161,7 +168,7 @@ class TrialServer:
             connect_manager()
         if self._is_process_warm:
             return
-        if self._workload.is_foreign:
+        if self._workload.is_opaque:
             return
         if self._workload.batching == "batch_size":
             with single_thread():
@@ -174,9 +181,16 @@ class TrialServer:
         """Take the trial's workers down, and refuse to go on where the workers of other trials would hang.
 
         A dataset that computes on several threads in this process leaves OpenMP in a state that does not survive a
-        fork. It matters only to workers that are set up to use several threads, too.
+        fork. It matters only to workers that are set up to use several threads, too. And what a loader of another
+        library has started, and not ended, would go on beside the next trial.
         """
         self._trial = None
+        if self._workload.own is not None:
+            gc.collect()
+        if self._workload.is_opaque:
+            left = set(multiprocessing.active_children()) - self._children
+            if left or threading.active_count() > self._python_threads:
+                raise ProcessTaintedError("has threads or processes left of a loader that does not end them")
         if self._is_tainted:
             raise ProcessTaintedError("has computed on several threads; workers that it forks may hang")
 

@@ -82,10 +82,12 @@ class StoppableDataLoader(DataLoader[Any]):
     Attributes:
         user_class: What it is beside that.
         ends_with_sampler: Whether its epochs end when its sampler has no more; else they can only be left.
+        delivers_as_sampled: Whether each batch that is handed out arrives, and as it was.
     """
 
     user_class: ClassVar[type[DataLoader[Any]]] = DataLoader
     ends_with_sampler = True
+    delivers_as_sampled = True
 
     @property
     def index_source(self) -> StoppableSampler:
@@ -128,5 +130,7 @@ def _make_class(cls: Any) -> Any:
 
 def make_stoppable(cls: type[DataLoader[Any]]) -> type[StoppableDataLoader]:
     """Give the class whose loaders are those of `cls`, and can be ended early; each is made once."""
+    if issubclass(cls, StoppableDataLoader):
+        return cls
     found: type[StoppableDataLoader] = StoppableDataLoader if cls is DataLoader else _make_class(cls)  # type: ignore[arg-type]  # a class has a hash
     return found

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, cast, get_args
 
+from pydantic import ValidationError
 from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
@@ -43,9 +44,9 @@ class LoadedWorkload:
     owner: Any = None
 
     @property
-    def is_foreign(self) -> bool:
-        """Whether it has no DataLoader of torch, whose parts could be looked at one by one."""
-        return self.own is not None and self.own.is_foreign
+    def is_opaque(self) -> bool:
+        """Whether its parts cannot be looked at: a function makes it, and it is handed batches, not samples."""
+        return self.own is not None and self.own.takes_batch_size is not None and not self.parts.batched
 
     @property
     def fixed(self) -> Mapping[KnobName, Any]:
@@ -55,7 +56,7 @@ class LoadedWorkload:
         """
         fixed = {} if self.own is None else dict(self.own.fixed)
         size = getattr(self.parts.dataset, "batch_size", None)
-        is_told = self.is_foreign or hasattr(self.parts.dataset, "set_batch_size")  # by its loader
+        is_told = hasattr(self.parts.dataset, "set_batch_size") or (self.own is not None and self.own.takes_batch_size)
         if self.batching == "batch_size" and isinstance(size, int) and size > 0 and not is_told:
             fixed["batch_size"] = size if self.baseline is None else self.baseline.dataloader.batch_size
         return fixed
@@ -63,7 +64,7 @@ class LoadedWorkload:
     @property
     def kind(self) -> Literal["map", "iterable"]:
         """How samples are reached."""
-        return "iterable" if self.is_foreign or isinstance(self.parts.dataset, IterableDataset) else "map"
+        return "iterable" if self.is_opaque or isinstance(self.parts.dataset, IterableDataset) else "map"
 
     @property
     def batching(self) -> Literal["batch_size", "user"]:
@@ -83,7 +84,7 @@ class LoadedWorkload:
         """Samples of an epoch, as the sampler or the dataset says; None where neither does."""
         counted = self.parts.sampler if self.parts.sampler is not None else self.parts.dataset
         try:
-            if self.is_foreign:
+            if self.is_opaque:
                 return None  # its length counts batches
             return len(counted)  # type: ignore[arg-type]  # many samplers and iterable datasets have no length
         except (TypeError, NotImplementedError):
@@ -102,6 +103,8 @@ class LoadedWorkload:
 
 def load_workload(request: WorkloadRequest) -> LoadedWorkload:
     """Import and call the user's dataset factory, and apply the collate function that the request names."""
+    if request.is_loader and request.collate is not None:
+        raise UsageError("--collate: a function for --loader makes the whole loader; give the collate function there.")
     if request.is_loader:
         return _load_factory(request)
     with note_constructor_calls() as calls:
@@ -123,15 +126,13 @@ def _load_factory(request: WorkloadRequest) -> LoadedWorkload:
     if not callable(factory):
         raise UsageError(f"--loader {request.dataset}: a {type(factory).__name__}, not a function that makes a loader.")
     call = FactoryCall(request.dataset, factory, request.dataset_args)
-    made = call.repeat({})
+    made, defaults = call.repeat({}), _read_defaults(call)
     if isinstance(made, ForeignLoader):
-        parts, baseline = Workload(dataset=made.batches, batched=False), _read_defaults(call)
-    else:
-        parts, baseline = workload_from_dataloader(made), _read_settings(made)
-        size = read_setting(made, "batch_size")
-        baseline = baseline.model_copy(
-            update={"dataloader": baseline.dataloader.model_copy(update={"batch_size": size})}
-        )
+        parts = Workload(dataset=cast("Any", made.batches), batched=False)
+        return LoadedWorkload(parts=parts, baseline=defaults, own=adopt_factory(call, made, defaults))
+    baseline, size = _read_settings(made), read_setting(made, "batch_size") or defaults.dataloader.batch_size
+    baseline = baseline.model_copy(update={"dataloader": baseline.dataloader.model_copy(update={"batch_size": size})})
+    parts = workload_from_dataloader(made)
     return LoadedWorkload(parts=parts, baseline=baseline, own=adopt_factory(call, made, baseline))
 
 
@@ -140,7 +141,11 @@ def _read_defaults(call: FactoryCall) -> LoaderConfig:
     values = {one.name: one.default for one in list_parameters(call.factory)} | call.required | dict(call.arguments)
     known = {name: values[name] for name in SETTINGS if type(values.get(name)) in (int, bool)}
     usual = knob_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=None)))
-    return config_from_knobs({**usual, **known})
+    try:
+        return config_from_knobs({**usual, **known})
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise UsageError(f"--loader {call.name}: its default {problem['input']} is no setting of a loader.") from None
 
 
 def _is_data_module(made: Any) -> bool:
@@ -176,7 +181,8 @@ def loader_from_datamodule(module: Any, source: str) -> DataLoader[Any]:
     if not isinstance(loader, DataLoader):
         raise UsageError(
             f"{source}: train_dataloader() of {describe(module)} returned {describe(loader)}{name_loaders(loader)}. "
-            "dltune tunes one DataLoader at a time: name a factory that returns it."
+            "dltune tunes one DataLoader at a time: name a factory that returns it, or with --loader a function of the "
+            "settings that makes it."
         )
     return loader
 

@@ -35,5 +35,5 @@ def choose_arguments(make: Callable[..., Any], settings: Mapping[str, Any]) -> d
     found = {name: value for name, value in settings.items() if takes(make, name)}
     if settings.get("num_workers") == 0:
         named = {one.name for one in list_parameters(make)}
-        found = {name: value for name, value in WITHOUT_WORKERS.items() if name in named} | found
+        found |= {name: value for name, value in WITHOUT_WORKERS.items() if name in named}
     return found

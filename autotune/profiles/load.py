@@ -79,10 +79,11 @@ class TunedLoader:
         kwargs = self.loader_kwargs() | own
         if own.get("batch_sampler") is not None and "batch_size" not in own:
             kwargs.pop("batch_size", None)
-        if kwargs["num_workers"] == 0:
+        workers = kwargs.get("num_workers", self.config.dataloader.num_workers)
+        if workers == 0:
             kwargs = {name: value for name, value in kwargs.items() if name in own or name not in WORKERS_ONLY}
         method = kwargs.get("multiprocessing_context") or read_start_method_in_force()
-        if kwargs["num_workers"]:
+        if workers:
             init = make_worker_init(self.config.process, own.get("worker_init_fn"), are_forked=method == "fork")
             kwargs |= {} if init is None else {"worker_init_fn": init}
         if callable(source) and not isinstance(source, Dataset):

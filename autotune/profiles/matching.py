@@ -94,6 +94,9 @@ def compare_workloads(there: WorkloadIdentity, here: WorkloadIdentity) -> tuple[
     found = []
     if there.dataset != here.dataset:
         found.append(Difference(what="dataset", was=there.dataset, here=here.dataset))
+    if there.loader_class != here.loader_class and None not in (there.kind, here.kind):
+        was, now = there.loader_class or "DataLoader", here.loader_class or "DataLoader"
+        found.append(Difference(what="loader", was=was, here=now))
     if there.step != here.step:
         found.append(Difference(what="step", was=there.step, here=here.step))
     if abs(here.sample_bytes - there.sample_bytes) > MAX_SAMPLE_SIZE_CHANGE * there.sample_bytes:

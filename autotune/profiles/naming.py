@@ -66,7 +66,8 @@ def _get_workload_request(profile: TunedProfile) -> dict[str, Any]:
     asked = (profile.request or {}).get("workload")
     if not isinstance(asked, dict):
         return {"dataset_args": profile.workload.dataset_args}
-    return {name: value for name, value in asked.items() if name not in NAME_IGNORED_FIELDS}
+    kept = {name: value for name, value in asked.items() if name not in NAME_IGNORED_FIELDS}
+    return {name: value for name, value in kept.items() if (name, value) != ("is_loader", False)}  # not in older files
 
 
 def _describe_gpus(hardware: Hardware) -> str:

@@ -47,7 +47,8 @@ def plan_space(
     choices |= {name: (value,) for name, value in workload.fixed_knobs.items()}
     _refuse_what_is_decided(request, workload)
     for name, (low, high) in request.ranges.items():
-        choices[name] = _narrow(name, choices[name], low, high)
+        if name not in workload.fixed_knobs:
+            choices[name] = _narrow(name, choices[name], low, high)
     for name, value in request.fixed.items():
         choices[name] = (_check_fixed(name, value, choices[name]),)
     if choices["num_workers"] == (0,):
@@ -61,6 +62,8 @@ def _refuse_what_is_decided(request: TuningRequest, workload: WorkloadProfile) -
     asked |= {name: range(low, high + 1) for name, (low, high) in request.ranges.items()}
     if request.batch_sizes is not None:
         asked["batch_size"] = request.batch_sizes
+    if request.max_workers is not None:
+        asked["num_workers"] = range(request.max_workers + 1)
     for name, value in workload.fixed_knobs.items():
         if name in asked and value not in asked[name]:
             owner = workload.loader_class or f"the dataset ({workload.description})"

@@ -18,5 +18,5 @@ def identify(asked: WorkloadRequest, found: WorkloadProfile | IdentityReport) ->
         step=asked.describe_step(),
         kind=found.kind,
         loader_class=found.loader_class,
-        loader_decides=() if found.loader_class is None else tuple(found.fixed_knobs),
+        loader_decides=found.loader_decides,
     )

@@ -130,7 +130,7 @@ class IdentityReport(FrozenModel):
     samples: BoundedCount | None
     sample_bytes: BoundedBytes
     loader_class: LongText | None = None
-    fixed_knobs: dict[KnobName, int | bool | None] = Field(default_factory=dict)
+    loader_decides: tuple[KnobName, ...] = ()
     software: Software
     accelerator: Accelerator | None = None
 

@@ -79,7 +79,8 @@ class WorkloadProfile(FrozenModel):
         workers_duplicate_data: Whether an iterable dataset delivers everything once per worker.
         baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
         loader_class: The class of the user's own loader, where that is what is measured; None for a plain DataLoader.
-        fixed_knobs: Knobs that the loader's class or the dataset decides, with the values that they have.
+        fixed_knobs: Knobs that the loader or the dataset decides, with the values that they have.
+        loader_decides: Those of them that the user's own loader decides, and cannot be given.
         multiprocessing_context: Start method the workload brings along; None is the interpreter's default.
         accelerator: None on the CPU.
         gpu_room_bytes: Device memory that this process holds or could still get when the probe began; 0 on the CPU.
@@ -116,6 +117,7 @@ class WorkloadProfile(FrozenModel):
     baseline: LoaderConfig | None = None
     loader_class: LongText | None = None
     fixed_knobs: dict[KnobName, int | bool | None] = Field(default_factory=dict)
+    loader_decides: tuple[KnobName, ...] = ()
     multiprocessing_context: StartMethod | None = None
     software: Software
     accelerator: Accelerator | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +14,20 @@ from autotune.child.constructor_calls import note_constructor_calls
 from autotune.child.loader_building import build_loader, build_plain_loader, count_epoch_batches
 from autotune.child.measurement import TrialRun
 from autotune.child.probe import doubt_training
+from autotune.child.probe_batches import MAX_LOADED_BATCHES, load_batches
 from autotune.child.stoppable_loader import StoppableDataLoader
 from autotune.child.workload_loading import LoadedWorkload, load_workload
 from autotune.config import DataLoaderSettings
 from autotune.errors import UsageError
 from autotune.request import WorkloadRequest
+from autotune.runner.runner import TrialRunner
 from autotune.trial.measurement import Measurement
 from autotune.trial.protocol import TrialRequest
 from autotune.workload import Workload
 from tests import own_loaders
-from tests.builders import make_config
+from tests.builders import make_config, make_limits
 
+ROOT = str(Path(__file__).parents[2])
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
@@ -84,6 +88,17 @@ def test_the_class_that_runs_is_the_users_own(workers: int) -> None:
     assert batch[0, 0] % 2 == 0
 
 
+def test_a_loader_that_reads_ahead_in_the_main_process_has_lost_no_batch() -> None:
+    _, times, samples = load_batches(load("make_reading_ahead"), 4, lambda phase: None)
+    assert len(times) == MAX_LOADED_BATCHES
+    assert samples == [4] * len(times)
+
+
+def test_a_loader_that_leaves_batches_out_is_counted_by_what_arrives() -> None:
+    found = measure(load("make_dropping"), 0, 4)
+    assert [(trace.batches, trace.samples) for trace in found.epochs] == [(10, 40), (10, 40)]
+
+
 def test_a_long_epoch_of_a_users_class_is_ended_early() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(own_loaders, "SAMPLES", 100_000)
@@ -114,6 +129,7 @@ def test_settings_that_a_class_decides_by_itself_are_left_to_it() -> None:
     assert workload.own is not None
     assert "It decides by itself: prefetch_factor=5" in workload.own.describe()
     loader = build_loader(workload, make_config(2, 5, 6))
+    assert isinstance(loader, StoppableDataLoader)
     assert (loader.num_workers, loader.batch_size) == (2, 6)
 
 
@@ -203,8 +219,28 @@ def test_what_never_ends_is_left() -> None:
     assert found.epochs[0].closed_after == found.epochs[0].batches
 
 
+def test_a_function_is_given_what_it_must_be_given_as_a_loader_without_workers_takes_it() -> None:
+    workload = load("make_without_defaults", is_loader=True)
+    assert workload.baseline is not None
+    assert workload.baseline.dataloader == DataLoaderSettings(batch_size=32)
+    assert len(list(build_loader(workload, make_config(0, batch_size=30)))) == 2
+
+
+def test_a_function_whose_dataset_makes_the_batches_sets_their_size() -> None:
+    workload = load("make_of_ready_batches", is_loader=True)
+    assert workload.baseline is not None
+    assert (workload.batching, workload.baseline.dataloader.batch_size) == ("batch_size", 8)
+    found = measure(workload, 1, 16)
+    assert [(trace.batches, trace.samples) for trace in found.epochs] == [(5, 80), (5, 80)]
+
+
+def test_several_loaders_at_once_are_refused_with_their_names() -> None:
+    with pytest.raises(UsageError, match=r"holds 2 DataLoaders: `\['left'\]`, `\['right'\]`\. Return one loader"):
+        load("make_several", is_loader=True)
+
+
 def test_a_function_that_makes_nothing_to_go_through_is_refused() -> None:
-    with pytest.raises(UsageError, match="make_nothing returned a int, which cannot be gone through"):
+    with pytest.raises(UsageError, match=r"make_nothing returned a builtins\.int\. Return one loader"):
         load("make_nothing", is_loader=True)
 
 
@@ -222,6 +258,16 @@ def test_what_is_no_function_is_refused() -> None:
 def test_the_length_of_a_loader_is_what_it_says_itself() -> None:
     workload = load("make_never_restarting")
     assert count_epoch_batches(build_plain_loader(workload, 4), workload) == 15
+
+
+def test_what_a_foreign_loader_leaves_behind_is_gone_in_the_next_trial() -> None:
+    request = WorkloadRequest(
+        dataset="tests.own_loaders:make_leaving_threads", is_loader=True, step_seconds=1e-3, working_dir=ROOT
+    )
+    order = TrialRequest(config=make_config(0, batch_size=8), epochs=1, seconds=2.0)
+    with TrialRunner(request, stall_seconds=60.0) as runner:
+        runner.limit(make_limits())
+        assert [runner.run(order).kind for _ in range(2)] == ["completed", "completed"]
 
 
 # What may not be meant
