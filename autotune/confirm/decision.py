@@ -110,17 +110,22 @@ def _pick_cheapest(pool: Sequence[ConfirmationRuns], convention: Convention, bud
     best = find_lead(pool)
     ties = [one for one in pool if one.rate >= TIE_RATIO * best.rate]
     paying = [one for one in ties if _pays(one, pool, convention, budgets)]
-    return min(paying or ties, key=lambda one: _rate_cost(one, convention, budgets))
+    siblings = [_find(pool, convention.make_sibling(one.config)) for one in ties]  # where only luck may have left them
+    return min(paying or [one for one in siblings if one] or ties, key=lambda one: _rate_cost(one, convention, budgets))
 
 
 def _pays(
     entrant: ConfirmationRuns, pool: Sequence[ConfirmationRuns], convention: Convention, budgets: Budgets
 ) -> bool:
-    """Tell whether leaving conventions is faster than keeping them, or spares a budget; keeping needs no reason."""
+    """Tell whether leaving conventions is faster than keeping them, or spares a budget; keeping needs no reason.
+
+    Faster is what gains more than a tie, and where the rounds do not leave open that it loses as much.
+    """
     sibling = _find(pool, convention.make_sibling(entrant.config))
     if sibling is None or sibling is entrant or _is_tight(sibling, budgets) > _is_tight(entrant, budgets):
         return True
-    return sibling.rate < TIE_RATIO * entrant.rate
+    _, interval = entrant.compare(sibling, pool)
+    return sibling.rate < TIE_RATIO * entrant.rate and (interval is None or interval[0] >= TIE_RATIO)
 
 
 def _rate_cost(entrant: ConfirmationRuns, convention: Convention, budgets: Budgets) -> tuple[int, bool, int, int]:

@@ -185,6 +185,14 @@ def test_a_conventional_sibling_within_three_per_cent_wins_and_one_further_behin
         assert decision.config == winner
 
 
+def test_a_setting_that_may_only_have_been_lucky_does_not_leave_its_convention() -> None:
+    lucky = make_contestant(make_config(4, 4, persistent_workers=True), 200.0, 290.0, 180.0)
+    sibling = make_contestant(usual(4), 190.0, 170.0, 210.0)
+    decision = choose(make_contestant(BASELINE, 50.0, 50.0, 50.0), [lucky, sibling])
+    assert decision is not None
+    assert decision.config == usual(4)
+
+
 def test_fewer_workers_do_not_win_by_a_setting_that_does_not_pay() -> None:
     """Else two losses of 3 % would add up: one for fewer workers, one for the convention."""
     many, few = (
