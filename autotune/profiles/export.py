@@ -202,7 +202,7 @@ def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:
             "where it stopped. Tune with --fix in_order=true, or give --force to do without."
         )
     target = _TARGETS[to]
-    settings = _list_settings(profile.config)
+    settings = profile.workload.leave_out_decided(_list_settings(profile.config))
     unheld = _find_unheld(target, settings)
     notes = [_describe_batch_size(target, profile.dataloader.batch_size)]
     notes += [f"{target.hint}."] if target.hint else []

@@ -54,8 +54,7 @@ class TunedLoader:
             `shuffle`, `sampler`, `drop_last` or `collate_fn`. Without `batch_size` where the workload makes its
             own batches, and without what the user's own class of loaders decides by itself.
         """
-        decided = self.profile.workload.loader_decides
-        return {name: value for name, value in self.config.loader_kwargs().items() if name not in decided}
+        return self.profile.workload.leave_out_decided(self.config.loader_kwargs())
 
     def apply_process_settings(self) -> None:
         """Put the sharing strategy in force; call it before the first worker starts."""

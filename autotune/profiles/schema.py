@@ -10,6 +10,7 @@ History of `schema_version`:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field
@@ -57,6 +58,10 @@ class WorkloadIdentity(FrozenModel):
     kind: DatasetKind | None = None
     loader_class: str | None = None
     loader_decides: tuple[str, ...] = ()
+
+    def leave_out_decided(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave out the settings that the user's own loader decides."""
+        return {name: value for name, value in settings.items() if name not in self.loader_decides}
 
 
 class Configured(FrozenModel):

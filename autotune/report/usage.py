@@ -28,11 +28,7 @@ def usage_snippet_without_dltune(profile: TunedProfile) -> str:
     """Write the code that says the answer without dltune."""
     set_up = [(knob.setup, knob.read(profile.config)) for knob in TABLE if knob.read(profile.config) != knob.default]
     lines = [code.format(value=value) for code, value in set_up if code is not None]
-    settings = {
-        name: value
-        for name, value in profile.config.loader_kwargs().items()
-        if name not in profile.workload.loader_decides
-    }
+    settings = profile.workload.leave_out_decided(profile.config.loader_kwargs())
     arguments = [
         *_list_given(profile, profile.workload.kind or "map"),
         *(f"{name}={value!r}" for name, value in settings.items()),

@@ -18,7 +18,7 @@ from tests.faults.test_storage import BRIEF
 SAVE = """
 import sys
 from pathlib import Path
-from autotune.profiles.file import save_profile
+from autotune.profiles.saving import save_profile
 from tests.builders import make_profile
 for number in range(10):
     save_profile(Path("dltune.json"), make_profile(f"{sys.argv[1]}-{number}"))

@@ -147,6 +147,12 @@ def test_what_a_target_does_anyway_is_named_but_not_lost() -> None:
     assert list_lost(made) == []
 
 
+def test_what_the_users_own_loader_decides_is_not_exported() -> None:
+    workload = make_profile().workload.model_copy(update={"loader_class": "m.L", "loader_decides": ("in_order",)})
+    assert "in_order" not in export(make_profile_of(make_config(2), workload=workload), "kwargs").text
+    assert "in_order" in export(make_profile_of(make_config(2)), "kwargs").text
+
+
 def test_a_stateful_loader_that_could_not_resume_is_refused_unless_forced() -> None:
     profile = make_profile_of(UNUSUAL)
     with pytest.raises(UsageError, match=r"in_order=False.*--fix in_order=true, or give --force"):
