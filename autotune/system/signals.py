@@ -36,17 +36,37 @@ class SignalDebouncer:
         return False
 
 
+class _Heard:
+    """Whether an interrupt was raised in the command under way."""
+
+    interrupt = False
+
+
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
     """Treat SIGTERM (a job's end, a container's stop) as Ctrl-C, and hear SIGINT where a shell has it ignored."""
     debouncer = SignalDebouncer()
+    _Heard.interrupt = False
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         if not debouncer.is_echo():
+            _Heard.interrupt = True
             raise KeyboardInterrupt
 
-    with _handle(dict.fromkeys(SIGNALS, interrupt)):
-        yield
+    try:
+        with _handle(dict.fromkeys(SIGNALS, interrupt)):
+            yield
+    finally:
+        _Heard.interrupt = False
+
+
+def raise_lost_interrupt() -> None:
+    """Raise an interrupt again that got lost: Python prints and forgets it where a finalizer or a callback was running.
+
+    To be called where nothing happens any more after an interrupt.
+    """
+    if _Heard.interrupt:
+        raise KeyboardInterrupt
 
 
 @contextmanager

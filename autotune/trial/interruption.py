@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from autotune.errors import TrialError, WorkloadError
+from autotune.system.signals import raise_lost_interrupt
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import RunTrial, TrialRequest
 
@@ -42,9 +43,13 @@ def spawn_error(error: OSError) -> TrialError:
 
 
 def raise_on_lost_device(run_trial: RunTrial) -> RunTrial:
-    """Give the same trials, but a lost device ends the run by TrialError, rather than each trial after the other."""
+    """Give the same trials, but a lost device ends the run by TrialError, rather than each trial after the other.
+
+    So does an interrupt that was lost: after one that was not, no trial begins.
+    """
 
     def run(request: TrialRequest) -> TrialResult:
+        raise_lost_interrupt()
         result = run_trial(request)
         if result.kind == "device_lost":
             raise TrialError(f"Trials can no longer be run: the last one {result.message}.", result.details)

@@ -6,13 +6,28 @@ import time
 
 import pytest
 
-from autotune.system.signals import DEBOUNCE_SECONDS, defer_interrupts, raise_on_signals
+from autotune.system.signals import DEBOUNCE_SECONDS, defer_interrupts, raise_lost_interrupt, raise_on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_either_signal_is_a_keyboard_interrupt(number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt), raise_on_signals():
         signal.raise_signal(number)
+
+
+class InterruptedWhenFreed:
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_a_finalizer_swallowed_is_raised_where_nothing_may_go_on() -> None:
+    with raise_on_signals():
+        raise_lost_interrupt()
+        InterruptedWhenFreed()
+        with pytest.raises(KeyboardInterrupt):
+            raise_lost_interrupt()
+    raise_lost_interrupt()
 
 
 def test_a_signal_that_is_sent_twice_interrupts_once() -> None:
