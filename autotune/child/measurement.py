@@ -130,10 +130,8 @@ class TrialRun:
 
     def _run_epoch(self, trial_started: float, max_batches: int) -> EpochTrace:
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
-        if not self._loader.ends_with_sampler:
-            self._iterator = self._batch = (
-                None  # an epoch that was left is taken down before the next one's clock starts
-            )
+        if not self._loader.ends_with_sampler:  # what was left is taken down before the next epoch's clock starts
+            self._iterator = self._batch = None
         self._leave_after = None if self._loader.ends_with_sampler else limit
         self._loader.open(limit, self._count_last_batch_samples())
         timer = make_step_timer(self._device)

@@ -66,9 +66,7 @@ class OwnLoader:
         """Say that it is what is measured, and which settings it decides by itself."""
         decided = ", ".join(f"{name}={value}" for name, value in self.fixed.items())
         rest = f" It decides by itself: {decided}." if decided else ""
-        left = (
-            "" if self.ends_with_sampler else " Long epochs are left where they are, since they cannot be ended early."
-        )
+        left = "" if self.ends_with_sampler else " Long epochs cannot be ended early, and are left where they are."
         return f"What is measured is your own loader, {self.call.name}, made anew for each trial.{rest}{left}"
 
 
