@@ -39,9 +39,11 @@ def test_a_configuration_is_described_by_what_differs_from_the_defaults(config: 
 
 
 def test_settings_are_described_by_the_names_that_data_loader_uses() -> None:
-    settings = make_config(4, 8, pin_memory=True, in_order=False).dataloader
-    assert describe_loader(settings) == "num_workers=4 prefetch_factor=8 pin_memory in_order=False"
-    assert describe_loader(make_config(0).dataloader) == "num_workers=0"
+    assert (
+        describe_loader(make_config(4, 8, pin_memory=True, in_order=False))
+        == "num_workers=4 prefetch_factor=8 pin_memory in_order=False"
+    )
+    assert describe_loader(make_config(0)) == "num_workers=0"
 
 
 # Whatever is searched must be told to those who train

@@ -51,7 +51,7 @@ def profile_workload(
         sizes = [round(profile.samples) for profile in profiles]
         costs |= _measure_worker_costs(workload, costs["load_cost"], sizes, cold_seconds, order.usable_cpus)
     own, epochs, doubt = workload.own and workload.own.describe(), describe_epochs(workload), doubt_training(workload)
-    notes = (own, files, cow_growth, epochs, warn_of_device(device, accelerator), doubt)
+    notes = (own, workload.note, files, cow_growth, epochs, warn_of_device(device, accelerator), doubt)
     return WorkloadProfile(
         description=type(workload.parts.dataset).__qualname__,
         kind=workload.kind,
@@ -64,6 +64,7 @@ def profile_workload(
         has_getitems=hasattr(workload.parts.dataset, "__getitems__"),
         baseline=workload.baseline,
         loader_class=None if workload.own is None else workload.own.call.name,
+        knobs=dict(workload.knobs),
         fixed_knobs=dict(workload.fixed),
         loader_decides=() if workload.own is None else tuple(workload.own.fixed),
         multiprocessing_context=workload.start_method,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from autotune.config import LoaderConfig, StartMethod
-from autotune.knobs import TABLE, KnobName, config_from_knobs, knob_values, list_differences
+from autotune.knobs import TABLE, config_from_knobs, knob_values, list_differences
 from autotune.request import TuningRequest
 from autotune.search.space import SearchSpace
 
-SIZES: Final[tuple[KnobName, ...]] = ("num_workers", "batch_size")  # of these a convention says nothing
+SIZES: Final[tuple[str, ...]] = ("num_workers", "batch_size")  # of these a convention says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,15 @@ class Convention:
         start_method: Start method that the workload brings along.
     """
 
-    values: Mapping[KnobName, Any]
-    training: Mapping[KnobName, Any]
+    values: Mapping[str, Any]
+    training: Mapping[str, Any]
     start_method: StartMethod | None = None
 
-    def list_departures(self, config: LoaderConfig) -> tuple[KnobName, ...]:
+    def list_departures(self, config: LoaderConfig) -> tuple[str, ...]:
         """List the knobs whose value is not the conventional one."""
         return list_differences(config, self.make_sibling(config))
 
-    def list_training_changes(self, config: LoaderConfig) -> tuple[KnobName, ...]:
+    def list_training_changes(self, config: LoaderConfig) -> tuple[str, ...]:
         """List the knobs that would make training another one, unasked."""
         values = knob_values(config)
         return tuple(knob for knob, value in self.training.items() if values[knob] != value)
@@ -55,8 +55,8 @@ def settle_convention(
     request: TuningRequest, space: SearchSpace, baseline: LoaderConfig, *, pinning: bool
 ) -> Convention:
     """Settle what is conventional: a pinned knob has its pin for a convention, training that of the baseline."""
-    training: dict[KnobName, Any] = {knob.name: knob.read(baseline) for knob in TABLE if knob.changes_training}
-    wanted = {knob.name: knob.convention for knob in TABLE} | {"pin_memory": pinning} | training
+    training: dict[str, Any] = {knob.name: knob.read(baseline) for knob in TABLE if knob.changes_training}
+    wanted = {knob.name: knob.convention for knob in TABLE} | {"pin_memory": pinning} | training | baseline.knobs
     values = {name: _allow(wanted[name], space.choices[name]) for name in wanted if name not in SIZES}
     is_size_asked = request.batch_sizes is not None or "batch_size" in {*request.fixed, *request.ranges}
     if is_size_asked:  # training changes as wished
