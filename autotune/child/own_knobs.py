@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 from autotune.config import KnobValue
@@ -12,13 +11,13 @@ from autotune.profiles.factory_arguments import list_parameters, takes
 from autotune.request import WorkloadRequest
 
 
-def settle_knobs(factory: Any, request: WorkloadRequest, asked: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
-    """Give each knob of a request its value: what is asked, else what the factory has by itself.
+def settle_knobs(factory: Any, request: WorkloadRequest) -> dict[str, KnobValue]:
+    """Give each knob of a request the value that the factory has by itself, or the choice that is nearest to it.
 
     Raises:
         UsageError: The factory does not take one of them.
     """
-    return {name: asked.get(name, _settle(factory, request, name)) for name in request.knobs}
+    return {name: _settle(factory, request, name) for name in request.knobs}
 
 
 def _settle(factory: Any, request: WorkloadRequest, name: str) -> KnobValue:

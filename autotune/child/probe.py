@@ -64,7 +64,7 @@ def profile_workload(
         has_getitems=hasattr(workload.parts.dataset, "__getitems__"),
         baseline=workload.baseline,
         loader_class=None if workload.own is None else workload.own.call.name,
-        knobs=dict(workload.knobs),
+        knobs=dict(workload.usual_knobs),
         fixed_knobs=dict(workload.fixed),
         loader_decides=() if workload.own is None else tuple(workload.own.fixed),
         multiprocessing_context=workload.start_method,

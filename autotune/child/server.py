@@ -43,9 +43,8 @@ class ProcessTaintedError(Exception):
 class TrialServer:
     """Carries the tuner's commands out, one after another."""
 
-    _request: WorkloadRequest  # these five are there once the workload has been loaded
+    _request: WorkloadRequest  # these four are there once the workload has been loaded
     _workload: LoadedWorkload
-    _usual_knobs: Mapping[str, KnobValue]
     _step: Step
     _device: torch.device
 
@@ -115,7 +114,6 @@ class TrialServer:
         self._where = "dataset"
         self._show(f"calling {request.dataset}")
         self._workload = load_workload(request, command.knobs)
-        self._usual_knobs = dict(self._workload.knobs)
         self._where = "step"
         self._show(f"making the step ({request.describe_step()})")
         self._step = self._watch_step(make_step(request, self._device))
@@ -125,7 +123,7 @@ class TrialServer:
         """Have the user's factory called with other values of its own knobs, where a trial has such."""
         from autotune.child.workload_loading import change_knobs, load_workload
 
-        wanted = {**self._usual_knobs, **knobs}
+        wanted = {**self._workload.usual_knobs, **knobs}
         if wanted == self._workload.knobs:
             return
         self._where = "dataset"

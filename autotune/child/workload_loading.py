@@ -37,7 +37,8 @@ class LoadedWorkload:
         sample_counts: What was seen of its size.
         own: How the user's own class of loaders is made and measured; None for a plain DataLoader.
         owner: The data module that made the loader; kept, since it may hold the folder that its dataset reads.
-        knobs: Arguments of the factory that are searched, with the values that it was given.
+        usual_knobs: Arguments of the factory that are searched, with the values that it has by itself.
+        knobs: The same with the values that it was given.
         note: What the user should know of these; None for nothing.
     """
 
@@ -46,6 +47,7 @@ class LoadedWorkload:
     sample_counts: SampleCountTracker = dataclasses.field(default_factory=SampleCountTracker, compare=False)
     own: OwnLoader | None = None
     owner: Any = None
+    usual_knobs: Mapping[str, KnobValue] = dataclasses.field(default_factory=dict)
     knobs: Mapping[str, KnobValue] = dataclasses.field(default_factory=dict)
     note: str | None = None
 
@@ -119,11 +121,12 @@ def load_workload(request: WorkloadRequest, knobs: Mapping[str, KnobValue] = Map
     with note_constructor_calls() as calls:
         factory = import_attribute(request.dataset)
         is_made = isinstance(factory, Workload | DataLoader | Dataset) or _is_data_module(factory)
-        values = settle_knobs(None if is_made else factory, request, knobs)
+        usual = settle_knobs(None if is_made else factory, request)
+        values = {**usual, **knobs}
         made = factory(**request.dataset_args, **values) if callable(factory) and not is_made else factory
         owner, made = (made, loader_from_datamodule(made, request.dataset)) if _is_data_module(made) else (None, made)
-    note = describe_changed_defaults(factory, request)
-    loaded = dataclasses.replace(wrap_dataset(made, request.dataset, calls), owner=owner, knobs=values, note=note)
+    told: dict[str, Any] = {"usual_knobs": usual, "knobs": values, "note": describe_changed_defaults(factory, request)}
+    loaded = dataclasses.replace(wrap_dataset(made, request.dataset, calls), owner=owner, **told)
     if request.collate is None:
         return loaded
     collate = import_attribute(request.collate)
@@ -144,8 +147,10 @@ def _load_factory(request: WorkloadRequest, knobs: Mapping[str, KnobValue]) -> L
     factory = import_attribute(request.dataset)
     if not callable(factory):
         raise UsageError(f"--loader {request.dataset}: a {type(factory).__name__}, not a function that makes a loader.")
-    values = settle_knobs(factory, request, knobs)
-    told: dict[str, Any] = {"knobs": values, "note": describe_changed_defaults(factory, request)}
+    usual = settle_knobs(factory, request)
+    values = {**usual, **knobs}
+    note = describe_changed_defaults(factory, request)
+    told: dict[str, Any] = {"usual_knobs": usual, "knobs": values, "note": note}
     call = FactoryCall(request.dataset, factory, {**request.dataset_args, **values})
     made, defaults = call.repeat({}), _read_defaults(call)
     if isinstance(made, ForeignLoader):
