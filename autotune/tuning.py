@@ -12,7 +12,7 @@ from autotune.confirm.answer import Answer, describe_haste, settle_answer
 from autotune.confirm.confirmation import ROUNDS, Confirmation, confirm
 from autotune.confirm.decision import select_finalists
 from autotune.confirm.interference import InterferenceMonitor
-from autotune.confirm.profile_builder import build_profile
+from autotune.confirm.profile_builder import build_profile, summarize_search
 from autotune.confirm.runs import ConfirmationRuns
 from autotune.errors import OutputError, ProfileError, ResultNotSavedError, TrialError, WorkloadError
 from autotune.preparation import check_request, prepare_run
@@ -89,7 +89,7 @@ def tune(
     """
     timetable, progress = timetable or Timetable(request), progress or ProgressListener()
     check_request(request)
-    with open_storage(request.storage) as storage, start_runner(request, progress) as runner:
+    with open_storage(request.storage) as storage, start_runner(request, progress, timetable.spent) as runner:
         plan = prepare_run(request, machine or read_machine(), workload, runner, progress, timetable)
         with open_search(storage, request, plan.space, plan.hardware, progress.show_warning) as study:
             measure = study.sign_at(timetable.watch(raise_on_lost_device(run_trial or runner.run)))
@@ -114,6 +114,7 @@ def _confirm(
 
     `settle` ends what of ours still runs, before others on the machine are looked at; None where trials run elsewhere.
     """
+    timetable.spent.begin("confirmation")
     final = Confirmation(ConfirmationRuns(plan.baseline))
     if found.cut_by is not None or not timetable.allows_finals(1):
         return final
@@ -130,6 +131,7 @@ def _explain(
     plan: Plan, answer: Answer, measure: RunTrial, progress: ProgressListener, timetable: Timetable
 ) -> Ablation:
     """Measure what each setting gave, where there is a confirmed answer to explain and time left for it."""
+    timetable.spent.begin("explanation")
     decision, is_confirmed = answer.decision, answer.final.rounds and answer.final.cut_by is None
     if not is_confirmed or decision.verdict != "faster" or decision.speedup is None:
         return Ablation()
@@ -152,8 +154,9 @@ def _write_down(
     doubts, rounds = answer.doubts, answer.final.rounds
     if cut_by is None and rounds < ROUNDS and not doubts:
         doubts = (describe_haste(rounds),)
-    run, notes = (study, timetable.passed_seconds), (*found.findings, *doubts)
-    profile = build_profile(plan, found, answer, steps, run, notes, read_profiles_or_empty(output))
+    search = summarize_search(plan, found, study, timetable)
+    notes = (*found.findings, *doubts)
+    profile = build_profile(plan, found, answer, steps, search, notes, read_profiles_or_empty(output))
     _save(output, profile)
     if isinstance(cut_by, TrialError | WorkloadError):
         raise type(cut_by)(f"{cut_by} The best so far was written to {output}.", cut_by.details)

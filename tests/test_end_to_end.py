@@ -17,6 +17,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from autotune import load
+from autotune.report.text import ACTIVITIES
 from tests.misbehaving import make_honest
 
 ROOT = str(Path(__file__).parent.parent)
@@ -70,6 +71,16 @@ def test_json_puts_one_document_on_stdout_and_nothing_else() -> None:
     finished = run("make_chatty", "--trials", "1", "--json")
     assert finished.returncode == 0, finished.stderr
     assert json.loads(finished.stdout)["workload"]["dataset"] == "tests.misbehaving:make_chatty"
+
+
+def test_a_run_says_where_its_time_went_and_leaves_none_of_it_out() -> None:
+    finished = run("make_honest", "--trials", "2", "--timings")
+    assert all(activity in finished.stdout for activity in ACTIVITIES.values()), finished.stderr
+    record = load("dltune.json").profile.search
+    spent = {phase.phase: phase for phase in record.time_spent}
+    assert list(spent) == ["probe", "search", "confirmation", "explanation"]
+    assert sum(phase.seconds for phase in record.time_spent) == pytest.approx(record.seconds, abs=0.1)
+    assert spent["confirmation"].starting > spent["search"].starting
 
 
 def test_quiet_shows_nothing_but_the_result() -> None:

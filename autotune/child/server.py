@@ -166,6 +166,7 @@ class TrialServer:
         self._python_threads, self._children = threading.active_count(), set(multiprocessing.active_children())
         self._trial = TrialRun(self._workload, self._step, self._device, request, self._note_batches)
         threads = _count_threads()
+        self._show(protocol.MEASURING_PHASE)
         measurement = self._trial.run()
         sets_workers_up = self._workload.parts.worker_init_fn is not None
         self._is_tainted = not settings.num_workers and sets_workers_up and _count_threads() > threads
@@ -254,7 +255,7 @@ class TrialServer:
 
     def _note_batches(self, batches: int) -> None:
         if time.monotonic() - self._last_progress > PROGRESS_INTERVAL_SECONDS:
-            self._show("measuring", batches)
+            self._show(protocol.MEASURING_PHASE, batches)
 
     def _show(self, phase: str, batches: int = 0) -> None:
         self._last_progress = time.monotonic()

@@ -9,7 +9,7 @@ import click
 
 from autotune.commands.epilog import TUNES, epilog
 from autotune.commands.errors import NOTHING_MEASURED, exit_on_error
-from autotune.commands.params import AS_JSON, FILE, QUIET, TRUST, VERBOSE
+from autotune.commands.params import AS_JSON, FILE, QUIET, TIMINGS, TRUST, VERBOSE
 from autotune.commands.tune import run_and_print
 
 
@@ -32,6 +32,7 @@ from autotune.commands.tune import run_and_print
     "--storage", metavar="URL", envvar="DLTUNE_STORAGE", help="Optuna storage; that of the profile if left out."
 )
 @TRUST
+@TIMINGS
 @AS_JSON
 @QUIET
 @VERBOSE

@@ -14,6 +14,7 @@ from autotune.commands.output import print_result
 from autotune.commands.params import (
     AS_JSON,
     QUIET,
+    TIMINGS,
     VERBOSE,
     build_request,
     check_budget,
@@ -124,6 +125,7 @@ if TYPE_CHECKING:
     show_default="an unfinished run only",
     help="Continue the last run of this request, or start afresh.",
 )
+@TIMINGS
 @AS_JSON
 @QUIET
 @VERBOSE
@@ -174,7 +176,7 @@ def _print_plan(request: TuningRequest) -> None:
 
 def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: TunedProfile | None = None) -> None:
     """Tune, perhaps from an earlier result, and print the result as `quiet`, `verbose` and `as_json` say."""
-    from autotune.report.text import describe_outcome
+    from autotune.report.text import describe_outcome, describe_time_spent
     from autotune.tuning import tune
 
     with raise_on_signals():
@@ -186,6 +188,11 @@ def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tune
             else:
                 kind, cut = found.plan.workload.kind, found.interrupted
                 text = describe_outcome(found.profile, kind, found.runner_up, request.output, interrupted=cut)
+            if options["timings"] and not options["as_json"]:
+                rows = (
+                    f"  {spent.phase:<12} {describe_time_spent(spent)}" for spent in found.profile.search.time_spent
+                )
+                text = "\n".join([text, *rows])
             print_result(text, f" The result is in {request.output}.")
     if found.interrupted:
         sys.exit(INTERRUPTED)

@@ -19,6 +19,7 @@ from autotune.profiles.schema import (
     Baseline,
     BatchSizeResult,
     ConfirmedRounds,
+    PhaseTime,
     ProfileResult,
     SearchRecord,
     TunedProfile,
@@ -27,6 +28,7 @@ from autotune.search.cost_model import find_bottleneck
 from autotune.search.loop import SearchOutcome
 from autotune.search.plan import Plan
 from autotune.search.trial_record import TrialRecord, measure_prediction_error
+from autotune.trial.timetable import Timetable
 from autotune.units import format_bytes
 
 
@@ -35,14 +37,11 @@ def build_profile(
     found: SearchOutcome,
     answer: Answer,
     steps: Ablation,
-    run: tuple[str, float],
+    search: SearchRecord,
     notes: Sequence[str] = (),
     others: Iterable[TunedProfile] = (),
 ) -> TunedProfile:
-    """Put together what is written into the tuned file.
-
-    The run is the name of the study and its wall time in seconds; a name that is made differs from those of the others.
-    """
+    """Put together what is written into the tuned file; a name that is made differs from those of the others."""
     request, workload = plan.request, plan.workload
     profile = TunedProfile(
         name=request.profile or "unnamed",
@@ -52,7 +51,7 @@ def build_profile(
         config=answer.decision.config,
         result=_make_result(plan, found.records, answer, steps.steps, notes),
         budgets=plan.budgets.record(),
-        search=summarize_search(plan, found, *run),
+        search=search,
         evidence=build_evidence(plan, found.records, answer.decision.config, found.predict),
         request=request.record(),
         created_at=datetime.now(UTC).replace(microsecond=0),
@@ -169,7 +168,7 @@ def _rank_batch_sizes(records: Sequence[TrialRecord]) -> tuple[BatchSizeResult, 
     )
 
 
-def summarize_search(plan: Plan, found: SearchOutcome, study: str, seconds: float) -> SearchRecord:
+def summarize_search(plan: Plan, found: SearchOutcome, study: str, timetable: Timetable) -> SearchRecord:
     """Sum up how the configuration was found."""
     records = found.records
     feasible = sum(record.is_feasible for record in records)
@@ -182,7 +181,8 @@ def summarize_search(plan: Plan, found: SearchOutcome, study: str, seconds: floa
         sampler=plan.request.sampler,
         seed=plan.request.seed,
         study=study,
-        seconds=seconds,
+        seconds=timetable.passed_seconds,
+        time_spent=tuple(PhaseTime(phase=phase, **spent) for phase, spent in timetable.spent.sum_up().items()),
         prediction_error=measure_prediction_error(records),
         stopped=found.stopped,
     )

@@ -179,10 +179,22 @@ class RecordedBudgets(FrozenModel):
     max_workers: BoundedCount
 
 
+class PhaseTime(FrozenModel):
+    """What a phase of a run spent its seconds on."""
+
+    phase: str
+    starting: BoundedSeconds = 0.0  # processes, their imports, the user's factory
+    warming_up: BoundedSeconds = 0.0
+    measuring: BoundedSeconds = 0.0
+    taking_down: BoundedSeconds = 0.0  # workers and processes
+    own: BoundedSeconds = 0.0  # work of the tuner itself
+
+
 class SearchRecord(FrozenModel):
     """How the configuration was found.
 
     Attributes:
+        time_spent: Where the seconds of each phase went; empty in files of earlier versions.
         prediction_error: Median relative distance between the throughput predicted before a trial and the one it
             measured; None when nothing was measured.
     """
@@ -195,6 +207,7 @@ class SearchRecord(FrozenModel):
     seed: BoundedCount
     study: str
     seconds: BoundedSeconds  # of the whole run so far
+    time_spent: tuple[PhaseTime, ...] = ()
     prediction_error: BoundedRate | None = None
     stopped: str  # why
 

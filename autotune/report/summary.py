@@ -9,7 +9,7 @@ from autotune.config import CONFIDENCE, LoaderConfig
 from autotune.knobs import settings_beside_loader
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
 from autotune.report.reproduce import describe_command
-from autotune.report.text import BOTTLENECKS, describe_gpu, warnings_of
+from autotune.report.text import BOTTLENECKS, describe_gpu, describe_time_spent, warnings_of
 from autotune.report.usage import usage_snippet
 from autotune.system.hardware import Hardware, Software
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
@@ -168,6 +168,7 @@ def provenance(profile: TunedProfile) -> list[tuple[str, str]]:
         ("Stands for", f"a training run of {profile.result.epochs} epochs"),
         ("Search", f"{counts}, in {format_seconds(found.seconds)}, sampler {found.sampler}, seed {found.seed}"),
     ]
+    facts += [(f"Time of {spent.phase}", describe_time_spent(spent)) for spent in found.time_spent]
     if found.prediction_error is not None:
         facts.append(("Predictions", f"were {format_percent(found.prediction_error)} off before a trial, median"))
     return facts

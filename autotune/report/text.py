@@ -6,7 +6,7 @@ from typing import Final
 
 from autotune.config import Interval, LoaderConfig
 from autotune.knobs import TABLE, describe_config, describe_loader
-from autotune.profiles.schema import AblationStep, ProfileResult, TunedProfile
+from autotune.profiles.schema import AblationStep, PhaseTime, ProfileResult, TunedProfile
 from autotune.report.usage import describe_use_in_code
 from autotune.system.hardware import Hardware
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
@@ -18,6 +18,13 @@ BOTTLENECKS: Final = {
     "transfer": "handing batches over between processes",
     "copy": "copying to the device",
     "epoch": "starting over at every epoch",
+}
+ACTIVITIES: Final = {
+    "starting": "starting processes",
+    "warming_up": "warming up",
+    "measuring": "measuring",
+    "taking_down": "taking down",
+    "own": "dltune itself",
 }
 
 
@@ -145,6 +152,13 @@ def describe_profile(profile: TunedProfile) -> str:
     if found.prediction_error is not None:
         lines.append(f"  the model's predictions were {format_percent(found.prediction_error)} off, median")
     return "\n".join([*lines, *describe_warnings(profile)])
+
+
+def describe_time_spent(spent: PhaseTime) -> str:
+    """Say what a phase of a run took, and what of that went where, the largest part first."""
+    parts = sorted(((getattr(spent, name), name) for name in ACTIVITIES), reverse=True)
+    words = ", ".join(f"{format_seconds(seconds)} {ACTIVITIES[name]}" for seconds, name in parts if seconds)
+    return f"{format_seconds(sum(seconds for seconds, _ in parts))}: {words}"
 
 
 def describe_gpu(hardware: Hardware) -> str:

@@ -24,6 +24,7 @@ from autotune.system.machine import read_machine
 from autotune.trial.budgets import Budgets
 from autotune.trial.measurement import CODE_FAILURES, TrialResult
 from autotune.trial.protocol import (
+    MEASURING_PHASE,
     WORKER_PHASE,
     Command,
     FailureReport,
@@ -39,6 +40,7 @@ from autotune.trial.protocol import (
     TrialRequest,
 )
 from autotune.trial.sandbox_spec import SANDBOX_ERROR_PREFIX
+from autotune.trial.time_spent import TimeSpent
 from autotune.trial.workload_profile import WorkloadProfile
 
 MAX_RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
@@ -61,6 +63,7 @@ class TrialRunner:
         on_progress: OnProgress = lambda progress: None,
         sandbox: SandboxSupport | None = None,
         on_warning: OnWarning = lambda sentence: None,
+        spent: TimeSpent | None = None,
     ) -> None:
         self.start_seconds: float | None = None  # what the last start of a process and of its dataset took
         self._workload = workload
@@ -68,6 +71,7 @@ class TrialRunner:
         self._stall_seconds = stall_seconds
         self._on_progress = on_progress
         self._on_warning = on_warning
+        self._spent = spent or TimeSpent()
         self._child: TrialProcess | None = None
         self._is_releasing = False
         self._limits: Budgets | None = None
@@ -87,7 +91,8 @@ class TrialRunner:
     def close(self) -> None:
         """End the child, if there is one, and everything it started."""
         if self._child is not None:
-            self._child.end()
+            with self._spent.on("taking_down"):
+                self._child.end()
             self._child = None
         self._is_releasing = False
 
@@ -160,11 +165,13 @@ class TrialRunner:
         """Have the child, the living one or a new one, carry a command out."""
         self._await_release()
         if self._child is None:
-            started = self._start_child()
+            with self._spent.on("starting"):
+                started = self._start_child()
             if not isinstance(started, ReadyReport):
                 return started
         assert self._child is not None
-        return self._child.command(command, self._watch(deadline_seconds))
+        with self._spent.on("warming_up" if isinstance(command, TrialCommand) else "measuring"):
+            return self._child.command(command, self._watch(deadline_seconds))
 
     def _start_child(self) -> Answer:
         """Start a child and have it load the workload."""
@@ -195,7 +202,9 @@ class TrialRunner:
         """Wait until the workers of the trial before are down; a child that does not let go of them is ended."""
         if self._child is not None and self._is_releasing:
             watchdog = replace(self._watch(MAX_RELEASE_SECONDS), stall_seconds=MAX_RELEASE_SECONDS)
-            if not isinstance(self._child.receive(watchdog), ReadyReport):
+            with self._spent.on("taking_down"):
+                is_ready = isinstance(self._child.receive(watchdog), ReadyReport)
+            if not is_ready:
                 self.close()
         self._is_releasing = False
 
@@ -205,6 +214,8 @@ class TrialRunner:
 
     def _note_progress(self, progress: ProgressReport) -> None:
         self._phase, self._batches = progress.phase, progress.batches
+        if progress.phase == MEASURING_PHASE:
+            self._spent.turn_to("measuring")
         self._on_progress(progress)
 
     @property
@@ -222,10 +233,12 @@ def _is_sandbox_error(answer: Answer) -> bool:
 
 
 @contextmanager
-def start_runner(request: TuningRequest, progress: ProgressListener) -> Iterator[TrialRunner]:
-    """Open what runs the trials of a request, in the sandbox that it asks for."""
+def start_runner(
+    request: TuningRequest, progress: ProgressListener, spent: TimeSpent | None = None
+) -> Iterator[TrialRunner]:
+    """Open what runs the trials of a request, in the sandbox that it asks for; `spent` is told what takes time."""
     sandbox = detect_sandbox() if request.isolation == "auto" else SandboxSupport()
     with TrialRunner(
-        request.workload, request.stall_seconds, progress.show_progress, sandbox, progress.show_warning
+        request.workload, request.stall_seconds, progress.show_progress, sandbox, progress.show_warning, spent
     ) as runner:
         yield runner

@@ -28,6 +28,7 @@ from autotune.trial.measurement import Measurement, TrialResult
 from autotune.trial.workload_profile import WorkloadProfile
 
 PROTOCOL_VERSION: Final = 1
+MEASURING_PHASE: Final = "measuring"  # the phase of a trial from which on it is timed
 WORKER_PHASE: Final = "trying workers"  # the phase of a probe in which a dataset fails that fails only with workers
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from autotune.request import TuningRequest
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import RunTrial, TrialRequest
+from autotune.trial.time_spent import TimeSpent
 
 FRESH_START_SECONDS: Final = 3.0  # a fresh process, its imports and a dataset factory, before one was measured
 MIN_TRIALS: Final = 2  # the baseline and the best guess: the time for confirming is kept from what follows them
@@ -27,6 +28,7 @@ class Timetable:
     """The time that a run may take, and what its measurements have taken so far; the clock tells seconds."""
 
     def __init__(self, request: TuningRequest, clock: Callable[[], float] = time.monotonic) -> None:
+        self.spent = TimeSpent()
         self._clock = clock
         self._began = clock()
         self._most_seconds = math.inf if request.timeout_seconds is None else request.timeout_seconds
@@ -53,6 +55,7 @@ class Timetable:
 
     def begin_search(self, finals: int) -> None:
         """Plan from here on how much time is kept for the confirmation, whose whole is so many measurements."""
+        self.spent.begin("search")
         self._finals = finals
         self._share_seconds = FINAL_SHARE * self.left_seconds
 
