@@ -189,10 +189,8 @@ def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tune
                 kind, cut = found.plan.workload.kind, found.interrupted
                 text = describe_outcome(found.profile, kind, found.runner_up, request.output, interrupted=cut)
             if options["timings"] and not options["as_json"]:
-                rows = (
-                    f"  {spent.phase:<12} {describe_time_spent(spent)}" for spent in found.profile.search.time_spent
-                )
-                text = "\n".join([text, *rows])
+                spent = found.profile.search.time_spent
+                text = "\n".join([text, *(f"  {phase.phase:<12} {describe_time_spent(phase)}" for phase in spent)])
             print_result(text, f" The result is in {request.output}.")
     if found.interrupted:
         sys.exit(INTERRUPTED)
