@@ -52,6 +52,7 @@ class WorkloadRequest(FrozenModel):
         dataset: Import string `pkg.mod:attr` of the factory.
         is_loader: Whether that is a function which makes a loader of the settings, and is called with them.
         dataset_args: Keyword arguments of the factory.
+        split: Name of the one to tune, of several loaders or datasets that the factory returns.
         collate: Import string of a `collate_fn`; None keeps the workload's own.
         step: Import string of a factory that returns `step(batch)`; None for an emulated or built-in step.
         step_seconds: Seconds an emulated accelerator is busy for each batch; None for a real step.
@@ -62,6 +63,7 @@ class WorkloadRequest(FrozenModel):
     dataset: Annotated[Text, Field(min_length=1)]
     is_loader: bool = False
     dataset_args: JsonObject = Field(default_factory=dict)
+    split: Text | None = None
     collate: Text | None = None
     step: Text | None = None
     step_seconds: Positive | None = None
@@ -74,6 +76,11 @@ class WorkloadRequest(FrozenModel):
             raise ValueError("a step and an emulated step time exclude each other: give one of them")
         return self
 
+    @property
+    def title(self) -> str:
+        """What is tuned, in the words of the report."""
+        return join_title(self.dataset, self.split)
+
     def describe_step(self) -> str:
         """Name the step in the words of the report."""
         if self.step is not None:
@@ -81,6 +88,11 @@ class WorkloadRequest(FrozenModel):
         if self.step_seconds is not None:
             return f"emulated {format_seconds(self.step_seconds)}"
         return "built-in"
+
+
+def join_title(dataset: str, split: str | None) -> str:
+    """Name what is tuned: the factory, and which of several it is that the factory returns."""
+    return dataset if split is None else f"{dataset} [{split}]"
 
 
 class TuningRequest(FrozenModel):

@@ -254,4 +254,25 @@ def make_of_ready_batches(batch_size: int = 8, num_workers: int = 0) -> Any:
 
 
 def make_several() -> Any:
-    return {"left": DataLoader(Numbers()), "right": DataLoader(Numbers())}
+    return {"val": DataLoader(Numbers(20)), "train": Doubling(Numbers(), batch_size=4, shuffle=True), "classes": 3}
+
+
+def make_pair() -> Any:
+    return DataLoader(Numbers(), batch_size=4), DataLoader(Numbers(20), batch_size=5), "their names"
+
+
+def make_datasets() -> Any:
+    return {"train": Numbers(), "val": Numbers(20)}
+
+
+def make_nested() -> Any:
+    return {"train": {"left": Numbers(), "right": Numbers()}, "val": Numbers()}
+
+
+def make_several_of_settings(batch_size: int = 8, num_workers: int = 0) -> Any:
+    train = Doubling(Numbers(), batch_size=batch_size, num_workers=num_workers)
+    return {"train": train, "val": Batches(batch_size, 3)}
+
+
+def make_samples() -> Any:
+    return [(torch.zeros(2), {1, 2}) for _ in range(4)]

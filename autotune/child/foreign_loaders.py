@@ -72,4 +72,6 @@ def _list_entries(value: Any) -> list[tuple[str, Any]]:
 
 def describe(made: Any) -> str:
     """Name what was returned by its type."""
-    return "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"
+    cls = type(made)
+    module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
+    return "None" if made is None else f"a {module}{cls.__qualname__}"

@@ -16,6 +16,7 @@ from autotune.child.foreign_loaders import describe, name_loaders, refuse_foreig
 from autotune.child.import_string import import_attribute
 from autotune.child.own_loaders import OwnLoader, adopt_factory, adopt_loader
 from autotune.child.sample_counts import SampleCountTracker
+from autotune.child.splits import choose_split, list_splits
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
 from autotune.knobs import KnobName, config_from_knobs, knob_values
@@ -111,8 +112,8 @@ def load_workload(request: WorkloadRequest) -> LoadedWorkload:
         factory = import_attribute(request.dataset)
         is_made = isinstance(factory, Workload | DataLoader | Dataset) or _is_data_module(factory)
         made = factory(**request.dataset_args) if callable(factory) and not is_made else factory
-        owner, made = (made, loader_from_datamodule(made, request.dataset)) if _is_data_module(made) else (None, made)
-    loaded = dataclasses.replace(wrap_dataset(made, request.dataset, calls), owner=owner)
+        owner, chosen = _choose(made, request)
+    loaded = dataclasses.replace(wrap_dataset(chosen, request.dataset, calls), owner=owner)
     if request.collate is None:
         return loaded
     collate = import_attribute(request.collate)
@@ -125,7 +126,7 @@ def _load_factory(request: WorkloadRequest) -> LoadedWorkload:
     factory = import_attribute(request.dataset)
     if not callable(factory):
         raise UsageError(f"--loader {request.dataset}: a {type(factory).__name__}, not a function that makes a loader.")
-    call = FactoryCall(request.dataset, factory, request.dataset_args)
+    call = FactoryCall(request.dataset, factory, request.dataset_args, request.split)
     made, defaults = call.repeat({}), _read_defaults(call)
     if isinstance(made, ForeignLoader):
         parts = Workload(dataset=cast("Any", made.batches), batched=False)
@@ -173,18 +174,25 @@ def _adopt(loader: DataLoader[Any], source: str, calls: ConstructorCalls) -> Loa
     return LoadedWorkload(parts=parts, baseline=baseline, own=own)
 
 
-def loader_from_datamodule(module: Any, source: str) -> DataLoader[Any]:
-    """Get the training loader of a data module, by the calls that a Trainer makes before it trains."""
-    module.prepare_data()
-    module.setup(stage="fit")
-    loader = module.train_dataloader()
+def _choose(made: Any, request: WorkloadRequest) -> tuple[Any, Any]:
+    """Give the data module that was returned, if it was one, and what is to be tuned of all that was."""
+    if not _is_data_module(made):
+        return None, choose_split(made, request.split, request.dataset)
+    source = f"{request.dataset}: train_dataloader() of {describe(made)}"
+    loader = choose_split(ask_datamodule(made), request.split, source)
     if not isinstance(loader, DataLoader):
         raise UsageError(
-            f"{source}: train_dataloader() of {describe(module)} returned {describe(loader)}{name_loaders(loader)}. "
-            "dltune tunes one DataLoader at a time: name a factory that returns it, or with --loader a function of the "
-            "settings that makes it."
+            f"{source} returned {describe(loader)}{name_loaders(loader)}. dltune tunes one DataLoader at a time: name "
+            "a factory that returns it, or with --loader a function of the settings that makes it."
         )
-    return loader
+    return made, loader
+
+
+def ask_datamodule(module: Any) -> Any:
+    """Get the training loader of a data module, or loaders, by the calls that a Trainer makes before it trains."""
+    module.prepare_data()
+    module.setup(stage="fit")
+    return module.train_dataloader()
 
 
 def _check_dataset(parts: Workload, source: str) -> Workload:
@@ -192,9 +200,8 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
     if isinstance(dataset, IterableDataset):
         refuse_loader_within(dataset, source)
         return parts
-    if isinstance(dataset, Mapping) and "train" in dataset:
-        splits = ", ".join(map(repr, dataset))
-        raise UsageError(f"{source} returned {describe(dataset)} of {splits}. Return one of these splits.")
+    if list_splits(dataset):
+        raise UsageError(f"{source} gave {describe(dataset)} as one dataset. Give one of those that it holds.")
     refuse_foreign_loader(dataset, source)
     is_ordered = parts.sampler is not None or parts.batch_sampler is not None  # then its length is not asked for
     needed = ("__getitem__",) if is_ordered else ("__getitem__", "__len__")

@@ -121,6 +121,7 @@ def build_request(options: dict[str, Any]) -> TuningRequest:
                 dataset=options["dataset"] or options["loader"],
                 is_loader=not options["dataset"],
                 dataset_args=dict(options["dataset_args"]),
+                split=options["split"],
                 collate=options["collate"],
                 step=options["step"],
                 step_seconds=options["step_time"],

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     envvar="DLTUNE_DATASET_ARG",
     help="Argument of the factory, JSON or a bare word; repeatable.",
 )
+@click.option("--split", metavar="NAME", help="Which of several loaders or datasets the factory returns: train.")
 @click.option("--collate", metavar="PKG.MOD:FN", help="collate_fn, instead of the workload's own.")
 @click.option("--step", metavar="PKG.MOD:ATTR", help="Factory of your training step: make_step() -> step(batch).")
 @click.option("--step-time", type=read_seconds, metavar="TIME", help="Emulate a device busy that long per batch: 35ms.")

@@ -11,7 +11,7 @@ def describe_use_in_code(profile: TunedProfile, kind: str, output: str) -> str:
     tuned, given = f'autotune.load("{output}")', _list_given(profile, kind)
     is_set_up = any(knob.read(profile.config) != knob.default for knob in WORKER_SETTINGS)
     if profile.workload.loader_class is not None:
-        plain = f"{tuned}.make_loader({', '.join([_name_maker(profile), *given])})"
+        plain = f"{tuned}.make_loader({', '.join([_name_maker(profile), *given])}){_write_choice(profile)}"
     elif is_set_up:
         plain = f"{tuned}.make_loader({', '.join(given)})"
     else:
@@ -33,7 +33,8 @@ def usage_snippet_without_dltune(profile: TunedProfile) -> str:
         *_list_given(profile, profile.workload.kind or "map"),
         *(f"{name}={value!r}" for name, value in settings.items()),
     ]
-    lines += [f"loader = {_name_maker(profile)}(", *(f"    {argument}," for argument in arguments), ")"]
+    end = f"){_write_choice(profile)}"
+    lines += [f"loader = {_name_maker(profile)}(", *(f"    {argument}," for argument in arguments), end]
     if profile.process.device_prefetch:
         lines.append("loader = autotune.device_prefetch(loader, device)")
     return "\n".join(lines)
@@ -49,6 +50,14 @@ def _list_given(profile: TunedProfile, kind: str) -> list[str]:
     if profile.dataloader.batch_size is None:
         return ["dataset", "**your_own_batching"]
     return ["dataset", "shuffle=True"] if kind != "iterable" else ["dataset"]  # which DataLoader refuses to shuffle
+
+
+def _write_choice(profile: TunedProfile) -> str:
+    """Write what takes the tuned one of several loaders that a function of the settings returns."""
+    name = profile.workload.split
+    if name is None or ":" not in (profile.workload.loader_class or ""):
+        return ""
+    return f"[{name if name.isdecimal() else repr(name)}]"
 
 
 def _name_maker(profile: TunedProfile) -> str:
