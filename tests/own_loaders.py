@@ -133,6 +133,33 @@ def make_doubling() -> Doubling:
     return Doubling(Numbers(), 4, True, num_workers=1, drop_last=True)
 
 
+def stack_twice(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([*samples, *samples])
+
+
+def start_worker(number: int) -> None:
+    torch.manual_seed(number)
+
+
+def make_changed() -> Doubling:
+    """Change a loader after it was made, as training scripts do."""
+    loader = Doubling(Numbers(), batch_size=4, num_workers=1)
+    loader.collate_fn = stack_twice
+    loader.timeout = 7.0
+    loader.worker_init_fn = start_worker
+    return loader
+
+
+def make_timed() -> Doubling:
+    return Doubling(Numbers(), batch_size=4, num_workers=1, timeout=7.0)
+
+
+def make_changed_collating() -> CollatesItself:
+    loader = CollatesItself(Numbers(), 3.0, batch_size=4)
+    loader.scale = 5.0
+    return loader
+
+
 def make_never_restarting(samples: int = SAMPLES) -> NeverRestarting:
     return NeverRestarting(Numbers(samples), batch_size=4, shuffle=True)
 

@@ -58,9 +58,18 @@ class OwnLoader:
         loader.delivers_as_sampled = self.delivers_as_sampled
         return loader
 
+    def read_given(self, name: str) -> Any:
+        """Read what its maker was given by this name, or what was put in its place afterwards."""
+        changed = self.call.changed if isinstance(self.call, ConstructorCall) else {}
+        return changed.get(name, self.call.arguments.get(name))
+
     def collate_by(self, collate: Any) -> Self:
         """Give the same with another `collate_fn`."""
-        return replace(self, call=replace(self.call, arguments={**self.call.arguments, "collate_fn": collate}))
+        call = replace(self.call, arguments={**self.call.arguments, "collate_fn": collate})
+        if isinstance(call, ConstructorCall):
+            kept = {name: value for name, value in call.changed.items() if name != "collate_fn"}
+            call = replace(call, changed=kept)
+        return replace(self, call=call)
 
     def describe(self) -> str:
         """Say that it is what is measured, and which settings it decides by itself."""

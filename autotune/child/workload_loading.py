@@ -170,7 +170,7 @@ def _adopt(loader: DataLoader[Any], source: str, calls: ConstructorCalls) -> Loa
     baseline, parts = _read_settings(loader), workload_from_dataloader(loader)
     own = adopt_loader(loader, baseline, calls, source)
     if own is not None:  # what its class makes of a worker_init_fn, it will make again
-        parts = dataclasses.replace(parts, worker_init_fn=own.call.arguments.get("worker_init_fn"))
+        parts = dataclasses.replace(parts, worker_init_fn=own.read_given("worker_init_fn"))
     return LoadedWorkload(parts=parts, baseline=baseline, own=own)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from autotune.knobs import TABLE, WORKER_SETTINGS
 from autotune.profiles.schema import TunedProfile
 
@@ -57,7 +59,7 @@ def _write_choice(profile: TunedProfile) -> str:
     name = profile.workload.split
     if name is None or ":" not in (profile.workload.loader_class or ""):
         return ""
-    return f"[{name if name.isdecimal() else repr(name)}]"
+    return f"[{name if name.isdecimal() else json.dumps(name)}]"
 
 
 def _name_maker(profile: TunedProfile) -> str:

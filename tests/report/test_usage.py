@@ -73,7 +73,7 @@ def test_a_loader_of_the_users_own_is_made_by_who_made_it(loader: str, code: str
     assert "in_order" not in plain
 
 
-@pytest.mark.parametrize(("split", "choice"), [("train", "['train']"), ("0", "[0]")])
+@pytest.mark.parametrize(("split", "choice"), [("train", '["train"]'), ("0", "[0]")])
 def test_of_several_loaders_that_a_function_makes_the_tuned_one_is_taken(split: str, choice: str) -> None:
     profile = make_profile_of("map")
     changes = {"loader_class": "mypkg.data:make_loaders", "split": split}
