@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from autotune.child.adapters import suggest_call
 from autotune.child.constructor_calls import SETTINGS, ConstructorCalls, note_constructor_calls, read_setting
 from autotune.child.factory_calls import FactoryCall, ForeignLoader
 from autotune.child.foreign_loaders import describe, name_loaders, refuse_foreign_loader, refuse_loader_within
@@ -210,7 +211,7 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
         why = f"it lacks {' and '.join(lacking)}" if lacking else "it is no dataset"
         raise UsageError(
             f"{source} returned {describe(dataset)}, and {why}. Return a Dataset (with __getitem__ and __len__), "
-            "an IterableDataset, a DataLoader, a Lightning data module or an autotune.Workload."
+            f"an IterableDataset, a DataLoader, a Lightning data module or an autotune.Workload.{suggest_call(dataset)}"
         )
     if not is_ordered and len(cast("Any", dataset)) == 0:
         raise UsageError(f"{source} returned {describe(dataset)} of length 0: there is nothing to load.")
