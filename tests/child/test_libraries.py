@@ -6,6 +6,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +31,20 @@ Names = dict[str, Any]  # what the code of a hint means by its names
 MODULE = "a_users_module"
 BATCHES = 3
 pytestmark = pytest.mark.filterwarnings("ignore")  # libraries of all ages are asked here
+
+
+@pytest.fixture(scope="module", autouse=True)
+def admitted_torchvision() -> Any:
+    """Import torchvision beside a torch without CUDA, where its compiled operators cannot be loaded."""
+    if find_spec("torchvision") is None:
+        return None
+    try:
+        return import_module("torchvision")
+    except RuntimeError:
+        operators = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return import_module("torchvision"), operators
 
 
 def each(adapters: Iterable[Adapter]) -> pytest.MarkDecorator:
