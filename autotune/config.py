@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictBool,
+    StrictStr,
+    model_serializer,
+    model_validator,
+)
 
 SharingStrategy = Literal["file_descriptor", "file_system"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
@@ -51,6 +61,13 @@ Interval = Annotated[tuple[Bounded, Bounded], AfterValidator(_refuse_reversed_bo
 """A 95 % confidence interval: lower and upper bound in the unit of the value it belongs to."""
 LongText = Annotated[str, AfterValidator(_shorten)]
 """Text for people, cut in the middle where it is longer than anybody reads."""
+
+
+KnobInt = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
+KnobFloat = Annotated[float, Field(strict=True, ge=-MAX_RATE, le=MAX_RATE)]
+KnobText = Annotated[StrictStr, Field(max_length=200)]
+KnobValue = StrictBool | KnobInt | KnobFloat | KnobText
+"""A value of a knob that the user's own factory has."""
 
 
 class FrozenModel(BaseModel):
@@ -117,10 +134,23 @@ class ProcessSettings(FrozenModel):
 
 
 class LoaderConfig(FrozenModel):
-    """One point of the search: what the loader is given and how its process is set up."""
+    """One point of the search: what the loader is given, how its process is set up, and the user's own knobs.
+
+    Attributes:
+        knobs: Arguments of the user's factory that are searched as well, by name.
+    """
 
     dataloader: DataLoaderSettings
     process: ProcessSettings = Field(default_factory=ProcessSettings)
+    knobs: dict[str, KnobValue] = Field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((self.dataloader, self.process, tuple(sorted(self.knobs.items()))))
+
+    @model_serializer(mode="wrap")
+    def _leave_out_no_knobs(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        return written if self.knobs else {name: value for name, value in written.items() if name != "knobs"}
 
     def loader_kwargs(self) -> dict[str, Any]:
         """Give the arguments for `DataLoader`, leaving out those it refuses in this combination.

@@ -11,9 +11,16 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import TypeAdapter
 
-from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
+from autotune.config import (
+    DataLoaderSettings,
+    KnobValue,
+    LoaderConfig,
+    ProcessSettings,
+    SharingStrategy,
+    StartMethod,
+)
 
-Choice = int | bool | str | None
+Choice = int | bool | float | str | None
 KnobName = Literal[
     "batch_size",
     "num_workers",
@@ -24,8 +31,8 @@ KnobName = Literal[
     "sharing_strategy",
     "device_prefetch",
 ]
-Section = Literal["dataloader", "process"]
-SECTIONS: Final[Mapping[Section, type[DataLoaderSettings | ProcessSettings]]] = {
+Section = Literal["dataloader", "process", "knobs"]
+SECTIONS: Final[Mapping[str, type[DataLoaderSettings | ProcessSettings]]] = {
     "dataloader": DataLoaderSettings,
     "process": ProcessSettings,
 }
@@ -35,8 +42,8 @@ SECTIONS: Final[Mapping[Section, type[DataLoaderSettings | ProcessSettings]]] = 
 class Knob:
     """One setting that is searched."""
 
-    name: KnobName  # by DataLoader, in dltune.json, by --fix and --range
-    section: Section  # of a configuration; the arguments of DataLoader are one
+    name: str  # by DataLoader, in dltune.json, by --fix and --range; a `KnobName`, or a parameter of the user's factory
+    section: Section  # of a configuration: arguments of DataLoader, settings of the process, arguments of a factory
     choices: tuple[Any, ...]  # what is searched unless the workload, the machine or the user narrows it
     default: Any  # in PyTorch, once what it needs is there
     convention: Any  # the usual value, which it keeps unless leaving it is measured to pay
@@ -50,11 +57,14 @@ class Knob:
 
     def read(self, config: LoaderConfig) -> Any:
         """Read its value; where a configuration without workers does not say, PyTorch's default."""
-        value = getattr(getattr(config, self.section), self.name)
+        section = getattr(config, self.section)
+        value = section[self.name] if self.section == "knobs" else getattr(section, self.name)
         return self.default if value is None and self.needs is not None else value
 
     def check(self, value: Any) -> Choice:
         """Give a value as a configuration holds it; raises `pydantic.ValidationError` where it can hold no such one."""
+        if self.section == "knobs":
+            return TypeAdapter[Choice](KnobValue).validate_python(value)
         found = SECTIONS[self.section].model_fields[self.name]
         adapter: TypeAdapter[Choice] = TypeAdapter(Annotated[found.annotation, *found.metadata, None])  # type: ignore[arg-type]  # made at run time
         return adapter.validate_python(value)
@@ -143,18 +153,28 @@ TABLE: Final = (  # in the order in which they are usually set
         instruction="go through autotune.device_prefetch(loader, device) instead of the loader",
     ),
 )
-KNOBS: Final[Mapping[KnobName, Knob]] = {knob.name: knob for knob in TABLE}
+KNOBS: Final[Mapping[str, Knob]] = {knob.name: knob for knob in TABLE}
 WORKER_SETTINGS: Final = tuple(knob for knob in TABLE if knob.section == "process" and knob.needs == "num_workers")
 NUMBERS: Final = tuple(knob for knob in TABLE if knob.is_ranged)
 SWITCHES: Final = tuple(knob for knob in TABLE if not knob.is_ranged)
 
 
-def knob_values(config: LoaderConfig) -> dict[KnobName, Any]:
+def find_knob(name: str) -> Knob:
+    """Find the entry of a knob; a name that is not in the table is that of one of the user's own."""
+    return KNOBS.get(name) or Knob(name, "knobs", choices=(), default=None, convention=None, label=name)
+
+
+def list_knobs(config: LoaderConfig) -> tuple[Knob, ...]:
+    """List the knobs of a configuration: those of the table, then the user's own."""
+    return (*TABLE, *map(find_knob, config.knobs))
+
+
+def knob_values(config: LoaderConfig) -> dict[str, Any]:
     """List the value of every knob of a configuration."""
-    return {knob.name: knob.read(config) for knob in TABLE}
+    return {knob.name: knob.read(config) for knob in list_knobs(config)}
 
 
-def config_from_knobs(values: Mapping[KnobName, Any], start_method: StartMethod | None = None) -> LoaderConfig:
+def config_from_knobs(values: Mapping[str, Any], start_method: StartMethod | None = None) -> LoaderConfig:
     """Make the legal configuration of a value for every knob; what has no meaning beside others keeps its default."""
     parts: dict[Section, dict[str, Any]] = {"dataloader": {}, "process": {"non_blocking": values["pin_memory"]}}
     for knob in TABLE:
@@ -163,6 +183,7 @@ def config_from_knobs(values: Mapping[KnobName, Any], start_method: StartMethod 
     return LoaderConfig(
         dataloader=DataLoaderSettings(**parts["dataloader"]),
         process=ProcessSettings(multiprocessing_context=start_method, **parts["process"]),
+        knobs={name: value for name, value in values.items() if name not in KNOBS},
     )
 
 
@@ -172,31 +193,38 @@ def settings_beside_loader(config: LoaderConfig) -> dict[str, Any]:
     return {knob.name: knob.read(config) for knob in beside if knob.read(config) is not False}
 
 
-def list_differences(config: LoaderConfig, other: LoaderConfig) -> tuple[KnobName, ...]:
+def list_differences(config: LoaderConfig, other: LoaderConfig) -> tuple[str, ...]:
     """List the knobs in which two configurations differ."""
-    return tuple(knob.name for knob in TABLE if knob.read(config) != knob.read(other))
+    values, others = knob_values(config), knob_values(other)
+    return tuple(name for name in {**values, **others} if values.get(name) != others.get(name))
 
 
 def describe_difference(config: LoaderConfig, other: LoaderConfig) -> str:
     """Write the settings in which a configuration differs from another, as in `prefetch_factor=4 in_order=False`."""
-    return " ".join(f"{name}={KNOBS[name].read(config)}" for name in list_differences(config, other))
+    values = knob_values(config)
+    return " ".join(f"{name}={values.get(name)}" for name in list_differences(config, other))
 
 
 def describe_config(config: LoaderConfig) -> str:
-    """Describe a configuration in a few columns, as in `w=11 pf=4 bs=64 pin persistent`."""
+    """Describe a configuration in a few columns, as in `w=11 pf=4 bs=64 pin persistent`, the user's own knobs last."""
     order = (KNOBS["num_workers"], *(knob for knob in reversed(NUMBERS) if knob.name != "num_workers"))
     words = [f"{knob.label}={knob.read(config)}" for knob in order if _is_said(knob, config)]
     return " ".join([*words, *describe_switches(config)])
 
 
+def describe_own(config: LoaderConfig) -> list[str]:
+    """List the user's own knobs, as in `cache_size=256`."""
+    return [f"{name}={value}" for name, value in config.knobs.items()]
+
+
 def describe_switches(config: LoaderConfig) -> list[str]:
-    """List the switches that are not at their defaults, in a word each."""
-    return [knob.label for knob in SWITCHES if knob.read(config) != knob.default]
+    """List the switches that are not at their defaults, in a word each, and the user's own knobs."""
+    changed = [knob.label for knob in SWITCHES if knob.read(config) != knob.default]
+    return [*changed, *describe_own(config)]
 
 
-def describe_loader(settings: DataLoaderSettings) -> str:
-    """Describe loader settings by DataLoader's own argument names; the batch size is left to the caller."""
-    config = LoaderConfig(dataloader=settings)
+def describe_loader(config: LoaderConfig) -> str:
+    """Describe what makes a loader by the names of arguments; the batch size is left to the caller."""
     words = []
     for knob in TABLE:
         value = knob.read(config)
@@ -206,7 +234,7 @@ def describe_loader(settings: DataLoaderSettings) -> str:
             words.append(f"{knob.name}={value}")
         elif value != knob.default:
             words.append(knob.name if value else f"{knob.name}={value}")
-    return " ".join(words)
+    return " ".join([*words, *describe_own(config)])
 
 
 def _is_said(knob: Knob, config: LoaderConfig) -> bool:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from autotune.config import BatchSize, FrozenModel, SharingStrategy, Workers
+from autotune.config import BatchSize, FrozenModel, KnobValue, SharingStrategy, Workers
 from autotune.errors import UsageError
-from autotune.knobs import KnobName
+from autotune.knobs import KNOBS, KnobName
 from autotune.units import format_seconds
 
 IsolationMode = Literal["auto", "none"]
@@ -40,8 +40,18 @@ def _refuse_bytes(text: str) -> str:
     return text
 
 
+def _order_choices(choices: tuple[KnobValue, ...]) -> tuple[KnobValue, ...]:
+    """Put numbers in ascending order; refuse choices that mean the same twice, or switches among numbers."""
+    if len(set(choices)) < len(choices):
+        raise ValueError("a choice is given twice (true and 1 are one, too)")
+    numbers = [choice for choice in choices if not isinstance(choice, str | bool)]
+    return tuple(sorted(numbers)) if len(numbers) == len(choices) else choices
+
+
 _IMPORT_STRING: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 Text = Annotated[str, AfterValidator(_refuse_bytes)]
+MAX_CHOICES: Final = 64  # of one knob
+Choices = Annotated[tuple[KnobValue, ...], Field(min_length=1, max_length=MAX_CHOICES), AfterValidator(_order_choices)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(_refuse_what_json_cannot_say)]
 
 
@@ -53,6 +63,7 @@ class WorkloadRequest(FrozenModel):
         is_loader: Whether that is a function which makes a loader of the settings, and is called with them.
         dataset_args: Keyword arguments of the factory.
         split: Name of the one to tune, of several loaders or datasets that the factory returns.
+        knobs: Further arguments of the factory, that are searched: the values to choose from, by name.
         collate: Import string of a `collate_fn`; None keeps the workload's own.
         step: Import string of a factory that returns `step(batch)`; None for an emulated or built-in step.
         step_seconds: Seconds an emulated accelerator is busy for each batch; None for a real step.
@@ -64,6 +75,7 @@ class WorkloadRequest(FrozenModel):
     is_loader: bool = False
     dataset_args: JsonObject = Field(default_factory=dict)
     split: Text | None = None
+    knobs: dict[str, Choices] = Field(default_factory=dict)
     collate: Text | None = None
     step: Text | None = None
     step_seconds: Positive | None = None
@@ -74,6 +86,17 @@ class WorkloadRequest(FrozenModel):
     def _refuse_two_steps(self) -> Self:
         if self.step is not None and self.step_seconds is not None:
             raise ValueError("a step and an emulated step time exclude each other: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_knobs_that_are_settled(self) -> Self:
+        for name in self.knobs:
+            if not name.isidentifier():
+                raise ValueError(f"--knob {name}: not the name of an argument")
+            if name in KNOBS:
+                raise ValueError(f"--knob {name}: it is searched by itself; narrow it with --range or --fix")
+            if name in self.dataset_args:
+                raise ValueError(f"--knob {name}: --dataset-arg gives it a value already; leave one of them out")
         return self
 
     @property

@@ -303,3 +303,31 @@ def make_several_of_settings(batch_size: int = 8, num_workers: int = 0) -> Any:
 
 def make_samples() -> Any:
     return [(torch.zeros(2), {1, 2}) for _ in range(4)]
+
+
+# Factories with arguments of their own
+
+
+def make_repeated(repeats: int = 2) -> Dataset[torch.Tensor]:
+    if repeats < 1:
+        raise ValueError("repeats must be positive")
+    return Numbers(SAMPLES * repeats)
+
+
+def load_repeated(
+    batch_size: int = 4, num_workers: int = 0, prefetch_factor: int | None = None, repeats: int = 2
+) -> DataLoader[torch.Tensor]:
+    return DataLoader(
+        make_repeated(repeats), batch_size=batch_size, num_workers=num_workers, prefetch_factor=prefetch_factor
+    )
+
+
+def make_any(level: Any = 2) -> Dataset[torch.Tensor]:
+    return Numbers()
+
+
+def make_from_anything(**arguments: Any) -> Dataset[torch.Tensor]:
+    return make_repeated(**arguments)
+
+
+NUMBERS = Numbers()

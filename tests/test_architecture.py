@@ -26,7 +26,7 @@ OWNERS = {
     "optuna": {"search.ask_tell", "search.sampler", "search.storage", "search.study"},
     "click": {"cli", "commands"},
     "rich": {"commands.display", "commands.live_display"},
-    "numpy": {"search.surrogate"},
+    "numpy": {"search.coordinates", "search.surrogate"},
     "jinja2": {"report"},
     "filelock": {"runner.scratch", "system.locks"},
 }

@@ -96,6 +96,17 @@ def test_a_loader_that_is_no_import_string_is_named_by_its_option() -> None:
         (("--range", "num_workers=9:3"), "num_workers=0:16"),
         (("--range", "num_workers=0:\u00b2"), "is not of the form num_workers=0:16"),
         (("--range", "num_workers=-1:3"), "below 0"),
+        (("--knob", "threads"), "threads=0,1,2"),
+        (("--knob", "threads=9:3"), "the lower end is not below the upper one"),
+        (("--knob", "threads=a:3"), "is not of the form cache_size=64:4096"),
+        (("--knob", "threads=-100:100"), "list the choices instead"),
+        (("--knob", "threads=[[1],2]"), "the choices are numbers, words, true or false"),
+        (("--knob", "threads=[1"), "is not of the form"),
+        (("--knob", "threads=1,2", "--knob", "threads=3"), "--knob threads is given twice"),
+        (("--knob", "threads=1,1"), "a choice is given twice"),
+        (("--knob", "num_workers=1,2"), "narrow it with --range or --fix"),
+        (("--knob", "a-b=1,2"), "not the name of an argument"),
+        (("--knob", "root=1,2", "--dataset-arg", "root=/data"), "--dataset-arg gives it a value already"),
         (("--range", "num_workers=0:" + "9" * 5000), "is not of the form num_workers=0:16"),
         (("--fix", "in_order=" + "[" * 100_000), "nested too deeply"),
         (("--dataset-arg", "x=" + "[" * 100_000), "nested too deeply"),
@@ -145,6 +156,37 @@ def test_options_become_one_request() -> None:
     assert (request.max_memory, request.max_shm, request.max_gpu_memory) == ("24GiB", "50%", "70%")
     assert (request.max_workers, request.output, request.profile) == (12, "x.json", "mine")
     assert (request.storage, request.study_name, request.resume) == ("sqlite:///x.db", "s", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "choices"),
+    [
+        ("threads=0,1,2", (0, 1, 2)),
+        ("threads=4,1", (1, 4)),
+        ("threads=2:6", (2, 3, 4, 5, 6)),
+        ("threads=64:1000", (64, 128, 256, 512, 1000)),
+        ("threads=0:40", (0, 1, 2, 4, 8, 16, 32, 40)),
+        ("threads=0:1.0", (0.0, 0.25, 0.5, 0.75, 1.0)),
+        ("threads=pil,cv2", ("pil", "cv2")),
+        ("threads=false,true", (False, True)),
+        ('threads=["a,b", "c:d"]', ("a,b", "c:d")),
+        ("threads=8", (8,)),
+    ],
+)
+def test_the_choices_of_a_users_knob_are_listed_or_spread_over_a_range(text: str, choices: tuple[Any, ...]) -> None:
+    request = build_request(tune.make_context("dltune", ["--dataset", "pkg:make", "--knob", text]).params)
+    read = request.workload.knobs["threads"]
+    assert read == choices
+    assert list(map(type, read)) == list(map(type, choices))
+
+
+def test_the_choices_of_users_knobs_may_stand_in_the_project_file(workdir: Path) -> None:
+    table = 'knob = {threads = [0, 1], cache = "64:256", decoder = ["pil", "cv2"]}'
+    (workdir / "pyproject.toml").write_text(f"[tool.dltune]\n{table}\n")
+    defaults = name_parameters(read_project_options(workdir), tune)
+    context = tune.make_context("dltune", ["--dataset", "pkg:make"], default_map=defaults)
+    knobs = build_request(context.params).workload.knobs
+    assert knobs == {"threads": (0, 1), "cache": (64, 128, 256), "decoder": ("pil", "cv2")}
 
 
 def test_a_flag_wins_over_the_environment_and_the_environment_over_the_file(workdir: Path) -> None:

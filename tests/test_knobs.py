@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
-from autotune.config import LoaderConfig, ProcessSettings
+from autotune.config import KnobValue, LoaderConfig, ProcessSettings
 from autotune.knobs import (
     KNOBS,
     TABLE,
@@ -16,11 +16,12 @@ from autotune.knobs import (
     describe_config,
     describe_loader,
     knob_values,
+    list_differences,
 )
-from autotune.profiles.export import TARGETS, export
+from autotune.profiles.export import TARGETS, Target, export
 from autotune.profiles.schema import TunedProfile
 from autotune.report.summary import list_settings
-from autotune.report.usage import describe_use_in_code
+from autotune.report.usage import describe_use_in_code, usage_snippet_without_dltune
 from tests.builders import make_config, make_profile
 
 FILE_SYSTEM = ProcessSettings(sharing_strategy="file_system")
@@ -39,9 +40,11 @@ def test_a_configuration_is_described_by_what_differs_from_the_defaults(config: 
 
 
 def test_settings_are_described_by_the_names_that_data_loader_uses() -> None:
-    settings = make_config(4, 8, pin_memory=True, in_order=False).dataloader
-    assert describe_loader(settings) == "num_workers=4 prefetch_factor=8 pin_memory in_order=False"
-    assert describe_loader(make_config(0).dataloader) == "num_workers=0"
+    assert (
+        describe_loader(make_config(4, 8, pin_memory=True, in_order=False))
+        == "num_workers=4 prefetch_factor=8 pin_memory in_order=False"
+    )
+    assert describe_loader(make_config(0)) == "num_workers=0"
 
 
 # Whatever is searched must be told to those who train
@@ -74,3 +77,62 @@ def test_what_a_knob_was_set_to_is_told_by_every_export_the_page_and_the_line_to
     plain = describe_use_in_code(make_profile(), "map", "dltune.json")
     if knob.section == "process":
         assert describe_use_in_code(profile, "map", "dltune.json") != plain
+
+
+# Knobs of the user's own
+
+
+OWN: dict[str, KnobValue] = {"cache_size": 256, "decoder": "cv2"}
+
+
+def make_own(**identity: Any) -> TunedProfile:
+    profile = make_profile()
+    workload = profile.workload.model_copy(update={"dataset": "data.images:make", **identity})
+    config = profile.config.model_copy(update={"knobs": OWN})
+    return profile.model_copy(update={"config": config, "workload": workload})
+
+
+def test_a_configuration_with_knobs_of_the_users_own_is_written_read_and_told_apart_by_them() -> None:
+    config = make_config(2).model_copy(update={"knobs": {"a": True, "b": 1.0, "c": 1, "d": "1"}})
+    read = LoaderConfig.model_validate_json(config.model_dump_json())
+    assert read == config
+    assert hash(read) == hash(config)
+    assert [type(value) for value in read.knobs.values()] == [bool, float, int, str]
+    assert "knobs" not in make_config(2).model_dump_json()
+    assert config_from_knobs(knob_values(config)) == config
+    assert list_differences(config, make_config(2)) == ("a", "b", "c", "d")
+    assert describe_config(config) == "w=2 pf=2 bs=32 a=True b=1.0 c=1 d=1"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_export_holds_knobs_of_the_users_own_or_says_who_is_to_be_given_them(target: Target) -> None:
+    found = export(make_own(), target)
+    for name, value in OWN.items():
+        is_held = name in found.text or name.upper() in found.text
+        assert is_held or f"{name}={value!r} is not held: give it to data.images:make." in found.notes
+
+
+def test_the_page_shows_knobs_of_the_users_own() -> None:
+    shown = {setting.name: setting.value for setting in list_settings(make_own())}
+    assert (shown["cache_size"], shown["decoder"]) == ("256", "cv2")
+
+
+@pytest.mark.parametrize(
+    ("maker", "line", "lines"),
+    [
+        (
+            None,
+            '(tuned := autotune.load("dltune.json")).make_loader(make(**tuned.knobs), shuffle=True)',
+            "    make(cache_size=256, decoder='cv2'),\n    shuffle=True,",
+        ),
+        (
+            "data.images:make",
+            'autotune.load("dltune.json").make_loader(make)',
+            "    cache_size=256,\n    decoder='cv2',",
+        ),
+    ],
+)
+def test_the_code_to_copy_gives_the_users_factory_its_knobs(maker: str | None, line: str, lines: str) -> None:
+    profile = make_own(loader_class=maker)
+    assert describe_use_in_code(profile, "map", "dltune.json") == line
+    assert lines in usage_snippet_without_dltune(profile)

@@ -847,3 +847,51 @@ def test_a_baseline_that_is_the_best_seen_when_time_is_over_is_kept() -> None:
     parts: dict[str, Any] = {"machine": make_machine(affinity_cpus=2), "workload": waiting_workload()}
     found = tune(request, run_trial=bench, timetable=timetable, **parts).profile
     assert (found.dataloader.num_workers, found.result.verdict) == (0, "keep")
+
+
+# Knobs of the user's own
+
+
+KNOBS: Any = {"decoder": ("pil", "cv2"), "cache": (0, 64, 256, 1024)}
+
+
+def decoding(config: LoaderConfig) -> float:
+    """Throughput that a decoder doubles, and that a cache raises up to 256 entries."""
+    cache = 1.0 + min(256, config.knobs["cache"]) / 1024  # type: ignore[operator]  # a number
+    return saturating(config) * (2 if config.knobs["decoder"] == "cv2" else 1) * cache
+
+
+def test_knobs_of_the_users_own_are_searched_explained_written_and_loaded_like_the_others() -> None:
+    workload = WorkloadRequest(dataset="pkg:make", knobs=KNOBS)
+    profile = run(Bench(decoding), TuningRequest(workload=workload, batch_sizes=(32,))).profile
+    assert profile.config.knobs["decoder"] == "cv2"
+    assert profile.config.knobs["cache"] in (256, 1024)
+    assert {"decoder", "cache"} <= set(profile.evidence.knob_importance if profile.evidence else ())
+    assert "decoder=cv2" in [step.setting for step in profile.result.ablation]
+    assert load("dltune.json", on_mismatch="warn").knobs == profile.config.knobs
+
+
+def test_of_values_that_are_equally_fast_the_factorys_own_stays() -> None:
+    workload = WorkloadRequest(dataset="pkg:make", knobs={"cache": (0, 64, 256)})
+    found = tune(
+        TuningRequest(workload=workload, batch_sizes=(32,)),
+        run_trial=Bench(saturating),
+        machine=make_machine(affinity_cpus=2),
+        workload=waiting_workload().model_copy(update={"knobs": {"cache": 64}}),
+    )
+    assert found.profile.config.knobs == {"cache": 64}
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_every_sampler_proposes_knobs_of_the_users_own(sampler: str) -> None:
+    workload = WorkloadRequest(dataset="pkg:make", knobs=KNOBS)
+    bench = Bench(decoding)
+    run(bench, TuningRequest(workload=workload, batch_sizes=(32,), sampler=sampler, trials=12))
+    assert {config.knobs["decoder"] for config in bench.configs} == {"pil", "cv2"}
+
+
+def test_a_space_that_knobs_make_too_large_is_searched_in_part() -> None:
+    knobs: Any = {"a": tuple(range(40)), "b": tuple(range(40))}
+    bench = Bench(lambda config: saturating(config) * (1 + float(config.knobs["a"]) / 40))
+    request = TuningRequest(workload=WorkloadRequest(dataset="pkg:make", knobs=knobs), batch_sizes=(32,), trials=30)
+    assert run(bench, request).profile.config.knobs["a"] > 25  # type: ignore[operator]  # a number

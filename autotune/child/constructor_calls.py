@@ -10,16 +10,18 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from torch.utils.data import DataLoader
 
 from autotune.child.stoppable_loader import StoppableDataLoader, make_stoppable
 from autotune.errors import UsageError
-from autotune.knobs import TABLE, KnobName
+from autotune.knobs import KNOBS, TABLE, KnobName
 from autotune.profiles.factory_arguments import choose_arguments, list_parameters
 
-SETTINGS: Final[tuple[KnobName, ...]] = tuple(knob.name for knob in TABLE if knob.section == "dataloader")
+SETTINGS: Final[tuple[KnobName, ...]] = tuple(
+    name for name in get_args(KnobName) if KNOBS[name].section == "dataloader"
+)
 NEEDING_WORKERS: Final = (  # refused, or idle, without
     *(knob.name for knob in TABLE if knob.needs == "num_workers"),
     "multiprocessing_context",

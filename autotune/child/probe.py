@@ -51,8 +51,9 @@ def profile_workload(
     if _enter_worker_phase(order, on_phase):
         sizes = [round(profile.samples) for profile in profiles]
         costs |= _measure_worker_costs(workload, costs["load_cost"], sizes, cold_seconds, order.usable_cpus)
-    own, epochs, doubt = workload.own and workload.own.describe(), describe_epochs(workload), doubt_training(workload)
-    notes = (own, *warn_of_libraries(workload), files, cow_growth, epochs, warn_of_device(device, accelerator), doubt)
+    own, told = workload.own and workload.own.describe(), warn_of_libraries(workload)
+    epochs, doubt = describe_epochs(workload), doubt_training(workload)
+    notes = (own, *told, workload.note, files, cow_growth, epochs, warn_of_device(device, accelerator), doubt)
     return WorkloadProfile(
         description=type(workload.parts.dataset).__qualname__,
         kind=workload.kind,
@@ -65,6 +66,7 @@ def profile_workload(
         has_getitems=hasattr(workload.parts.dataset, "__getitems__"),
         baseline=workload.baseline,
         loader_class=None if workload.own is None else workload.own.call.name,
+        knobs=dict(workload.usual_knobs),
         fixed_knobs=dict(workload.fixed),
         loader_decides=() if workload.own is None else tuple(workload.own.fixed),
         multiprocessing_context=workload.start_method,

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from autotune.child.measurement import TrialRun
     from autotune.child.training_step import Step
     from autotune.child.workload_loading import LoadedWorkload
+    from autotune.config import KnobValue
     from autotune.request import WorkloadRequest
     from autotune.trial.measurement import Measurement
     from autotune.trial.workload_profile import WorkloadProfile
@@ -42,7 +43,8 @@ class ProcessTaintedError(Exception):
 class TrialServer:
     """Carries the tuner's commands out, one after another."""
 
-    _workload: LoadedWorkload  # these three are there once the workload has been loaded
+    _request: WorkloadRequest  # these four are there once the workload has been loaded
+    _workload: LoadedWorkload
     _step: Step
     _device: torch.device
 
@@ -88,7 +90,7 @@ class TrialServer:
     def _carry_out(self, command: protocol.Command) -> protocol.Report:
         match command:
             case protocol.LoadCommand():
-                self._load(command.workload)
+                self._load(command)
             case protocol.ProbeCommand():
                 return protocol.ProbeReport(profile=self._probe(command))
             case protocol.IdentifyCommand():
@@ -99,22 +101,39 @@ class TrialServer:
                 self._release()
         return protocol.ReadyReport(on_device=self._uses_device())
 
-    def _load(self, request: WorkloadRequest) -> None:
+    def _load(self, command: protocol.LoadCommand) -> None:
         self._show("importing torch")
         from autotune.child.device import resolve_device
         from autotune.child.training_step import make_step
         from autotune.child.workload_loading import load_workload
 
         sys.path.insert(0, str(Path.cwd()))
+        request = self._request = command.workload
         self._where = "device"
         self._device = resolve_device(request.device)
         self._where = "dataset"
         self._show(f"calling {request.dataset}")
-        self._workload = load_workload(request)
+        self._workload = load_workload(request, command.knobs)
         self._where = "step"
         self._show(f"making the step ({request.describe_step()})")
         self._step = self._watch_step(make_step(request, self._device))
         self._needs_warm_step = request.step_seconds is None or self._device.type != "cpu"  # else it only sleeps
+
+    def _set_knobs(self, knobs: Mapping[str, KnobValue]) -> None:
+        """Have the user's factory called with other values of its own knobs, where a trial has such."""
+        from autotune.child.workload_loading import change_knobs, load_workload
+
+        wanted = {**self._workload.usual_knobs, **knobs}
+        if wanted == self._workload.knobs:
+            return
+        self._where = "dataset"
+        self._show(f"calling {self._request.dataset} with {', '.join(f'{name}={wanted[name]}' for name in wanted)}")
+        changed = change_knobs(self._workload, wanted)
+        if changed is None:
+            del self._workload  # the next one may need its memory
+            gc.collect()
+            self._is_process_warm = False
+        self._workload = changed or load_workload(self._request, wanted)
 
     def _probe(self, command: protocol.ProbeCommand) -> WorkloadProfile:
         from autotune.child.probe import profile_workload
@@ -134,9 +153,10 @@ class TrialServer:
     def _run_trial(self, request: protocol.TrialRequest) -> Measurement:
         from autotune.child.measurement import TrialRun, warm_up_step
 
-        self._where, self._in_step = "trial", False
+        self._trial, self._in_step = None, False
+        self._set_knobs(request.config.knobs)
+        self._where = "trial"
         self._show("starting workers")
-        self._trial = None
         settings = request.config.dataloader
         if not request.fresh and settings.num_workers:
             self._warm_up_process(request.config.process.sharing_strategy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
 
 from pydantic import ValidationError
@@ -15,10 +16,11 @@ from autotune.child.constructor_calls import SETTINGS, ConstructorCalls, note_co
 from autotune.child.factory_calls import FactoryCall, ForeignLoader
 from autotune.child.foreign_loaders import describe, name_loaders, refuse_foreign_loader, refuse_loader_within
 from autotune.child.import_string import import_attribute
+from autotune.child.own_knobs import describe_changed_defaults, settle_knobs
 from autotune.child.own_loaders import OwnLoader, adopt_factory, adopt_loader
 from autotune.child.sample_counts import SampleCountTracker
 from autotune.child.splits import choose_split, list_splits
-from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
+from autotune.config import DataLoaderSettings, KnobValue, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
 from autotune.knobs import KnobName, config_from_knobs, knob_values
 from autotune.profiles.factory_arguments import list_parameters
@@ -37,6 +39,9 @@ class LoadedWorkload:
         sample_counts: What was seen of its size.
         own: How the user's own class of loaders is made and measured; None for a plain DataLoader.
         owner: The data module that made the loader; kept, since it may hold the folder that its dataset reads.
+        usual_knobs: Arguments of the factory that are searched, with the values that it has by itself.
+        knobs: The same with the values that it was given.
+        note: What the user should know of these; None for nothing.
     """
 
     parts: Workload
@@ -44,6 +49,9 @@ class LoadedWorkload:
     sample_counts: SampleCountTracker = dataclasses.field(default_factory=SampleCountTracker, compare=False)
     own: OwnLoader | None = None
     owner: Any = None
+    usual_knobs: Mapping[str, KnobValue] = dataclasses.field(default_factory=dict)
+    knobs: Mapping[str, KnobValue] = dataclasses.field(default_factory=dict)
+    note: str | None = None
 
     @property
     def is_opaque(self) -> bool:
@@ -103,18 +111,24 @@ class LoadedWorkload:
         return (self.start_method or read_start_method_in_force()) == "fork"
 
 
-def load_workload(request: WorkloadRequest) -> LoadedWorkload:
-    """Import and call the user's dataset factory, and apply the collate function that the request names."""
+def load_workload(request: WorkloadRequest, knobs: Mapping[str, KnobValue] = MappingProxyType({})) -> LoadedWorkload:
+    """Import and call the user's dataset factory, and apply the collate function that the request names.
+
+    The user's own knobs get the given values; those that are not given, what the factory does by itself.
+    """
     if request.is_loader and request.collate is not None:
         raise UsageError("--collate: a function for --loader makes the whole loader; give the collate function there.")
     if request.is_loader:
-        return _load_factory(request)
+        return _load_factory(request, knobs)
     with note_constructor_calls() as calls:
         factory = import_attribute(request.dataset)
         is_made = isinstance(factory, Workload | DataLoader | Dataset) or _is_data_module(factory)
-        made = factory(**request.dataset_args) if callable(factory) and not is_made else factory
+        usual = settle_knobs(None if is_made else factory, request)
+        values = {**usual, **knobs}
+        made = factory(**request.dataset_args, **values) if callable(factory) and not is_made else factory
         owner, chosen = _choose(made, request)
-    loaded = dataclasses.replace(wrap_dataset(chosen, request.dataset, calls), owner=owner)
+    told: dict[str, Any] = {"usual_knobs": usual, "knobs": values, "note": describe_changed_defaults(factory, request)}
+    loaded = dataclasses.replace(wrap_dataset(chosen, request.dataset, calls), owner=owner, **told)
     if request.collate is None:
         return loaded
     collate = import_attribute(request.collate)
@@ -122,26 +136,38 @@ def load_workload(request: WorkloadRequest) -> LoadedWorkload:
     return dataclasses.replace(loaded, parts=dataclasses.replace(loaded.parts, collate_fn=collate), own=own)
 
 
-def _load_factory(request: WorkloadRequest) -> LoadedWorkload:
+def change_knobs(loaded: LoadedWorkload, knobs: Mapping[str, KnobValue]) -> LoadedWorkload | None:
+    """Give the same workload with other values of the user's knobs; None where it must be loaded anew for that."""
+    if loaded.own is None or not isinstance(loaded.own.call, FactoryCall):
+        return None
+    call = dataclasses.replace(loaded.own.call, arguments={**loaded.own.call.arguments, **knobs})
+    return dataclasses.replace(loaded, own=dataclasses.replace(loaded.own, call=call), knobs=knobs)
+
+
+def _load_factory(request: WorkloadRequest, knobs: Mapping[str, KnobValue]) -> LoadedWorkload:
     """Have the user's function make a loader by itself, which is the baseline."""
     factory = import_attribute(request.dataset)
     if not callable(factory):
         raise UsageError(f"--loader {request.dataset}: a {type(factory).__name__}, not a function that makes a loader.")
-    call = FactoryCall(request.dataset, factory, request.dataset_args, request.split)
+    usual = settle_knobs(factory, request)
+    values = {**usual, **knobs}
+    note = describe_changed_defaults(factory, request)
+    told: dict[str, Any] = {"usual_knobs": usual, "knobs": values, "note": note}
+    call = FactoryCall(request.dataset, factory, {**request.dataset_args, **values}, request.split)
     made, defaults = call.repeat({}), _read_defaults(call)
     if isinstance(made, ForeignLoader):
         parts = Workload(dataset=cast("Any", made.batches), batched=False)
-        return LoadedWorkload(parts=parts, baseline=defaults, own=adopt_factory(call, made, defaults))
+        return LoadedWorkload(parts=parts, baseline=defaults, own=adopt_factory(call, made, defaults), **told)
     baseline, size = _read_settings(made), read_setting(made, "batch_size") or defaults.dataloader.batch_size
     baseline = baseline.model_copy(update={"dataloader": baseline.dataloader.model_copy(update={"batch_size": size})})
     parts = workload_from_dataloader(made)
-    return LoadedWorkload(parts=parts, baseline=baseline, own=adopt_factory(call, made, baseline))
+    return LoadedWorkload(parts=parts, baseline=baseline, own=adopt_factory(call, made, baseline), **told)
 
 
 def _read_defaults(call: FactoryCall) -> LoaderConfig:
     """Read the settings by which a function makes a loader that does not tell them: its arguments and its defaults."""
     values = {one.name: one.default for one in list_parameters(call.factory)} | call.required | dict(call.arguments)
-    known = {name: values[name] for name in SETTINGS if type(values.get(name)) in (int, bool)}
+    known: dict[str, Any] = {name: values[name] for name in SETTINGS if type(values.get(name)) in (int, bool)}
     usual = knob_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=None)))
     try:
         return config_from_knobs({**usual, **known})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
     from autotune.request import TuningRequest
 
+DENSE_RANGE_WIDTH: Final = 16  # a range of whole numbers is searched number by number up to this width
+FLOAT_STEPS: Final = 4  # of a range of numbers that are not whole
 MAX_SHOWN_CHARACTERS: Final = 80  # of a value that is refused
 _SAME_NAMES: Final = (
     *("trials", "epochs", "seed", "sampler", "max_memory", "max_shm", "max_gpu_memory", "max_workers"),
@@ -98,6 +102,41 @@ def read_range(value: Any) -> tuple[str, tuple[int, int]]:
     return key.strip(), bounds
 
 
+def read_choices(value: Any) -> tuple[str, tuple[Any, ...]]:
+    """Read the choices of a knob of the user's own: `NAME=1,2,4`, `NAME=LOW:HIGH`, or a list in JSON."""
+    if isinstance(value, tuple):
+        return value
+    key, _, text = str(value).partition("=")
+    low, separator, high = text.partition(":")
+    try:
+        if separator and not text.startswith("["):
+            return key.strip(), _spread(json.loads(low), json.loads(high))
+        parts = (
+            json.loads(text) if text.startswith("[") else [read_assignment(f"_={part}")[1] for part in text.split(",")]
+        )
+    except (ValueError, TypeError, RecursionError):
+        raise click.BadParameter(
+            f"{_shorten(value)} is not of the form cache_size=64:4096 or decoder=pil,cv2"
+        ) from None
+    if not text or not all(isinstance(part, str | int | float) for part in parts):
+        raise click.BadParameter(f"{_shorten(value)}: the choices are numbers, words, true or false: threads=0,1,2")
+    return key.strip(), tuple(parts)
+
+
+def _spread(low: float, high: float) -> tuple[float, ...]:
+    """Spread choices over a range: every whole number of a short one, doublings of a long one, else five steps."""
+    if not low < high:
+        raise click.BadParameter(f"{low}:{high}: the lower end is not below the upper one, give cache_size=64:4096")
+    if not isinstance(low, int) or not isinstance(high, int):
+        return tuple(low + (high - low) * step / FLOAT_STEPS for step in range(FLOAT_STEPS + 1))
+    if high - low <= DENSE_RANGE_WIDTH:
+        return tuple(range(low, high + 1))
+    if low < 0:
+        raise click.BadParameter(f"{low}:{high} is a long range with negative numbers: list the choices instead")
+    doublings = itertools.takewhile(lambda value: value < high, (max(low, 1) << power for power in itertools.count()))
+    return tuple(sorted({low, *doublings, high}))
+
+
 def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
@@ -122,6 +161,7 @@ def build_request(options: dict[str, Any]) -> TuningRequest:
                 is_loader=not options["dataset"],
                 dataset_args=dict(options["dataset_args"]),
                 split=options["split"],
+                knobs=_collect_choices(options["knobs"]),
                 collate=options["collate"],
                 step=options["step"],
                 step_seconds=options["step_time"],
@@ -139,10 +179,21 @@ def build_request(options: dict[str, Any]) -> TuningRequest:
         raise UsageError(_explain(error)) from None
 
 
+def _collect_choices(given: Sequence[tuple[str, tuple[Any, ...]]]) -> dict[str, tuple[Any, ...]]:
+    """Collect the choices of each knob; raises UsageError where one is given twice."""
+    names = [name for name, _ in given]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"--knob {twice[0]} is given twice: list all of its choices in one, as in {twice[0]}=1,2.")
+    return dict(given)
+
+
 def _explain(error: ValidationError) -> str:
     """Say the first of the problems in the words of the command line."""
     problem = error.errors(include_url=False)[0]
     place = [str(part) for part in problem["loc"]]
+    if place and place[0] == "knobs":
+        what = problem["msg"].removeprefix("Value error, ")
+        return f"--knob {place[1]}: {what[:1].lower()}{what[1:]}."
     if place and place[0] in ("fixed", "ranges"):
         from autotune.knobs import KNOBS
 

@@ -19,6 +19,7 @@ from autotune.commands.params import (
     check_budget,
     read_assignment,
     read_batch_sizes,
+    read_choices,
     read_range,
     read_seconds,
 )
@@ -55,6 +56,15 @@ if TYPE_CHECKING:
     help="Argument of the factory, JSON or a bare word; repeatable.",
 )
 @click.option("--split", metavar="NAME", help="Which of several loaders or datasets the factory returns: train.")
+@click.option(
+    "--knob",
+    "knobs",
+    type=read_choices,
+    multiple=True,
+    envvar="DLTUNE_KNOB",
+    metavar="NAME=CHOICES",
+    help="Search an argument of your factory as well: decoder=pil,cv2 or cache_size=64:4096; repeatable.",
+)
 @click.option("--collate", metavar="PKG.MOD:FN", help="collate_fn, instead of the workload's own.")
 @click.option("--step", metavar="PKG.MOD:ATTR", help="Factory of your training step: make_step() -> step(batch).")
 @click.option("--step-time", type=read_seconds, metavar="TIME", help="Emulate a device busy that long per batch: 35ms.")

@@ -13,7 +13,7 @@ from typing import Final
 from autotune.config import LoaderConfig
 from autotune.confirm.decision import Decision
 from autotune.confirm.runs import ConfirmationRuns
-from autotune.knobs import TABLE, config_from_knobs, knob_values
+from autotune.knobs import config_from_knobs, knob_values, list_knobs
 from autotune.profiles.schema import AblationStep
 from autotune.progress import ProgressListener
 from autotune.search.plan import Plan
@@ -32,7 +32,7 @@ def ablation_steps(baseline: LoaderConfig, answer: LoaderConfig) -> Iterator[tup
         What is set, as in `num_workers=12`, and the configuration with it and all before it; the last is the answer.
     """
     values, goal, config = knob_values(baseline), knob_values(answer), baseline
-    for knob in TABLE:
+    for knob in list_knobs(answer):
         if knob.needs == "num_workers" and not answer.dataloader.num_workers:
             continue
         values[knob.name] = goal[knob.name]

@@ -139,7 +139,7 @@ class _Rounds:
             return
         best = find_lead(running)
         convention = self._plan.convention
-        keeps = (convention.keep_order, convention.make_sibling, convention.keep_training)
+        keeps = (convention.keep_order, convention.make_sibling, convention.keep_training, convention.keep_knobs)
         needed = {keep(best.config) for keep in keeps}
         floor = DROP_BELOW_RATIO.get(self.done, 0.0) * best.rate
         self.finalists = [one for one in running if one.rate >= floor or one.config in needed]

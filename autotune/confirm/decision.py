@@ -53,9 +53,10 @@ def select_finalists(
 ) -> list[LoaderConfig]:
     """Pick the configurations that deserve a second look; none when none works.
 
-    They are the best, the same in order where it is not, its conventional sibling, the best of those that keep the
-    batch size where that sibling does not, and the fewest workers close to the best; filled up with the next best to
-    `FINALISTS`. What each is expected to reach, in samples per second, stands in for what it measured.
+    They are the best, the same in order where it is not, its conventional sibling, the same with the user's own knobs
+    as they were, the best of those that keep the batch size where that sibling does not, and the fewest workers close
+    to the best; filled up with the next best to `FINALISTS`. What each is expected to reach, in samples per second,
+    stands in for what it measured.
     """
     measured = {record.config: record for record in records if record.is_feasible}  # the last look counts
     rates = {config: record.score for config, record in measured.items()} | dict(expected or {})
@@ -65,7 +66,7 @@ def select_finalists(
     best = ranked[0]
     close = [config for config in ranked if rates[config] >= NEAR_BEST_RATIO * rates[best]]
     fewest = min(close, key=lambda config: config.dataloader.num_workers)
-    siblings = [convention.keep_order(best), convention.make_sibling(best)]
+    siblings = [convention.keep_order(best), convention.make_sibling(best), convention.keep_knobs(best)]
     if convention.list_training_changes(siblings[1]):  # the batch size, which a sibling shares
         unchanged = next((config for config in ranked if not convention.list_training_changes(config)), best)
         siblings.append(convention.keep_training(unchanged))
@@ -152,8 +153,8 @@ def _list_departures(
     """List what leaving conventions gave, as far as the confirmation holds the configurations that keep them."""
     unchanged = [one for one in running if not convention.list_training_changes(one.config)]
     sibling = _find(running, convention.make_sibling(winner.config))
-    ordered = _find(running, convention.keep_order(winner.config))
-    rivals = list(filter(None, dict.fromkeys((ordered, sibling))))
+    others = [_find(running, keep(winner.config)) for keep in (convention.keep_order, convention.keep_knobs)]
+    rivals = list(filter(None, dict.fromkeys((*others, sibling))))
     if unchanged and "batch_size" in convention.list_training_changes(winner.config):
         rivals.append(find_lead(unchanged))
     return tuple(_describe_gain(winner, rival, running) for rival in rivals if rival is not winner)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from autotune.config import MAX_RATE, LoaderConfig
-from autotune.knobs import TABLE, KnobName, config_from_knobs, knob_values
+from autotune.knobs import TABLE, config_from_knobs, knob_values
 from autotune.profiles.schema import BatchTimeBreakdown, ScalingPoint, SearchEvidence, TrialSummary
 from autotune.search.cost_model import predict_copy
 from autotune.search.demand import BudgetViolation, describe_violations
@@ -97,7 +97,7 @@ def knob_importance(plan: Plan, answer: LoaderConfig, predict: Predict) -> dict[
     return {knob: spread / whole for knob, spread in spreads.items()} if whole > 0 else {}
 
 
-def sweep_knob(plan: Plan, answer: LoaderConfig, knob: KnobName) -> Iterator[LoaderConfig]:
+def sweep_knob(plan: Plan, answer: LoaderConfig, knob: str) -> Iterator[LoaderConfig]:
     """Walk up along one knob, all else as in the answer, which is passed on the way.
 
     An answer without workers says nothing of the knobs that need them: those are set as is conventional.
@@ -110,7 +110,7 @@ def sweep_knob(plan: Plan, answer: LoaderConfig, knob: KnobName) -> Iterator[Loa
             plan.space.from_params({**dependent, "num_workers": max(plan.space.choices["num_workers"])})
         )
         values |= {name: usual[name] for name in dependent}
-    for choice in sorted({*choices, values[knob]}):
+    for choice in choices if values[knob] in choices else sorted({*choices, values[knob]}):
         yield config_from_knobs({**values, knob: choice}, answer.process.multiprocessing_context)
 
 

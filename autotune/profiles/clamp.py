@@ -37,7 +37,7 @@ def clamp_config(profile: TunedProfile, here: MachineProfile) -> LoaderConfig:
     clamped = DataLoaderSettings(
         batch_size=settings.batch_size, num_workers=workers, pin_memory=settings.pin_memory, **with_workers
     )
-    return LoaderConfig(dataloader=clamped, process=profile.process)
+    return profile.config.model_copy(update={"dataloader": clamped})
 
 
 def _share_workers(profile: TunedProfile, here: MachineProfile) -> int:

@@ -82,6 +82,9 @@ def log_half_width(interval: Interval | None) -> float:
 
 
 def _list_settings(first: TunedProfile, second: TunedProfile) -> tuple[str, ...]:
-    before = first.dataloader.model_dump() | first.process.model_dump()
-    after = second.dataloader.model_dump() | second.process.model_dump()
-    return tuple(f"{name} {before[name]} -> {after[name]}" for name in before if before[name] != after[name])
+    before = first.dataloader.model_dump() | first.process.model_dump() | first.config.knobs
+    after = second.dataloader.model_dump() | second.process.model_dump() | second.config.knobs
+    names = {**before, **after}
+    return tuple(
+        f"{name} {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)
+    )

@@ -17,7 +17,7 @@ from autotune.knobs import TABLE, WORKER_SETTINGS, settings_beside_loader
 from autotune.profiles.schema import TunedProfile
 
 Target = Literal["kwargs", "statefuldataloader", "hf", "accelerate", "lightning", "timm", "yaml", "json", "env"]
-Setting = int | bool | str
+Setting = int | bool | float | str
 Settings = Mapping[str, Setting]
 
 TARGETS: Final[tuple[Target, ...]] = get_args(Target)
@@ -94,6 +94,10 @@ def _add_for_accelerate(settings: Settings) -> Settings:
     return {"split_batches": False, "non_blocking": settings["pin_memory"]}
 
 
+def _name_variable(name: str) -> str:
+    return f"DATALOADER_{name.upper()}"
+
+
 def _names_for(target: Target) -> dict[str, str]:
     return {knob.name: knob.export_names[target] for knob in TABLE if target in knob.export_names}
 
@@ -116,6 +120,7 @@ class ExportTarget:
     add: Callable[[Settings], Settings] | None = None  # what gives the tuned settings their meaning there
     own: Settings = field(default_factory=lambda: _DEFAULTS)  # what it does by itself where it holds no setting
     remarks: Mapping[str, str] = field(default_factory=dict)  # on settings that it does not hold
+    write_own: Callable[[str], str] | None = None  # how it calls arguments of the user's factory; None for not at all
     hint: str = ""
     has_comments: bool = True  # that start with #
 
@@ -173,9 +178,13 @@ _TARGETS: Final[Mapping[Target, ExportTarget]] = {
         },
         has_comments=False,
     ),
-    "yaml": ExportTarget("code of your own", {name: name for name in ALL}, _write_yaml),
-    "json": ExportTarget("code of your own", {name: name for name in ALL}, _write_json, has_comments=False),
-    "env": ExportTarget("a shell", {name: f"DATALOADER_{name.upper()}" for name in ALL}, _write_variables),
+    "yaml": ExportTarget("code of your own", {name: name for name in ALL}, _write_yaml, write_own=str),
+    "json": ExportTarget(
+        "code of your own", {name: name for name in ALL}, _write_json, write_own=str, has_comments=False
+    ),
+    "env": ExportTarget(
+        "a shell", {name: _name_variable(name) for name in ALL}, _write_variables, write_own=_name_variable
+    ),
 }
 
 
@@ -203,7 +212,7 @@ def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:
         )
     target = _TARGETS[to]
     settings = profile.workload.leave_out_decided(_list_settings(profile.config))
-    unheld = _find_unheld(target, settings)
+    unheld = (*_find_unheld(target, settings), *_list_unheld_knobs(target, profile))
     notes = [_describe_batch_size(target, profile.dataloader.batch_size)]
     notes += [f"{target.hint}."] if target.hint else []
     notes += ["With in_order=False nothing guarantees that it resumes where it stopped."] if gives_up_resuming else []
@@ -213,6 +222,8 @@ def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:
 
 def _write(target: ExportTarget, profile: TunedProfile, settings: Settings, notes: list[str]) -> str:
     held = {target.names[name]: value for name, value in settings.items() if name in target.names}
+    if target.write_own is not None:
+        held |= {target.write_own(name): value for name, value in profile.config.knobs.items()}
     added = target.add(settings) if target.add is not None else {}
     comments = [f"# {line}" for line in (_describe_source(profile, target), *notes)] if target.has_comments else []
     return "\n".join([*comments, target.write({**held, **added}), ""])
@@ -231,6 +242,16 @@ def _find_unheld(target: ExportTarget, settings: Settings) -> tuple[UnsupportedS
     if "batch_size" in target.names and remark and "batch_size" not in settings:
         unheld.insert(0, UnsupportedSetting("batch_size", None, is_lost=True, remark=remark))
     return tuple(unheld)
+
+
+def _list_unheld_knobs(target: ExportTarget, profile: TunedProfile) -> list[UnsupportedSetting]:
+    """List the arguments of the user's own factory, where the target has no place for them."""
+    if target.write_own is not None:
+        return []
+    remark = f"give it to {profile.workload.dataset}"
+    return [
+        UnsupportedSetting(name, value, is_lost=True, remark=remark) for name, value in profile.config.knobs.items()
+    ]
 
 
 def _explain(target: ExportTarget, name: str, value: Setting) -> UnsupportedSetting:

@@ -56,6 +56,11 @@ class TunedLoader:
         """
         return self.profile.workload.leave_out_decided(self.config.loader_kwargs())
 
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """The tuned arguments that `--knob` named, for the factory; empty without, or where defaults stand in."""
+        return dict(self.config.knobs)
+
     def apply_process_settings(self) -> None:
         """Put the sharing strategy in force; call it before the first worker starts."""
         from torch.multiprocessing import set_sharing_strategy
@@ -86,7 +91,8 @@ class TunedLoader:
             init = make_worker_init(self.config.process, own.get("worker_init_fn"), are_forked=method == "fork")
             kwargs |= {} if init is None else {"worker_init_fn": init}
         if callable(source) and not isinstance(source, Dataset):
-            return source(**{**own, **choose_arguments(source, kwargs)})
+            tuned = self.knobs if self.profile.workload.is_function_made else {}
+            return source(**{**tuned, **own, **choose_arguments(source, kwargs)})
         return DataLoader(source, **kwargs)
 
 

@@ -21,7 +21,7 @@ MIN_DIGITS: Final = 8  # of the digest in a name; more where those are taken
 MAX_DIGITS: Final = 64
 GENERATED_NAME: Final = re.compile(r"(cpu|\S+x\d+)-[\d.]+c(-\d+[gm])?-[0-9a-f]{4,64}")  # shorter in earlier versions
 ADVISORY_FIELDS: Final = {"cpu", "gpu_memory_bytes", "compute_capability", "pcie"}  # of the hardware
-LATER_FIELDS: Final = (("is_loader", False), ("split", None))  # of the workload, with what they are in older files
+LATER_FIELDS: Final[dict[str, Any]] = {"is_loader": False, "split": None, "knobs": {}}  # what they are in older files
 NAME_IGNORED_FIELDS: Final = ("working_dir",)  # of the workload: the same code in another folder
 
 
@@ -72,7 +72,7 @@ def _get_workload_request(profile: TunedProfile) -> dict[str, Any]:
 
 def _leave_out_later(fields: dict[str, Any]) -> dict[str, Any]:
     """Leave out what earlier files lack, where it says no more than they do."""
-    return {name: value for name, value in fields.items() if (name, value) not in LATER_FIELDS}
+    return {name: value for name, value in fields.items() if name not in LATER_FIELDS or value != LATER_FIELDS[name]}
 
 
 def _describe_gpus(hardware: Hardware) -> str:

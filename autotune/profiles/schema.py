@@ -67,6 +67,11 @@ class WorkloadIdentity(FrozenModel):
         """What was tuned, in the words of the report."""
         return join_title(self.dataset, self.split)
 
+    @property
+    def is_function_made(self) -> bool:
+        """Whether a function of the settings makes its loader, and not a class, or DataLoader."""
+        return self.loader_class is not None and ":" in self.loader_class
+
     def leave_out_decided(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Leave out the settings that the user's own loader decides."""
         return {name: value for name, value in settings.items() if name not in self.loader_decides}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from autotune.units import SECOND_UNITS, parse_seconds
 
 _FLAGS: Final = {
     "dataset_args": "--dataset-arg",
+    "knobs": "--knob",
     "step_seconds": "--step-time",
     "batch_sizes": "--batch-size",
     "fixed": "--fix",
@@ -53,11 +54,20 @@ def _write_option(name: str, value: Any) -> list[list[str]]:
 
 
 def _list_texts(name: str, value: Any) -> list[str]:
+    if name == "knobs":
+        return [f"{key}={_write_choices(choices)}" for key, choices in value.items()]
     if isinstance(value, Mapping):
         return [f"{key}={_write_part(part)}" for key, part in value.items()]
     if isinstance(value, tuple):
         return [",".join(str(part) for part in value)]
     return [write_duration(value) if name.endswith("_seconds") else str(value)]
+
+
+def _write_choices(choices: Sequence[Any]) -> str:
+    """Write choices as the command line reads them: a list, or JSON where a word would be taken for something else."""
+    if any(isinstance(choice, str) and set(choice) & set(",:[") for choice in choices):
+        return json.dumps(list(choices))
+    return ",".join(map(_write_part, choices))
 
 
 def _write_part(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.config import CONFIDENCE, LoaderConfig, ProcessSettings
+from autotune.config import CONFIDENCE, LoaderConfig
 from autotune.knobs import settings_beside_loader
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
 from autotune.report.reproduce import describe_command
@@ -146,12 +146,13 @@ def list_settings(profile: TunedProfile) -> list[Setting]:
     values = {
         name: values[name] for name in ("num_workers", "batch_size", "prefetch_factor") if name in values
     } | values
-    values |= settings_beside_loader(config)
+    values |= settings_beside_loader(config) | config.knobs
     return [_make_setting(name, value, config if base is None else base.config) for name, value in values.items()]
 
 
 def _make_setting(name: str, value: Any, base: LoaderConfig) -> Setting:
-    was = getattr(base.process if name in ProcessSettings.model_fields else base.dataloader, name)
+    before = {**dict(base.dataloader), **dict(base.process), **base.knobs}
+    was = before.get(name)
     return Setting(name, str(value), None if was == value else str(was))
 
 

@@ -42,7 +42,7 @@ def _describe_best(profile: TunedProfile) -> str:
     size = profile.dataloader.batch_size
     batch = "your own batches" if size is None else f"batch_size={size}"
     label = "Keep:" if profile.result.verdict == "keep" else "Best:"
-    settings = " ".join([describe_loader(profile.dataloader), *_list_process_settings(profile.config)])
+    settings = " ".join([describe_loader(profile.config), *_list_process_settings(profile.config)])
     return f"{label}  {settings}   ({batch})"
 
 

@@ -10,7 +10,7 @@ from statistics import NormalDist
 from typing import Final, Literal
 
 from autotune.config import CONFIDENCE
-from autotune.knobs import KNOBS, describe_config, list_differences
+from autotune.knobs import describe_config, find_knob, list_differences
 from autotune.profiles.schema import ScalingPoint, SearchEvidence, TrialSummary, TunedProfile
 from autotune.report.axes import LETTER_WIDTH, PLOT, Scale, make_scale
 from autotune.units import format_percent, format_rate
@@ -134,7 +134,7 @@ def differs_only_in_workers(trial: TrialSummary, profile: TunedProfile) -> bool:
     """Tell whether a trial differs from the answer in the number of workers only."""
     both_have_workers = bool(trial.dataloader.num_workers and profile.dataloader.num_workers)
     others = [name for name in list_differences(trial.config, profile.config) if name != "num_workers"]
-    return not any(both_have_workers or KNOBS[name].needs is None for name in others)
+    return not any(both_have_workers or find_knob(name).needs is None for name in others)
 
 
 def _trace_curve(curve: Sequence[ScalingPoint], across: Scale, up: Scale) -> tuple[str, str]:

@@ -11,10 +11,14 @@ from autotune.profiles.schema import TunedProfile
 def describe_use_in_code(profile: TunedProfile, kind: str, output: str) -> str:
     """Write it in one line; only a dataset of kind `map` can be shuffled by a loader."""
     tuned, given = f'autotune.load("{output}")', _list_given(profile, kind)
+    makes_dataset = profile.config.knobs and profile.workload.loader_class is None
+    if makes_dataset:
+        tuned, given[0] = f"(tuned := {tuned})", f"{_name_factory(profile)}(**tuned.knobs){_write_choice(profile)}"
     is_set_up = any(knob.read(profile.config) != knob.default for knob in WORKER_SETTINGS)
     if profile.workload.loader_class is not None:
-        plain = f"{tuned}.make_loader({', '.join([_name_maker(profile), *given])}){_write_choice(profile)}"
-    elif is_set_up:
+        choice = _write_choice(profile) if profile.workload.is_function_made else ""
+        plain = f"{tuned}.make_loader({', '.join([_name_maker(profile), *given])}){choice}"
+    elif is_set_up or makes_dataset:
         plain = f"{tuned}.make_loader({', '.join(given)})"
     else:
         plain = f"DataLoader({', '.join([*given, f'**{tuned}.loader_kwargs()'])})"
@@ -31,11 +35,17 @@ def usage_snippet_without_dltune(profile: TunedProfile) -> str:
     set_up = [(knob.setup, knob.read(profile.config)) for knob in TABLE if knob.read(profile.config) != knob.default]
     lines = [code.format(value=value) for code, value in set_up if code is not None]
     settings = profile.workload.leave_out_decided(profile.config.loader_kwargs())
+    given = _list_given(profile, profile.workload.kind or "map")
+    if profile.workload.is_function_made:
+        settings |= profile.config.knobs
+    elif profile.config.knobs and profile.workload.loader_class is None:
+        own = ", ".join(f"{name}={value!r}" for name, value in profile.config.knobs.items())
+        given[0] = f"{_name_factory(profile)}({own}){_write_choice(profile)}"
     arguments = [
-        *_list_given(profile, profile.workload.kind or "map"),
+        *given,
         *(f"{name}={value!r}" for name, value in settings.items()),
     ]
-    end = f"){_write_choice(profile)}"
+    end = f"){_write_choice(profile) if profile.workload.is_function_made else ''}"
     lines += [f"loader = {_name_maker(profile)}(", *(f"    {argument}," for argument in arguments), end]
     if profile.process.device_prefetch:
         lines.append("loader = autotune.device_prefetch(loader, device)")
@@ -45,9 +55,7 @@ def usage_snippet_without_dltune(profile: TunedProfile) -> str:
 def _list_given(profile: TunedProfile, kind: str) -> list[str]:
     """List what training code gives a loader beside the settings."""
     if profile.workload.loader_class is not None:
-        is_told = (
-            ":" in profile.workload.loader_class and not profile.workload.dataset_args
-        )  # a function of the settings
+        is_told = profile.workload.is_function_made and not profile.workload.dataset_args
         return [] if is_told else ["**your_own_arguments"]
     if profile.dataloader.batch_size is None:
         return ["dataset", "**your_own_batching"]
@@ -55,11 +63,16 @@ def _list_given(profile: TunedProfile, kind: str) -> list[str]:
 
 
 def _write_choice(profile: TunedProfile) -> str:
-    """Write what takes the tuned one of several loaders that a function of the settings returns."""
+    """Write what takes the tuned one of several loaders or datasets that the factory returns."""
     name = profile.workload.split
-    if name is None or ":" not in (profile.workload.loader_class or ""):
+    if name is None:
         return ""
     return f"[{name if name.isdecimal() else json.dumps(name)}]"
+
+
+def _name_factory(profile: TunedProfile) -> str:
+    """Name the factory of the dataset, without its module."""
+    return profile.workload.dataset.replace(":", ".").rpartition(".")[2]
 
 
 def _name_maker(profile: TunedProfile) -> str:

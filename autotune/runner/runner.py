@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
+from autotune.config import KnobValue
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.failures import TrialFailure, reclassify_oom_kill
@@ -71,6 +72,7 @@ class TrialRunner:
         self._is_releasing = False
         self._limits: Budgets | None = None
         self._probe_end = math.inf
+        self._knobs: dict[str, KnobValue] = {}  # what the next child is started with
         self._phase = ""
         self._batches = 0
 
@@ -146,6 +148,7 @@ class TrialRunner:
         self._batches = 0
         if request.fresh:
             self.close()
+        self._knobs = request.config.knobs
         budgeted = request.model_copy(update={"gpu_bytes": self._budgets.gpu_bytes})
         answer = self._give(TrialCommand(trial=budgeted), request.seconds * MAX_TRIAL_OVERHEAD + self._stall_seconds)
         output = self._child.read_output() if self._child is not None and isinstance(answer, FailureReport) else ""
@@ -169,7 +172,8 @@ class TrialRunner:
         child = self._child = TrialProcess(
             self._workload.working_dir, self._budgets, self._sandbox, self._note_progress, self._on_warning
         )
-        answer = child.command(LoadCommand(workload=self._workload), self._watch(self._stall_seconds * MAX_LOAD_STALLS))
+        order = LoadCommand(workload=self._workload, knobs=self._knobs)
+        answer = child.command(order, self._watch(self._stall_seconds * MAX_LOAD_STALLS))
         if isinstance(answer, ReadyReport):
             self.start_seconds = time.monotonic() - began
         elif self._sandbox != SandboxSupport() and _is_sandbox_error(answer):

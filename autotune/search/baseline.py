@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.config import DataLoaderSettings, LoaderConfig
-from autotune.knobs import KNOBS, KnobName, config_from_knobs, knob_values, list_differences
+from autotune.knobs import KNOBS, config_from_knobs, find_knob, knob_values, list_differences
 from autotune.request import TuningRequest
 from autotune.search.demand import ResourceModel
 from autotune.search.space import SearchSpace, nearest_choice
@@ -25,18 +25,19 @@ def choose_baseline(
     if workload.baseline is None:
         usual = nearest_choice(KNOBS["batch_size"].convention, space.choices["batch_size"])
         return space.from_params(knob_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=usual))))
-    own = knob_values(workload.baseline)
+    own = {**knob_values(workload.baseline), **space.usual}
     for knob in request.ranges:
         own[knob] = nearest_choice(own[knob], space.choices[knob])
     if len(space.choices["batch_size"]) == 1:
         own["batch_size"] = space.choices["batch_size"][0]
     if request.max_workers is not None:
         own["num_workers"] = min(own["num_workers"], request.max_workers)
-    return _fit_workers({**own, **request.fixed}, workload, space, budgets)
+    own |= {str(name): value for name, value in request.fixed.items()}
+    return _fit_workers(own, workload, space, budgets)
 
 
 def _fit_workers(
-    values: Mapping[KnobName, Any], workload: WorkloadProfile, space: SearchSpace, budgets: Budgets
+    values: Mapping[str, Any], workload: WorkloadProfile, space: SearchSpace, budgets: Budgets
 ) -> LoaderConfig:
     """Take as many workers away as the budgets demand; none where that would not help."""
     model = ResourceModel.from_workload(workload)
@@ -51,7 +52,7 @@ def _fit_workers(
 def describe_changed_baseline(own: LoaderConfig, baseline: LoaderConfig) -> str | None:
     """Say where the baseline is not the user's own DataLoader; None where it is."""
     changes = [
-        f"{name}={KNOBS[name].read(baseline)} instead of {KNOBS[name].read(own)}"
+        f"{name}={find_knob(name).read(baseline)} instead of {find_knob(name).read(own)}"
         for name in list_differences(baseline, own)
     ]
     if not changes:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.knobs import KNOBS, NUMBERS, TABLE, Choice, KnobName, config_from_knobs
+from autotune.knobs import KNOBS, NUMBERS, TABLE, Choice, config_from_knobs, find_knob
 from autotune.request import TuningRequest
 from autotune.search.cost_model import max_useful_workers
 from autotune.search.demand import ResourceModel
@@ -19,7 +19,7 @@ from autotune.trial.workload_profile import WorkloadProfile
 from autotune.units import format_bytes
 
 DENSE_RANGE_WIDTH: Final = 16  # a range the user gave is searched number by number up to this width
-WITHOUT_EFFECT: Final[dict[KnobName, str]] = {
+WITHOUT_EFFECT: Final[dict[str, str]] = {
     "pin_memory": "pinning has no effect on this device or these samples; leave it out",
     "device_prefetch": "there is nothing to copy ahead on this device; leave it out",
 }  # what is said of a switch that is fixed to on where it can only be off
@@ -36,7 +36,7 @@ def plan_space(
     """
     notes: list[str] = []
     batch_sizes = _plan_batch_sizes(request, workload, budgets, notes)
-    choices: dict[KnobName, tuple[Choice, ...]] = {knob.name: knob.choices for knob in TABLE} | {
+    choices: dict[str, tuple[Choice, ...]] = {knob.name: knob.choices for knob in TABLE} | {
         "batch_size": batch_sizes,
         "num_workers": _plan_workers(request, machine, workload, budgets, batch_sizes, notes),
         "prefetch_factor": _plan_prefetching(workload),
@@ -53,12 +53,14 @@ def plan_space(
         choices[name] = (_check_fixed(name, value, choices[name]),)
     if choices["num_workers"] == (0,):
         choices |= {knob.name: (knob.default,) for knob in TABLE if knob.needs == "num_workers"}
-    return SearchSpace(_check_choices(choices), workload.multiprocessing_context, tuple(notes))
+    own = request.workload.knobs
+    usual = {name: workload.knobs.get(name, found[0]) for name, found in own.items()}
+    return SearchSpace(_check_choices({**choices, **own}), workload.multiprocessing_context, usual, tuple(notes))
 
 
 def _refuse_what_is_decided(request: TuningRequest, workload: WorkloadProfile) -> None:
     """Refuse another value of a knob that the user's loader or dataset decides by itself."""
-    asked: dict[KnobName, Collection[Any]] = {name: (value,) for name, value in request.fixed.items()}
+    asked: dict[str, Collection[Any]] = {name: (value,) for name, value in request.fixed.items()}
     asked |= {name: range(low, high + 1) for name, (low, high) in request.ranges.items()}
     if request.batch_sizes is not None:
         asked["batch_size"] = request.batch_sizes
@@ -70,9 +72,9 @@ def _refuse_what_is_decided(request: TuningRequest, workload: WorkloadProfile) -
             raise UsageError(f"{name} is {value}, as {owner} decides: it cannot be set from outside. Change it there.")
 
 
-def _check_choices(choices: dict[KnobName, tuple[Choice, ...]]) -> dict[KnobName, tuple[Choice, ...]]:
+def _check_choices(choices: dict[str, tuple[Choice, ...]]) -> dict[str, tuple[Choice, ...]]:
     try:
-        return {name: tuple(KNOBS[name].check(choice) for choice in found) for name, found in choices.items()}
+        return {name: tuple(find_knob(name).check(choice) for choice in found) for name, found in choices.items()}
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         name = next(name for name, found in choices.items() if problem["input"] in found)
@@ -180,8 +182,8 @@ def _list_own_workers(request: TuningRequest, workload: WorkloadProfile) -> list
 def _fits_smallest(workers: int, batch_sizes: Sequence[int | None], model: ResourceModel, budgets: Budgets) -> bool:
     if workers == 0:
         return True
-    usual: dict[KnobName, Choice] = {knob.name: knob.default for knob in TABLE}
-    least: dict[KnobName, Choice] = {"prefetch_factor": 1, "sharing_strategy": "file_system"}
+    usual: dict[str, Choice] = {knob.name: knob.default for knob in TABLE}
+    least: dict[str, Choice] = {"prefetch_factor": 1, "sharing_strategy": "file_system"}
     smallest = config_from_knobs({**usual, **least, "batch_size": batch_sizes[0], "num_workers": workers})
     return not model.predict(smallest).find_violations(budgets)
 
@@ -201,7 +203,7 @@ def _plan_persistence(request: TuningRequest, notes: list[str]) -> tuple[bool, .
     return (False, True)
 
 
-def _narrow(name: KnobName, choices: tuple[Choice, ...], low: int, high: int) -> tuple[Choice, ...]:
+def _narrow(name: str, choices: tuple[Choice, ...], low: int, high: int) -> tuple[Choice, ...]:
     if not KNOBS[name].is_ranged:
         ranged = ", ".join(knob.name for knob in NUMBERS)
         raise UsageError(f"--range {name}: only {ranged} have a range; use --fix {name}=VALUE.")
@@ -216,7 +218,7 @@ def _narrow(name: KnobName, choices: tuple[Choice, ...], low: int, high: int) ->
     return tuple(sorted(inside))
 
 
-def _check_fixed(name: KnobName, value: Any, choices: tuple[Choice, ...]) -> Choice:
+def _check_fixed(name: str, value: Any, choices: tuple[Choice, ...]) -> Choice:
     if value is True and choices == (False,) and name in WITHOUT_EFFECT:
         raise UsageError(f"--fix {name}=true: {WITHOUT_EFFECT[name]}.")
     if name == "batch_size" and choices == (None,):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -26,7 +25,7 @@ from autotune.trial.throughput import ThroughputEstimate, estimate
 from autotune.trial.workload_profile import WorkloadProfile
 
 MAX_EXTRAPOLATION_FACTOR: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
-MAX_CANDIDATES: Final = 20_000  # proposals are chosen among; a space larger than this was made so by hand
+MAX_CANDIDATES: Final = 30_000  # proposals are chosen among; only knobs of the user's own make a space larger
 STEP_BOUND_TOLERANCE: Final = 1.05  # of the step's bound; a throughput above it shows that it was measured too low
 
 
@@ -93,7 +92,7 @@ class Plan:
 
     @cached_property
     def _legal(self) -> tuple[LoaderConfig, ...]:
-        return tuple(itertools.islice(self.space.configs(), MAX_CANDIDATES))
+        return tuple(self.space.configs(MAX_CANDIDATES))
 
     @cached_property
     def candidates(self) -> tuple[LoaderConfig, ...]:
@@ -115,7 +114,8 @@ def make_plan(request: TuningRequest, machine: MachineProfile, workload: Workloa
     """Plan a run; raises what `plan_space` raises."""
     space = plan_space(request, machine, workload, budgets)
     baseline = choose_baseline(request, workload, space, budgets)
-    note = None if workload.baseline is None else describe_changed_baseline(workload.baseline, baseline)
+    own = None if workload.baseline is None else workload.baseline.model_copy(update={"knobs": baseline.knobs})
+    note = None if own is None else describe_changed_baseline(own, baseline)
     if note is not None:
         space = replace(space, notes=(*space.notes, note))
     return Plan(request, machine, workload, budgets, space, baseline)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from autotune.config import LoaderConfig, StartMethod
-from autotune.knobs import KNOBS, TABLE, Choice, KnobName, config_from_knobs, knob_values
+from autotune.knobs import KNOBS, TABLE, Choice, config_from_knobs, knob_values
 
 
 @dataclass(frozen=True)
 class SearchSpace:
     """Choices for every knob, ascending; a knob with one choice is pinned."""
 
-    choices: Mapping[KnobName, tuple[Any, ...]]
+    choices: Mapping[str, tuple[Any, ...]]
     start_method: StartMethod | None = None  # of the workers; never searched
+    usual: Mapping[str, Any] = field(default_factory=dict)  # values of the user's own knobs where nothing says another
     notes: tuple[str, ...] = ()  # why a knob is not searched
 
     @classmethod
@@ -25,39 +28,49 @@ class SearchSpace:
         usual = {knob.name: knob.choices for knob in TABLE} | {"device_prefetch": (False,)}
         return cls({name: tuple(choices.get(name, usual[name])) for name in KNOBS})
 
-    def searched(self) -> dict[KnobName, tuple[Any, ...]]:
+    def searched(self) -> dict[str, tuple[Any, ...]]:
         """List the knobs that have more than one choice."""
         return {name: choices for name, choices in self.choices.items() if len(choices) > 1}
 
     def from_params(self, params: Mapping[Any, Any]) -> LoaderConfig:
         """Make the legal configuration of a value for each searched knob, each snapped to the nearest choice."""
-        picked = {name: nearest_choice(params.get(name), choices) for name, choices in self.choices.items()}
+        wanted = {**self.usual, **params}
+        picked = {name: nearest_choice(wanted.get(name), choices) for name, choices in self.choices.items()}
         return config_from_knobs(picked, self.start_method)
 
     def to_params(self, config: LoaderConfig) -> dict[str, Any]:
         """Give the searched parameters that `from_params` turns into a configuration; values outside are snapped."""
-        values = knob_values(config)
+        values = {**self.usual, **knob_values(config)}
         return {name: nearest_choice(values[name], choices) for name, choices in self.searched().items()}
 
     def nearest(self, config: LoaderConfig) -> LoaderConfig:
         """Give the configuration of the space that is nearest to another one: that one itself where it lies inside."""
         return self.from_params(self.to_params(config))
 
-    def configs(self) -> Iterator[LoaderConfig]:
-        """Yield every distinct legal configuration of the space."""
+    def configs(self, limit: int | None = None) -> Iterator[LoaderConfig]:
+        """Yield every distinct legal configuration of the space; of more than `limit` a part, drawn at random."""
         seen = set()
-        for values in itertools.product(*self.choices.values()):
+        for values in self._combine(limit):
             config = config_from_knobs(dict(zip(self.choices, values, strict=True)), self.start_method)
             if config not in seen:
                 seen.add(config)
                 yield config
+
+    def _combine(self, limit: int | None) -> Iterator[tuple[Any, ...]]:
+        count = math.prod(map(len, self.choices.values()))
+        if limit is None or count <= limit:
+            yield from itertools.product(*self.choices.values())
+            return
+        draw = random.Random(count)  # noqa: S311  # the same for every run of one request
+        for _ in range(limit):
+            yield tuple(draw.choice(choices) for choices in self.choices.values())
 
 
 def nearest_choice(value: Any, choices: Sequence[Choice]) -> Any:
     """Take the nearest choice; the first one where the value says nothing."""
     if value in choices:
         return value
-    numbers = [choice for choice in choices if isinstance(choice, int)]
+    numbers = [choice for choice in choices if isinstance(choice, int | float)]
     if value is None or isinstance(value, str) or not numbers:
         return choices[0]
     return min(numbers, key=lambda choice: abs(choice - value))

@@ -177,7 +177,7 @@ def open_study(storage: RDBStorage, request: TuningRequest, hardware: Hardware, 
 
 def _identify(request: TuningRequest, hardware: Hardware) -> str:
     """Give what must be the same for trials to be comparable: workload, machine, length of the training run."""
-    later = {"split"} if request.workload.split is None else set()  # studies of earlier versions know of none
+    later = {name for name in ("split", "knobs") if not getattr(request.workload, name)}  # not in earlier versions
     workload = request.workload.model_dump_json(exclude=later)
     text = "\n".join([workload, hardware.model_dump_json(), str(request.epochs)])
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -14,28 +14,28 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.config import LoaderConfig
-from autotune.knobs import KNOBS, NUMBERS, SWITCHES, Knob, KnobName
-
-Numbers = NDArray[np.floating]
+from autotune.knobs import SWITCHES
+from autotune.search.coordinates import COLUMNS, OWN_COLUMN, Coordinates, Numbers
 
 SIGMA_BIAS: Final = 0.4  # standard deviations of the logarithm of measured over predicted: of the whole model,
 SIGMA_WORKERS: Final = 0.3  # along the number of workers,
 SIGMA_NUMBER: Final = 0.1  # along another number,
-SIGMAS: Final[Mapping[KnobName, float]] = {"batch_size": 0.2}  # and along those of which more is known,
+SIGMAS: Final[Mapping[str, float]] = {"batch_size": 0.2}  # and along those of which more is known,
 SIGMA_SWITCH: Final = 0.08  # of each switch (pinning, persistence, order, sharing) by itself,
 SIGMA_SWITCH_BY_WORKERS: Final = 0.08  # and of the switch at a particular number of workers
-COLUMNS: Final = (KNOBS["num_workers"], *(knob for knob in reversed(NUMBERS) if knob.name != "num_workers"))
+SIGMA_OWN: Final = 0.3  # along a knob of the user's own, of which the model knows nothing,
+SIGMA_OWN_BY_WORKERS: Final = 0.15  # and along it at a particular number of workers
 PRIOR_VARIANCE: Final = (
     SIGMA_BIAS**2
     + SIGMA_WORKERS**2
     + sum(SIGMAS.get(knob.name, SIGMA_NUMBER) ** 2 for knob in COLUMNS[1:])
     + len(SWITCHES) * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2)
-)  # of the error at one point, before any measurement
+)  # of the error at one point, before any measurement; beside it, for each knob of the user's own:
+OWN_PRIOR_VARIANCE: Final = SIGMA_OWN**2 + SIGMA_OWN_BY_WORKERS**2
 WORKERS_SCALE: Final = 0.7  # doublings of the number of workers over which the error stays alike
-OTHER_SCALE: Final = 1.5  # doublings of another number
+OTHER_SCALE: Final = 1.5  # doublings of another number, or choices of a knob of the user's own
 MIN_NOISE: Final = 0.04  # of one trial, relative: what the machine's drift alone does
 PRIOR_SCALES: Final = (0.5, 1.0, 2.0)  # of all those deviations; the data choose
 OUTLIER_Z: Final = -1.5  # standard deviations below what the other measurements say
@@ -65,7 +65,9 @@ class Surrogate:
     def __init__(self, candidates: Sequence[LoaderConfig], predict: Callable[[LoaderConfig], float]) -> None:
         self._candidates = list(candidates)
         self._predict = predict
-        self._points = _list_points(self._candidates)
+        self._place = Coordinates.of(self._candidates)
+        self._points = self._place.locate(self._candidates)
+        self._prior_variance = PRIOR_VARIANCE + len(self._place.own) * OWN_PRIOR_VARIANCE
         self._logs = np.log([predict(config) for config in self._candidates])
         self._index = {config: number for number, config in enumerate(self._candidates)}
         self._is_open = np.ones(len(self._candidates), dtype=bool)
@@ -99,7 +101,7 @@ class Surrogate:
     def predict(self, configs: Sequence[LoaderConfig]) -> list[Prediction]:
         """Predict throughputs; where one was measured, smoother than the measurement, which was also luck."""
         logs = np.log([self._predict(config) for config in configs])
-        mean, deviation = self._infer(_list_points(configs))
+        mean, deviation = self._infer(self._place.locate(configs))
         return [
             Prediction(samples_per_second=math.exp(log + shift), relative_error=spread)
             for log, shift, spread in zip(logs, mean, deviation, strict=True)
@@ -128,7 +130,7 @@ class Surrogate:
         if len(seen) < MIN_OBSERVATIONS_FOR_OUTLIER:
             return None
         ratios, noises = self._list_ratios()
-        _, factor = _choose_scale(_list_points(seen), ratios, noises)
+        _, factor = _choose_scale(self._place.locate(seen), ratios, noises)
         inverse = _solve(factor, np.eye(len(ratios)))
         deviation = 1 / np.sqrt(np.diag(inverse))
         shortfall = (inverse @ ratios) * deviation  # in standard deviations, negative below what the others say
@@ -146,23 +148,24 @@ class Surrogate:
     def _feasibility_weight(self, points: Numbers) -> Numbers:
         """Chance that a configuration works: small near a failed one, and beyond it where it asks for more."""
         hope = np.ones(len(points))
-        for failed in _list_points(self._failed):
+        for failed in self._place.locate(self._failed):
             beyond = np.maximum(0.0, failed[: len(COLUMNS)] - points[:, : len(COLUMNS)])
-            same = np.exp(-0.5 * (beyond**2).sum(axis=1) / FAILURE_SCALE**2)
+            apart = failed[OWN_COLUMN:] - points[:, OWN_COLUMN:]  # of these nobody knows which asks for more
+            same = np.exp(-0.5 * ((beyond**2).sum(axis=1) + (apart**2).sum(axis=1)) / FAILURE_SCALE**2)
             hope *= 1 - 0.95 * same
         return hope
 
     def _infer(self, points: Numbers) -> tuple[Numbers, Numbers]:
         """Mean and standard deviation of the logarithm of measured over predicted at some points."""
         if not self._measured:
-            return np.zeros(len(points)), np.sqrt(np.full(len(points), PRIOR_VARIANCE))
-        seen = _list_points(list(self._measured))
+            return np.zeros(len(points)), np.sqrt(np.full(len(points), self._prior_variance))
+        seen = self._place.locate(list(self._measured))
         ratios, noises = self._list_ratios()
         scale, factor = _choose_scale(seen, ratios, noises)
         across = scale**2 * _kernel(points, seen)
         mean = across @ _solve(factor, ratios)
         explained = np.linalg.solve(factor, across.T)
-        prior = scale**2 * PRIOR_VARIANCE
+        prior = scale**2 * self._prior_variance
         return mean, np.sqrt(np.maximum(1e-8, prior - (explained**2).sum(axis=0)))
 
     def _list_ratios(self) -> tuple[Numbers, Numbers]:
@@ -184,23 +187,6 @@ def _factorize(seen: Numbers, scale: float, noises: Numbers) -> tuple[float, Num
     return scale, factor
 
 
-def _list_points(configs: Sequence[LoaderConfig]) -> Numbers:
-    """Turn configurations into rows: the numbers in doublings, workers first, then the switches."""
-    rows = [
-        (
-            *(_count_doublings(knob, config) for knob in COLUMNS),
-            *(switch.read(config) != switch.default for switch in SWITCHES),
-        )
-        for config in configs
-    ]
-    return np.array(rows, dtype=np.float64).reshape(len(rows), len(COLUMNS) + len(SWITCHES))
-
-
-def _count_doublings(knob: Knob, config: LoaderConfig) -> float:
-    value = getattr(getattr(config, knob.section), knob.name)
-    return math.log2(1 + value if knob.name == "num_workers" else value or 1)  # no workers are a choice, too
-
-
 def _kernel(points: Numbers, others: Numbers) -> Numbers:
     """Covariance of the error between two lists of points."""
     gaps = points[:, None, :] - others[None, :, :]
@@ -209,7 +195,10 @@ def _kernel(points: Numbers, others: Numbers) -> Numbers:
     for column, knob in reversed(list(enumerate(COLUMNS[1:], start=1))):
         along = SIGMAS.get(knob.name, SIGMA_NUMBER) ** 2 * np.exp(-0.5 * (gaps[..., column] / OTHER_SCALE) ** 2)
         smooth = smooth + (along if knob.needs is None else along * near)
-    alike = (gaps[..., len(COLUMNS) :] == 0).sum(axis=-1)
+    for column in range(OWN_COLUMN, gaps.shape[-1]):
+        along = np.exp(-0.5 * (gaps[..., column] / OTHER_SCALE) ** 2)
+        smooth = smooth + along * (SIGMA_OWN**2 + SIGMA_OWN_BY_WORKERS**2 * near)
+    alike = (gaps[..., len(COLUMNS) : OWN_COLUMN] == 0).sum(axis=-1)
     covariance: Numbers = smooth + alike * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2 * near)
     return covariance
 

@@ -167,7 +167,7 @@ def _find_without(candidates: Sequence[LoaderConfig], fewest: LoaderConfig | Non
     """Choose what is run without workers: a candidate where there is one, at the batch size of the fewest workers."""
     size = None if fewest is None else fewest.dataloader.batch_size
     idle = [config for config in candidates if not config.dataloader.num_workers]
-    made = LoaderConfig(dataloader=DataLoaderSettings(batch_size=size))
+    made = LoaderConfig(dataloader=DataLoaderSettings(batch_size=size), knobs={} if fewest is None else fewest.knobs)
     return min(idle, key=lambda config: abs((config.dataloader.batch_size or 0) - (size or 0)), default=made)
 
 

@@ -17,6 +17,7 @@ from autotune.config import (
     BoundedSeconds,
     Fraction,
     FrozenModel,
+    KnobValue,
     LoaderConfig,
     LongText,
 )
@@ -56,11 +57,12 @@ RunTrial = Callable[[TrialRequest], TrialResult]
 
 
 class LoadCommand(FrozenModel):
-    """Parent to child, first: what to load."""
+    """Parent to child, first: what to load, and with which values of the user's own knobs, where they are not usual."""
 
     op: Literal["hello"] = "hello"
     version: Literal[1] = PROTOCOL_VERSION
     workload: WorkloadRequest
+    knobs: dict[str, KnobValue] = Field(default_factory=dict)
 
 
 class ProbeCommand(FrozenModel):

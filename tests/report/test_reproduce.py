@@ -40,6 +40,7 @@ def ask(workload: dict[str, Any] | None = None, **options: Any) -> TuningRequest
         ask({"dataset": "pkg.data:make_loaders", "split": "train set"}),
         ask(
             {
+                "knobs": {"threads": (0, 1), "decoder": ("pil", "cv2"), "word": ("12", "a,b"), "x": (True, 0.5, "[")},
                 "dataset_args": {"root": "/data", "size": 3, "deep": {"a": [1, None]}, "odd": "12", "empty": ""},
                 "collate": "pkg:collate",
                 "step_seconds": 0.0351,
