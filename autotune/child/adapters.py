@@ -22,6 +22,7 @@ class Adapter:
         overrides: The methods in which it differs from torch's DataLoader; empty where it is none.
         call: What a factory returns to give it, in terms of the settings; None where it is returned as it is.
         warning: What to know of its measurements; None for nothing.
+        is_run: Whether its test was run with the library; else what it says was read in the library's source.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Adapter:
     overrides: tuple[str, ...] = ()
     call: str | None = None
     warning: str | None = None
+    is_run: bool = True
 
     @property
     def library(self) -> str:
@@ -67,6 +69,7 @@ TABLE: Final = (
         "composer.core.data_spec.DataSpec",
         "--dataset",
         call="spec.dataloader",
+        is_run=False,
     ),
     Adapter(
         "detectron2.data.common.AspectRatioGroupedDataset",
@@ -74,6 +77,7 @@ TABLE: Final = (
         call="build_detection_train_loader(images, mapper=mapper, total_batch_size=batch_size, "
         "num_workers=num_workers)",
         warning="It groups images into batches in the main process: more workers do not share that work.",
+        is_run=False,
     ),
     Adapter(
         "litdata.streaming.dataloader.StreamingDataLoader",
@@ -93,12 +97,14 @@ TABLE: Final = (
         "--loader",
         call="DALIGenericIterator(make_pipeline(batch_size=batch_size, num_threads=num_workers or 1), names)",
         warning="It is an iterator, so its pipeline is made anew for each epoch here.",
+        is_run=False,
     ),
     Adapter(
         "ray.data.iterator._IterableFromIterator",
         "--loader",
         call="ray_dataset.iter_torch_batches(batch_size=batch_size)",
         warning="Its batches are read by Ray's own processes, which are not counted among the workers.",
+        is_run=False,
     ),
     Adapter(
         "spdl.dataloader._dataloader.DataLoader",
