@@ -10,10 +10,10 @@ WITH_CHILDREN := runner/test_probe.py runner/test_runner.py child/test_adapters.
 	search/test_dashboard.py benchmarks test_end_to_end.py test_integrations.py test_docs.py
 ALONE := tests/faults/test_budgets.py  # it measures; all other tests run in two processes
 
-.PHONY: demo test test-lowest faults test-gpu lint types check bench bench-gpu replay clean help
+.PHONY: demo test test-lowest faults test-gpu test-libraries lint types check bench bench-gpu replay clean help
 
 help: ## List the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -57,6 +57,11 @@ faults: $(READY) ## Run the fault tests alone, and print what became of each fau
 test-gpu: $(READY) ## Run the tests that need a CUDA device; they say so where there is none
 	$(BIN)/python -m pytest tests/gpu
 
+VERSIONS ?=  # --newest: whatever is newest, instead of what constraints-libraries.txt pins
+
+test-libraries: ## Run the tests of other libraries' loaders, in .venv-libraries (gigabytes; once a month in CI)
+	PYTHON=$(PYTHON) .ci/libraries $(VERSIONS)
+
 lint: $(READY) ## Check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -84,4 +89,4 @@ replay: $(READY) ## Compare samplers on recorded grids, and hold each grid out o
 	$(BIN)/python -m benchmarks.holdout
 
 clean: ## Remove what was made here
-	rm -rf .venv .venv-lowest .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lowest .venv-libraries .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -62,6 +62,7 @@ class WorkloadRequest(FrozenModel):
         dataset: Import string `pkg.mod:attr` of the factory.
         is_loader: Whether that is a function which makes a loader of the settings, and is called with them.
         dataset_args: Keyword arguments of the factory.
+        split: Name of the one to tune, of several loaders or datasets that the factory returns.
         knobs: Further arguments of the factory, that are searched: the values to choose from, by name.
         collate: Import string of a `collate_fn`; None keeps the workload's own.
         step: Import string of a factory that returns `step(batch)`; None for an emulated or built-in step.
@@ -73,6 +74,7 @@ class WorkloadRequest(FrozenModel):
     dataset: Annotated[Text, Field(min_length=1)]
     is_loader: bool = False
     dataset_args: JsonObject = Field(default_factory=dict)
+    split: Text | None = None
     knobs: dict[str, Choices] = Field(default_factory=dict)
     collate: Text | None = None
     step: Text | None = None
@@ -97,6 +99,11 @@ class WorkloadRequest(FrozenModel):
                 raise ValueError(f"--knob {name}: --dataset-arg gives it a value already; leave one of them out")
         return self
 
+    @property
+    def title(self) -> str:
+        """What is tuned, in the words of the report."""
+        return join_title(self.dataset, self.split)
+
     def describe_step(self) -> str:
         """Name the step in the words of the report."""
         if self.step is not None:
@@ -104,6 +111,11 @@ class WorkloadRequest(FrozenModel):
         if self.step_seconds is not None:
             return f"emulated {format_seconds(self.step_seconds)}"
         return "built-in"
+
+
+def join_title(dataset: str, split: str | None) -> str:
+    """Name what is tuned: the factory, and which of several it is that the factory returns."""
+    return dataset if split is None else f"{dataset} [{split}]"
 
 
 class TuningRequest(FrozenModel):

@@ -133,6 +133,33 @@ def make_doubling() -> Doubling:
     return Doubling(Numbers(), 4, True, num_workers=1, drop_last=True)
 
 
+def stack_twice(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([*samples, *samples])
+
+
+def start_worker(number: int) -> None:
+    torch.manual_seed(number)
+
+
+def make_changed() -> Doubling:
+    """Change a loader after it was made, as training scripts do."""
+    loader = Doubling(Numbers(), batch_size=4, num_workers=1)
+    loader.collate_fn = stack_twice
+    loader.timeout = 7.0
+    loader.worker_init_fn = start_worker
+    return loader
+
+
+def make_timed() -> Doubling:
+    return Doubling(Numbers(), batch_size=4, num_workers=1, timeout=7.0)
+
+
+def make_changed_collating() -> CollatesItself:
+    loader = CollatesItself(Numbers(), 3.0, batch_size=4)
+    loader.scale = 5.0
+    return loader
+
+
 def make_never_restarting(samples: int = SAMPLES) -> NeverRestarting:
     return NeverRestarting(Numbers(samples), batch_size=4, shuffle=True)
 
@@ -254,7 +281,28 @@ def make_of_ready_batches(batch_size: int = 8, num_workers: int = 0) -> Any:
 
 
 def make_several() -> Any:
-    return {"left": DataLoader(Numbers()), "right": DataLoader(Numbers())}
+    return {"val": DataLoader(Numbers(20)), "train": Doubling(Numbers(), batch_size=4, shuffle=True), "classes": 3}
+
+
+def make_pair() -> Any:
+    return DataLoader(Numbers(), batch_size=4), DataLoader(Numbers(20), batch_size=5), "their names"
+
+
+def make_datasets() -> Any:
+    return {"train": Numbers(), "val": Numbers(20)}
+
+
+def make_nested() -> Any:
+    return {"train": {"left": Numbers(), "right": Numbers()}, "val": Numbers()}
+
+
+def make_several_of_settings(batch_size: int = 8, num_workers: int = 0) -> Any:
+    train = Doubling(Numbers(), batch_size=batch_size, num_workers=num_workers)
+    return {"train": train, "val": Batches(batch_size, 3)}
+
+
+def make_samples() -> Any:
+    return [(torch.zeros(2), {1, 2}) for _ in range(4)]
 
 
 # Factories with arguments of their own

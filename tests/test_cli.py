@@ -135,7 +135,7 @@ def test_what_cannot_be_meant_is_refused_with_a_hint(arguments: tuple[str, ...],
 def test_options_become_one_request() -> None:
     request = build_request(
         parse(
-            *("--dataset-arg", "root=/data", "--dataset-arg", "size=3", "--collate", "pkg:collate"),
+            *("--dataset-arg", "root=/data", "--dataset-arg", "size=3", "--split", "train", "--collate", "pkg:collate"),
             *("--step-time", "35ms", "--batch-size", "32,64", "--fix", "in_order=true", "--range", "num_workers=0:16"),
             *("--trials", "7", "--timeout", "10m", "--trial-time", "2s", "--stall-time", "5m", "--epochs", "3"),
             *("--seed", "5", "--sampler", "random", "--max-memory", "24GiB", "--max-shm", "50%"),
@@ -144,6 +144,7 @@ def test_options_become_one_request() -> None:
         )
     )
     assert request.workload.dataset_args == {"root": "/data", "size": 3}
+    assert request.workload.split == "train"
     assert request.workload.collate == "pkg:collate"
     assert request.workload.step_seconds == pytest.approx(0.035)
     assert request.workload.device == "cpu"

@@ -5,10 +5,11 @@ The arguments of its constructor are noted while the user's factory runs; later 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
 from torch.utils.data import DataLoader
@@ -24,7 +25,9 @@ SETTINGS: Final[tuple[KnobName, ...]] = tuple(
 NEEDING_WORKERS: Final = (  # refused, or idle, without
     *(knob.name for knob in TABLE if knob.needs == "num_workers"),
     "multiprocessing_context",
+    "timeout",
 )
+SET_ONCE: Final = ("dataset", "sampler", "batch_sampler", "drop_last", "multiprocessing_context")  # or made anew
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,13 @@ class ConstructorCall:
         cls: The user's class.
         arguments: What it was given, by name.
         fixed: Settings that its class does not take, or makes something else of.
+        changed: Attributes that were set on the loader after it was made, and go with what its class takes.
     """
 
     cls: type[DataLoader[Any]]
     arguments: Mapping[str, Any] = field(repr=False)
     fixed: frozenset[KnobName] = frozenset()
+    changed: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -55,6 +60,9 @@ class ConstructorCall:
         given = choose_arguments(self.cls, {name: settings[name] for name in settings if name not in self.fixed})
         kept = {name: value for name, value in self.arguments.items() if self._keeps(name, settings)}
         loader = make_stoppable(self.cls)(**{**kept, **given})
+        for name, value in self.changed.items():
+            if loader.num_workers or name not in NEEDING_WORKERS:
+                setattr(loader, name, settings.get(name, value))
         check_settings(loader, given, self.name)
         return loader
 
@@ -70,31 +78,69 @@ class ConstructorCalls:
 
     def __init__(self) -> None:
         self._noted: list[tuple[DataLoader[Any], type, tuple[Any, ...], dict[str, Any]]] = []
+        self._made: dict[int, dict[str, Any]] = {}
 
     def note(self, loader: DataLoader[Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Remember by which arguments a loader is being made."""
         self._noted.append((loader, type(loader), arguments, named))
 
+    def note_made(self, loader: DataLoader[Any]) -> None:
+        """Remember what attributes a loader has now that its constructor is done."""
+        self._made[id(loader)] = dict(vars(loader))
+
     def find(self, loader: DataLoader[Any]) -> ConstructorCall | None:
         """Give the call by which a loader was made; None where it was not seen, or its arguments have no names."""
         for noted, cls, arguments, named in self._noted:
             if noted is loader and type(loader) is cls and (arguments or named):
-                return _name_arguments(type(loader), arguments, named)
+                call = _name_arguments(type(loader), arguments, named)
+                return None if call is None else replace(call, changed=self._find_changed(loader))
         return None
+
+    def _find_changed(self, loader: DataLoader[Any]) -> dict[str, Any]:
+        """Find the attributes of what its constructor takes that are not what they were when it was done."""
+        was = self._made.get(id(loader), vars(loader))
+        taken = {*_list_names(type(loader)), *_list_names(DataLoader)} - {*SETTINGS, *SET_ONCE}
+        return {name: now for name, now in vars(loader).items() if name in taken and now is not was.get(name)}
 
 
 @contextmanager
 def note_constructor_calls() -> Iterator[ConstructorCalls]:
     """Note how DataLoaders are made until the end of the block, each by the arguments of its own class."""
     calls = ConstructorCalls()
+    followed: set[type] = set()
+    stack = ExitStack()
 
     def make(cls: type[DataLoader[Any]], *arguments: Any, **named: Any) -> DataLoader[Any]:
         loader: DataLoader[Any] = object.__new__(cls)
         calls.note(loader, arguments, named)
+        if cls is not DataLoader and cls not in followed:
+            followed.add(cls)
+            stack.enter_context(_follow_init(cls, calls.note_made))
         return loader
 
-    with _replace_new(make):
+    with stack, _replace_new(make):
         yield calls
+
+
+@contextmanager
+def _follow_init(cls: Any, note: Callable[[DataLoader[Any]], None]) -> Iterator[None]:
+    """Have each loader of this very class noted when its constructor is done, until the end of the block."""
+    own, init = vars(cls).get("__init__"), cls.__init__
+
+    @functools.wraps(init)
+    def make(loader: DataLoader[Any], *arguments: Any, **named: Any) -> None:
+        init(loader, *arguments, **named)
+        if type(loader) is cls:
+            note(loader)
+
+    cls.__init__ = make
+    try:
+        yield
+    finally:
+        if own is None:
+            del cls.__init__
+        else:
+            cls.__init__ = own
 
 
 @contextmanager
@@ -153,6 +199,10 @@ def _name_arguments(
     if len(arguments) > len(names):
         return None
     return ConstructorCall(cls, {**dict(zip(names, arguments, strict=False)), **named})
+
+
+def _list_names(cls: type[DataLoader[Any]]) -> list[str]:
+    return [one.name for one in list_parameters(cls)]
 
 
 def _list_positional(cls: type[DataLoader[Any]]) -> list[str]:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from autotune.child.constructor_calls import SETTINGS, check_settings, make_loaders_stoppable
 from autotune.child.foreign_loaders import describe, name_loaders
+from autotune.child.splits import choose_loader
 from autotune.child.stoppable_loader import StoppableDataLoader, StoppableSampler
 from autotune.errors import UsageError
 from autotune.knobs import KNOBS, KnobName
@@ -60,11 +61,13 @@ class FactoryCall:
         name: Its import string.
         factory: The function.
         arguments: What it is given beside the settings.
+        split: Name of the one to measure, where it makes several.
     """
 
     name: str
     factory: Callable[..., Any]
     arguments: Mapping[str, Any] = field(repr=False)
+    split: str | None = None
 
     @property
     def fixed(self) -> frozenset[KnobName]:
@@ -90,7 +93,8 @@ class FactoryCall:
 
         def make() -> Any:
             with make_loaders_stoppable():
-                return self.factory(**{**self.arguments, **given})
+                made = self.factory(**{**self.arguments, **given})
+            return choose_loader(made, self.split, self.name)
 
         made = make()
         if isinstance(made, DataLoader):

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from autotune.child.adapters import suggest_call
 from autotune.errors import UsageError
 
 
@@ -17,12 +18,12 @@ def refuse_foreign_loader(made: Any, source: str) -> None:
     if found := name_loaders(made):
         raise UsageError(
             f"{source} returned {describe(made)}{found}. dltune tunes one DataLoader of torch at a time: return that, "
-            "or give a function that makes all of it of the settings, with --loader."
+            f"or give a function that makes all of it of the settings, with --loader.{suggest_call(made)}"
         )
     raise UsageError(
         f"{source} returned {describe(made)}, which can only be gone through, and holds no DataLoader of torch that "
         "could be tuned. Return the Dataset that it reads (a stream of samples must be an IterableDataset), or give a "
-        "function that makes this of the settings, with --loader."
+        f"function that makes this of the settings, with --loader.{suggest_call(made)}"
     )
 
 
@@ -32,7 +33,7 @@ def refuse_loader_within(dataset: IterableDataset[Any], source: str) -> None:
         raise UsageError(
             f"{source} returned {describe(dataset)}{found}. It is a loader by itself: a DataLoader around it would "
             "batch its batches, and start workers in its workers. Give a function that makes it of the settings, with "
-            "--loader."
+            f"--loader.{suggest_call(dataset)}"
         )
 
 
@@ -72,4 +73,6 @@ def _list_entries(value: Any) -> list[tuple[str, Any]]:
 
 def describe(made: Any) -> str:
     """Name what was returned by its type."""
-    return "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"
+    cls = type(made)
+    module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
+    return "None" if made is None else f"a {module}{cls.__qualname__}"

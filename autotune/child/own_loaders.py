@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 
 from torch.utils.data import DataLoader
 
+from autotune.child.adapters import suggest_call
 from autotune.child.constructor_calls import SETTINGS, ConstructorCall, ConstructorCalls, describe_class
 from autotune.child.factory_calls import FactoryCall, MeasuredLoader
 from autotune.child.stoppable_loader import StoppableDataLoader
@@ -43,6 +44,7 @@ class OwnLoader:
         delivers_as_sampled: Whether it hands out the batches that its sampler asks for: not surely where it iterates in
             a way of its own, which may leave some out.
         takes_batch_size: Whether a function makes it, whose parameter sets the batch size, whatever makes the batches.
+        cls: The class of it.
     """
 
     call: ConstructorCall | FactoryCall
@@ -50,6 +52,7 @@ class OwnLoader:
     ends_with_sampler: bool = True
     delivers_as_sampled: bool = True
     takes_batch_size: bool | None = None  # None where its parts tell
+    cls: type = DataLoader
 
     def make(self, settings: dict[str, Any]) -> MeasuredLoader:
         """Make one with these arguments of DataLoader."""
@@ -58,9 +61,18 @@ class OwnLoader:
         loader.delivers_as_sampled = self.delivers_as_sampled
         return loader
 
+    def read_given(self, name: str) -> Any:
+        """Read what its maker was given by this name, or what was put in its place afterwards."""
+        changed = self.call.changed if isinstance(self.call, ConstructorCall) else {}
+        return changed.get(name, self.call.arguments.get(name))
+
     def collate_by(self, collate: Any) -> Self:
         """Give the same with another `collate_fn`."""
-        return replace(self, call=replace(self.call, arguments={**self.call.arguments, "collate_fn": collate}))
+        call = replace(self.call, arguments={**self.call.arguments, "collate_fn": collate})
+        if isinstance(call, ConstructorCall):
+            kept = {name: value for name, value in call.changed.items() if name != "collate_fn"}
+            call = replace(call, changed=kept)
+        return replace(self, call=call)
 
     def describe(self) -> str:
         """Say that it is what is measured, and which settings it decides by itself."""
@@ -90,7 +102,7 @@ def adopt_loader(loader: DataLoader[Any], own: LoaderConfig, calls: ConstructorC
         raise UsageError(
             f"{source} returned a {name}, which has its own {', '.join(methods)}: a plain DataLoader in its place "
             "would not be what trains, and dltune did not see how it was made. Give a function that makes it of the "
-            "settings, with --loader, or have the factory call its class and return it as it is."
+            f"settings, with --loader, or have the factory call its class and return it as it is.{suggest_call(loader)}"
         )
     fixed = _find_fixed(call, own.dataloader)
     if "num_workers" in fixed:
@@ -98,18 +110,20 @@ def adopt_loader(loader: DataLoader[Any], own: LoaderConfig, calls: ConstructorC
             f"{source} returned a {name}, which lets nobody set num_workers, neither dltune nor your training code"
             f"{_explain_refusal(call)}. "
             "Let its __init__ take num_workers, prefetch_factor, pin_memory and persistent_workers, or **kwargs, and "
-            "hand them on to DataLoader; or give a function that makes it of the settings, with --loader."
+            f"hand them on to DataLoader; or give a function that makes it of the settings, with --loader."
+            f"{suggest_call(loader)}"
         )
     call = replace(call, fixed=frozenset(fixed))
-    return OwnLoader(call, _read_values(fixed, own), *_look_at_iterating(call, methods))
+    return OwnLoader(call, _read_values(fixed, own), *_look_at_iterating(call, methods), cls=type(loader))
 
 
 def adopt_factory(call: FactoryCall, made: MeasuredLoader, own: LoaderConfig) -> OwnLoader:
     """Find out how what a function makes is to be measured; `made` and `own` are what it makes by itself."""
     fixed, takes_batch_size = _read_values(call.fixed, own), "batch_size" not in call.fixed
     if not isinstance(made, DataLoader):
-        return OwnLoader(call, fixed, False, False, takes_batch_size)
-    return OwnLoader(call, fixed, *_look_at_iterating(call, list_own_methods(type(made))), takes_batch_size)
+        return OwnLoader(call, fixed, False, False, takes_batch_size, type(made.batches))
+    look = _look_at_iterating(call, list_own_methods(type(made)))
+    return OwnLoader(call, fixed, *look, takes_batch_size, type(made))
 
 
 def list_own_methods(cls: type[DataLoader[Any]]) -> list[str]:

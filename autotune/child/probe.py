@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.utils.data import SequentialSampler
 
 from autotune.child import probe_workers
+from autotune.child.adapters import warn_of
 from autotune.child.cost_fit import fit_bytes, fit_cost
 from autotune.child.device import describe_accelerator, read_free_memory, warn_of_device
 from autotune.child.identity import read_software
@@ -50,8 +51,9 @@ def profile_workload(
     if _enter_worker_phase(order, on_phase):
         sizes = [round(profile.samples) for profile in profiles]
         costs |= _measure_worker_costs(workload, costs["load_cost"], sizes, cold_seconds, order.usable_cpus)
-    own, epochs, doubt = workload.own and workload.own.describe(), describe_epochs(workload), doubt_training(workload)
-    notes = (own, workload.note, files, cow_growth, epochs, warn_of_device(device, accelerator), doubt)
+    own, told = workload.own and workload.own.describe(), warn_of_libraries(workload)
+    epochs, doubt = describe_epochs(workload), doubt_training(workload)
+    notes = (own, *told, workload.note, files, cow_growth, epochs, warn_of_device(device, accelerator), doubt)
     return WorkloadProfile(
         description=type(workload.parts.dataset).__qualname__,
         kind=workload.kind,
@@ -100,6 +102,13 @@ def _fit_costs(usual: BatchSizeProfile, profiles: Sequence[BatchSizeProfile]) ->
         "batch_tensors": usual.tensors,
         "on_accelerator": usual.on_accelerator,
     }
+
+
+def warn_of_libraries(workload: LoadedWorkload) -> list[str]:
+    """Say what is known of the measurements of other libraries' loaders and datasets."""
+    made = [] if workload.own is None else [workload.own.cls]
+    classes = [*made, type(workload.parts.dataset)]
+    return list(dict.fromkeys(filter(None, map(warn_of, classes))))
 
 
 def doubt_training(workload: LoadedWorkload) -> str | None:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from autotune.child.adapters import suggest_call
 from autotune.child.constructor_calls import SETTINGS, ConstructorCalls, note_constructor_calls, read_setting
 from autotune.child.factory_calls import FactoryCall, ForeignLoader
 from autotune.child.foreign_loaders import describe, name_loaders, refuse_foreign_loader, refuse_loader_within
@@ -18,6 +19,7 @@ from autotune.child.import_string import import_attribute
 from autotune.child.own_knobs import describe_changed_defaults, settle_knobs
 from autotune.child.own_loaders import OwnLoader, adopt_factory, adopt_loader
 from autotune.child.sample_counts import SampleCountTracker
+from autotune.child.splits import choose_split, list_splits
 from autotune.config import DataLoaderSettings, KnobValue, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
 from autotune.knobs import KnobName, config_from_knobs, knob_values
@@ -124,9 +126,9 @@ def load_workload(request: WorkloadRequest, knobs: Mapping[str, KnobValue] = Map
         usual = settle_knobs(None if is_made else factory, request)
         values = {**usual, **knobs}
         made = factory(**request.dataset_args, **values) if callable(factory) and not is_made else factory
-        owner, made = (made, loader_from_datamodule(made, request.dataset)) if _is_data_module(made) else (None, made)
+        owner, chosen = _choose(made, request)
     told: dict[str, Any] = {"usual_knobs": usual, "knobs": values, "note": describe_changed_defaults(factory, request)}
-    loaded = dataclasses.replace(wrap_dataset(made, request.dataset, calls), owner=owner, **told)
+    loaded = dataclasses.replace(wrap_dataset(chosen, request.dataset, calls), owner=owner, **told)
     if request.collate is None:
         return loaded
     collate = import_attribute(request.collate)
@@ -151,7 +153,7 @@ def _load_factory(request: WorkloadRequest, knobs: Mapping[str, KnobValue]) -> L
     values = {**usual, **knobs}
     note = describe_changed_defaults(factory, request)
     told: dict[str, Any] = {"usual_knobs": usual, "knobs": values, "note": note}
-    call = FactoryCall(request.dataset, factory, {**request.dataset_args, **values})
+    call = FactoryCall(request.dataset, factory, {**request.dataset_args, **values}, request.split)
     made, defaults = call.repeat({}), _read_defaults(call)
     if isinstance(made, ForeignLoader):
         parts = Workload(dataset=cast("Any", made.batches), batched=False)
@@ -195,22 +197,29 @@ def _adopt(loader: DataLoader[Any], source: str, calls: ConstructorCalls) -> Loa
     baseline, parts = _read_settings(loader), workload_from_dataloader(loader)
     own = adopt_loader(loader, baseline, calls, source)
     if own is not None:  # what its class makes of a worker_init_fn, it will make again
-        parts = dataclasses.replace(parts, worker_init_fn=own.call.arguments.get("worker_init_fn"))
+        parts = dataclasses.replace(parts, worker_init_fn=own.read_given("worker_init_fn"))
     return LoadedWorkload(parts=parts, baseline=baseline, own=own)
 
 
-def loader_from_datamodule(module: Any, source: str) -> DataLoader[Any]:
-    """Get the training loader of a data module, by the calls that a Trainer makes before it trains."""
-    module.prepare_data()
-    module.setup(stage="fit")
-    loader = module.train_dataloader()
+def _choose(made: Any, request: WorkloadRequest) -> tuple[Any, Any]:
+    """Give the data module that was returned, if it was one, and what is to be tuned of all that was."""
+    if not _is_data_module(made):
+        return None, choose_split(made, request.split, request.dataset)
+    source = f"{request.dataset}: train_dataloader() of {describe(made)}"
+    loader = choose_split(ask_datamodule(made), request.split, source)
     if not isinstance(loader, DataLoader):
         raise UsageError(
-            f"{source}: train_dataloader() of {describe(module)} returned {describe(loader)}{name_loaders(loader)}. "
-            "dltune tunes one DataLoader at a time: name a factory that returns it, or with --loader a function of the "
-            "settings that makes it."
+            f"{source} returned {describe(loader)}{name_loaders(loader)}. dltune tunes one DataLoader at a time: name "
+            "a factory that returns it, or with --loader a function of the settings that makes it."
         )
-    return loader
+    return made, loader
+
+
+def ask_datamodule(module: Any) -> Any:
+    """Get the training loader of a data module, or loaders, by the calls that a Trainer makes before it trains."""
+    module.prepare_data()
+    module.setup(stage="fit")
+    return module.train_dataloader()
 
 
 def _check_dataset(parts: Workload, source: str) -> Workload:
@@ -218,9 +227,8 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
     if isinstance(dataset, IterableDataset):
         refuse_loader_within(dataset, source)
         return parts
-    if isinstance(dataset, Mapping) and "train" in dataset:
-        splits = ", ".join(map(repr, dataset))
-        raise UsageError(f"{source} returned {describe(dataset)} of {splits}. Return one of these splits.")
+    if list_splits(dataset):
+        raise UsageError(f"{source} gave {describe(dataset)} as one dataset. Give one of those that it holds.")
     refuse_foreign_loader(dataset, source)
     is_ordered = parts.sampler is not None or parts.batch_sampler is not None  # then its length is not asked for
     needed = ("__getitem__",) if is_ordered else ("__getitem__", "__len__")
@@ -229,7 +237,7 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
         why = f"it lacks {' and '.join(lacking)}" if lacking else "it is no dataset"
         raise UsageError(
             f"{source} returned {describe(dataset)}, and {why}. Return a Dataset (with __getitem__ and __len__), "
-            "an IterableDataset, a DataLoader, a Lightning data module or an autotune.Workload."
+            f"an IterableDataset, a DataLoader, a Lightning data module or an autotune.Workload.{suggest_call(dataset)}"
         )
     if not is_ordered and len(cast("Any", dataset)) == 0:
         raise UsageError(f"{source} returned {describe(dataset)} of length 0: there is nothing to load.")

@@ -51,7 +51,7 @@ class PlainDisplay(ConfirmationDisplay):
         self._ceiling = 0.0
 
     def show_machine(self, machine: MachineProfile, budgets: Budgets) -> None:
-        self._write(f"dltune   {self._request.workload.dataset}   {describe_machine(machine, budgets)}")
+        self._write(f"dltune   {self._request.workload.title}   {describe_machine(machine, budgets)}")
 
     def show_plan(self, plan: Plan) -> None:
         workload, space, self._ceiling = plan.workload, plan.space, plan.best_step_bound

@@ -161,6 +161,7 @@ def build_request(options: dict[str, Any]) -> TuningRequest:
                 dataset=options["dataset"] or options["loader"],
                 is_loader=not options["dataset"],
                 dataset_args=dict(options["dataset_args"]),
+                split=options["split"],
                 knobs=_collect_choices(options["knobs"]),
                 collate=options["collate"],
                 step=options["step"],

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     envvar="DLTUNE_DATASET_ARG",
     help="Argument of the factory, JSON or a bare word; repeatable.",
 )
+@click.option("--split", metavar="NAME", help="Which of several loaders or datasets the factory returns: train.")
 @click.option(
     "--knob",
     "knobs",

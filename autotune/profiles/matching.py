@@ -2,7 +2,7 @@
 
 The accelerators, the usable CPUs, memory, /dev/shm and the limit of open files decide: a profile that is tuned under
 other ones is not the best here, or not safe. The processor's name and the versions of torch and Python advise. The
-dataset's import string and the size of its samples decide as well, where they can be compared.
+dataset's import string, its split and the size of its samples decide as well, where they can be compared.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ def compare_workloads(there: WorkloadIdentity, here: WorkloadIdentity) -> tuple[
     found = []
     if there.dataset != here.dataset:
         found.append(Difference(what="dataset", was=there.dataset, here=here.dataset))
+    if there.split != here.split:
+        found.append(Difference(what="split", was=there.split or "none", here=here.split or "none"))
     if there.loader_class != here.loader_class and None not in (there.kind, here.kind):
         was, now = there.loader_class or "DataLoader", here.loader_class or "DataLoader"
         found.append(Difference(what="loader", was=was, here=now))

@@ -21,6 +21,7 @@ MIN_DIGITS: Final = 8  # of the digest in a name; more where those are taken
 MAX_DIGITS: Final = 64
 GENERATED_NAME: Final = re.compile(r"(cpu|\S+x\d+)-[\d.]+c(-\d+[gm])?-[0-9a-f]{4,64}")  # shorter in earlier versions
 ADVISORY_FIELDS: Final = {"cpu", "gpu_memory_bytes", "compute_capability", "pcie"}  # of the hardware
+LATER_FIELDS: Final[dict[str, Any]] = {"is_loader": False, "split": None, "knobs": {}}  # what they are in older files
 NAME_IGNORED_FIELDS: Final = ("working_dir",)  # of the workload: the same code in another folder
 
 
@@ -29,7 +30,7 @@ def make_profile_name(profile: TunedProfile, digits: int = MIN_DIGITS) -> str:
     target = {
         "hardware": profile.hardware.model_dump(exclude=ADVISORY_FIELDS),
         "start_method": profile.software.start_method,
-        "workload": profile.workload.model_dump(exclude={"dataset_args", "kind"}),
+        "workload": _leave_out_later(profile.workload.model_dump(exclude={"dataset_args", "kind"})),
         "request": _get_workload_request(profile),
     }
     digest = hashlib.sha256(json.dumps(target, sort_keys=True).encode()).hexdigest()[:digits]
@@ -66,8 +67,12 @@ def _get_workload_request(profile: TunedProfile) -> dict[str, Any]:
     asked = (profile.request or {}).get("workload")
     if not isinstance(asked, dict):
         return {"dataset_args": profile.workload.dataset_args}
-    kept = {name: value for name, value in asked.items() if name not in NAME_IGNORED_FIELDS}
-    return {name: value for name, value in kept.items() if (name, value) != ("is_loader", False)}  # not in older files
+    return _leave_out_later({name: value for name, value in asked.items() if name not in NAME_IGNORED_FIELDS})
+
+
+def _leave_out_later(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what earlier files lack, where it says no more than they do."""
+    return {name: value for name, value in fields.items() if name not in LATER_FIELDS or value != LATER_FIELDS[name]}
 
 
 def _describe_gpus(hardware: Hardware) -> str:

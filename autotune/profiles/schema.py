@@ -30,6 +30,7 @@ from autotune.config import (
     Product,
     Workers,
 )
+from autotune.request import join_title
 from autotune.system.hardware import Hardware, Software
 
 SCHEMA_VERSION: Final = 2
@@ -42,6 +43,7 @@ class WorkloadIdentity(FrozenModel):
     """What was tuned: which dataset, how many samples of what size, and which step consumed them.
 
     Attributes:
+        split: Which one it is of several loaders or datasets that the factory returns; None where it returns one.
         samples: Samples in an epoch; None when an iterable dataset does not tell.
         sample_bytes: Bytes of tensors in one sample, mean.
         step: Import string of the step, `emulated 35.0 ms` or `built-in`.
@@ -52,12 +54,18 @@ class WorkloadIdentity(FrozenModel):
 
     dataset: str
     dataset_args: dict[str, Any] = Field(default_factory=dict)
+    split: str | None = None
     samples: BoundedCount | None
     sample_bytes: BoundedBytes
     step: str
     kind: DatasetKind | None = None
     loader_class: str | None = None
     loader_decides: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What was tuned, in the words of the report."""
+        return join_title(self.dataset, self.split)
 
     @property
     def is_function_made(self) -> bool:

@@ -186,4 +186,4 @@ def _describe_software(software: Software) -> str:
 
 def _describe_workload(workload: WorkloadIdentity) -> str:
     samples = "samples of unknown number" if workload.samples is None else f"{workload.samples:,} samples"
-    return f"{workload.dataset}: {samples} of {format_bytes(workload.sample_bytes)}"
+    return f"{workload.title}: {samples} of {format_bytes(workload.sample_bytes)}"

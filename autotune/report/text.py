@@ -140,7 +140,7 @@ def describe_profile(profile: TunedProfile) -> str:
     """Describe a saved profile for `dltune show`."""
     there, found, software = profile.hardware, profile.search, profile.software
     lines = [
-        f"{profile.name}   {profile.workload.dataset}   {profile.created_at:%Y-%m-%d %H:%M} UTC",
+        f"{profile.name}   {profile.workload.title}   {profile.created_at:%Y-%m-%d %H:%M} UTC",
         f"  {describe_gpu(there)}   {there.usable_cpus:g} CPUs   RAM {format_bytes(there.memory_limit_bytes)}   "
         f"/dev/shm {format_bytes(there.shm_limit_bytes)}   torch {software.torch}   Python {software.python}",
         f"  {_describe_best(profile)}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from autotune.knobs import TABLE, WORKER_SETTINGS
 from autotune.profiles.schema import TunedProfile
 
@@ -11,10 +13,11 @@ def describe_use_in_code(profile: TunedProfile, kind: str, output: str) -> str:
     tuned, given = f'autotune.load("{output}")', _list_given(profile, kind)
     makes_dataset = profile.config.knobs and profile.workload.loader_class is None
     if makes_dataset:
-        tuned, given[0] = f"(tuned := {tuned})", f"{_name_factory(profile)}(**tuned.knobs)"
+        tuned, given[0] = f"(tuned := {tuned})", f"{_name_factory(profile)}(**tuned.knobs){_write_choice(profile)}"
     is_set_up = any(knob.read(profile.config) != knob.default for knob in WORKER_SETTINGS)
     if profile.workload.loader_class is not None:
-        plain = f"{tuned}.make_loader({', '.join([_name_maker(profile), *given])})"
+        choice = _write_choice(profile) if profile.workload.is_function_made else ""
+        plain = f"{tuned}.make_loader({', '.join([_name_maker(profile), *given])}){choice}"
     elif is_set_up or makes_dataset:
         plain = f"{tuned}.make_loader({', '.join(given)})"
     else:
@@ -37,12 +40,13 @@ def usage_snippet_without_dltune(profile: TunedProfile) -> str:
         settings |= profile.config.knobs
     elif profile.config.knobs and profile.workload.loader_class is None:
         own = ", ".join(f"{name}={value!r}" for name, value in profile.config.knobs.items())
-        given[0] = f"{_name_factory(profile)}({own})"
+        given[0] = f"{_name_factory(profile)}({own}){_write_choice(profile)}"
     arguments = [
         *given,
         *(f"{name}={value!r}" for name, value in settings.items()),
     ]
-    lines += [f"loader = {_name_maker(profile)}(", *(f"    {argument}," for argument in arguments), ")"]
+    end = f"){_write_choice(profile) if profile.workload.is_function_made else ''}"
+    lines += [f"loader = {_name_maker(profile)}(", *(f"    {argument}," for argument in arguments), end]
     if profile.process.device_prefetch:
         lines.append("loader = autotune.device_prefetch(loader, device)")
     return "\n".join(lines)
@@ -56,6 +60,14 @@ def _list_given(profile: TunedProfile, kind: str) -> list[str]:
     if profile.dataloader.batch_size is None:
         return ["dataset", "**your_own_batching"]
     return ["dataset", "shuffle=True"] if kind != "iterable" else ["dataset"]  # which DataLoader refuses to shuffle
+
+
+def _write_choice(profile: TunedProfile) -> str:
+    """Write what takes the tuned one of several loaders or datasets that the factory returns."""
+    name = profile.workload.split
+    if name is None:
+        return ""
+    return f"[{name if name.isdecimal() else json.dumps(name)}]"
 
 
 def _name_factory(profile: TunedProfile) -> str:

@@ -177,7 +177,9 @@ def open_study(storage: RDBStorage, request: TuningRequest, hardware: Hardware, 
 
 def _identify(request: TuningRequest, hardware: Hardware) -> str:
     """Give what must be the same for trials to be comparable: workload, machine, length of the training run."""
-    text = "\n".join([request.workload.model_dump_json(), hardware.model_dump_json(), str(request.epochs)])
+    later = {name for name in ("split", "knobs") if not getattr(request.workload, name)}  # not in earlier versions
+    workload = request.workload.model_dump_json(exclude=later)
+    text = "\n".join([workload, hardware.model_dump_json(), str(request.epochs)])
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -231,7 +233,7 @@ def _describe(request: TuningRequest, hardware: Hardware) -> dict[str, str]:
     gpus = f"{hardware.gpu_count}x {hardware.gpu}" if hardware.gpu is not None else "no GPU"
     sizes = f"{format_bytes(hardware.memory_limit_bytes)}, /dev/shm {format_bytes(hardware.shm_limit_bytes)}"
     return {
-        "dataset": request.workload.dataset,
+        "dataset": request.workload.title,
         "step": request.workload.describe_step(),
         "machine": f"{gpus}, {hardware.usable_cpus:g} CPUs, {sizes}",
     }

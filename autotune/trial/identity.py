@@ -13,6 +13,7 @@ def identify(asked: WorkloadRequest, found: WorkloadProfile | IdentityReport) ->
     return WorkloadIdentity(
         dataset=asked.dataset,
         dataset_args=asked.dataset_args,
+        split=asked.split,
         samples=found.samples,
         sample_bytes=found.sample_bytes,
         step=asked.describe_step(),

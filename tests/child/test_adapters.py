@@ -140,20 +140,24 @@ def test_what_accelerate_has_prepared_is_refused_and_can_be_made_by_a_function()
 def test_a_data_module_with_several_loaders_is_a_usage_error() -> None:
     with pytest.raises(
         UsageError,
-        match=r"SeveralLoaders returned a builtins.list, which holds 2 DataLoaders.* name a factory that returns it",
+        match=r"SeveralLoaders returned a list of 2 loaders: '0', '1'\. Choose one with --split 0\.",
     ):
         load_workload(WorkloadRequest(dataset="tests.data_modules:SeveralLoaders"))
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")  # Lightning's call
 def test_a_combined_loader_of_lightning_is_answered_with_the_loaders_to_choose_from() -> None:
-    with pytest.raises(UsageError, match=r"holds 2 DataLoaders: `\.iterables\['left'\]`, `\.iterables\['right'\]`"):
+    with pytest.raises(UsageError, match=r"CombinedLoader of 2 loaders: 'left', 'right'\. .* --split left\."):
         load_workload(WorkloadRequest(dataset="tests.data_modules:make_combined"))
+    chosen = load_workload(WorkloadRequest(dataset="tests.data_modules:make_combined", split="right"))
+    assert chosen.promised_samples == 64
 
 
 def test_a_dict_of_splits_is_answered_with_the_splits_to_choose_from() -> None:
-    with pytest.raises(UsageError, match=r"DatasetDict of 'train', 'test'\. Return one of these splits"):
+    with pytest.raises(UsageError, match=r"DatasetDict of 2 datasets: 'train', 'test'\. .* --split train"):
         load_workload(WorkloadRequest(dataset="tests.data_modules:make_splits"))
+    chosen = load_workload(WorkloadRequest(dataset="tests.data_modules:make_splits", split="test"))
+    assert chosen.promised_samples == 32
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")  # Lightning's call

@@ -91,6 +91,12 @@ def test_another_dataset_and_a_much_longer_one_are_named() -> None:
     assert [difference.what for difference in found] == ["dataset", "samples"]
 
 
+def test_another_split_of_the_same_factory_is_another_workload() -> None:
+    (difference,) = compare_workloads(make_identity(split="train"), make_identity(split="val"))
+    assert difference.describe() == "split val instead of train"
+    assert difference.requires_retune
+
+
 def test_a_profile_ages() -> None:
     now = datetime(2026, 6, 1, tzinfo=UTC)
     (old,) = compare_age(now - timedelta(days=40), now, 30 * 86400.0)

@@ -61,7 +61,9 @@ def test_two_models_of_one_family_have_different_names() -> None:
     assert all(name.startswith("a100x1-") for name in names)
 
 
-@pytest.mark.parametrize("changes", [{"dataset": "pkg:other"}, {"step": "pkg:step"}, {"sample_bytes": 8192}])
+@pytest.mark.parametrize(
+    "changes", [{"dataset": "pkg:other"}, {"split": "train"}, {"step": "pkg:step"}, {"sample_bytes": 8192}]
+)
 def test_workloads_that_differ_in_what_decides_give_profiles_of_different_names(changes: dict[str, Any]) -> None:
     assert make_profile_name(change_workload(make_named(), **changes)) != make_profile_name(make_named())
 

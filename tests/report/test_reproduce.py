@@ -37,6 +37,7 @@ def ask(workload: dict[str, Any] | None = None, **options: Any) -> TuningRequest
     [
         ask(),
         ask({"dataset": "pkg.data:make_loader", "is_loader": True}),
+        ask({"dataset": "pkg.data:make_loaders", "split": "train set"}),
         ask(
             {
                 "knobs": {"threads": (0, 1), "decoder": ("pil", "cv2"), "word": ("12", "a,b"), "x": (True, 0.5, "[")},
@@ -68,7 +69,7 @@ def ask(workload: dict[str, Any] | None = None, **options: Any) -> TuningRequest
         ask({"step": "pkg:step"}, resume=True),
         ask({"dataset_args": {"text": HOSTILE}}, profile=HOSTILE, study_name="-x"),
     ],
-    ids=["bare", "loader", "everything", "resumed", "hostile"],
+    ids=["bare", "loader", "split", "everything", "resumed", "hostile"],
 )
 def test_the_command_makes_the_same_request_when_it_is_typed(request_: TuningRequest) -> None:
     command = describe_command(request_.record())

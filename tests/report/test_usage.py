@@ -71,3 +71,12 @@ def test_a_loader_of_the_users_own_is_made_by_who_made_it(loader: str, code: str
     plain = usage_snippet_without_dltune(profile)
     assert f"loader = {loader.replace(':', '.').rpartition('.')[2]}(" in plain
     assert "in_order" not in plain
+
+
+@pytest.mark.parametrize(("split", "choice"), [("train", '["train"]'), ("0", "[0]")])
+def test_of_several_loaders_that_a_function_makes_the_tuned_one_is_taken(split: str, choice: str) -> None:
+    profile = make_profile_of("map")
+    changes = {"loader_class": "mypkg.data:make_loaders", "split": split}
+    profile = profile.model_copy(update={"workload": profile.workload.model_copy(update=changes)})
+    assert usage_snippet(profile, "dltune.json").endswith(f"make_loader(make_loaders){choice}")
+    assert usage_snippet_without_dltune(profile).endswith(f"){choice}")

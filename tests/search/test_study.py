@@ -123,7 +123,14 @@ def test_a_named_study_of_another_machine_is_refused() -> None:
         pass
 
 
-@pytest.mark.parametrize("changes", [{"epochs": 3}, {"workload": WorkloadRequest(dataset="pkg.data:make_other")}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epochs": 3},
+        {"workload": WorkloadRequest(dataset="pkg.data:make_other")},
+        {"workload": WorkloadRequest(dataset="pkg.data:make_dataset", split="train")},
+    ],
+)
 def test_a_named_study_of_another_workload_or_length_of_training_is_refused(changes: dict[str, Any]) -> None:
     with open_one(study_name="mine"):
         pass
