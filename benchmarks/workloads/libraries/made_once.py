@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+FOLDER: Final = Path("/tmp/dltune-library-data")  # not in TMPDIR, which is another one in each of dltune's processes
 SAMPLES: Final = 768
 DISTINCT: Final = 64  # images
 SIDE: Final = 224  # pixels
@@ -63,7 +64,7 @@ class Jpegs(Dataset[torch.Tensor]):
 
 def make_once(name: str, write: Callable[[Path], None]) -> Path:
     """Give a folder of data that `write` puts there the first time; it appears when it is complete."""
-    folder = Path(tempfile.gettempdir()) / "dltune-library-data" / name
+    folder = FOLDER / name
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
