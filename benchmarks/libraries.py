@@ -33,21 +33,46 @@ MAX_DEVIATION: Final = 0.08  # of the predicted speed-up from that of whole runs
 
 
 class Library(NamedTuple):
-    """A loader, how it is given to dltune, and the package that it is of."""
+    """A loader or a dataset, how it is given to dltune, and the package that it is of."""
 
     name: str
     option: str
     package: str
+    gives_dataset: bool = False  # which a DataLoader of torch loads
 
 
 LIBRARIES: Final = (
     Library("timm_multi_epochs", "--dataset", "timm"),
-    Library("stateful", "--dataset", "torchdata"),
+    Library("timm_dataset", "--dataset", "timm", gives_dataset=True),
+    Library("timm_created", "--loader", "timm"),
+    Library("torchvision_mixup", "--dataset", "torchvision"),
+    Library("albumentations_opencv", "--dataset", "albumentations", gives_dataset=True),
+    Library("ultralytics_infinite", "--dataset", "ultralytics"),
+    Library("ultralytics_built", "--loader", "ultralytics"),
     Library("monai_threads", "--dataset", "monai"),
-    Library("graphs", "--dataset", "torch-geometric"),
-    Library("litdata_streaming", "--dataset", "litdata"),
-    Library("webdataset_loader", "--loader", "webdataset"),
+    Library("monai_cached", "--dataset", "monai"),
+    Library("hf_transformed", "--dataset", "datasets", gives_dataset=True),
+    Library("hf_torch", "--dataset", "datasets", gives_dataset=True),
+    Library("hf_iterable", "--dataset", "datasets", gives_dataset=True),
+    Library("hf_streaming", "--dataset", "datasets", gives_dataset=True),
+    Library("trainer_function", "--loader", "transformers"),
     Library("accelerate_prepared", "--loader", "accelerate"),
+    Library("lightning_data_module", "--dataset", "lightning"),
+    Library("lightning_module", "--dataset", "lightning"),
+    Library("lightning_member", "--dataset", "lightning"),
+    Library("lightning_combined", "--loader", "lightning"),
+    Library("litdata_streaming", "--dataset", "litdata"),
+    Library("mosaic_streaming", "--dataset", "mosaicml-streaming"),
+    Library("mosaic_function", "--loader", "mosaicml-streaming"),
+    Library("webdataset_shards", "--dataset", "webdataset", gives_dataset=True),
+    Library("webdataset_resampled", "--dataset", "webdataset", gives_dataset=True),
+    Library("webdataset_loader", "--loader", "webdataset"),
+    Library("graphs", "--dataset", "torch-geometric"),
+    Library("neighbours", "--dataset", "torch-geometric"),
+    Library("h5py_images", "--dataset", "h5py", gives_dataset=True),
+    Library("zarr_images", "--dataset", "zarr", gives_dataset=True),
+    Library("memory_mapped_tokens", "--dataset", "numpy", gives_dataset=True),
+    Library("stateful", "--dataset", "torchdata"),
     Library("torchdata_nodes", "--loader", "torchdata"),
     Library("hand_written", "--loader", "torch"),
 )
@@ -117,8 +142,8 @@ def _tune(library: Library, folder: str) -> TunedProfile:
 
 
 def _train(library: Library, folder: str, file: str | None) -> float:
-    command = [sys.executable, "-m", "benchmarks.training.own_loop", library.name]
-    return float(_run(command + ([] if file is None else [file]), folder).split()[-1])
+    command = [sys.executable, "-m", "benchmarks.training.own_loop", library.name, *([] if file is None else [file])]
+    return float(_run(command + ["--dataset"] * library.gives_dataset, folder).split()[-1])
 
 
 def _run(command: Sequence[str], folder: str) -> str:

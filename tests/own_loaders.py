@@ -129,6 +129,19 @@ class Batches:
         return self._batches
 
 
+class KnownToItsIterator(DataLoader[Any]):
+    """Is held by its iterator, which it holds with persistent workers, as litdata's loader."""
+
+    def _get_iterator(self) -> Any:
+        iterator: Any = super()._get_iterator()
+        iterator.loader = self
+        return iterator
+
+
+def make_known() -> KnownToItsIterator:
+    return KnownToItsIterator(Numbers(), batch_size=4)
+
+
 def make_doubling() -> Doubling:
     return Doubling(Numbers(), 4, True, num_workers=1, drop_last=True)
 

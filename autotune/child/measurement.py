@@ -16,6 +16,7 @@ from autotune.child.device import limit_memory, make_step_timer, read_peak, rese
 from autotune.child.epoch_recorder import EpochRecorder
 from autotune.child.loader_building import build_loader, build_plain_loader, count_epoch_batches, count_epoch_samples
 from autotune.child.sample_counts import check_epoch_length, check_fetched, check_handed_out
+from autotune.child.stoppable_loader import StoppableDataLoader
 from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
 from autotune.child.tracebacks import annotate_dead_workers, find_requested_index
 from autotune.child.training_step import Step
@@ -127,6 +128,16 @@ class TrialRun:
             peak_gpu_bytes=read_peak(self._device),
             gpu_growth_bytes=self._peaks[-1] - self._peaks[len(self._peaks) // 2] if self._peaks else 0,
         )
+
+    def end_workers(self) -> None:
+        """Let go of the workers that the loader keeps, which end now, by the order that their queues bring them.
+
+        An iterator that knows its loader, as litdata's does, is part of a cycle. Left to the garbage collector, the
+        queues would be closed before it, and each worker be waited for in vain, 5 s.
+        """
+        self._iterator = self._batch = None
+        if isinstance(self._loader, StoppableDataLoader):
+            self._loader._iterator = None
 
     def _run_epoch(self, trial_started: float, max_batches: int) -> EpochTrace:
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches

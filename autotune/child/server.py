@@ -205,6 +205,8 @@ class TrialServer:
         fork. It matters only to workers that are set up to use several threads, too. And what a loader of another
         library has started, and not ended, would go on beside the next trial.
         """
+        if self._trial is not None:
+            self._trial.end_workers()
         self._trial = None
         if self._workload.own is not None:
             gc.collect()

@@ -1,13 +1,18 @@
-"""One whole training run with a loader as its user makes it, in a process of its own: `python -m ... FACTORY [FILE]`.
+"""One whole training run with a loader or dataset as its user makes it: `python -m ... FACTORY [FILE] [--dataset]`.
 
-Without a tuned file the factory is called as it is; with one, by what `autotune.load` gives. Prints samples per second.
+Without a tuned file the factory is called as it is; with one, by what `autotune.load` gives. A dataset is given to a
+DataLoader of torch. Prints samples per second.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
-from typing import Final
+from collections.abc import Callable, Iterator
+from types import GeneratorType
+from typing import Any, Final
+
+from torch.utils.data import DataLoader, IterableDataset
 
 import autotune
 from autotune.profiles.batches import count_samples
@@ -17,19 +22,56 @@ EPOCHS: Final = 10
 STEP_SECONDS: Final = 0.003
 
 
-def main(name: str, file: str | None) -> None:
+def main() -> None:
     """Train, and print how fast that was."""
-    factory = getattr(libraries, name)
-    loader = factory() if file is None else autotune.load(file).make_loader(factory)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("factory", help="a function of benchmarks.workloads.libraries")
+    parser.add_argument("file", nargs="?", help="tuned file (the loader as its user has it)")
+    parser.add_argument("--dataset", action="store_true", help="the function gives a dataset")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"epochs of the run ({EPOCHS})")
+    given = parser.parse_args()
+    factory = getattr(libraries, given.factory)
+    print(train(find_loaders(factory, given.file, gives_dataset=given.dataset), given.epochs))
+
+
+def train(loaders: Iterator[Any], epochs: int) -> float:
+    """Train for so many epochs; gives samples per second, the making of the first loader left out."""
+    loader = next(loaders)
     samples, started = 0, time.perf_counter()
-    for epoch in range(EPOCHS):
-        if epoch and name == "hand_written":
-            loader = factory() if file is None else autotune.load(file).make_loader(factory)
+    for epoch in range(epochs):
+        if epoch and isinstance(loader, GeneratorType):  # it can be gone through once
+            loader = next(loaders)
         for batch in loader:
             samples += count_samples(batch, libraries.BATCH)
             time.sleep(STEP_SECONDS)
-    print(samples / (time.perf_counter() - started))
+    return samples / (time.perf_counter() - started)
+
+
+def find_loaders(factory: Callable[..., Any], file: str | None, *, gives_dataset: bool) -> Iterator[Any]:
+    """Make the loader, as it is or as tuned, as often as it is asked for."""
+    while True:
+        if gives_dataset:
+            yield _load_dataset(factory(), file)
+        else:
+            made = factory() if file is None else autotune.load(file).make_loader(factory)
+            yield _ask_module(made)
+
+
+def _load_dataset(dataset: Any, file: str | None) -> Any:
+    order: dict[str, Any] = {} if isinstance(dataset, IterableDataset) else {"shuffle": True}
+    if file is None:
+        return DataLoader(dataset, batch_size=libraries.BATCH, **order)
+    return autotune.load(file).make_loader(dataset, **order)
+
+
+def _ask_module(made: Any) -> Any:
+    """Give the training loader of a module, asked as a Trainer does; whatever else was made is a loader."""
+    if not hasattr(made, "train_dataloader"):
+        return made
+    made.prepare_data()
+    made.setup(stage="fit")
+    return made.train_dataloader()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
+    main()

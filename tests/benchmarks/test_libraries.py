@@ -1,8 +1,16 @@
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from pathlib import Path
 
-from benchmarks.libraries import LibraryResult, describe
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from benchmarks.libraries import LIBRARIES, LibraryResult, describe
+from benchmarks.training.own_loop import find_loaders, train
+from benchmarks.workloads import libraries
+from benchmarks.workloads.libraries import made_once
 
 RESULT = LibraryResult(
     name="stateful",
@@ -33,3 +41,58 @@ def test_a_loader_that_is_best_as_it_is_has_no_speed_up_to_be_held_to() -> None:
 
 def test_each_loader_has_a_row_of_what_was_predicted_and_what_was_true() -> None:
     assert describe([RESULT])[-1].endswith("| w=2 pf=2 bs=32 | 1.50 x | 1.50 x | +0.0 % |")
+
+
+def test_each_library_is_measured_once_by_a_factory_that_is_there() -> None:
+    names = [library.name for library in LIBRARIES]
+    assert sorted(names) == sorted(name for name in libraries.__all__ if name != "BATCH")
+
+
+def test_a_dataset_is_loaded_by_a_shuffling_loader_as_users_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(made_once, "FOLDER", tmp_path)
+    loader = next(find_loaders(libraries.memory_mapped_tokens, None, gives_dataset=True))
+    assert (loader.batch_size, loader.num_workers) == (libraries.BATCH, 0)
+    assert isinstance(loader.sampler, torch.utils.data.RandomSampler)
+
+
+def test_data_is_there_only_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").touch()
+        raise OSError
+
+    monkeypatch.setattr(made_once, "FOLDER", tmp_path)
+    with pytest.raises(OSError, match=r"^$"):
+        made_once.make_once("data", fail)
+    assert list(tmp_path.iterdir()) == []
+    assert made_once.make_once("data", lambda folder: (folder / "whole").touch()) == tmp_path / "data"
+    assert made_once.make_once("data", fail) == tmp_path / "data"
+
+
+def test_a_generator_is_made_anew_for_each_epoch_of_a_whole_run() -> None:
+    made = []
+
+    def batches() -> Iterator[torch.Tensor]:
+        made.append(1)
+        return (torch.zeros(2, 1) for _ in range(3))
+
+    assert train(find_loaders(batches, None, gives_dataset=False), 2) > 0
+    assert len(made) == 2
+
+
+def test_a_module_is_asked_for_its_loader_as_a_trainer_asks() -> None:
+    asked: list[str] = []
+
+    class Module:
+        def prepare_data(self) -> None:
+            asked.append("prepare_data")
+
+        def setup(self, stage: str) -> None:
+            asked.append(stage)
+
+        def train_dataloader(self) -> DataLoader[torch.Tensor]:
+            return DataLoader([torch.zeros(1)])  # type: ignore[arg-type]  # a list does for a dataset
+
+    assert isinstance(next(find_loaders(Module, None, gives_dataset=False)), DataLoader)
+    assert asked == ["prepare_data", "fit"]

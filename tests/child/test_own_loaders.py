@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from autotune.workload import Workload
 from tests import own_loaders
 from tests.builders import make_config, make_limits
 
+PATIENCE_OF_TORCH_SECONDS = 5.0  # with a worker that was not told to end
 ROOT = str(Path(__file__).parents[2])
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -189,6 +191,18 @@ def test_a_long_epoch_of_a_loader_that_never_restarts_is_left_where_it_is() -> N
     assert all(trace.closed_after == trace.batches for trace in found.epochs)
     assert [trace.samples for trace in found.epochs] == [4 * trace.batches for trace in found.epochs]
     assert found.epoch_batches == 25_000
+
+
+def test_the_workers_of_an_iterator_that_knows_its_loader_end_when_the_trial_does() -> None:
+    order = TrialRequest(
+        config=make_config(2, batch_size=4, persistent_workers=True), epochs=2, seconds=20.0, precision=0.5
+    )
+    run = TrialRun(load("make_known"), lambda batch: None, torch.device("cpu"), order, lambda batches: None)
+    run.run()
+    started = time.monotonic()
+    run.end_workers()
+    assert time.monotonic() - started < PATIENCE_OF_TORCH_SECONDS
+    assert not multiprocessing.active_children()
 
 
 # What is refused

@@ -1,0 +1,86 @@
+"""Loaders that a trainer makes, takes or prepares."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from benchmarks.workloads.libraries.hugging_face import hf_transformed
+from benchmarks.workloads.libraries.made_once import BATCH, USUAL, Jpegs
+from benchmarks.workloads.libraries.torchvision_import import admit_torchvision
+
+
+def accelerate_prepared(**settings: Any) -> Any:
+    """A loader as `Accelerator.prepare` gives it back."""
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True).prepare(DataLoader(Jpegs(), **USUAL | settings))
+
+
+def trainer_function(
+    batch_size: int = BATCH, num_workers: int = 0, prefetch_factor: int | None = None, persistent_workers: bool = False
+) -> Any:
+    """The loader that the Trainer of transformers makes, of the settings that its TrainingArguments have."""
+    admit_torchvision()
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        output_dir=tempfile.gettempdir(),
+        use_cpu=True,
+        remove_unused_columns=False,  # the transform makes what the model is given
+        per_device_train_batch_size=batch_size,
+        dataloader_num_workers=num_workers,
+        dataloader_prefetch_factor=prefetch_factor,
+        dataloader_persistent_workers=persistent_workers,
+        dataloader_pin_memory=False,
+        report_to=[],
+    )
+    return Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=hf_transformed()).get_train_dataloader()
+
+
+def lightning_data_module(**settings: Any) -> Any:
+    """A data module of Lightning."""
+    admit_torchvision()
+    from lightning import LightningDataModule
+
+    class Images(LightningDataModule):
+        """Images for training."""
+
+        def train_dataloader(self) -> DataLoader[Any]:
+            return _make_plain(**settings)
+
+    return Images()
+
+
+def lightning_module(**settings: Any) -> Any:
+    """A module of Lightning that has its data with it."""
+    admit_torchvision()
+    from lightning import LightningModule
+
+    class Model(LightningModule):
+        """A model that is never trained."""
+
+        def train_dataloader(self) -> DataLoader[Any]:
+            return _make_plain(**settings)
+
+    return Model()
+
+
+def lightning_member(**settings: Any) -> Any:
+    """One loader of Lightning's CombinedLoader."""
+    return lightning_combined(**settings).iterables["train"]
+
+
+def lightning_combined(**settings: Any) -> Any:
+    """Lightning's CombinedLoader, which takes from several loaders at once."""
+    admit_torchvision()
+    from lightning.pytorch.utilities import CombinedLoader
+
+    return CombinedLoader({"train": _make_plain(**settings), "rehearsal": _make_plain()}, "min_size")
+
+
+def _make_plain(**settings: Any) -> DataLoader[Any]:
+    return DataLoader(Jpegs(), **USUAL | settings)
