@@ -15,8 +15,9 @@ from autotune.confirm.interference import InterferenceMonitor
 from autotune.confirm.remeasurement import Remeasurement, compare_with_prediction
 from autotune.errors import UsageError
 from autotune.preparation import prepare_run
+from autotune.profiles.identity import WorkloadIdentity
 from autotune.profiles.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
-from autotune.profiles.schema import TunedProfile, WorkloadIdentity
+from autotune.profiles.schema import TunedProfile
 from autotune.profiles.selection import describe_local_hardware, nearest_profile
 from autotune.profiles.trust import refuse_what_others_may_write
 from autotune.progress import ProgressListener

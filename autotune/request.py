@@ -12,6 +12,7 @@ from autotune.config import BatchSize, FrozenModel, KnobValue, SharingStrategy, 
 from autotune.errors import UsageError
 from autotune.knobs import KNOBS, KnobName
 from autotune.units import format_seconds
+from autotune.workload import join_title
 
 IsolationMode = Literal["auto", "none"]
 SamplerName = Literal["model", "tpe", "gp", "random", "grid"]
@@ -111,11 +112,6 @@ class WorkloadRequest(FrozenModel):
         if self.step_seconds is not None:
             return f"emulated {format_seconds(self.step_seconds)}"
         return "built-in"
-
-
-def join_title(dataset: str, split: str | None) -> str:
-    """Name what is tuned: the factory, and which of several it is that the factory returns."""
-    return dataset if split is None else f"{dataset} [{split}]"
 
 
 class TuningRequest(FrozenModel):

@@ -1,4 +1,4 @@
-"""The parts of a data pipeline that stay as they are while its loader is tuned."""
+"""What is tuned: the parts of a data pipeline that stay as they are meanwhile, and how it is called."""
 
 from __future__ import annotations
 
@@ -40,3 +40,8 @@ class Workload:
     drop_last: bool = False
     timeout: float = 0.0
     multiprocessing_context: str | None = None
+
+
+def join_title(dataset: str, split: str | None) -> str:
+    """Name what is tuned: the factory, and which of several it is that the factory returns."""
+    return dataset if split is None else f"{dataset} [{split}]"

@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.confirm.runs import ConfirmationRuns
+from autotune.profiles.identity import WorkloadIdentity
 from autotune.profiles.saving import format_file
 from autotune.profiles.schema import (
     AblationStep,
@@ -24,7 +25,6 @@ from autotune.profiles.schema import (
     TrialSummary,
     TunedFile,
     TunedProfile,
-    WorkloadIdentity,
 )
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.system.cgroups import CpuThrottling

@@ -13,7 +13,8 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Final
 
-from autotune.profiles.schema import TunedProfile, WorkloadIdentity
+from autotune.profiles.identity import WorkloadIdentity
+from autotune.profiles.schema import TunedProfile
 from autotune.system.hardware import Hardware, Software
 from autotune.units import format_bytes, format_seconds
 

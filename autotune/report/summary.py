@@ -7,7 +7,8 @@ from typing import Any
 
 from autotune.config import CONFIDENCE, LoaderConfig
 from autotune.knobs import settings_beside_loader
-from autotune.profiles.schema import TunedProfile, WorkloadIdentity
+from autotune.profiles.identity import WorkloadIdentity
+from autotune.profiles.schema import TunedProfile
 from autotune.report.reproduce import describe_command
 from autotune.report.text import BOTTLENECKS, describe_gpu, describe_time_spent, warnings_of
 from autotune.report.usage import usage_snippet

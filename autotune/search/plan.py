@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Final
 
 from autotune.config import LoaderConfig
-from autotune.profiles.schema import WorkloadIdentity
+from autotune.profiles.identity import WorkloadIdentity
 from autotune.request import TuningRequest
 from autotune.search.baseline import choose_baseline, describe_changed_baseline
 from autotune.search.choices import plan_space

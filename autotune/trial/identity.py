@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.profiles.schema import WorkloadIdentity
+from autotune.profiles.identity import WorkloadIdentity
 from autotune.request import WorkloadRequest
 from autotune.trial.protocol import IdentityReport
 from autotune.trial.workload_profile import WorkloadProfile

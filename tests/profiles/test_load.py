@@ -17,8 +17,8 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from autotune.config import ProcessSettings
 from autotune.errors import ProfileError
 from autotune.profiles.clamp import clamp_config
+from autotune.profiles.identity import WorkloadIdentity
 from autotune.profiles.load import TunedLoader, load
-from autotune.profiles.schema import WorkloadIdentity
 from autotune.profiles.selection import describe_local_hardware, select_profile
 from autotune.system.gpus import read_gpus
 from autotune.system.hardware import Accelerator, Hardware

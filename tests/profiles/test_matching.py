@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.profiles.identity import WorkloadIdentity
 from autotune.profiles.matching import (
     compare_age,
     compare_hardware,
@@ -14,7 +15,6 @@ from autotune.profiles.matching import (
     compare_workloads,
     rank_fit,
 )
-from autotune.profiles.schema import WorkloadIdentity
 from tests.builders import GIB, MIB, make_hardware, make_profile, make_software
 
 HERE = make_hardware(memory_limit_bytes=16 * GIB, shm_limit_bytes=8 * GIB)
