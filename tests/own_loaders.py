@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 SAMPLES = 60
 
@@ -344,3 +345,57 @@ def make_from_anything(**arguments: Any) -> Dataset[torch.Tensor]:
 
 
 NUMBERS = Numbers()
+
+
+class ThreadedStream(IterableDataset[torch.Tensor]):
+    """Reads ahead in a thread, for which workers that are forked later wait for ever, as MosaicML's datasets do."""
+
+    read_by: int | None = None  # the process that read it, and each that was forked from it since
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if ThreadedStream.read_by not in (None, os.getpid()):
+            time.sleep(1e6)
+        if get_worker_info() is None:
+            ThreadedStream.read_by = os.getpid()
+            threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
+        share = get_worker_info()
+        first, step = (0, 1) if share is None else (share.id, share.num_workers)
+        return (torch.tensor([float(index)]) for index in range(first, SAMPLES, step))
+
+
+def make_threaded_stream() -> DataLoader[torch.Tensor]:
+    return DataLoader(ThreadedStream(), batch_size=4)
+
+
+class BeginsAnew:
+    """An iterator over several loaders at once that begins anew by itself, as Lightning's CombinedLoader does."""
+
+    made = 0
+
+    def __init__(self, loader: DataLoader[torch.Tensor]) -> None:
+        BeginsAnew.made += 1
+        self._loader = loader
+        self._iterator: Iterator[torch.Tensor] = iter(())
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self._iterator = iter(self._loader)
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        return next(self._iterator)
+
+
+def make_begins_anew(batch_size: int = 10) -> BeginsAnew:
+    return BeginsAnew(DataLoader(Numbers(), batch_size=batch_size))
+
+
+def make_capped(num_workers: int = 0, prefetch_factor: int | None = None) -> DataLoader[torch.Tensor]:
+    workers = min(num_workers, 2)
+    return DataLoader(Numbers(), batch_size=10, num_workers=workers, prefetch_factor=prefetch_factor)
+
+
+def make_stubborn(num_workers: int = 0) -> DataLoader[torch.Tensor]:
+    return DataLoader(Numbers(), batch_size=10, num_workers=max(2, num_workers))

@@ -179,7 +179,8 @@ def check_settings(loader: DataLoader[Any], given: Mapping[str, Any], maker: str
     for name in SETTINGS:
         has = read_setting(loader, name)
         is_told = has is not None or (name != "batch_size" and hasattr(loader, name))  # batches may be made elsewhere
-        if name in given and is_told and has != given[name]:
+        is_capped = name == "num_workers" and 0 < (has or 0) < given.get(name, 0)  # in training, too
+        if name in given and is_told and has != given[name] and not is_capped:
             raise UsageError(
                 f"{maker} was given {name}={given[name]} and made a loader with {has}: it must hand it on."
             )

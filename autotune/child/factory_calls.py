@@ -20,6 +20,8 @@ from autotune.profiles.factory_arguments import choose_arguments, list_parameter
 class ForeignLoader:
     """What can only be gone through: a loader of another library, or an iterator, which is made anew for each epoch.
 
+    One that has a length is no mere iterator: it begins anew by itself, as Lightning's CombinedLoader does.
+
     Its epochs can be left, and not ended early; it has no sampler of torch's: samples are counted as they arrive.
     """
 
@@ -35,7 +37,7 @@ class ForeignLoader:
         self.index_source = StoppableSampler(())
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._is_new and isinstance(self.batches, Iterator):
+        if not self._is_new and isinstance(self.batches, Iterator) and not hasattr(type(self.batches), "__len__"):
             self.batches = self._make()
         self._is_new = False
         return iter(self.batches)

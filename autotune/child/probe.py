@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     import torch
 
 MIN_SECONDS: Final = 1e-9
+THREADS_LEFT: Final = (
+    "Reading this dataset without workers leaves threads behind, and workers that are forked afterwards may hang: "
+    "have its workers started before anything else reads from it"
+)
 VALIDATION_SPLITS: Final = ("val", "valid", "validation", "test", "dev", "eval")
 
 
@@ -44,7 +49,10 @@ def profile_workload(
     order = order.model_copy(update={"with_workers": order.with_workers and "num_workers" not in workload.fixed})
     if _enter_worker_phase(order, on_phase):
         cold_seconds = probe_workers.time_worker_round(workload, probe_workers.count_round_workers(order.usable_cpus))
+    threads = threading.active_count()
     usual, profiles = profile_batch_sizes(workload, step, device, order, on_phase)
+    leaves_threads = workload.forks_workers and threading.active_count() > threads
+    order = order.model_copy(update={"with_workers": order.with_workers and not leaves_threads})
     costs = _fit_costs(usual, profiles)
     rss_bytes = read_resident("self")[0] or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # or its peak
     cow_growth = predict_cow_growth(workload) if _enter_worker_phase(order, on_phase) else None
@@ -53,7 +61,8 @@ def profile_workload(
         costs |= _measure_worker_costs(workload, costs["load_cost"], sizes, cold_seconds, order.usable_cpus)
     own, told = workload.own and workload.own.describe(), warn_of_libraries(workload)
     epochs, doubt = describe_epochs(workload), doubt_training(workload)
-    notes = (own, *told, workload.note, files, cow_growth, epochs, warn_of_device(device, accelerator), doubt)
+    left = THREADS_LEFT if leaves_threads else None
+    notes = (own, *told, workload.note, left, files, cow_growth, epochs, warn_of_device(device, accelerator), doubt)
     return WorkloadProfile(
         description=type(workload.parts.dataset).__qualname__,
         kind=workload.kind,
@@ -66,6 +75,7 @@ def profile_workload(
         has_getitems=hasattr(workload.parts.dataset, "__getitems__"),
         baseline=workload.baseline,
         loader_class=None if workload.own is None else workload.own.call.name,
+        leaves_threads=leaves_threads,
         knobs=dict(workload.usual_knobs),
         fixed_knobs=dict(workload.fixed),
         loader_decides=() if workload.own is None else tuple(workload.own.fixed),

@@ -43,8 +43,9 @@ class ProcessTaintedError(Exception):
 class TrialServer:
     """Carries the tuner's commands out, one after another."""
 
-    _request: WorkloadRequest  # these four are there once the workload has been loaded
+    _request: WorkloadRequest  # these five are there once the workload has been loaded
     _workload: LoadedWorkload
+    _may_warm_up: bool
     _step: Step
     _device: torch.device
 
@@ -114,6 +115,7 @@ class TrialServer:
         self._where = "dataset"
         self._show(f"calling {request.dataset}")
         self._workload = load_workload(request, command.knobs)
+        self._may_warm_up = command.warm_up
         self._where = "step"
         self._show(f"making the step ({request.describe_step()})")
         self._step = self._watch_step(make_step(request, self._device))
@@ -168,8 +170,10 @@ class TrialServer:
         threads = _count_threads()
         self._show(protocol.MEASURING_PHASE)
         measurement = self._trial.run()
-        sets_workers_up = self._workload.parts.worker_init_fn is not None
-        self._is_tainted = not settings.num_workers and sets_workers_up and _count_threads() > threads
+        if not settings.num_workers and self._workload.forks_workers:
+            sets_workers_up = self._workload.parts.worker_init_fn is not None
+            computes = sets_workers_up and _count_threads() > threads
+            self._is_tainted = computes or threading.active_count() > self._python_threads
         return measurement
 
     def _is_step_cold(self, batch_size: int | None) -> bool:
@@ -187,7 +191,7 @@ class TrialServer:
 
         if sharing_strategy == "file_system":
             connect_manager()
-        if self._is_process_warm:
+        if self._is_process_warm or not self._may_warm_up:
             return
         if self._workload.is_opaque:
             return
@@ -202,8 +206,9 @@ class TrialServer:
         """Take the trial's workers down, and refuse to go on where the workers of other trials would hang.
 
         A dataset that computes on several threads in this process leaves OpenMP in a state that does not survive a
-        fork. It matters only to workers that are set up to use several threads, too. And what a loader of another
-        library has started, and not ended, would go on beside the next trial.
+        fork. It matters only to workers that are set up to use several threads, too. Nor does a thread that reads ahead
+        survive it, for which workers may wait. And what a loader of another library has started, and not ended, would
+        go on beside the next trial.
         """
         if self._trial is not None:
             self._trial.end_workers()
@@ -215,7 +220,7 @@ class TrialServer:
             if left or threading.active_count() > self._python_threads:
                 raise ProcessTaintedError("has threads or processes left of a loader that does not end them")
         if self._is_tainted:
-            raise ProcessTaintedError("has computed on several threads; workers that it forks may hang")
+            raise ProcessTaintedError("has read or computed on several threads; workers that it forks may hang")
 
     def _watch_step(self, step: Step) -> Step:
         """Remember whether the step is running, so that its failure is not blamed on the data."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autotune.confirm.confirmation import ROUNDS, Confirmation
 from autotune.confirm.decision import Decision, decide
 from autotune.confirm.runs import ConfirmationRuns
-from autotune.errors import NoFeasibleConfigError
+from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.knobs import describe_config
 from autotune.search.loop import SearchOutcome
 from autotune.search.plan import Plan
@@ -28,6 +28,7 @@ def settle_answer(plan: Plan, found: SearchOutcome, final: Confirmation) -> Answ
     """Decide by the confirmation; where nothing ran in it, or it never began, take the best of the search.
 
     Raises:
+        UsageError: --timeout left no time to try anything.
         NoFeasibleConfigError: No configuration works within the limits; where the run was cut short, what cut it.
     """
     decision = decide(final, plan.convention, plan.budgets)
@@ -40,6 +41,8 @@ def settle_answer(plan: Plan, found: SearchOutcome, final: Confirmation) -> Answ
         final = Confirmation(baseline, entrants=final.entrants, noise=final.noise, cut_by=final.cut_by)
     best = _take_best(plan, found.records)
     if best is None:
+        if not (found.records or found.cut_by or final.cut_by):
+            raise UsageError("Nothing could be tried: the probe took all the time of --timeout. Allow more.")
         raise found.cut_by or final.cut_by or NoFeasibleConfigError(_explain_failures(found.records, final))
     return Answer(best, final, doubts)
 

@@ -32,10 +32,14 @@ def _list_parts(batch: Any) -> list[Any]:
 
 
 def count_samples(batch: Any, otherwise: int) -> int:
-    """Give the length of a batch's first tensor's first dimension, or of its first sequence, or else `otherwise`."""
-    for tensor in find_tensors(batch):
-        if tensor.dim():
-            return int(tensor.shape[0])
+    """Count the samples of a batch by its tensors' first dimension, or its first sequence, or else say `otherwise`.
+
+    Where any of its tensors has as many as are expected, `otherwise`, that is it: the first one may hold something else
+    of them, such as boxes.
+    """
+    lengths = [int(tensor.shape[0]) for tensor in find_tensors(batch) if tensor.dim()]
+    if lengths:
+        return otherwise if otherwise in lengths else lengths[0]
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
     if isinstance(parts, Sequence) and not isinstance(parts, str | bytes):
         inner = parts[0] if parts and isinstance(parts[0], list | tuple) else parts

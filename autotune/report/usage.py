@@ -76,5 +76,7 @@ def _name_factory(profile: TunedProfile) -> str:
 
 
 def _name_maker(profile: TunedProfile) -> str:
-    """Name the class of the loader, or the function that makes it, without its module."""
-    return (profile.workload.loader_class or "DataLoader").replace(":", ".").rpartition(".")[2]
+    """Name the class of the loader, or the function that makes it, without its module where that says who is meant."""
+    name = profile.workload.loader_class or "DataLoader"
+    short = name.replace(":", ".").rpartition(".")[2]
+    return name if short == "DataLoader" else short

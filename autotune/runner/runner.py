@@ -77,6 +77,7 @@ class TrialRunner:
         self._limits: Budgets | None = None
         self._probe_end = math.inf
         self._knobs: dict[str, KnobValue] = {}  # what the next child is started with
+        self._may_warm_up = True
         self._phase = ""
         self._batches = 0
 
@@ -125,6 +126,9 @@ class TrialRunner:
             answer = self._give_probe(command.model_copy(update={"with_workers": False}))
         is_late, self._probe_end = time.monotonic() >= self._probe_end, math.inf
         if isinstance(answer, ProbeReport) and not is_late:
+            self._may_warm_up = not answer.profile.leaves_threads
+            if answer.profile.leaves_threads:
+                self.close()
             return answer.profile.model_copy(update={"worker_failure": worker_failure})
         self.close()
         if is_late and not isinstance(answer, FailureReport):
@@ -179,7 +183,7 @@ class TrialRunner:
         child = self._child = TrialProcess(
             self._workload.working_dir, self._budgets, self._sandbox, self._note_progress, self._on_warning
         )
-        order = LoadCommand(workload=self._workload, knobs=self._knobs)
+        order = LoadCommand(workload=self._workload, knobs=self._knobs, warm_up=self._may_warm_up)
         answer = child.command(order, self._watch(self._stall_seconds * MAX_LOAD_STALLS))
         if isinstance(answer, ReadyReport):
             self.start_seconds = time.monotonic() - began

@@ -58,12 +58,18 @@ RunTrial = Callable[[TrialRequest], TrialResult]
 
 
 class LoadCommand(FrozenModel):
-    """Parent to child, first: what to load, and with which values of the user's own knobs, where they are not usual."""
+    """Parent to child, first: what to load.
+
+    Attributes:
+        knobs: Values of the user's own knobs, where they are not the usual ones.
+        warm_up: Whether the process may read samples by itself, outside of trials.
+    """
 
     op: Literal["hello"] = "hello"
     version: Literal[1] = PROTOCOL_VERSION
     workload: WorkloadRequest
     knobs: dict[str, KnobValue] = Field(default_factory=dict)
+    warm_up: bool = True
 
 
 class ProbeCommand(FrozenModel):

@@ -80,6 +80,7 @@ class WorkloadProfile(FrozenModel):
         workers_duplicate_data: Whether an iterable dataset delivers everything once per worker.
         baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
         loader_class: The class of the user's own loader, where that is what is measured; None for a plain DataLoader.
+        leaves_threads: Whether reading in the process itself leaves threads, which workers forked later may wait for.
         knobs: Arguments of the user's factory that are searched, with the values that it has by itself.
         fixed_knobs: Knobs that the loader or the dataset decides, with the values that they have.
         loader_decides: Those of them that the user's own loader decides, and cannot be given.
@@ -118,6 +119,7 @@ class WorkloadProfile(FrozenModel):
     workers_duplicate_data: bool = False
     baseline: LoaderConfig | None = None
     loader_class: LongText | None = None
+    leaves_threads: bool = False
     knobs: dict[str, KnobValue] = Field(default_factory=dict)
     fixed_knobs: dict[KnobName, int | bool | None] = Field(default_factory=dict)
     loader_decides: tuple[KnobName, ...] = ()

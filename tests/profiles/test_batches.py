@@ -61,6 +61,12 @@ def test_the_samples_of_a_batch_are_counted_or_taken_as_told(batch: object, samp
     assert count_samples(batch, otherwise=7) == samples
 
 
+def test_a_tensor_that_has_as_many_as_are_expected_counts_the_samples_wherever_it_stands() -> None:
+    boxes, images = torch.zeros(56, 4), torch.zeros(32, 3)
+    assert count_samples({"boxes": boxes, "images": images}, 32) == 32
+    assert count_samples({"boxes": boxes, "images": images}, 16) == 56
+
+
 def test_a_moved_batch_keeps_its_types() -> None:
     moved = move_batch(NESTED, CPU)
     assert isinstance(moved["a"], tuple)

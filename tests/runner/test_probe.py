@@ -8,8 +8,10 @@ import pytest
 
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import DltuneError, UsageError, WorkloadError
+from autotune.request import WorkloadRequest
+from autotune.runner.runner import TrialRunner
 from autotune.trial.protocol import TrialRequest
-from tests.runner.trials import LIMITS, make_request, open_runner
+from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -49,6 +51,17 @@ def test_batches_of_the_users_own_are_left_alone() -> None:
 def test_an_iterable_that_does_not_shard_itself_is_found_out() -> None:
     with open_runner("make_unsharded") as runner:
         assert runner.probe((8, 8), LIMITS).workers_duplicate_data
+
+
+def test_what_leaves_threads_when_it_is_read_is_read_by_workers_of_processes_that_never_read_it() -> None:
+    request = WorkloadRequest(dataset="tests.own_loaders:make_threaded_stream", step_seconds=1e-4, working_dir=ROOT)
+    with TrialRunner(request, stall_seconds=10.0) as runner:
+        profile = runner.probe((4, 4), LIMITS)
+        results = [runner.run(make_request(workers)) for workers in (1, 2, 0, 2)]
+    assert profile.leaves_threads
+    assert profile.worker_failure is None
+    assert any("workers that are forked afterwards may hang" in note for note in profile.notes)
+    assert [result.kind for result in results] == ["completed"] * 4
 
 
 def test_an_iterable_that_shards_itself_is_not_suspected() -> None:
