@@ -22,8 +22,9 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from autotune import TunedProfile
-from autotune.config import FrozenModel
+from autotune.config import FrozenModel, Interval
 from autotune.knobs import describe_config
+from autotune.profiles.schema import ConfirmedRounds
 from benchmarks.progress import say
 from benchmarks.training.environment import make_environment
 from benchmarks.training.own_loop import EPOCHS, STEP_SECONDS
@@ -90,6 +91,8 @@ class LibraryResult(FrozenModel):
     predicted: float
     predicted_baseline: float | None
     speedup: float | None
+    speedup_ci95: Interval | None = None
+    rounds: tuple[ConfirmedRounds, ...] = ()  # what the prediction rests on
     tuning_seconds: float
     baseline_runs: tuple[float, ...]
     tuned_runs: tuple[float, ...]
@@ -129,6 +132,8 @@ def measure(library: Library, rounds: int) -> LibraryResult:
         predicted=result.samples_per_second,
         predicted_baseline=None if result.baseline is None else result.baseline.samples_per_second,
         speedup=result.speedup,
+        speedup_ci95=result.speedup_ci95,
+        rounds=result.rounds,
         tuning_seconds=seconds,
         baseline_runs=tuple(was),
         tuned_runs=tuple(tuned),
@@ -157,18 +162,24 @@ def _run(command: Sequence[str], folder: str) -> str:
 def describe(results: Sequence[LibraryResult]) -> list[str]:
     """Write the results as a table in Markdown."""
     rows = [
-        "| loader | given by | measured | choice | predicted | whole runs | off |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| of | case | given by | measured | choice | predicted | whole runs | off |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for result in results:
-        predicted = "keep" if result.speedup is None else f"{result.speedup:.2f} x"
+        predicted = "keep" if result.speedup is None else f"{result.speedup:.2f} x{_write_interval(result)}"
         off = "" if result.deviation is None else f"{100 * result.deviation:+.1f} %"
-        measured = "DataLoader" if result.measured is None else result.measured.replace("benchmarks.workloads.", "")
+        measured = (
+            "DataLoader" if result.measured is None else result.measured.replace("benchmarks.workloads.libraries:", "")
+        )
         rows.append(
-            f"| {result.package} | `{result.option}` | `{measured}` | {result.choice} | {predicted} | "
-            f"{result.true_speedup:.2f} x | {off} |"
+            f"| {result.package} | `{result.name}` | `{result.option}` | `{measured}` | {result.choice} | "
+            f"{predicted} | {result.true_speedup:.2f} x | {off} |"
         )
     return rows
+
+
+def _write_interval(result: LibraryResult) -> str:
+    return "" if result.speedup_ci95 is None else " [{:.2f}-{:.2f}]".format(*result.speedup_ci95)
 
 
 def main() -> None:

@@ -95,8 +95,9 @@ TABLE: Final = (
     Adapter(
         "nvidia.dali.plugin.pytorch.DALIGenericIterator",
         "--loader",
-        call="DALIGenericIterator(make_pipeline(batch_size=batch_size, num_threads=num_workers or 1), names)",
-        warning="It is an iterator, so its pipeline is made anew for each epoch here.",
+        call="DALIGenericIterator(make_pipeline(batch_size=batch_size, num_threads=num_workers or 1), names, "
+        "auto_reset=True)",
+        warning="Without auto_reset its second epoch is empty; num_workers stands for the threads of its pipeline.",
         is_run=False,
     ),
     Adapter(

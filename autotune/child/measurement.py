@@ -162,6 +162,8 @@ class TrialRun:
             timer.end()
             recorder.note_batch(self._batch)
             abandoned = self._attend(recorder, time.perf_counter() - trial_started)
+        if not self._loader.ends_with_sampler and not abandoned:  # as a training loop lets go of it at its end
+            self._iterator = batches = iter(())
         synchronize(self._device)
         trace = recorder.finish()
         self._check(trace, recorder.delivered, abandoned=abandoned)

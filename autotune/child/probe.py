@@ -64,30 +64,37 @@ def profile_workload(
     left = THREADS_LEFT if leaves_threads else None
     notes = (own, *told, workload.note, left, files, cow_growth, epochs, warn_of_device(device, accelerator), doubt)
     return WorkloadProfile(
-        description=type(workload.parts.dataset).__qualname__,
-        kind=workload.kind,
-        samples=workload.promised_samples,
-        epoch_batches=(
-            count_epoch_batches(build_plain_loader(workload, None), workload) if workload.batching == "user" else None
-        ),
-        batching=workload.batching,
-        drop_last=workload.parts.drop_last,
-        has_getitems=hasattr(workload.parts.dataset, "__getitems__"),
-        baseline=workload.baseline,
-        loader_class=None if workload.own is None else workload.own.call.name,
         leaves_threads=leaves_threads,
-        knobs=dict(workload.usual_knobs),
-        fixed_knobs=dict(workload.fixed),
-        loader_decides=() if workload.own is None else tuple(workload.own.fixed),
-        multiprocessing_context=workload.start_method,
         software=read_software(accelerator),
         accelerator=accelerator,
         gpu_room_bytes=gpu_room_bytes,
         pinning=device.type == "cuda",
         rss_bytes=rss_bytes,
         notes=tuple(filter(None, notes)),
+        **_describe_parts(workload),
         **costs,
     )
+
+
+def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
+    """Say what the workload is, by the profile's fields."""
+    own = workload.own
+    is_batched = workload.batching == "user"
+    return {
+        "description": type(workload.parts.dataset).__qualname__,
+        "kind": workload.kind,
+        "samples": workload.promised_samples,
+        "epoch_batches": count_epoch_batches(build_plain_loader(workload, None), workload) if is_batched else None,
+        "batching": workload.batching,
+        "drop_last": workload.parts.drop_last,
+        "has_getitems": hasattr(workload.parts.dataset, "__getitems__"),
+        "baseline": workload.baseline,
+        "loader_class": None if own is None else own.call.name,
+        "knobs": dict(workload.usual_knobs),
+        "fixed_knobs": dict(workload.fixed),
+        "loader_decides": () if own is None else tuple(own.fixed),
+        "multiprocessing_context": workload.start_method,
+    }
 
 
 def _enter_worker_phase(order: ProbeCommand, on_phase: OnPhase) -> bool:
