@@ -6,7 +6,8 @@ TEST_READY := .venv/.test-ready
 BENCH_READY := .venv/.bench-ready
 LOWEST := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/.ready
-WITH_CHILDREN := runner/test_probe.py runner/test_runner.py child/test_adapters.py report/test_html_in_browser.py \
+WITH_CHILDREN := runner/test_probe.py runner/test_runner.py child/test_adapters.py child/test_libraries.py \
+	child/test_own_knobs.py report/test_html_in_browser.py \
 	search/test_dashboard.py benchmarks test_end_to_end.py test_integrations.py test_docs.py
 ALONE := tests/faults/test_budgets.py  # it measures; all other tests run in two processes
 
@@ -40,7 +41,7 @@ $(LOWEST_READY): pyproject.toml constraints.txt .ci/lowest.py
 	$(LOWEST)/pip install --quiet --upgrade 'pip>=25.1'
 	$(LOWEST)/pip install --quiet --constraint constraints.txt torch
 	$(LOWEST)/python .ci/lowest.py > .venv-lowest/lowest.txt
-	$(LOWEST)/pip install --quiet --constraint .venv-lowest/lowest.txt --editable . pytest hypothesis import-linter
+	$(LOWEST)/pip install --quiet --constraint .venv-lowest/lowest.txt --editable . pytest pytest-xdist hypothesis import-linter
 	@touch $(LOWEST_READY)
 
 # torch's own lower bound is not tested here: an earlier torch than that of constraints.txt fetches gigabytes of CUDA.
@@ -49,7 +50,8 @@ test-lowest: $(LOWEST_READY) ## Run one tuning and the tests that start no trial
 		--trial-time 300ms --no-resume --output .venv-lowest/dltune.json --storage sqlite:///.venv-lowest/studies.db
 	$(LOWEST)/dltune check .venv-lowest/dltune.json
 	$(LOWEST)/dltune report .venv-lowest/dltune.json --format md
-	$(LOWEST)/python -m pytest tests --ignore tests/faults --ignore tests/gpu $(WITH_CHILDREN:%=--ignore tests/%)
+	$(LOWEST)/python -m pytest tests --ignore tests/faults --ignore tests/gpu $(WITH_CHILDREN:%=--ignore tests/%) \
+		--numprocesses 2 --dist loadfile
 
 faults: $(READY) ## Run the fault tests alone, and print what became of each fault
 	$(BIN)/python -m pytest tests/faults --fault-matrix

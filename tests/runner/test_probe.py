@@ -57,11 +57,11 @@ def test_what_leaves_threads_when_it_is_read_is_read_by_workers_of_processes_tha
     request = WorkloadRequest(dataset="tests.own_loaders:make_threaded_stream", step_seconds=1e-4, working_dir=ROOT)
     with TrialRunner(request, stall_seconds=10.0) as runner:
         profile = runner.probe((4, 4), LIMITS)
-        results = [runner.run(make_request(workers)) for workers in (1, 2, 0, 2)]
+        results = [runner.run(make_request(workers)) for workers in (2, 0, 1)]
     assert profile.leaves_threads
     assert profile.worker_failure is None
     assert any("workers that are forked afterwards may hang" in note for note in profile.notes)
-    assert [result.kind for result in results] == ["completed"] * 4
+    assert [result.kind for result in results] == ["completed"] * 3
 
 
 def test_an_iterable_that_shards_itself_is_not_suspected() -> None:
