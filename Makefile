@@ -9,7 +9,6 @@ LOWEST_READY := .venv-lowest/.ready
 WITH_CHILDREN := runner/test_probe.py runner/test_runner.py child/test_adapters.py child/test_libraries.py \
 	child/test_own_knobs.py report/test_html_in_browser.py \
 	search/test_dashboard.py benchmarks test_end_to_end.py test_integrations.py test_docs.py
-LONG := test_end_to_end.py faults runner test_docs.py test_integrations.py  # first, so that no process is left with them
 ALONE := tests/faults/test_budgets.py  # it measures; all other tests run in two processes
 
 .PHONY: demo test test-lowest faults test-gpu test-libraries lint types check bench bench-gpu replay clean help
@@ -35,7 +34,7 @@ $(TEST_READY): $(READY)
 
 test: $(TEST_READY) ## Set up, then run the tests
 	$(BIN)/python -m pytest $(ALONE)
-	$(BIN)/python -m pytest $(LONG:%=tests/%) tests $(ALONE:%=--ignore %) \
+	$(BIN)/python -m pytest tests $(ALONE:%=--ignore %) \
 		--numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 $(LOWEST_READY): pyproject.toml constraints.txt .ci/lowest.py

@@ -25,6 +25,8 @@ if not os.environ.get("DLTUNE_TEST_SESSION", "").endswith(f"/{WORKER}"):  # not 
         atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 SESSION = os.environ["DLTUNE_TEST_SESSION"]
 
+LONG = tuple(f"tests/{name}" for name in ("test_end_to_end.py", "faults/", "runner/", "test_docs.py", "test_tuning.py"))
+
 
 @pytest.fixture
 def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -93,3 +95,8 @@ def leaves_nothing() -> Iterator[None]:
     before = set(list_leftovers())
     yield
     assert await_nothing_left(before) == []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long ones: of two processes, one would be left with them at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
