@@ -152,6 +152,10 @@ class LoaderConfig(FrozenModel):
         written: dict[str, Any] = write(self)
         return written if self.knobs else {name: value for name, value in written.items() if name != "knobs"}
 
+    def by_name(self) -> dict[str, Any]:
+        """Give every setting by its name, whichever part of the configuration holds it."""
+        return {**dict(self.dataloader), **dict(self.process), **self.knobs}
+
     def loader_kwargs(self) -> dict[str, Any]:
         """Give the arguments for `DataLoader`, leaving out those it refuses in this combination.
 

@@ -11,14 +11,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import TypeAdapter
 
-from autotune.config import (
-    DataLoaderSettings,
-    KnobValue,
-    LoaderConfig,
-    ProcessSettings,
-    SharingStrategy,
-    StartMethod,
-)
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 
 Choice = int | bool | float | str | None
 KnobName = Literal[
@@ -63,8 +56,6 @@ class Knob:
 
     def check(self, value: Any) -> Choice:
         """Give a value as a configuration holds it; raises `pydantic.ValidationError` where it can hold no such one."""
-        if self.section == "knobs":
-            return TypeAdapter[Choice](KnobValue).validate_python(value)
         found = SECTIONS[self.section].model_fields[self.name]
         adapter: TypeAdapter[Choice] = TypeAdapter(Annotated[found.annotation, *found.metadata, None])  # type: ignore[arg-type]  # made at run time
         return adapter.validate_python(value)

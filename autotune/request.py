@@ -52,6 +52,7 @@ def _order_choices(choices: tuple[KnobValue, ...]) -> tuple[KnobValue, ...]:
 _IMPORT_STRING: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 Text = Annotated[str, AfterValidator(_refuse_bytes)]
 MAX_CHOICES: Final = 64  # of one knob
+DENSE_RANGE_WIDTH: Final = 16  # a range of whole numbers that the user gave is searched one by one up to this width
 Choices = Annotated[tuple[KnobValue, ...], Field(min_length=1, max_length=MAX_CHOICES), AfterValidator(_order_choices)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(_refuse_what_json_cannot_say)]
 

@@ -13,7 +13,7 @@ from autotune.errors import UsageError
 
 def refuse_foreign_loader(made: Any, source: str) -> None:
     """Say what a loader is that is not torch's, which can only be gone through, and what to return instead of it."""
-    if isinstance(made, type) or hasattr(made, "__getitem__") or not hasattr(made, "__iter__"):
+    if not only_iterates(made):
         return
     if found := name_loaders(made):
         raise UsageError(
@@ -25,6 +25,11 @@ def refuse_foreign_loader(made: Any, source: str) -> None:
         "could be tuned. Return the Dataset that it reads (a stream of samples must be an IterableDataset), or give a "
         f"function that makes this of the settings, with --loader.{suggest_call(made)}"
     )
+
+
+def only_iterates(made: Any) -> bool:
+    """Tell whether an object can only be gone through, as loaders of other libraries."""
+    return hasattr(made, "__iter__") and not isinstance(made, type) and not hasattr(made, "__getitem__")
 
 
 def refuse_loader_within(dataset: IterableDataset[Any], source: str) -> None:

@@ -45,8 +45,6 @@ def _list_taken(factory: Any) -> str:
 
 def describe_changed_defaults(factory: Any, request: WorkloadRequest) -> str | None:
     """Say where the baseline is not what the factory does by itself; None where it is."""
-    if not request.knobs:
-        return None
     changes = []
     for name, choices in request.knobs.items():
         default = _read_default(factory, name, request.dataset)

@@ -79,12 +79,12 @@ def profile_workload(
 def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
     """Say what the workload is, by the profile's fields."""
     own = workload.own
-    is_batched = workload.batching == "user"
+    has_own_batches = workload.batching == "user"
     return {
         "description": type(workload.parts.dataset).__qualname__,
         "kind": workload.kind,
         "samples": workload.promised_samples,
-        "epoch_batches": count_epoch_batches(build_plain_loader(workload, None), workload) if is_batched else None,
+        "epoch_batches": count_epoch_batches(build_plain_loader(workload, None), workload) if has_own_batches else None,
         "batching": workload.batching,
         "drop_last": workload.parts.drop_last,
         "has_getitems": hasattr(workload.parts.dataset, "__getitems__"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from autotune.child.foreign_loaders import describe
+from autotune.child.foreign_loaders import describe, only_iterates
 from autotune.errors import UsageError
 from autotune.workload import Workload
 
@@ -66,9 +66,7 @@ def _is_data(entry: Any) -> bool:
 
 
 def _is_foreign_loader(entry: Any) -> bool:
-    """Tell whether it can only be gone through, as loaders of other libraries."""
-    is_iterable = hasattr(entry, "__iter__") and not isinstance(entry, type | Set)
-    return is_iterable and not hasattr(entry, "__getitem__")
+    return only_iterates(entry) and not isinstance(entry, Set)  # of names, say
 
 
 def _count(several: Mapping[str, Any]) -> str:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from autotune.request import TuningRequest
 
-DENSE_RANGE_WIDTH: Final = 16  # a range of whole numbers is searched number by number up to this width
 FLOAT_STEPS: Final = 4  # of a range of numbers that are not whole
 MAX_SHOWN_CHARACTERS: Final = 80  # of a value that is refused
 _SAME_NAMES: Final = (
@@ -126,6 +125,8 @@ def read_choices(value: Any) -> tuple[str, tuple[Any, ...]]:
 
 def _spread(low: float, high: float) -> tuple[float, ...]:
     """Spread choices over a range: every whole number of a short one, doublings of a long one, else five steps."""
+    from autotune.request import DENSE_RANGE_WIDTH
+
     if not low < high:
         raise click.BadParameter(f"{low}:{high}: the lower end is not below the upper one, give cache_size=64:4096")
     if not isinstance(low, int) or not isinstance(high, int):

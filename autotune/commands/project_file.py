@@ -62,9 +62,5 @@ def _flatten(name: str, value: Any) -> Any:
 def _write_assignment(option: str, key: str, value: Any) -> str:
     if option == "range" and isinstance(value, list):
         return f"{key}={':'.join(str(part) for part in value)}"
-    return f"{key}={value if option == 'range' or _is_written_out(option, value) else json.dumps(value)}"
-
-
-def _is_written_out(option: str, value: Any) -> bool:
-    """Tell whether the choices of a knob are written as the command line takes them, as in `"64:4096"`."""
-    return option == "knob" and isinstance(value, str)
+    is_written_out = option == "range" or (option == "knob" and isinstance(value, str))  # as in "64:4096"
+    return f"{key}={value if is_written_out else json.dumps(value)}"

@@ -189,8 +189,7 @@ def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tune
             else:
                 kind, cut = found.plan.workload.kind, found.interrupted
                 text = describe_outcome(found.profile, kind, found.runner_up, request.output, interrupted=cut)
-            if options["timings"] and not options["as_json"]:
-                spent = found.profile.search.time_spent
+                spent = found.profile.search.time_spent if options["timings"] else ()
                 text = "\n".join([text, *(f"  {phase.phase:<12} {describe_time_spent(phase)}" for phase in spent)])
             print_result(text, f" The result is in {request.output}.")
     if found.interrupted:

@@ -37,9 +37,9 @@ def count_samples(batch: Any, otherwise: int) -> int:
     Where any of its tensors has as many as are expected, `otherwise`, that is it: the first one may hold something else
     of them, such as boxes.
     """
-    lengths = [int(tensor.shape[0]) for tensor in find_tensors(batch) if tensor.dim()]
-    if lengths:
-        return otherwise if otherwise in lengths else lengths[0]
+    lengths = (int(tensor.shape[0]) for tensor in find_tensors(batch) if tensor.dim())
+    if (first := next(lengths, None)) is not None:
+        return otherwise if first == otherwise or otherwise in lengths else first
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
     if isinstance(parts, Sequence) and not isinstance(parts, str | bytes):
         inner = parts[0] if parts and isinstance(parts[0], list | tuple) else parts

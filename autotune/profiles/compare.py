@@ -82,8 +82,8 @@ def log_half_width(interval: Interval | None) -> float:
 
 
 def _list_settings(first: TunedProfile, second: TunedProfile) -> tuple[str, ...]:
-    before = first.dataloader.model_dump() | first.process.model_dump() | first.config.knobs
-    after = second.dataloader.model_dump() | second.process.model_dump() | second.config.knobs
+    before = first.config.by_name()
+    after = second.config.by_name()
     names = {**before, **after}
     return tuple(
         f"{name} {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)

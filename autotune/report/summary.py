@@ -152,8 +152,7 @@ def list_settings(profile: TunedProfile) -> list[Setting]:
 
 
 def _make_setting(name: str, value: Any, base: LoaderConfig) -> Setting:
-    before = {**dict(base.dataloader), **dict(base.process), **base.knobs}
-    was = before.get(name)
+    was = base.by_name().get(name)
     return Setting(name, str(value), None if was == value else str(was))
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.knobs import KNOBS, NUMBERS, TABLE, Choice, config_from_knobs, find_knob
-from autotune.request import TuningRequest
+from autotune.knobs import KNOBS, NUMBERS, TABLE, Choice, config_from_knobs
+from autotune.request import DENSE_RANGE_WIDTH, TuningRequest
 from autotune.search.cost_model import max_useful_workers
 from autotune.search.demand import ResourceModel
 from autotune.search.space import SearchSpace
@@ -18,7 +18,6 @@ from autotune.trial.budgets import Budgets
 from autotune.trial.workload_profile import WorkloadProfile
 from autotune.units import format_bytes
 
-DENSE_RANGE_WIDTH: Final = 16  # a range the user gave is searched number by number up to this width
 WITHOUT_EFFECT: Final[dict[str, str]] = {
     "pin_memory": "pinning has no effect on this device or these samples; leave it out",
     "device_prefetch": "there is nothing to copy ahead on this device; leave it out",
@@ -55,7 +54,7 @@ def plan_space(
         choices |= {knob.name: (knob.default,) for knob in TABLE if knob.needs == "num_workers"}
     own = request.workload.knobs
     usual = {name: workload.knobs.get(name, found[0]) for name, found in own.items()}
-    return SearchSpace(_check_choices({**choices, **own}), workload.multiprocessing_context, usual, tuple(notes))
+    return SearchSpace({**_check_choices(choices), **own}, workload.multiprocessing_context, usual, tuple(notes))
 
 
 def _refuse_what_is_decided(request: TuningRequest, workload: WorkloadProfile) -> None:
@@ -74,7 +73,7 @@ def _refuse_what_is_decided(request: TuningRequest, workload: WorkloadProfile) -
 
 def _check_choices(choices: dict[str, tuple[Choice, ...]]) -> dict[str, tuple[Choice, ...]]:
     try:
-        return {name: tuple(find_knob(name).check(choice) for choice in found) for name, found in choices.items()}
+        return {name: tuple(KNOBS[name].check(choice) for choice in found) for name, found in choices.items()}
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         name = next(name for name, found in choices.items() if problem["input"] in found)
