@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import re
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple, cast
@@ -31,10 +30,8 @@ def read_torch(folder: Path | None = None) -> TorchVersion | None:
     words = dict(_ASSIGNMENT.findall(read_text(folder / "version.py"))) if folder is not None else {}
     if "__version__" in words:
         return TorchVersion(words["__version__"], words.get("cuda"))
-    try:
-        return TorchVersion(version("torch"), None)
-    except PackageNotFoundError:
-        return None
+    installed = _read_metadata("torch")
+    return None if installed is None else TorchVersion(installed, None)
 
 
 def _find_torch() -> Path | None:
@@ -45,10 +42,16 @@ def _find_torch() -> Path | None:
 
 def read_own_version() -> str:
     """Read dltune's version; one that runs from its sources alone does not know it."""
+    return _read_metadata("dltune") or "unknown"
+
+
+def _read_metadata(distribution: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version  # a tenth of what loading a profile takes
+
     try:
-        return version("dltune")
+        return version(distribution)
     except PackageNotFoundError:
-        return "unknown"
+        return None
 
 
 def read_start_method() -> StartMethod:
