@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from autotune.config import FrozenModel, Interval, LoaderConfig
 from autotune.profiles.atomic_write import write_atomically
+from autotune.profiles.schema import PhaseTime
 from benchmarks.training.messages import DeviceFacts, Reading, Trained, TrainingRun
 
 TunerName = Literal["dltune", "random", "loadtune", "hand", "defaults"]
@@ -38,6 +39,7 @@ class Tuning(FrozenModel):
     promise: float | None = None  # samples per second it predicts for its choice
     interval: Interval | None = None
     lines: tuple[TunerTrial, ...] = ()  # its trials, in order, where they can be read
+    time_spent: tuple[PhaseTime, ...] = ()  # where its seconds went, where it says so
     note: str = ""
 
     def best_after(self, seconds: float) -> LoaderConfig | None:

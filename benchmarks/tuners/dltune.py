@@ -59,6 +59,7 @@ def tune(workload: BenchWorkload) -> Tuning:
         promise=profile.result.samples_per_second,
         interval=profile.result.samples_per_second_ci95,
         lines=tuple(lines),
+        time_spent=profile.search.time_spent,
         note=f"{profile.search.trials} trials; {profile.search.stopped}; {profile.result.verdict}",
     )
 
