@@ -25,6 +25,7 @@ from autotune.config import LoaderConfig
 from autotune.profiles.atomic_write import write_atomically
 from autotune.runner.process import TrialProcess
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
+from autotune.runner.starting import Starter
 from autotune.runner.usage import TREE_SECONDS
 from autotune.runner.watchdog import Watchdog
 from autotune.system.machine import count_whole_cpus, read_machine
@@ -135,7 +136,7 @@ def time_ticks(workload: BenchWorkload, sandbox: SandboxSupport) -> tuple[int, d
     request = make_request(workload)
     watch = Watchdog(budgets=plan_budgets(read_machine(), request), stall_seconds=60, deadline_seconds=120)
     config = as_config({"batch_size": workload.batch_size, "num_workers": WORKERS, "persistent_workers": True})
-    child = TrialProcess(request.workload.working_dir, watch.budgets, sandbox, lambda progress: None)
+    child = TrialProcess(Starter(request.workload.working_dir), watch.budgets, sandbox, lambda progress: None)
     try:
         child.command(LoadCommand(workload=request.workload), watch)
         answer = child.command(TrialCommand(trial=_make_short_trial(config)), watch)

@@ -1,7 +1,7 @@
 """The process of a trial, in which the user's code runs: `python -P -m autotune.child FD TUNER SANDBOX`.
 
 Arguments: FD, an inherited stream socket; TUNER, the process whose end ends this one; SANDBOX, what
-`autotune.child.namespaces` puts around it, as JSON.
+`autotune.child.namespaces` puts around it, as JSON; or `fork`, for one that forks such processes when it is asked to.
 Messages in (`autotune.trial.protocol.Command`): `hello` once, then `probe`, `run` and `release` in any number.
 Messages out (`Report`): `ready` after `hello` and after `release`; `probed`; `measured`; `failed` instead of
 any of them when the user's code or torch raised; `progress` at any time, about four a second while measuring.
@@ -20,7 +20,9 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from autotune.child.keeper import continue_under_keeper
 from autotune.child.namespaces import die_with_parent, enter_sandbox
@@ -56,11 +58,21 @@ def _continue_in_sandbox(tuner: int, sandbox: SandboxSpec, descriptor: int) -> N
 
 def main() -> None:
     """Serve the tuner named on the command line."""
-    descriptor, tuner, sandbox = int(sys.argv[1]), int(sys.argv[2]), SandboxSpec.from_json(sys.argv[3])
+    descriptor, tuner, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # also for those who wait: they end by the same signal
-    _continue_in_sandbox(tuner, sandbox, descriptor)
-    guard_process()
     sys.argv[:] = sys.argv[:1]
+    if what == "fork":
+        from autotune.child.fork_server import serve_forks
+
+        serve_forks(socket.socket(fileno=descriptor), tuner, run_trial)
+    run_trial(descriptor, tuner, SandboxSpec.from_json(what))
+
+
+def run_trial(descriptor: int, parent: int, sandbox: SandboxSpec, begin: Callable[[], None] = lambda: None) -> NoReturn:
+    """Serve the tuner behind a descriptor, after a call of `begin`, until it closes the line or the parent ends."""
+    _continue_in_sandbox(parent, sandbox, descriptor)
+    guard_process()
+    begin()
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
     from autotune.child.server import TrialServer  # before the freeze, with pydantic

@@ -49,9 +49,9 @@ def profile_workload(
     order = order.model_copy(update={"with_workers": order.with_workers and "num_workers" not in workload.fixed})
     if _enter_worker_phase(order, on_phase):
         cold_seconds = probe_workers.time_worker_round(workload, probe_workers.count_round_workers(order.usable_cpus))
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     usual, profiles = profile_batch_sizes(workload, step, device, order, on_phase)
-    leaves_threads = workload.forks_workers and threading.active_count() > threads
+    leaves_threads = workload.forks_workers and not threads.issuperset(threading.enumerate())
     order = order.model_copy(update={"with_workers": order.with_workers and not leaves_threads})
     costs = _fit_costs(usual, profiles)
     rss_bytes = read_resident("self")[0] or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # or its peak

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.tracebacks import format_error, name_error
+from autotune.system.processes import count_threads
 from autotune.trial import protocol
 from autotune.trial.channel import Channel, ChannelClosedError
 
@@ -58,7 +59,7 @@ class TrialServer:
         self._is_process_warm = False
         self._in_step = False
         self._is_tainted = False
-        self._python_threads = 0  # before the trial, as are these
+        self._threads: set[threading.Thread] = set()  # before the trial, as are these
         self._children: set[BaseProcess] = set()
         self._last_progress = 0.0
         self._on_lost_worker: Callable[[int, FrameType | None], Any] | int | None = signal.SIG_DFL
@@ -165,15 +166,15 @@ class TrialServer:
         if self._is_step_cold(settings.batch_size):
             self._show("warming the step up")
             warm_up_step(self._workload, self._step, self._device, request.config)
-        self._python_threads, self._children = threading.active_count(), set(multiprocessing.active_children())
+        self._threads, self._children = set(threading.enumerate()), set(multiprocessing.active_children())
         self._trial = TrialRun(self._workload, self._step, self._device, request, self._note_batches)
-        threads = _count_threads()
+        threads = count_threads()
         self._show(protocol.MEASURING_PHASE)
         measurement = self._trial.run()
         if not settings.num_workers and self._workload.forks_workers:
             sets_workers_up = self._workload.parts.worker_init_fn is not None
-            computes = sets_workers_up and _count_threads() > threads
-            self._is_tainted = computes or threading.active_count() > self._python_threads
+            computes = sets_workers_up and count_threads() > threads
+            self._is_tainted = computes or self._has_new_threads()
         return measurement
 
     def _is_step_cold(self, batch_size: int | None) -> bool:
@@ -217,10 +218,14 @@ class TrialServer:
             gc.collect()
         if self._workload.is_opaque:
             left = set(multiprocessing.active_children()) - self._children
-            if left or threading.active_count() > self._python_threads:
+            if left or self._has_new_threads():
                 raise ProcessTaintedError("has threads or processes left of a loader that does not end them")
         if self._is_tainted:
             raise ProcessTaintedError("has read or computed on several threads; workers that it forks may hang")
+
+    def _has_new_threads(self) -> bool:
+        """Tell whether Python threads are alive that were not before the trial."""
+        return not self._threads.issuperset(threading.enumerate())
 
     def _watch_step(self, step: Step) -> Step:
         """Remember whether the step is running, so that its failure is not blamed on the data."""
@@ -267,11 +272,3 @@ class TrialServer:
     def _show(self, phase: str, batches: int = 0) -> None:
         self._last_progress = time.monotonic()
         self._channel.send(protocol.ProgressReport(phase=phase, batches=batches).model_dump_json())
-
-
-def _count_threads() -> int:
-    """Count the threads of this process, also those that Python knows nothing of; 0 where the system does not tell."""
-    try:
-        return len(list(Path("/proc/self/task").iterdir()))
-    except OSError:
-        return 0

@@ -1,9 +1,4 @@
-"""One child process: how it is started, talked to, watched, and ended with everything it started.
-
-The child is a plain subprocess, not a `multiprocessing.Process`: inside a spawned child multiprocessing's
-default start method becomes the parent's, so the DataLoader's own workers would silently be spawned instead of
-forked and take twenty times longer to start.
-"""
+"""One child process: how it is talked to, watched, and ended with everything it started."""
 
 from __future__ import annotations
 
@@ -12,18 +7,17 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Callable
 from typing import Final
 
 from pydantic import ValidationError
 
 from autotune.runner.failures import TrialFailure, diagnose_exit, diagnose_stall
-from autotune.runner.process_tree import TRIAL_ID_VARIABLE, describe_survivors, kill_trial, remove_shm_segments
+from autotune.runner.process_tree import describe_survivors, kill_trial, remove_shm_segments
 from autotune.runner.sandbox import SandboxSupport
 from autotune.runner.scratch import make_scratch
+from autotune.runner.starting import Starter
 from autotune.runner.usage import NEAR_BUDGET_POLL_SECONDS, ResourceUsage, UsageMonitor
 from autotune.runner.watchdog import BudgetBreach, Watchdog
 from autotune.trial.budgets import Budgets
@@ -68,7 +62,7 @@ class TrialProcess:
 
     def __init__(
         self,
-        working_dir: str,
+        starter: Starter,
         budgets: Budgets,
         sandbox: SandboxSupport,
         on_progress: OnProgress,
@@ -76,7 +70,6 @@ class TrialProcess:
     ) -> None:
         self._on_progress = on_progress
         self._on_warning = on_warning
-        self._trial_id = uuid.uuid4().hex
         self._on_device = False
         with contextlib.ExitStack() as belongings:  # a child that cannot be started must leave nothing
             self._folder = belongings.enter_context(make_scratch())
@@ -86,26 +79,18 @@ class TrialProcess:
                 belongings.callback(cgroup.remove)
             spec = sandbox.make_spec(budgets, cgroup)
             self._own_shm, self._own_pids = spec.shm_bytes > 0, spec.own_pids
-            self._start(spec, working_dir, belongings)
+            self._start(spec, starter, belongings)
             self._monitor = UsageMonitor(self._process.pid, budgets, cgroup, own_shm=self._own_shm)
             self._belongings = belongings.pop_all()
         self._tick_seconds = SANDBOXED_TICK_SECONDS if cgroup is not None and self._own_shm else TICK_SECONDS
 
-    def _start(self, spec: SandboxSpec, working_dir: str, belongings: contextlib.ExitStack) -> None:
+    def _start(self, spec: SandboxSpec, starter: Starter, belongings: contextlib.ExitStack) -> None:
         ours, theirs = socket.socketpair()
         belongings.callback(ours.close)  # a child whose line is closed ends by itself
         self._channel = Channel(ours)
         with theirs, self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                _make_command(theirs.fileno(), spec),
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=working_dir,
-                env={**os.environ, TRIAL_ID_VARIABLE: self._trial_id, "TMPDIR": str(self._folder)},
-                start_new_session=True,
-            )
+            self._started = starter.start(spec, str(self._folder), theirs.fileno(), log)
+        self._process = self._started.process
 
     @property
     def peak(self) -> ResourceUsage:
@@ -216,7 +201,8 @@ class TrialProcess:
             self._process.kill()  # the namespace goes with it, and with the private /dev/shm nothing is to be cleaned
         else:
             self._process.terminate()  # the keeper then ends those, too, that hide from us
-        survivors = kill_trial(self._trial_id, None if self._own_pids else self._process.pid)
+        keeper = None if self._own_pids else self._process.pid
+        survivors = kill_trial(self._started.trial_id, keeper, self._started.server)
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # not even SIGKILL ends who waits for a dead disk
             self._process.wait(REAP_SECONDS)
@@ -225,8 +211,3 @@ class TrialProcess:
         self._belongings.close()
         if not self._own_shm:
             remove_shm_segments(self._monitor.seen)
-
-
-def _make_command(descriptor: int, spec: SandboxSpec) -> list[str]:
-    program = [sys.executable, "-P", "-m", "autotune.child"]
-    return [*program, str(descriptor), str(os.getpid()), spec.to_json()]

@@ -36,13 +36,14 @@ def _carries_id(pid: int, trial_id: str) -> bool:
     return False
 
 
-def kill_trial(trial_id: str, keeper: int | None = None) -> list[int]:
+def kill_trial(trial_id: str, keeper: int | None = None, server: int | None = None) -> list[int]:
     """End every process that carries a trial's id, the cleaners last, and list those that do not end.
 
-    The `keeper` ends by itself when it has ended those of the trial that hide it.
+    The `keeper` ends by itself when it has ended those of the trial that hide it; the `server`, which forked them and
+    carries their id as well, goes on.
     """
     deadline = time.monotonic() + CLEANER_GRACE_SECONDS
-    while living := list_trial_processes(trial_id):
+    while living := [pid for pid in list_trial_processes(trial_id) if pid != server]:
         overdue = time.monotonic() > deadline
         victims = [pid for pid in living if overdue or not (pid == keeper or is_cleaner(pid))]
         for pid in living:  # those who are spared must not be stopped

@@ -18,6 +18,7 @@ from autotune.runner.process import OnProgress, OnWarning, TrialProcess
 from autotune.runner.results import Answer, make_result
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
 from autotune.runner.start_errors import start_error, timeout_error
+from autotune.runner.starting import Starter
 from autotune.runner.usage import ResourceUsage
 from autotune.runner.watchdog import Watchdog
 from autotune.system.machine import read_machine
@@ -64,6 +65,7 @@ class TrialRunner:
         sandbox: SandboxSupport | None = None,
         on_warning: OnWarning = lambda sentence: None,
         spent: TimeSpent | None = None,
+        starter: Starter | None = None,
     ) -> None:
         self.start_seconds: float | None = None  # what the last start of a process and of its dataset took
         self._workload = workload
@@ -72,6 +74,7 @@ class TrialRunner:
         self._on_progress = on_progress
         self._on_warning = on_warning
         self._spent = spent or TimeSpent()
+        self._starter = starter or Starter(workload.working_dir)
         self._child: TrialProcess | None = None
         self._is_releasing = False
         self._limits: Budgets | None = None
@@ -87,7 +90,10 @@ class TrialRunner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        finally:
+            self._starter.close()
 
     def close(self) -> None:
         """End the child, if there is one, and everything it started."""
@@ -181,7 +187,7 @@ class TrialRunner:
         """Start a child and have it load the workload."""
         began = time.monotonic()
         child = self._child = TrialProcess(
-            self._workload.working_dir, self._budgets, self._sandbox, self._note_progress, self._on_warning
+            self._starter, self._budgets, self._sandbox, self._note_progress, self._on_warning
         )
         order = LoadCommand(workload=self._workload, knobs=self._knobs, warm_up=self._may_warm_up)
         answer = child.command(order, self._watch(self._stall_seconds * MAX_LOAD_STALLS))
@@ -238,11 +244,15 @@ def _is_sandbox_error(answer: Answer) -> bool:
 
 @contextmanager
 def start_runner(
-    request: TuningRequest, progress: ProgressListener, spent: TimeSpent | None = None
+    request: TuningRequest,
+    progress: ProgressListener,
+    spent: TimeSpent | None = None,
+    starter: Starter | None = None,
 ) -> Iterator[TrialRunner]:
     """Open what runs the trials of a request, in the sandbox that it asks for; `spent` is told what takes time."""
+    workload, stall_seconds = request.workload, request.stall_seconds
     sandbox = detect_sandbox() if request.isolation == "auto" else SandboxSupport()
     with TrialRunner(
-        request.workload, request.stall_seconds, progress.show_progress, sandbox, progress.show_warning, spent
+        workload, stall_seconds, progress.show_progress, sandbox, progress.show_warning, spent, starter
     ) as runner:
         yield runner

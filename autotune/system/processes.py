@@ -32,6 +32,14 @@ def _read_children(pid: int, proc: Path) -> list[int]:
     return children
 
 
+def count_threads() -> int:
+    """Count the threads of this process, also those that Python knows nothing of; 0 where the system does not tell."""
+    try:
+        return len(list((PROC / "self" / "task").iterdir()))
+    except OSError:
+        return 0
+
+
 def is_cleaner(pid: int, proc: Path = PROC) -> bool:
     """Tell whether a process is there to remove the names that dead ones leave in /dev/shm."""
     with contextlib.suppress(OSError):

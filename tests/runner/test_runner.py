@@ -16,6 +16,7 @@ from autotune.runner.process import TrialProcess
 from autotune.runner.process_tree import kill_trial
 from autotune.runner.runner import TrialRunner
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
+from autotune.runner.starting import Starter
 from autotune.runner.watchdog import Watchdog
 from autotune.trial.protocol import LoadCommand
 from tests.faults.stage import await_condition, list_trial_processes
@@ -57,24 +58,32 @@ def test_a_whole_epoch_delivers_what_the_sampler_promised(honest: TrialRunner) -
         assert trace.samples == 64
 
 
+def find_child() -> psutil.Process:
+    """Find the process that a trial was given, whether the tuner started it or the server forked it."""
+    ours = [one for one in psutil.Process().children() if "autotune.child" in one.cmdline()]
+    servers = [one for one in ours if one.cmdline()[-1] == "fork"]
+    (child,) = [one for one in ours if one not in servers] + [fork for one in servers for fork in one.children()]
+    return child
+
+
 def test_trials_of_the_search_share_one_warm_child(honest: TrialRunner) -> None:
     honest.run(make_request(workers=0))
-    before = {child.pid for child in psutil.Process().children()}
+    before = find_child()
     honest.run(make_request(workers=2))
-    assert {child.pid for child in psutil.Process().children()} == before
+    assert find_child() == before
 
 
 def test_a_confirming_trial_gets_a_process_of_its_own(honest: TrialRunner) -> None:
     honest.run(make_request(workers=0))
-    before = {child.pid for child in psutil.Process().children()}
+    before = find_child()
     honest.run(make_request(workers=0, fresh=True))
-    assert not before & {child.pid for child in psutil.Process().children()}
+    assert find_child() != before
 
 
 def test_workers_are_gone_before_the_next_trial_starts(honest: TrialRunner) -> None:
     honest.run(make_request(workers=3))
     honest.run(make_request(workers=0))
-    (child,) = (process for process in psutil.Process().children() if "autotune.child" in " ".join(process.cmdline()))
+    child = find_child()
     those_that_wait = 2 if detect_sandbox().own_pids else 1  # this one and init, or the keeper
     family = [child, *child.children(recursive=True)]
     assert sum("autotune.child" in " ".join(process.cmdline()) for process in family) == 1 + those_that_wait
@@ -151,22 +160,25 @@ class AttentiveChild(TrialProcess):
     """Looks, when its output is read, whether its processes have come to a halt."""
 
     def read_output(self) -> str:
-        await_condition(lambda: not list_running(), "a halt")
+        await_condition(lambda: not list_running(self._started.server), "a halt")
         return super().read_output()
 
 
-def list_running() -> list[int]:
+def list_running(server: int | None) -> list[int]:
+    """List who of the trial runs; the process that forked it goes on."""
     halted = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-    return [process.pid for process in list_trial_processes() if process.status() not in halted]
+    return [one.pid for one in list_trial_processes() if one.status() not in halted and one.pid != server]
 
 
 @pytest.mark.parametrize("sandbox", [detect_sandbox(), SandboxSupport()], ids=["sandboxed", "plain"])
 def test_a_trial_that_must_end_is_halted_before_anything_else_is_done(sandbox: SandboxSupport) -> None:
     workload = WorkloadRequest(dataset="tests.misbehaving:make_hanging", step_seconds=1e-4, working_dir=ROOT)
-    child = AttentiveChild(ROOT, LIMITS, sandbox, lambda progress: None)
+    starter = Starter(ROOT)
+    child = AttentiveChild(starter, LIMITS, sandbox, lambda progress: None)
     death = child.command(
         LoadCommand(workload=workload), Watchdog(budgets=LIMITS, stall_seconds=30.0, deadline_seconds=4.0)
     )
+    starter.close()
     assert isinstance(death, TrialFailure)
     assert death.kind == "timed_out"
 
@@ -238,8 +250,8 @@ def test_a_stalled_trial_quotes_what_its_worker_last_said() -> None:
 
 
 def test_processes_that_outlive_their_trial_are_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end_all_but_one(trial_id: str, keeper: int | None = None) -> list[int]:
-        return [*kill_trial(trial_id, keeper), os.getpid()]
+    def end_all_but_one(trial_id: str, keeper: int | None = None, server: int | None = None) -> list[int]:
+        return [*kill_trial(trial_id, keeper, server), os.getpid()]
 
     monkeypatch.setattr("autotune.runner.process.kill_trial", end_all_but_one)
     warnings: list[str] = []

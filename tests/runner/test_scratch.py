@@ -16,6 +16,7 @@ from autotune.runner.memory_cgroup import find_cgroup_parent
 from autotune.runner.process import TrialProcess
 from autotune.runner.sandbox import SandboxSupport
 from autotune.runner.scratch import lock_folder, make_scratch, sweep_scratch
+from autotune.runner.starting import Starter
 from tests.builders import make_limits
 
 LONG_AGO = time.time() - 3600
@@ -112,7 +113,7 @@ def test_a_sweep_in_the_middle_of_making_a_folder_leaves_it_alone(
 
 
 def start_child(working_dir: Path, sandbox: SandboxSupport) -> TrialProcess:
-    return TrialProcess(str(working_dir), make_limits(), sandbox, lambda progress: None)
+    return TrialProcess(Starter(str(working_dir)), make_limits(), sandbox, lambda progress: None)
 
 
 def test_a_child_that_cannot_be_started_leaves_no_folder_and_no_open_descriptor(parent: Path) -> None:
