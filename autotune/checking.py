@@ -7,14 +7,16 @@ import platform
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from autotune.config import FrozenModel, Interval
-from autotune.confirm.confirmation import confirm
+from autotune.confirm.confirmation import Confirmation, confirm, measure_round
 from autotune.confirm.interference import InterferenceMonitor
 from autotune.confirm.remeasurement import Remeasurement, compare_with_prediction
+from autotune.confirm.runs import ConfirmationRuns
 from autotune.errors import UsageError
 from autotune.preparation import prepare_run
+from autotune.profiles.file import read_profiles_or_empty
 from autotune.profiles.identity import WorkloadIdentity
 from autotune.profiles.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
 from autotune.profiles.schema import TunedProfile
@@ -34,7 +36,8 @@ from autotune.trial.interruption import spawn_error
 from autotune.trial.timetable import Timetable
 
 MIN_KEPT_RATIO: Final = 0.9  # of the predicted throughput, or of the baseline: what surely reaches less is retuned
-QUICK_TRIAL_SECONDS: Final = 2.0  # a quick check takes at least six such trials
+VERIFYING_ROUNDS: Final = 2
+OF_THE_RUN: Final = {"output", "profile", "storage", "study_name", "resume", "timeout_seconds", "explain", "isolation"}
 
 
 class CheckResult(FrozenModel):
@@ -130,7 +133,6 @@ def _measure_again(
     progress: ProgressListener,
 ) -> CheckResult:
     """Probe the workload, and measure a profile against its baseline."""
-    request = request.model_copy(update={"trial_seconds": QUICK_TRIAL_SECONDS})
     with start_runner(request, progress) as runner:
         plan = prepare_run(request, machine, None, runner, progress, Timetable(request))
         monitor = InterferenceMonitor(plan.machine.usable_cpus)
@@ -145,6 +147,57 @@ def _measure_again(
         max_age_seconds=max_age_seconds,
         remeasured=compare_with_prediction(final, profile),
     )
+
+
+def find_answer(request: TuningRequest) -> TunedProfile | None:
+    """Find what an earlier run answered to the same request on a machine like this; None without a confirmed one."""
+    machine, asked = read_machine(), _forget_run(request.record())
+    for profile in reversed(read_profiles_or_empty(Path(request.output))):
+        here = describe_local_hardware(machine, profile)
+        is_same = profile.request is not None and _forget_run(profile.request) == asked
+        if is_same and profile.result.confirmed_rounds and not compare_hardware(profile.hardware, here):
+            return profile
+    return None
+
+
+def _forget_run(request: dict[str, Any]) -> dict[str, Any]:
+    """Give what a request asks for, without how and where a run of it goes."""
+    return {name: value for name, value in request.items() if name not in OF_THE_RUN}
+
+
+def verify(request: TuningRequest, profile: TunedProfile, progress: ProgressListener) -> CheckResult:
+    """Check by a measurement or two that the answer of an earlier run still holds.
+
+    One round that reaches what was promised, within its interval, is enough; else another one is looked at.
+
+    Raises:
+        UsageError: The workload is not what it was.
+        WorkloadError: The workload fails.
+        TrialError: The machine refuses to run trials.
+    """
+    machine, runs = read_machine(), ConfirmationRuns(profile.config)
+    with start_runner(request, progress) as runner:
+        try:
+            found = runner.identify(choose_probe_sizes(request)[0], plan_budgets(machine, request))
+        except OSError as error:
+            raise spawn_error(error) from None
+        for number in range(1, VERIFYING_ROUNDS + 1):
+            measure_round(request, runs, runner.run, progress, number)
+            if _keeps_promise(runs, profile):
+                break
+    baseline = ConfirmationRuns(profile.config if profile.result.baseline is None else profile.result.baseline.config)
+    return compare_profile(
+        profile,
+        machine.hardware(found.accelerator),
+        software=found.software,
+        workload=identify(request.workload, found),
+        remeasured=compare_with_prediction(Confirmation(baseline, entrants=(runs,)), profile),
+    )
+
+
+def _keeps_promise(runs: ConfirmationRuns, profile: TunedProfile) -> bool:
+    promised = profile.result.samples_per_second_ci95
+    return promised is not None and runs.rate >= promised[0]
 
 
 def compare_profile(

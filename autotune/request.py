@@ -15,6 +15,7 @@ from autotune.units import format_seconds
 from autotune.workload import join_title
 
 IsolationMode = Literal["auto", "none"]
+ExplainMode = Literal["full", "brief", "none"]
 SamplerName = Literal["model", "tpe", "gp", "random", "grid"]
 SEED_COUNT: Final = 2**32  # numpy's generators know no others
 MASK: Final = "***"  # in a storage URL that is shown or written down
@@ -124,11 +125,12 @@ class TuningRequest(FrozenModel):
             16 to 512 for others.
         fixed: Knobs that are pinned to one value.
         ranges: Knobs narrowed to an inclusive range.
-        trials: Most configurations to try.
+        trials: Most configurations to try; with 0 the answer is predicted from the probe.
         timeout_seconds: Most seconds for the whole run; None for no limit.
         trial_seconds: Most seconds of measuring in one trial.
         stall_seconds: Seconds without any progress after which a child is ended.
         epochs: Length of the training run that a score stands for, in epochs.
+        explain: How it is found out what each setting gave: `full` measures it, `brief` takes what the search knows.
         seed: Seed of the sampler.
         sampler: What proposes configurations: the cost model as corrected by the trials, or one of Optuna's samplers.
         max_memory: Budget for host memory, as bytes or a share of what is available.
@@ -148,11 +150,12 @@ class TuningRequest(FrozenModel):
     batch_sizes: tuple[BatchSize, ...] | None = None
     fixed: dict[KnobName, int | bool | SharingStrategy] = Field(default_factory=dict)
     ranges: dict[KnobName, tuple[int, int]] = Field(default_factory=dict)
-    trials: Annotated[int, Field(ge=1)] = 40
+    trials: Annotated[int, Field(ge=0)] = 40
     timeout_seconds: Positive | None = None
-    trial_seconds: Positive = 3.0
+    trial_seconds: Positive = 2.0
     stall_seconds: Positive = 60.0
     epochs: Annotated[int, Field(ge=1, le=10**9)] = 10
+    explain: ExplainMode = "brief"
     seed: Annotated[int, Field(ge=0, lt=SEED_COUNT)] = 0
     sampler: SamplerName = "model"
     max_memory: str = "80%"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.config import LoaderConfig
-from autotune.confirm.ablation import Ablation, ablate
-from autotune.confirm.answer import Answer, describe_haste, settle_answer
+from autotune.confirm.ablation import Ablation, ablate, estimate_steps
+from autotune.confirm.answer import Answer, describe_haste, predict_answer, settle_answer
 from autotune.confirm.confirmation import ROUNDS, Confirmation, confirm
 from autotune.confirm.decision import select_finalists
 from autotune.confirm.interference import InterferenceMonitor
@@ -22,6 +22,7 @@ from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest
 from autotune.runner.runner import TrialRunner, start_runner
+from autotune.runner.starting import Starter
 from autotune.search.ask_tell import Search, open_search
 from autotune.search.loop import SearchOutcome, search
 from autotune.search.plan import Plan
@@ -63,6 +64,7 @@ def tune(
     progress: ProgressListener | None = None,
     earlier: TunedProfile | None = None,
     timetable: Timetable | None = None,
+    starter: Starter | None = None,
 ) -> TuningResult:
     """Find the best loader configuration for a workload on this machine, and write it down.
 
@@ -74,6 +76,7 @@ def tune(
         progress: Is told what happens.
         earlier: A result to start from, of this machine or of another one; None starts cold.
         timetable: Shares out the time that the request allows; None begins with this call.
+        starter: Starts the processes of trials; None makes one when it is needed.
 
     Returns:
         The result; its profile has been written to `request.output`.
@@ -89,15 +92,15 @@ def tune(
     """
     timetable, progress = timetable or Timetable(request), progress or ProgressListener()
     check_request(request)
-    with open_storage(request.storage) as storage, start_runner(request, progress, timetable.spent) as runner:
+    with open_storage(request.storage) as storage, start_runner(request, progress, timetable.spent, starter) as runner:
         plan = prepare_run(request, machine or read_machine(), workload, runner, progress, timetable)
         with open_search(storage, request, plan.space, plan.hardware, progress.show_warning) as study:
             measure = study.sign_at(timetable.watch(raise_on_lost_device(run_trial or runner.run)))
             found = search(plan, study, measure, progress, timetable.allows_trial, earlier)
             settle = runner.close if run_trial is None else None
             final = _confirm(plan, found, study, measure, progress, timetable, settle)
-            answer = settle_answer(plan, found, final)
-            steps = _explain(plan, answer, measure, progress, timetable)
+            answer = settle_answer(plan, found, final) if request.trials else predict_answer(plan)
+            steps = _explain(plan, found, answer, measure, progress, timetable)
             return _write_down(plan, found, answer, steps, study.name, timetable, runner)
 
 
@@ -116,7 +119,7 @@ def _confirm(
     """
     timetable.spent.begin("confirmation")
     final = Confirmation(ConfirmationRuns(plan.baseline))
-    if found.cut_by is not None or not timetable.allows_finals(1):
+    if found.cut_by is not None or not plan.request.trials or not timetable.allows_finals(1):
         return final
     with keep_what_was_measured() as cut:
         finalists = select_finalists(found.records, plan.convention, found.is_legal, found.expected)
@@ -128,14 +131,24 @@ def _confirm(
 
 
 def _explain(
-    plan: Plan, answer: Answer, measure: RunTrial, progress: ProgressListener, timetable: Timetable
+    plan: Plan,
+    found: SearchOutcome,
+    answer: Answer,
+    measure: RunTrial,
+    progress: ProgressListener,
+    timetable: Timetable,
 ) -> Ablation:
-    """Measure what each setting gave, where there is a confirmed answer to explain and time left for it."""
+    """Tell what each setting gave, where there is a confirmed answer to explain; in full where there is time left."""
     timetable.spent.begin("explanation")
     decision, is_confirmed = answer.decision, answer.final.rounds and answer.final.cut_by is None
     if not is_confirmed or decision.verdict != "faster" or decision.speedup is None:
         return Ablation()
-    return ablate(plan, decision, measure, progress, timetable.allows_steps)
+    match plan.request.explain:
+        case "full":
+            return ablate(plan, decision, measure, progress, timetable.allows_steps)
+        case "brief":
+            return estimate_steps(plan, decision, found)
+    return Ablation()
 
 
 @defer_interrupts()

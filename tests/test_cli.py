@@ -110,7 +110,7 @@ def test_a_loader_that_is_no_import_string_is_named_by_its_option() -> None:
         (("--range", "num_workers=0:" + "9" * 5000), "is not of the form num_workers=0:16"),
         (("--fix", "in_order=" + "[" * 100_000), "nested too deeply"),
         (("--dataset-arg", "x=" + "[" * 100_000), "nested too deeply"),
-        (("--trials", "0"), "x>=1"),
+        (("--trials", "-1"), "x>=0"),
         (("--step", "pkg:step", "--step-time", "5ms"), "exclude each other"),
         (("--dataset-arg", "root"), "KEY=VALUE"),
         (("--sampler", "magic"), "tpe"),

@@ -14,6 +14,7 @@ import pytest
 
 from autotune import load
 from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.confirm.confirmation import ROUNDS
 from autotune.errors import (
     NoFeasibleConfigError,
     OutputError,
@@ -101,7 +102,7 @@ def test_the_speedup_is_over_the_baseline_of_the_same_rounds() -> None:
     assert result.baseline is not None
     assert result.baseline.dataloader == DataLoaderSettings(batch_size=32)
     assert result.speedup == pytest.approx(12 * 1.33, rel=0.02)
-    assert result.confirmed_rounds == 3
+    assert result.confirmed_rounds == ROUNDS
 
 
 def test_of_configurations_within_noise_the_smallest_wins() -> None:
@@ -385,7 +386,7 @@ def test_a_baseline_that_is_kept_honours_every_pin() -> None:
 def test_a_request_that_pins_everything_is_measured_and_confirmed() -> None:
     outcome = run(Bench(saturating), make_request(fixed={"num_workers": 0}))
     assert outcome.profile.search.trials == 1
-    assert outcome.profile.result.confirmed_rounds == 3
+    assert outcome.profile.result.confirmed_rounds == ROUNDS
 
 
 def test_a_measurement_that_all_others_contradict_is_repeated() -> None:
@@ -650,7 +651,7 @@ def test_a_study_that_vanishes_is_said_once_and_the_run_goes_to_its_end(workdir:
     outcome = run(after(5, (workdir / ".dltune" / "studies.db").unlink), progress=view)
     (sentence,) = view.heard
     assert "Trials can no longer be stored in .dltune/studies.db" in sentence
-    assert outcome.profile.result.confirmed_rounds == 3
+    assert outcome.profile.result.confirmed_rounds == ROUNDS
     assert outcome.profile.search.trials > 5
 
 
@@ -682,7 +683,7 @@ def test_an_interrupt_while_the_result_is_written_down_does_not_cost_it() -> Non
         workload=waiting_workload(),
         timetable=InterruptsAtTheEnd(request),
     )
-    assert load("dltune.json").profile.result.confirmed_rounds == 3
+    assert load("dltune.json").profile.result.confirmed_rounds == ROUNDS
 
 
 def test_a_second_run_of_the_same_request_at_the_same_time_is_refused() -> None:
@@ -690,7 +691,7 @@ def test_a_second_run_of_the_same_request_at_the_same_time_is_refused() -> None:
         with pytest.raises(StudyError, match=r"worked on by another dltune \(process \d+\)"):
             run(Bench(saturating))
 
-    assert run(after(5, run_again)).profile.result.confirmed_rounds == 3
+    assert run(after(5, run_again)).profile.result.confirmed_rounds == ROUNDS
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -822,7 +823,7 @@ def test_a_run_keeps_to_its_time_but_for_one_measurement_and_says_what_it_left_o
         assert result.confirmed_rounds >= 1
         assert result.speedup is not None
     said = [warning for warning in result.warnings if "--timeout" in warning]
-    assert len(said) == (result.confirmed_rounds < 3)
+    assert len(said) == (result.confirmed_rounds < ROUNDS)
 
 
 def test_a_run_without_time_for_the_confirmation_writes_what_it_saw_and_is_continued_by_the_next(

@@ -23,7 +23,7 @@ from autotune.trial.workload_profile import H2DBandwidth
 if TYPE_CHECKING:
     import torch
 
-LOAD_SECONDS: Final = 0.8  # spent on timing batches of one size
+LOAD_SECONDS: Final = 0.5  # spent on timing batches of one size
 STEP_SECONDS: Final = 0.25  # spent on timing the step at one size
 MAX_LARGEST_SECONDS: Final = 0.2  # for one batch of the largest size and its step; a slower one is not waited for
 MAX_LOADED_BATCHES: Final = 12

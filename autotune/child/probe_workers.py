@@ -33,7 +33,7 @@ MAX_ROUND_WORKERS: Final = 16  # of a round; more tell nothing new
 ROUND_BATCH_SIZE: Final = 2
 MAX_FETCH_SECONDS: Final = 0.3  # spent on fetching samples that are then handed over again and again
 TRANSFER_BATCHES: Final = 24
-TRANSFER_SECONDS: Final = 0.4
+TRANSFER_SECONDS: Final = 0.25
 COLLATE_SECONDS: Final = 0.05
 
 

@@ -12,7 +12,7 @@ from autotune.config import LoaderConfig
 from autotune.knobs import describe_config
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest
-from autotune.search.plan import Plan
+from autotune.search.plan import Guess, Plan
 from autotune.search.trial_record import TrialRecord
 from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets
@@ -56,6 +56,7 @@ class PlainDisplay(ConfirmationDisplay):
     def show_plan(self, plan: Plan) -> None:
         workload, space, self._ceiling = plan.workload, plan.space, plan.best_step_bound
         self._write(f"probe    {describe_workload(workload, plan.best_step_bound)}")
+        self._write(f"expected {describe_guess(plan.guess())}")
         ranges = (_describe_choices(knob, choices) for knob, choices in space.searched().items())
         self._write(f"search   {'   '.join(ranges)}")
         for note in (*workload.notes, *space.notes):
@@ -128,6 +129,13 @@ def describe_machine(machine: MachineProfile, budgets: Budgets) -> str:
     cpus = f"{machine.usable_cpus:g} of {machine.affinity_cpus} CPUs ({machine.cpu_source})"
     caps = f"RAM cap {format_bytes(budgets.memory_bytes)}   /dev/shm cap {format_bytes(budgets.shm_bytes)}"
     return f"{cpus}   {caps}   {budgets.nofile:,} files"
+
+
+def describe_guess(guess: Guess) -> str:
+    """Say what is expected before anything was tried."""
+    low, high = guess.ci95
+    rate = f"about {format_rate(guess.samples_per_second)} ({low:,.0f} to {high:,.0f})"
+    return f"{rate} with {describe_config(guess.config)}"
 
 
 def describe_workload(workload: WorkloadProfile, ceiling: float) -> str:

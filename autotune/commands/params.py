@@ -22,7 +22,7 @@ FLOAT_STEPS: Final = 4  # of a range of numbers that are not whole
 MAX_SHOWN_CHARACTERS: Final = 80  # of a value that is refused
 _SAME_NAMES: Final = (
     *("trials", "epochs", "seed", "sampler", "max_memory", "max_shm", "max_gpu_memory", "max_workers"),
-    *("isolation", "output", "profile", "storage", "study_name", "resume"),
+    *("explain", "isolation", "output", "profile", "storage", "study_name", "resume"),
 )  # options that are called in TuningRequest as on the command line
 
 FILE: Final = click.argument("file", type=click.Path(path_type=Path), default=Path("dltune.json"))

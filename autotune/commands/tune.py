@@ -85,18 +85,26 @@ if TYPE_CHECKING:
     metavar="KNOB=LOW:HIGH",
     help="Narrow a knob: num_workers=0:16.",
 )
-@click.option("--trials", type=click.IntRange(1), default=40, help="Most configurations to try.")
+@click.option(
+    "--trials", type=click.IntRange(0), default=40, help="Most configurations to try; 0 predicts the answer in seconds."
+)
 @click.option("--timeout", type=read_seconds, metavar="TIME", help="Most time for the whole run: 10m.")
 @click.option(
     "--trial-time",
     type=read_seconds,
-    default="3s",
+    default="2s",
     metavar="TIME",
-    help="Measuring time of a confirming trial; those of the search get 0.7 of it.",
+    help="Measuring time of a confirming trial; those of the search get 0.6 of it.",
 )
 @click.option("--stall-time", type=read_seconds, default="60s", metavar="TIME", help="End a trial idle that long.")
 @click.option(
     "--epochs", type=click.IntRange(1), default=10, help="Length of the training run to predict throughput for."
+)
+@click.option(
+    "--explain",
+    type=click.Choice(["full", "brief", "none"]),
+    default="brief",
+    help="What each setting gave: measured, as the trials of the search tell it, or left out.",
 )
 @click.option("--seed", type=int, default=0, help="Seed of the sampler.")
 @click.option(
@@ -126,6 +134,9 @@ if TYPE_CHECKING:
     show_default="an unfinished run only",
     help="Continue the last run of this request, or start afresh.",
 )
+@click.option(
+    "--afresh", is_flag=True, help="Search again, even where the file holds an answer to this request that still holds."
+)
 @TIMINGS
 @AS_JSON
 @QUIET
@@ -147,7 +158,7 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
         request = build_request(options)
         if options["dry_run"]:
             _print_plan(request)
-        else:
+        elif options["afresh"] or request.resume is not None or not _print_standing_answer(request, options):
             run_and_print(request, options)
 
 
@@ -175,14 +186,34 @@ def _print_plan(request: TuningRequest) -> None:
         click.echo(f"  {describe_config(config)}  predicted {plan.predict(config):,.0f}/s")
 
 
+def _print_standing_answer(request: TuningRequest, options: dict[str, Any]) -> bool:
+    """Print what an earlier run answered, where it was measured to hold still; else tell why not, or that none did."""
+    from autotune.checking import find_answer, verify
+    from autotune.report.text import describe_standing
+
+    if (answer := find_answer(request)) is None:
+        return False
+    with raise_on_signals(), _make_listener(request, options) as progress:
+        found = verify(request, answer, progress)
+        if not found.fits:
+            progress.show_warning(f"profile {answer.name} is searched anew: {'; '.join(found.reasons)}")
+            return False
+    assert found.remeasured is not None
+    text = describe_standing(answer, request.output, found.remeasured.samples_per_second)
+    print_result(answer.model_dump_json(indent=2) if options["as_json"] else text)
+    return True
+
+
 def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: TunedProfile | None = None) -> None:
     """Tune, perhaps from an earlier result, and print the result as `quiet`, `verbose` and `as_json` say."""
-    from autotune.report.text import describe_outcome, describe_time_spent
-    from autotune.tuning import tune
+    from autotune.runner.starting import Starter
 
     with raise_on_signals():
-        with _make_listener(request, options) as progress:
-            found = tune(request, progress=progress, earlier=earlier)
+        with Starter(request.workload.working_dir) as starter, _make_listener(request, options) as progress:
+            from autotune.report.text import describe_outcome, describe_time_spent  # while torch is being imported
+            from autotune.tuning import tune
+
+            found = tune(request, progress=progress, earlier=earlier, starter=starter)
         with defer_interrupts():
             if options["as_json"]:
                 text = found.profile.model_dump_json(indent=2)

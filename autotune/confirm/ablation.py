@@ -1,11 +1,13 @@
 """What each setting of the answer gave: from the baseline to the answer one setting at a time.
 
-All steps are measured in turn, round by round, in the warm process, the baseline and the answer among them: what is
-compared was measured alike, minutes of drift cancel, and the rounds tell how sure a step is.
+In brief it is told by the model, as the trials of the search have corrected it. In full all steps are measured in turn,
+round by round, in the warm process, the baseline and the answer among them: what is compared was measured alike,
+minutes of drift cancel, and the rounds tell how sure a step is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,9 +18,11 @@ from autotune.confirm.runs import ConfirmationRuns
 from autotune.knobs import config_from_knobs, knob_values, list_knobs
 from autotune.profiles.schema import AblationStep
 from autotune.progress import ProgressListener
-from autotune.search.plan import Plan
+from autotune.search.loop import SearchOutcome
+from autotune.search.plan import GUESS_ERROR, Plan
 from autotune.trial.interruption import keep_what_was_measured
 from autotune.trial.protocol import RunTrial, TrialRequest
+from autotune.trial.statistics import NORMAL_QUANTILE
 
 ROUNDS: Final = 3
 ABLATION_TIME_SHARE: Final = 0.4  # of a trial's time: each step is measured in every round
@@ -75,6 +79,35 @@ def ablate(
                 _measure_step(plan, step, run_trial, progress)
             rows = _compare_steps([setting for setting, _ in steps], runs)
     return Ablation(rows, cut.cause)
+
+
+def estimate_steps(plan: Plan, decision: Decision, found: SearchOutcome) -> Ablation:
+    """Tell the steps between the baseline and the answer as the search knows them, back from what the answer reaches.
+
+    A step from or to what nobody tried is as unsure as a guess. A single one gave what the decision says.
+    """
+    steps = list(ablation_steps(plan.baseline, decision.config))
+    if len(steps) == 1:
+        return Ablation((_take_over(decision, steps[0][0]),))
+    path = [plan.baseline, *(config for _, config in steps)]
+    tried = {record.config for record in found.records if record.is_feasible}
+    rate, rows = decision.samples_per_second, list[AblationStep]()
+    for (setting, config), before, gain in reversed(list(zip(steps, path, found.predict_speedups(path), strict=False))):
+        error = gain.log_error if {before, config} <= tried else math.hypot(gain.log_error, GUESS_ERROR)
+        rows.insert(0, _estimate_step(setting, rate, gain.ratio, error))
+        rate /= gain.ratio
+    return Ablation(tuple(rows))
+
+
+def _estimate_step(setting: str, samples_per_second: float, ratio: float, log_error: float) -> AblationStep:
+    spread = math.exp(NORMAL_QUANTILE * log_error)
+    return AblationStep(
+        setting=setting,
+        samples_per_second=samples_per_second,
+        speedup=ratio,
+        speedup_ci95=(ratio / spread, ratio * spread),
+        is_estimate=True,
+    )
 
 
 def _take_over(decision: Decision, setting: str) -> AblationStep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from autotune.confirm.confirmation import ROUNDS, Confirmation
 from autotune.confirm.decision import Decision, decide
@@ -13,6 +14,8 @@ from autotune.knobs import describe_config
 from autotune.search.loop import SearchOutcome
 from autotune.search.plan import Plan
 from autotune.search.trial_record import TrialRecord, find_best
+
+PREDICTED: Final = "This is predicted from the probe alone, and nothing of it was measured: tune with --trials 40"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,21 @@ def settle_answer(plan: Plan, found: SearchOutcome, final: Confirmation) -> Answ
             raise UsageError("Nothing could be tried: the probe took all the time of --timeout. Allow more.")
         raise found.cut_by or final.cut_by or NoFeasibleConfigError(_explain_failures(found.records, final))
     return Answer(best, final, doubts)
+
+
+def predict_answer(plan: Plan) -> Answer:
+    """Take what the probe lets expect, where no trials were asked for: nothing of it was measured."""
+    guess = plan.guess()
+    predicted = Decision(
+        config=guess.config,
+        verdict="keep" if guess.config == plan.baseline else "faster",
+        samples_per_second=guess.samples_per_second,
+        ci95=guess.ci95,
+        wait_fraction=max(0.0, 1 - guess.samples_per_second / plan.step_bound(guess.config.dataloader.batch_size)),
+        speedup=None,
+        speedup_ci95=None,
+    )
+    return Answer(predicted, Confirmation(ConfirmationRuns(plan.baseline)), (PREDICTED,))
 
 
 def describe_haste(rounds: int) -> str:

@@ -13,16 +13,17 @@ from autotune.config import LoaderConfig
 from autotune.confirm.interference import InterferenceMonitor, describe_interference
 from autotune.confirm.runs import ConfirmationRuns, find_lead
 from autotune.progress import ProgressListener
+from autotune.request import TuningRequest
 from autotune.search.plan import Plan
 from autotune.trial.interruption import keep_what_was_measured
 from autotune.trial.protocol import RunTrial, TrialRequest
 
-ROUNDS: Final = 3
+ROUNDS: Final = 2
 MAX_ROUNDS: Final = 5
 MIN_ENTRANTS: Final = 2  # the baseline and the first finalist, without which nothing is compared
 CONFIRM_PRECISION: Final = 0.015
 CONFIRM_FACTOR: Final = 1.0  # of a trial's time: the search gets less, because its winners are looked at again
-BORDERLINE_SPEEDUPS: Final = (1.0, 1.1)  # a speed-up between these is worth more rounds when its interval holds 1
+BORDERLINE_SPEEDUPS: Final = (1.0, 1.25)  # a speed-up between these is worth more rounds when its interval holds 1
 MAX_ROUND_SPREAD: Final = 1.12  # fastest over slowest round of one configuration; above it the machine is not quiet
 DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the best after so many rounds; below it nobody is measured again
 
@@ -73,6 +74,26 @@ def confirm(
     return Confirmation(rounds.baseline, tuple(rounds.finalists), tuple(rounds.entrants), rounds.done, noise, cut.cause)
 
 
+def measure_round(
+    request: TuningRequest, one: ConfirmationRuns, run_trial: RunTrial, progress: ProgressListener, number: int
+) -> bool:
+    """Measure a configuration once in a fresh process, in a round of that number, and tell whether that worked."""
+    rounds = max(ROUNDS, number)
+    progress.show_round(number, rounds, one.config, None)
+    trial = TrialRequest(
+        config=one.config,
+        epochs=request.epochs,
+        seconds=CONFIRM_FACTOR * request.trial_seconds,
+        precision=CONFIRM_PRECISION,
+        fresh=True,
+    )
+    result = run_trial(trial)
+    one.note(result, request.epochs)
+    has_worked = result.measurement is not None
+    progress.show_round(number, rounds, one.config, one.scores[-1] if has_worked else 0.0)
+    return has_worked
+
+
 class _Rounds:
     """The rounds under way."""
 
@@ -116,20 +137,7 @@ class _Rounds:
 
     def _measure(self, one: ConfirmationRuns) -> bool:
         """Measure once, and tell whether that worked."""
-        number, rounds = self.done + 1, max(ROUNDS, self.done + 1)
-        self._progress.show_round(number, rounds, one.config, None)
-        request = TrialRequest(
-            config=one.config,
-            epochs=self._plan.request.epochs,
-            seconds=CONFIRM_FACTOR * self._plan.request.trial_seconds,
-            precision=CONFIRM_PRECISION,
-            fresh=True,
-        )
-        result = self._run_trial(request)
-        one.note(result, self._plan.request.epochs)
-        has_worked = result.measurement is not None
-        self._progress.show_round(number, rounds, one.config, one.scores[-1] if has_worked else 0.0)
-        return has_worked
+        return measure_round(self._plan.request, one, self._run_trial, self._progress, self.done + 1)
 
     def drop_slow_finalists(self) -> None:
         """Go on without who is behind, but for what tells whether the best one's settings pay."""

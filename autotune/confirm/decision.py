@@ -22,7 +22,7 @@ from autotune.search.convention import Convention
 from autotune.search.trial_record import TrialRecord
 from autotune.trial.budgets import Budgets
 
-FINALISTS: Final = 3
+FINALISTS: Final = 2
 TIE_RATIO: Final = 0.97  # of the best's throughput, which was picked for being lucky; above it what costs less wins
 NEAR_BEST_RATIO: Final = 0.92  # of the best's in the search, whose trials know their throughput to about 5 %
 FINALIST_MIN_RATIO: Final = 0.75  # of the best's in the search, which may have been lucky; others above it get in, too

@@ -77,6 +77,7 @@ def _make_result(
         samples_per_second_ci95=decision.ci95,
         confirmed_rounds=confirmation.rounds,
         epochs=plan.request.epochs,
+        is_predicted=not plan.request.trials,
         baseline=_describe_baseline(plan, confirmation.baseline),
         speedup=decision.speedup,
         speedup_ci95=decision.speedup_ci95,

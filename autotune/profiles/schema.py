@@ -69,12 +69,16 @@ class BatchSizeResult(Configured):
 
 
 class AblationStep(FrozenModel):
-    """What one setting gave, measured beside the configuration without it, in the same rounds."""
+    """What one setting gave: measured beside the configuration without it, or as the trials of the search let expect.
+
+    An estimate is the model's as corrected by the trials, with its own interval; nothing was measured for it.
+    """
 
     setting: str
     samples_per_second: BoundedRate  # with it and all those before it
     speedup: BoundedRate
     speedup_ci95: Interval | None = None  # one that holds 1 is within noise; None in files of earlier versions
+    is_estimate: bool = False
 
     @property
     def is_noise(self) -> bool:
@@ -96,6 +100,7 @@ class ProfileResult(FrozenModel):
         samples_per_second: Throughput of a training run of `epochs` epochs, median of the confirming rounds.
         samples_per_second_ci95: Its 95 % interval; None when the run was not confirmed.
         confirmed_rounds: Interleaved rounds in fresh processes; 0 when the run was cut short.
+        is_predicted: Whether nothing was measured, and all is what the probe lets expect.
         baseline: What it is compared with; None when the baseline could not run.
         speedup: Throughput over the baseline's, from pairs of the same round.
         verdict: `faster`, or `keep` when the gain is within noise and the baseline was kept.
@@ -117,6 +122,7 @@ class ProfileResult(FrozenModel):
     samples_per_second_ci95: Interval | None
     confirmed_rounds: BoundedCount
     epochs: Annotated[int, Field(ge=1, le=2**63 - 1)]
+    is_predicted: bool = False
     baseline: Baseline | None
     speedup: BoundedRate | None
     speedup_ci95: Interval | None

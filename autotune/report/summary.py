@@ -10,7 +10,7 @@ from autotune.knobs import settings_beside_loader
 from autotune.profiles.identity import WorkloadIdentity
 from autotune.profiles.schema import TunedProfile
 from autotune.report.reproduce import describe_command
-from autotune.report.text import BOTTLENECKS, describe_gpu, describe_time_spent, warnings_of
+from autotune.report.text import BOTTLENECKS, describe_gpu, describe_time_spent, is_estimated, warnings_of
 from autotune.report.usage import usage_snippet
 from autotune.system.hardware import Hardware, Software
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
@@ -25,6 +25,7 @@ def collect_parts(profile: TunedProfile, file: str) -> dict[str, Any]:
         "settings": list_settings(profile),
         "use": usage_snippet(profile, file),
         "notes": warnings_of(profile),
+        "is_estimated": is_estimated(profile.result.ablation),
         "command": describe_command(profile.request),
         "facts": provenance(profile),
     }
@@ -82,7 +83,8 @@ def _show_throughput(profile: TunedProfile) -> Figure:
         low, high = (format_number(bound) for bound in result.samples_per_second_ci95)
         parts.append(f"{low} to {high} ({format_percent(CONFIDENCE)})")
     rounds = result.confirmed_rounds
-    parts.append(f"median of {rounds} rounds in fresh processes" if rounds else "seen once, not confirmed")
+    unconfirmed = "predicted from the probe, not measured" if result.is_predicted else "seen once, not confirmed"
+    parts.append(f"median of {rounds} rounds in fresh processes" if rounds else unconfirmed)
     return Figure("Throughput", format_number(result.samples_per_second), "samples/s", ", ".join(parts))
 
 

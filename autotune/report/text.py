@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from autotune.config import Interval, LoaderConfig
@@ -45,6 +46,19 @@ def describe_outcome(
     return "\n".join(lines)
 
 
+def describe_standing(profile: TunedProfile, output: str, samples_per_second: float) -> str:
+    """Write that an earlier answer holds: what it reaches now beside what it promised."""
+    promised = format_rate(profile.result.samples_per_second)
+    lines = [
+        _describe_best(profile),
+        f"  tuned {profile.created_at:%Y-%m-%d}, still holds: {format_rate(samples_per_second)} now, {promised} then"
+        "; --afresh searches again",
+        f"Profile {profile.name} of {output} stays as it is.   Training code:",
+        f"  {describe_use_in_code(profile, profile.workload.kind or 'map', output)}",
+    ]
+    return "\n".join(lines)
+
+
 def _describe_best(profile: TunedProfile) -> str:
     size = profile.dataloader.batch_size
     batch = "your own batches" if size is None else f"batch_size={size}"
@@ -62,7 +76,7 @@ def _list_process_settings(config: LoaderConfig) -> list[str]:
 def _describe_numbers(result: ProfileResult) -> str:
     interval = result.samples_per_second_ci95
     certainty = "" if interval is None else f" [{interval[0]:,.0f}-{interval[1]:,.0f}]"
-    words = [f"{result.samples_per_second:,.0f} samples/s{certainty}"]
+    words = [f"{'predicted ' if result.is_predicted else ''}{result.samples_per_second:,.0f} samples/s{certainty}"]
     base = result.baseline
     if result.verdict == "keep" and base is not None:
         words.append(f"no gain beyond noise over {base.description}")
@@ -83,6 +97,8 @@ def _describe_speedup(speedup: float, interval: Interval | None) -> str:
 
 def _describe_use(profile: TunedProfile) -> str:
     result, budgets = profile.result, profile.budgets
+    if result.is_predicted:
+        return f"bound by {BOTTLENECKS[result.bottleneck]}   predicted, nothing was measured"
     words = (
         f"peak host {format_bytes(result.peak_host_bytes)} of {format_bytes(budgets.memory_bytes)}",
         f"shm {format_bytes(result.peak_shm_bytes)} of {format_bytes(budgets.shm_bytes)}",
@@ -103,9 +119,18 @@ def describe_warnings(profile: TunedProfile) -> list[str]:
     """List what the reader must know before using the answer: knobs that change training, and warnings."""
     result = profile.result
     gains = "   + ".join(f"{step.setting} {describe_gain(step)}" for step in result.ablation)
-    lines = [f"  What each setting gave:  {gains}"] if gains else []
+    lines = [f"  What each setting gave{_tell_source(result)}:  {gains}"] if gains else []
     lines += [f"  advice: {sentence}" for sentence in result.advice]
     return lines + [f"  note: {note}" for note in warnings_of(profile)]
+
+
+def _tell_source(result: ProfileResult) -> str:
+    return ", estimated from the trials (--explain full measures it)" if is_estimated(result.ablation) else ""
+
+
+def is_estimated(steps: Sequence[AblationStep]) -> bool:
+    """Tell whether what each setting gave was not measured, but is expected by what the search has learnt."""
+    return any(step.is_estimate for step in steps)
 
 
 def warnings_of(profile: TunedProfile) -> list[str]:

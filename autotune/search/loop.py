@@ -14,7 +14,7 @@ from autotune.search.ask_tell import ProposedTrial, Search
 from autotune.search.knowledge import SearchKnowledge
 from autotune.search.plan import Plan
 from autotune.search.stopping import MIN_EXPECTED_IMPROVEMENT, StopCriteria
-from autotune.search.surrogate import Prediction
+from autotune.search.surrogate import Prediction, SpeedupPrediction
 from autotune.search.trial_record import TrialRecord
 from autotune.search.warm_start import WarmStart, plan_warm_start
 from autotune.search.worker_check import WorkerCheck
@@ -23,7 +23,7 @@ from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import RunTrial, TrialRequest
 
 SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; finalists are remeasured
-SEARCH_SHARE: Final = 0.7  # of the time of a trial; the rest is kept for looking at the finalists again
+SEARCH_SHARE: Final = 0.6  # of the time of a trial; the rest is kept for looking at the finalists again
 HOPELESS_SHARE: Final = 0.8  # of the best; a trial whose interval lies below it ends early
 LOOK_PRECISION: Final = 0.001  # of a trial that is run for its samples: it goes on for as long as a trial may
 MIN_COMPARED: Final = 2  # configurations that work, for the best of them to be worth writing down
@@ -39,6 +39,7 @@ class SearchOutcome:
     findings: tuple[str, ...]  # sentences on what the trials showed of the workload
     expected: Mapping[LoaderConfig, float]  # samples per second, smoothed over the neighbours
     predict: Callable[[Sequence[LoaderConfig]], list[Prediction]]  # the model as corrected by the trials
+    predict_speedups: Callable[[Sequence[LoaderConfig]], list[SpeedupPrediction]]  # of each over the one before
     is_legal: Callable[[LoaderConfig], bool]  # as far as the trials taught
     cut_by: BaseException | None = None  # None when it came to its own end
 
@@ -76,6 +77,7 @@ def search(
         findings=loop.findings,
         expected=knowledge.smoothed_throughput(),
         predict=knowledge.surrogate.predict,
+        predict_speedups=knowledge.surrogate.predict_speedups,
         is_legal=knowledge.is_legal,
         cut_by=cut.cause,
     )
@@ -137,10 +139,8 @@ class SearchLoop:
         The first trial that fills a queue of large batches is one: memory that a virtual machine has not touched for
         a while is slow to get.
         """
-        doubt = self.knowledge.surrogate.most_doubtful_observation()
+        doubt = self.knowledge.surrogate.most_doubtful_observation(self._remeasured)
         if doubt is None or doubt.gain < MIN_EXPECTED_IMPROVEMENT or len(self._remeasured) >= MAX_REMEASUREMENTS:
-            return False
-        if doubt.config in self._remeasured:
             return False
         self._remeasured.add(doubt.config)
         self.knowledge.forget(doubt.config)  # what an earlier run says of it may be doubted, too

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from autotune.config import LoaderConfig
+from autotune.config import Interval, LoaderConfig
 from autotune.profiles.identity import WorkloadIdentity
 from autotune.request import TuningRequest
 from autotune.search.baseline import choose_baseline, describe_changed_baseline
@@ -21,12 +22,23 @@ from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets
 from autotune.trial.identity import identify
 from autotune.trial.measurement import TrialResult
+from autotune.trial.statistics import NORMAL_QUANTILE
 from autotune.trial.throughput import ThroughputEstimate, estimate
 from autotune.trial.workload_profile import WorkloadProfile
 
 MAX_EXTRAPOLATION_FACTOR: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
 MAX_CANDIDATES: Final = 30_000  # proposals are chosen among; only knobs of the user's own make a space larger
+GUESS_ERROR: Final = 0.25  # of the logarithm of a guess, root mean square; 0.05 to 0.33 on the five recorded grids
 STEP_BOUND_TOLERANCE: Final = 1.05  # of the step's bound; a throughput above it shows that it was measured too low
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What is expected of a configuration before anything was tried."""
+
+    config: LoaderConfig
+    samples_per_second: float
+    ci95: Interval
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,12 @@ class Plan:
     def predict(self, config: LoaderConfig) -> float:
         """Predict the throughput of a configuration, in samples per second."""
         return predict_samples_per_second(config, self.workload, self.machine.usable_cpus, self.request.epochs)
+
+    def guess(self) -> Guess:
+        """Guess the answer from the probe; the baseline stays where nothing is predicted to be faster."""
+        config = max((self.baseline, *self.initial_configs()), key=self.predict)
+        rate, factor = self.predict(config), math.exp(NORMAL_QUANTILE * GUESS_ERROR)
+        return Guess(config, rate, (rate / factor, rate * factor))
 
     def cold_start_seconds(self, config: LoaderConfig) -> float:
         """Predict what a fresh process pays beyond what a warm trial shows."""

@@ -9,7 +9,7 @@ algorithm 2.1); the next trial is the one with the largest expected improvement 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,6 +49,14 @@ class Prediction:
 
     samples_per_second: float
     relative_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedupPrediction:
+    """By how much a configuration is expected to be faster than another; one standard deviation of its logarithm."""
+
+    ratio: float
+    log_error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,17 @@ class Surrogate:
             for log, shift, spread in zip(logs, mean, deviation, strict=True)
         ]
 
+    def predict_speedups(self, path: Sequence[LoaderConfig]) -> list[SpeedupPrediction]:
+        """Predict what each configuration of a path gains over the one before it; errors that they share cancel."""
+        logs = np.log([self._predict(config) for config in path])
+        mean, covariance = self._infer_jointly(self._place.locate(path))
+        gains = np.diff(logs + mean)
+        variances = covariance.diagonal()[:-1] + covariance.diagonal()[1:] - 2 * covariance.diagonal(1)
+        return [
+            SpeedupPrediction(ratio=math.exp(gain), log_error=math.sqrt(max(0.0, variance)))
+            for gain, variance in zip(gains, variances, strict=True)
+        ]
+
     def propose(self) -> Proposal | None:
         """Name the configuration with the largest expected improvement; None when every candidate is excluded."""
         open_ones = np.flatnonzero(self._is_open)
@@ -120,8 +139,8 @@ class Surrogate:
         top = int(np.argmax(gains))
         return Proposal(config=self._candidates[open_ones[top]], gain=float(gains[top]))
 
-    def most_doubtful_observation(self) -> Proposal | None:
-        """Name the measurement that the others believe least, if it would be the best were they right.
+    def most_doubtful_observation(self, settled: Container[LoaderConfig] = ()) -> Proposal | None:
+        """Name the measurement that the others believe least, if it would be the best were they right; none settled.
 
         Each is compared with what all others predict in its place (Rasmussen and Williams, section 5.4.2). None when
         all measurements are credible.
@@ -136,6 +155,7 @@ class Surrogate:
         shortfall = (inverse @ ratios) * deviation  # in standard deviations, negative below what the others say
         heights = np.log([self._predict(config) for config in seen]) + ratios - shortfall * deviation
         gains = _expect_improvement(heights, deviation, self._find_best()) * (shortfall < OUTLIER_Z)
+        gains = gains * np.array([config not in settled for config in seen])
         top = int(np.argmax(gains))
         return Proposal(config=seen[top], gain=float(gains[top])) if gains[top] > 0 else None
 
@@ -167,6 +187,17 @@ class Surrogate:
         explained = np.linalg.solve(factor, across.T)
         prior = scale**2 * self._prior_variance
         return mean, np.sqrt(np.maximum(1e-8, prior - (explained**2).sum(axis=0)))
+
+    def _infer_jointly(self, points: Numbers) -> tuple[Numbers, Numbers]:
+        """Mean and covariance of the logarithm of measured over predicted at some points."""
+        if not self._measured:
+            return np.zeros(len(points)), _kernel(points, points)
+        seen = self._place.locate(list(self._measured))
+        ratios, noises = self._list_ratios()
+        scale, factor = _choose_scale(seen, ratios, noises)
+        across = scale**2 * _kernel(points, seen)
+        explained = np.linalg.solve(factor, across.T)
+        return across @ _solve(factor, ratios), scale**2 * _kernel(points, points) - explained.T @ explained
 
     def _list_ratios(self) -> tuple[Numbers, Numbers]:
         pairs = list(self._measured.values())

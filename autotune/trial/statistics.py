@@ -18,6 +18,7 @@ ROUND_SPREAD: Final = 0.03  # relative spread of whole runs of one configuration
 ROUND_WEIGHT: Final = 3  # degrees of freedom that this counts for
 OTHERS_WEIGHT: Final = 0.5  # of a degree of freedom of one's own: configurations scatter alike, but not the same
 TAIL: Final = (1 - CONFIDENCE) / 2  # probability on either side of an interval
+NORMAL_QUANTILE: Final = statistics.NormalDist().inv_cdf(1 - TAIL)  # half-width of an interval, standard deviations
 
 
 def student_t(degrees: float, tail: float = TAIL) -> float:

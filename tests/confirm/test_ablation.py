@@ -1,17 +1,21 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.confirm.ablation import Ablation, ablate, ablation_steps
+from autotune.confirm.ablation import Ablation, ablate, ablation_steps, estimate_steps
 from autotune.confirm.decision import Decision
 from autotune.progress import ProgressListener
-from autotune.search.plan import Plan, make_plan
+from autotune.search.loop import SearchOutcome
+from autotune.search.plan import GUESS_ERROR, Plan, make_plan
+from autotune.search.surrogate import SpeedupPrediction
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
 from tests.builders import make_config, make_limits, make_machine, make_request, make_result, make_workload
+from tests.confirm.test_decision import make_record
 
 SHARED = ProcessSettings(sharing_strategy="file_system")
 ANSWER = make_config(12, 4, persistent_workers=True, in_order=False, process=SHARED)
@@ -122,3 +126,45 @@ def test_without_time_for_a_whole_round_none_begins() -> None:
 
     found = ablate(make_test_plan(), decide_for(ANSWER), refuse, ProgressListener(), has_time=lambda count: count < 6)
     assert found.steps == ()
+
+
+def know(*tried: LoaderConfig) -> SearchOutcome:
+    """Know that workers treble the throughput, surely, that nothing else is known to matter, and what was tried."""
+
+    def predict(path: Sequence[LoaderConfig]) -> list[SpeedupPrediction]:
+        return [SpeedupPrediction(3.0, 0.05), *(SpeedupPrediction(1.02, 0.001) for _ in path[2:])]
+
+    return SearchOutcome(
+        tuple(make_record(config, 100.0) for config in tried),
+        "",
+        (),
+        {},
+        lambda configs: [],
+        predict,
+        lambda config: True,
+    )
+
+
+KEPT = make_config(12, 4, persistent_workers=True)
+
+
+def test_in_brief_the_steps_are_what_the_search_knows_and_end_at_what_the_answer_reaches() -> None:
+    rows = estimate_steps(make_test_plan(), decide_for(KEPT), know(make_config(0), make_config(12, 2))).steps
+    assert [row.setting for row in rows] == ["num_workers=12", "prefetch_factor=4", "persistent_workers=True"]
+    assert [row.speedup for row in rows] == [3.0, 1.02, 1.02]
+    assert rows[-1].samples_per_second == 400.0
+    assert rows[0].samples_per_second == pytest.approx(400.0 / 1.02**2)
+    assert all(row.is_estimate for row in rows)
+
+
+def test_in_brief_a_step_that_nobody_tried_is_as_unsure_as_a_guess() -> None:
+    tried = (make_config(0), make_config(12, 2), make_config(12, 4))
+    rows = estimate_steps(make_test_plan(), decide_for(KEPT), know(*tried)).steps
+    widths = [row.speedup_ci95[1] / row.speedup for row in rows if row.speedup_ci95]
+    assert widths == pytest.approx([math.exp(1.96 * 0.05), 1.002, math.exp(1.96 * GUESS_ERROR)], rel=1e-3)
+    assert [row.is_noise for row in rows] == [False, False, True]
+
+
+def test_in_brief_a_single_step_gave_what_was_measured() -> None:
+    (row,) = estimate_steps(make_test_plan(), decide_for(make_config(12, 2)), know()).steps
+    assert (row.speedup, row.speedup_ci95, row.is_estimate) == (4.0, (3.9, 4.1), False)

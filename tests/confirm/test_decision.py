@@ -6,7 +6,7 @@ import pytest
 
 from autotune.config import LoaderConfig
 from autotune.confirm.confirmation import Confirmation
-from autotune.confirm.decision import MIN_SPEEDUP, Decision, decide, select_finalists
+from autotune.confirm.decision import FINALISTS, MIN_SPEEDUP, Decision, decide, select_finalists
 from autotune.confirm.runs import ConfirmationRuns
 from autotune.search.convention import Convention, settle_convention
 from autotune.search.plan import make_plan
@@ -61,7 +61,13 @@ def pick_workers(records: Sequence[TrialRecord]) -> list[int]:
 
 def test_the_best_and_the_one_with_the_fewest_workers_close_to_it_enter_the_final_first() -> None:
     scores = {1: 500.0, 2: 930.0, 4: 960.0, 8: 1000.0, 16: 990.0}
-    assert pick_workers([make_record(usual(workers), score) for workers, score in scores.items()]) == [8, 2, 16]
+    assert pick_workers([make_record(usual(workers), score) for workers, score in scores.items()]) == [8, 2]
+
+
+def test_where_the_best_has_the_fewest_workers_the_next_best_enters_the_final_beside_it() -> None:
+    scores = {1: 500.0, 2: 1000.0, 4: 960.0, 8: 990.0}
+    picked = pick_workers([make_record(usual(workers), score) for workers, score in scores.items()])
+    assert picked == [2, 8, 4][:FINALISTS]
 
 
 def test_the_conventional_sibling_of_the_best_is_measured_beside_it_even_if_the_search_never_tried_it() -> None:

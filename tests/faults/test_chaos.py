@@ -23,6 +23,7 @@ from typing import IO, Final
 import psutil
 import pytest
 
+from autotune.confirm.confirmation import ROUNDS
 from autotune.profiles.file import read_file
 from autotune.search.trial_record import TrialRecord
 
@@ -45,7 +46,7 @@ VANISHING_SECONDS: Final = 8.0  # for what a killed run has started
 COMMAND: Final = (
     *(sys.executable, "-m", "autotune.cli", "--sampler", "random"),
     *("--batch-size", "8", "--trial-time", "0.2s", "--epochs", "1", "--step-time", "1ms"),
-    *("--trials", str(TRIALS)),
+    *("--trials", str(TRIALS), "--afresh"),
 )
 
 
@@ -168,7 +169,7 @@ class Lane:
         assert "Wrote dltune.json" in printed
         (profile,) = read_file(self.output).profiles
         self._check_trials(profile.search.trials)
-        assert profile.result.confirmed_rounds >= 3
+        assert profile.result.confirmed_rounds >= ROUNDS
         assert _list_unfinished(self.folder / "work" / ".dltune" / "studies.db") == []
         self._check_what_is_left("the last run")
         assert sorted(path.name for path in (self.folder / "work").iterdir()) == [".dltune", "dltune.json"]

@@ -71,9 +71,10 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_a_second_run_of_the_same_request_is_refused_and_the_first_goes_on(workdir: Path) -> None:
-    first = start_run()
+    lasting = ("--trial-time", "2s", "--epochs", "40", "--step-time", "20ms")
+    first = start_run(*lasting)
     await_word(first, "trial")
-    code, said = finish(start_run())
+    code, said = finish(start_run(*lasting))
     assert code == 2
     assert f"is being worked on by another dltune (process {first.pid}). Wait for it" in said
     assert finish(first)[0] == 0

@@ -25,7 +25,8 @@ FILES = Path(__file__).parent / "files"
 EVERY_FIELD = FILES / "every_field.v1.json"
 TWO_PROFILES = FILES / "two_profiles.v1.json"
 SHORT_RUN = FILES / "short_run.v1.json"  # of a real run
-CAME_LATER = {"is_loader", "knobs", "split"}  # fields of a request
+CAME_LATER = {"explain", "is_loader", "knobs", "split"}  # fields of a request
+OTHER_DEFAULTS = {"trial_seconds": 3.0}  # of a request, when the file was written
 each_file = pytest.mark.parametrize("path", [EVERY_FIELD, TWO_PROFILES, SHORT_RUN], ids=lambda path: path.name)
 
 
@@ -37,7 +38,7 @@ def make_profile_of_every_field() -> TunedProfile:
     changes |= {"copy_bytes_per_second": 7.4e6, "copy_ceiling": 2900.0}
     december = datetime(2025, 12, 1, tzinfo=UTC)
     past = PastResult(created_at=december, config=full.config, samples_per_second=1700.0, torch="2.9.0")
-    asked = dict(full.request or {})
+    asked = {name: value for name, value in (full.request or {}).items() if name not in CAME_LATER} | OTHER_DEFAULTS
     asked["workload"] = {name: value for name, value in asked["workload"].items() if name not in CAME_LATER}
     changed = {"result": full.result.model_copy(update=changes), "history": (past,), "request": asked}
     return full.model_copy(update=changed)

@@ -155,3 +155,21 @@ def test_a_second_look_replaces_the_first() -> None:
     learn_all(surrogate, (6, 8, 12, 16, 24), struck=16)
     learn_all(surrogate, (16,))
     assert surrogate.predict([make_config(16)])[0].samples_per_second == pytest.approx(truth(make_config(16)), rel=0.05)
+
+
+def test_what_a_setting_gained_is_surer_than_the_throughputs_it_is_told_from() -> None:
+    surrogate = Surrogate(CANDIDATES, model)
+    plain, kept, unseen = make_config(8), make_config(8, persistent_workers=True), make_config(8, in_order=False)
+    surrogate.observe(plain, 400.0, 0.05)
+    surrogate.observe(kept, 480.0, 0.05)
+    gained, unknown = surrogate.predict_speedups([plain, kept])[0], surrogate.predict_speedups([plain, unseen])[0]
+    assert 1.05 < gained.ratio < 1.2
+    assert gained.log_error < unknown.log_error
+    assert gained.log_error < surrogate.predict([kept])[0].relative_error + surrogate.predict([plain])[0].relative_error
+    assert unknown.ratio == pytest.approx(1.0, abs=0.1)
+
+
+def test_before_any_trial_what_a_setting_gains_is_the_models_and_as_unsure_as_the_model() -> None:
+    (gain,) = Surrogate(CANDIDATES, model).predict_speedups([make_config(1), make_config(2)])
+    assert gain.ratio == pytest.approx(2.0)
+    assert gain.log_error > 0.1

@@ -27,11 +27,12 @@ def tune_warm(bench: Bench, earlier: TunedProfile, **machine: Any) -> TunedProfi
     return tune(request, run_trial=bench, machine=here, workload=waiting_workload(), earlier=earlier).profile
 
 
-def test_a_warm_search_reaches_the_same_answer_with_a_third_of_the_trials() -> None:
+def test_a_warm_search_reaches_the_same_answer_with_what_it_tries_first() -> None:
     cold, warm = Bench(saturating), Bench(saturating)
     earlier = tune_cold(cold)
     again = tune_warm(warm, earlier)
-    assert len(warm.configs) <= len(cold.configs) / 3 + 1  # one is the baseline, which is no trial of the search's
+    assert len(warm.configs) <= 1 + MAX_SEEDS  # one is the baseline, which is no trial of the search's
+    assert len(warm.configs) < len(cold.configs)
     assert again.result.samples_per_second >= 0.99 * earlier.result.samples_per_second
 
 

@@ -1,0 +1,70 @@
+"""A request that the file answers already is looked at once more, and searched again where the answer fell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.checking import find_answer
+from autotune.profiles.file import read_file
+from autotune.profiles.saving import save_profile
+from autotune.profiles.schema import TunedProfile
+from autotune.request import TuningRequest
+from tests.test_end_to_end import run
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing", "workdir")
+OUTPUT = Path("dltune.json")
+
+
+def tune(*options: str) -> str:
+    finished = run("make_waiting", "--trials", "2", *options)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout + finished.stderr
+
+
+def change_answer(**result: object) -> TunedProfile:
+    """Have the file say something else of what it promises."""
+    (profile,) = read_file(OUTPUT).profiles
+    changed = profile.model_copy(update={"result": profile.result.model_copy(update=result)})
+    save_profile(OUTPUT, changed)
+    return changed
+
+
+def read_request() -> TuningRequest:
+    (profile,) = read_file(OUTPUT).profiles
+    return TuningRequest.model_validate(profile.request)
+
+
+def test_an_answer_that_still_holds_is_measured_again_and_not_searched() -> None:
+    tune()
+    change_answer(samples_per_second_ci95=(1.0, 1e9))
+    before = OUTPUT.read_text()
+    told = tune()
+    assert "still holds" in told
+    assert "trial" not in told.split("Best:")[0].split("Keep:")[0]
+    assert OUTPUT.read_text() == before
+    assert "trial  1/2" in tune("--afresh")
+
+
+def test_an_answer_that_does_not_hold_any_more_is_searched_anew_and_says_why() -> None:
+    tune()
+    change_answer(samples_per_second=1e7, samples_per_second_ci95=(9e6, 1.1e7), baseline=None)
+    told = tune()
+    assert "of its predicted throughput" in told
+    assert "trial  1/2" in told
+    assert read_file(OUTPUT).profiles[0].result.samples_per_second < 1e7
+
+
+def test_another_request_is_not_answered_by_what_the_file_holds() -> None:
+    tune()
+    request = read_request()
+    assert find_answer(request) is not None
+    assert find_answer(request.model_copy(update={"epochs": 3})) is None
+    assert find_answer(request.model_copy(update={"output": "elsewhere.json"})) is None
+
+
+def test_what_was_only_predicted_or_never_confirmed_answers_nothing() -> None:
+    tune()
+    change_answer(confirmed_rounds=0)
+    assert find_answer(read_request()) is None
