@@ -24,6 +24,8 @@ MIN_ENTRANTS: Final = 2  # the baseline and the first finalist, without which no
 CONFIRM_PRECISION: Final = 0.015
 CONFIRM_FACTOR: Final = 1.0  # of a trial's time: the search gets less, because its winners are looked at again
 BORDERLINE_SPEEDUPS: Final = (1.0, 1.25)  # a speed-up between these is worth more rounds when its interval holds 1
+FAR_AHEAD_SPEEDUP: Final = 1.5  # of the best over the baseline in the rounds so far; then no verdict hangs on it,
+SLOW_BASELINE_SHARE: Final = 0.5  # and the baseline is given so much of a trial's time
 MAX_ROUND_SPREAD: Final = 1.12  # fastest over slowest round of one configuration; above it the machine is not quiet
 DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the best after so many rounds; below it nobody is measured again
 
@@ -75,15 +77,23 @@ def confirm(
 
 
 def measure_round(
-    request: TuningRequest, one: ConfirmationRuns, run_trial: RunTrial, progress: ProgressListener, number: int
+    request: TuningRequest,
+    one: ConfirmationRuns,
+    run_trial: RunTrial,
+    progress: ProgressListener,
+    number: int,
+    share: float = 1.0,
 ) -> bool:
-    """Measure a configuration once in a fresh process, in a round of that number, and tell whether that worked."""
+    """Measure a configuration once in a fresh process, in a round of that number, and tell whether that worked.
+
+    It is given a share of the time that a trial may take.
+    """
     rounds = max(ROUNDS, number)
     progress.show_round(number, rounds, one.config, None)
     trial = TrialRequest(
         config=one.config,
         epochs=request.epochs,
-        seconds=CONFIRM_FACTOR * request.trial_seconds,
+        seconds=share * CONFIRM_FACTOR * request.trial_seconds,
         precision=CONFIRM_PRECISION,
         fresh=True,
     )
@@ -137,7 +147,13 @@ class _Rounds:
 
     def _measure(self, one: ConfirmationRuns) -> bool:
         """Measure once, and tell whether that worked."""
-        return measure_round(self._plan.request, one, self._run_trial, self._progress, self.done + 1)
+        share = SLOW_BASELINE_SHARE if one is self.baseline and self._is_far_behind() else 1.0
+        return measure_round(self._plan.request, one, self._run_trial, self._progress, self.done + 1, share)
+
+    def _is_far_behind(self) -> bool:
+        """Whether the baseline was so slow that how slow it is changes nothing."""
+        lead = find_lead(self.finalists or [self.baseline])
+        return self.done > 0 and self.baseline.rate * FAR_AHEAD_SPEEDUP < lead.rate
 
     def drop_slow_finalists(self) -> None:
         """Go on without who is behind, but for what tells whether the best one's settings pay."""

@@ -133,3 +133,19 @@ def test_no_measurement_is_begun_that_there_is_no_time_for_but_one_of_baseline_a
 def test_a_finalist_that_there_was_no_time_for_is_out() -> None:
     found = confirm_two(flat, measurements=2)
     assert [finalist.config for finalist in found.finalists] == [FEW]
+
+
+@pytest.mark.parametrize(("factor", "shares"), [(3.0, [1.0, 0.5]), (1.3, [1.0, 1.0])])
+def test_a_baseline_that_is_far_behind_is_given_less_time_from_the_second_round_on(
+    factor: float, shares: list[float]
+) -> None:
+    asked: list[float] = []
+    plan = make_test_plan()
+
+    def run_trial(request: TrialRequest) -> TrialResult:
+        if request.config == plan.baseline:
+            asked.append(request.seconds / plan.request.trial_seconds)
+        return make_result(request.config, 100.0 if request.config == plan.baseline else 100.0 * factor)
+
+    confirm(plan, [FEW, MANY], run_trial, ProgressListener())
+    assert asked == shares
