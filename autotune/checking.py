@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,7 @@ from autotune.trial.timetable import Timetable
 
 MIN_KEPT_RATIO: Final = 0.9  # of the predicted throughput, or of the baseline: what surely reaches less is retuned
 VERIFYING_ROUNDS: Final = 2
-OF_THE_RUN: Final = {"output", "profile", "storage", "study_name", "resume", "timeout_seconds", "explain", "isolation"}
+OF_THE_RUN: Final = {"output", "storage", "study_name", "resume", "timeout_seconds", "explain", "isolation"}
 
 
 class CheckResult(FrozenModel):
@@ -150,19 +150,23 @@ def _measure_again(
 
 
 def find_answer(request: TuningRequest) -> TunedProfile | None:
-    """Find what an earlier run answered to the same request on a machine like this; None without a confirmed one."""
-    machine, asked = read_machine(), _forget_run(request.record())
+    """Find what an earlier run answered to the same request on a machine like this; None without a confirmed one.
+
+    A request for a prediction is answered by what was measured with any number of trials.
+    """
+    machine = read_machine()
+    left_out = OF_THE_RUN if request.trials else OF_THE_RUN | {"trials"}
+    asked = _leave_out(request.record(), left_out)
     for profile in reversed(read_profiles_or_empty(Path(request.output))):
         here = describe_local_hardware(machine, profile)
-        is_same = profile.request is not None and _forget_run(profile.request) == asked
+        is_same = profile.request is not None and _leave_out(profile.request, left_out) == asked
         if is_same and profile.result.confirmed_rounds and not compare_hardware(profile.hardware, here):
             return profile
     return None
 
 
-def _forget_run(request: dict[str, Any]) -> dict[str, Any]:
-    """Give what a request asks for, without how and where a run of it goes."""
-    return {name: value for name, value in request.items() if name not in OF_THE_RUN}
+def _leave_out(request: dict[str, Any], names: Set[str]) -> dict[str, Any]:
+    return {name: value for name, value in request.items() if name not in names}
 
 
 def verify(request: TuningRequest, profile: TunedProfile, progress: ProgressListener) -> CheckResult:

@@ -62,6 +62,12 @@ def test_another_request_is_not_answered_by_what_the_file_holds() -> None:
     assert find_answer(request) is not None
     assert find_answer(request.model_copy(update={"epochs": 3})) is None
     assert find_answer(request.model_copy(update={"output": "elsewhere.json"})) is None
+    assert find_answer(request.model_copy(update={"trials": 3})) is None
+
+
+def test_what_was_measured_answers_a_request_for_a_prediction() -> None:
+    tune()
+    assert find_answer(read_request().model_copy(update={"trials": 0})) is not None
 
 
 def test_what_was_only_predicted_or_never_confirmed_answers_nothing() -> None:

@@ -18,6 +18,7 @@ from autotune.system.processes import PAGE_BYTES
 
 ENTRY_BYTES: Final = 8  # of /proc/self/pagemap, for each page
 PRESENT: Final = 1 << 63
+OF_FILE: Final = 1 << 61  # not written to so far; its copy would be memory that a process of its own does not have
 MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; earlier kernels refuse, and copy in their own time
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,9 +38,9 @@ def _list_pages_in_use() -> Iterator[tuple[int, int]]:
             pagemap.seek(start // PAGE_BYTES * ENTRY_BYTES)
             entries = array.array("Q", pagemap.read((end - start) // PAGE_BYTES * ENTRY_BYTES))
             place = start
-            for is_present, run in groupby(entries, key=lambda entry: entry >= PRESENT):
+            for is_own, run in groupby(entries, key=lambda entry: entry & (PRESENT | OF_FILE) == PRESENT):
                 pages = sum(1 for _ in run)
-                if is_present:
+                if is_own:
                     yield place, pages
                 place += pages * PAGE_BYTES
 
