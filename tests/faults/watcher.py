@@ -18,7 +18,7 @@ class Watcher:
     """Keeps the peaks of all processes of this test session that belong to a trial.
 
     Processes are read one after another, so a fork in between counts its pages twice: a peak is what two looks in a
-    row agree on.
+    row agree on. The process that forks trials is no part of them: what they share with it counts as its own.
 
     Attributes:
         host_bytes: Most anonymous memory, shared pages divided among their owners, plus /dev/shm.
@@ -84,7 +84,13 @@ def _read_used(place: Path) -> int:
 
 def _read_anonymous(pid: int) -> int:
     with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss_Anon:"):
-                return int(line.split()[1]) * 1024
+        lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+        sizes = {name: int(size) * 1024 for name, size, *_ in lines}
+        return sizes["Pss_Anon:"] - (sizes["Anonymous:"] if _is_server(pid) else 0)
     return 0
+
+
+def _is_server(pid: int) -> bool:
+    """Tell whether a process forks those of trials, which have its command line, but not its parent."""
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return parent == os.getpid() and Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"\0fork\0")
