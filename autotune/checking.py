@@ -24,7 +24,7 @@ from autotune.profiles.selection import describe_local_hardware, nearest_profile
 from autotune.profiles.trust import refuse_what_others_may_write
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, check_names
-from autotune.runner.runner import start_runner
+from autotune.runner.runner import TrialRunner, start_runner
 from autotune.search.choices import choose_probe_sizes
 from autotune.search.warm_start import rebuild_request
 from autotune.system.hardware import Hardware, Software
@@ -33,6 +33,7 @@ from autotune.system.versions import read_start_method, read_torch
 from autotune.trial.budgets import plan_budgets
 from autotune.trial.identity import identify
 from autotune.trial.interruption import spawn_error
+from autotune.trial.protocol import IdentityReport
 from autotune.trial.timetable import Timetable
 
 MIN_KEPT_RATIO: Final = 0.9  # of the predicted throughput, or of the baseline: what surely reaches less is retuned
@@ -112,10 +113,7 @@ def _identify(
 ) -> CheckResult:
     """Compare a profile with the workload as a few batches show it."""
     with start_runner(request, progress) as runner:
-        try:
-            found = runner.identify(choose_probe_sizes(request)[0], plan_budgets(machine, request))
-        except OSError as error:
-            raise spawn_error(error) from None
+        found = _look_at_workload(runner, request, machine)
     return compare_profile(
         profile,
         machine.hardware(found.accelerator),
@@ -123,6 +121,13 @@ def _identify(
         workload=identify(request.workload, found),
         max_age_seconds=max_age_seconds,
     )
+
+
+def _look_at_workload(runner: TrialRunner, request: TuningRequest, machine: MachineProfile) -> IdentityReport:
+    try:
+        return runner.identify(choose_probe_sizes(request)[0], plan_budgets(machine, request))
+    except OSError as error:
+        raise spawn_error(error) from None
 
 
 def _measure_again(
@@ -181,10 +186,7 @@ def verify(request: TuningRequest, profile: TunedProfile, progress: ProgressList
     """
     machine, runs = read_machine(), ConfirmationRuns(profile.config)
     with start_runner(request, progress) as runner:
-        try:
-            found = runner.identify(choose_probe_sizes(request)[0], plan_budgets(machine, request))
-        except OSError as error:
-            raise spawn_error(error) from None
+        found = _look_at_workload(runner, request, machine)
         for number in range(1, VERIFYING_ROUNDS + 1):
             measure_round(request, runs, runner.run, progress, number)
             if _keeps_promise(runs, profile):

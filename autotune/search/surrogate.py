@@ -179,12 +179,7 @@ class Surrogate:
         """Mean and standard deviation of the logarithm of measured over predicted at some points."""
         if not self._measured:
             return np.zeros(len(points)), np.sqrt(np.full(len(points), self._prior_variance))
-        seen = self._place.locate(list(self._measured))
-        ratios, noises = self._list_ratios()
-        scale, factor = _choose_scale(seen, ratios, noises)
-        across = scale**2 * _kernel(points, seen)
-        mean = across @ _solve(factor, ratios)
-        explained = np.linalg.solve(factor, across.T)
+        mean, scale, explained = self._condition(points)
         prior = scale**2 * self._prior_variance
         return mean, np.sqrt(np.maximum(1e-8, prior - (explained**2).sum(axis=0)))
 
@@ -192,12 +187,16 @@ class Surrogate:
         """Mean and covariance of the logarithm of measured over predicted at some points."""
         if not self._measured:
             return np.zeros(len(points)), _kernel(points, points)
+        mean, scale, explained = self._condition(points)
+        return mean, scale**2 * _kernel(points, points) - explained.T @ explained
+
+    def _condition(self, points: Numbers) -> tuple[Numbers, float, Numbers]:
+        """Give the mean at some points, the scale of the deviations, and what the measurements explain of them."""
         seen = self._place.locate(list(self._measured))
         ratios, noises = self._list_ratios()
         scale, factor = _choose_scale(seen, ratios, noises)
         across = scale**2 * _kernel(points, seen)
-        explained = np.linalg.solve(factor, across.T)
-        return across @ _solve(factor, ratios), scale**2 * _kernel(points, points) - explained.T @ explained
+        return across @ _solve(factor, ratios), scale, np.linalg.solve(factor, across.T)
 
     def _list_ratios(self) -> tuple[Numbers, Numbers]:
         pairs = list(self._measured.values())
