@@ -37,6 +37,7 @@ from autotune.trial.protocol import IdentityReport
 from autotune.trial.timetable import Timetable
 
 MIN_KEPT_RATIO: Final = 0.9  # of the predicted throughput, or of the baseline: what surely reaches less is retuned
+QUICK_TRIAL_SECONDS: Final = 2.0  # whatever the trials of the tuning took; a quick check takes at least four such
 VERIFYING_ROUNDS: Final = 2
 OF_THE_RUN: Final = {"output", "storage", "study_name", "resume", "timeout_seconds", "explain", "isolation"}
 
@@ -138,6 +139,7 @@ def _measure_again(
     progress: ProgressListener,
 ) -> CheckResult:
     """Probe the workload, and measure a profile against its baseline."""
+    request = request.model_copy(update={"trial_seconds": QUICK_TRIAL_SECONDS})
     with start_runner(request, progress) as runner:
         plan = prepare_run(request, machine, None, runner, progress, Timetable(request))
         monitor = InterferenceMonitor(plan.machine.usable_cpus)
