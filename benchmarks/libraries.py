@@ -1,7 +1,8 @@
 """Is a loader of another library measured as it trains? Speed-ups that dltune predicts, beside those of whole runs.
 
 Each loader is tuned as its user would; then whole training runs with it as it was and as tuned are made in turn, each
-in a fresh process, with the library's own class.
+in a fresh process, with the library's own class. Where the answer is to keep it, the best of the others that were
+confirmed takes the place of the tuned one: whole runs tell whether keeping was right.
 
     python -m benchmarks.libraries [--only NAME ...] [--rounds 3] [--results FILE]
 """
@@ -22,15 +23,16 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from autotune import TunedProfile
-from autotune.config import FrozenModel, Interval
+from autotune.config import FrozenModel, Interval, LoaderConfig
 from autotune.knobs import describe_config
+from autotune.profiles.saving import save_profile
 from autotune.profiles.schema import ConfirmedRounds
 from benchmarks.progress import say
 from benchmarks.training.environment import make_environment
 from benchmarks.training.own_loop import EPOCHS, STEP_SECONDS
 
 RESULTS: Final = Path("benchmarks/results/libraries.json")
-MAX_DEVIATION: Final = 0.08  # of the predicted speed-up from that of whole runs
+COMPARED: Final = "compared.json"  # the tuned file with what whole runs are made of in it
 
 
 class Library(NamedTuple):
@@ -90,7 +92,8 @@ class LibraryResult(FrozenModel):
     verdict: str
     predicted: float
     predicted_baseline: float | None
-    speedup: float | None
+    compared: str  # the choice, or the best of the others where the answer is to keep the loader as it is
+    speedup: float | None  # that of `compared`; None where there was no other
     speedup_ci95: Interval | None = None
     rounds: tuple[ConfirmedRounds, ...] = ()  # what the prediction rests on
     tuning_seconds: float
@@ -114,11 +117,13 @@ def measure(library: Library, rounds: int) -> LibraryResult:
         started = time.monotonic()
         profile = _tune(library, folder)
         seconds = time.monotonic() - started
-        say(f"{library.name}: {describe_config(profile.config)}, {seconds:.0f} s")
+        compared, speedup = find_compared(profile)
+        save_profile(Path(folder) / COMPARED, profile.model_copy(update={"config": compared}))
+        say(f"{library.name}: {profile.result.verdict}, {seconds:.0f} s; compared with {describe_config(compared)}")
         was: list[float] = []
         tuned: list[float] = []
         for number in range(rounds):
-            for runs, file in ((was, None), (tuned, "dltune.json"))[:: -1 if number % 2 else 1]:
+            for runs, file in ((was, None), (tuned, COMPARED))[:: -1 if number % 2 else 1]:
                 runs.append(_train(library, folder, file))
             say(f"  round {number + 1}: {was[-1]:,.0f} -> {tuned[-1]:,.0f} samples/s")
     result = profile.result
@@ -131,13 +136,26 @@ def measure(library: Library, rounds: int) -> LibraryResult:
         verdict=result.verdict,
         predicted=result.samples_per_second,
         predicted_baseline=None if result.baseline is None else result.baseline.samples_per_second,
-        speedup=result.speedup,
-        speedup_ci95=result.speedup_ci95,
+        compared=describe_config(compared),
+        speedup=speedup,
+        speedup_ci95=result.speedup_ci95 if result.verdict == "faster" else None,
         rounds=result.rounds,
         tuning_seconds=seconds,
         baseline_runs=tuple(was),
         tuned_runs=tuple(tuned),
     )
+
+
+def find_compared(profile: TunedProfile) -> tuple[LoaderConfig, float | None]:
+    """Give what whole runs compare with the loader as it was, and the speed-up that was predicted for it."""
+    result = profile.result
+    others = [one for one in result.rounds if one.config != profile.config and one.samples_per_second]
+    if result.verdict == "faster" or not others:
+        return profile.config, result.speedup if result.verdict == "faster" else None
+    kept = next(one for one in result.rounds if one.config == profile.config)
+    best = max(others, key=lambda one: median(one.samples_per_second))
+    pairs = zip(best.samples_per_second, kept.samples_per_second, strict=False)
+    return best.config, median(other / own for other, own in pairs)
 
 
 def _tune(library: Library, folder: str) -> TunedProfile:
@@ -166,16 +184,23 @@ def describe(results: Sequence[LibraryResult]) -> list[str]:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for result in results:
-        predicted = "keep" if result.speedup is None else f"{result.speedup:.2f} x{_write_interval(result)}"
         off = "" if result.deviation is None else f"{100 * result.deviation:+.1f} %"
         measured = (
             "DataLoader" if result.measured is None else result.measured.replace("benchmarks.workloads.libraries:", "")
         )
         rows.append(
             f"| {result.package} | `{result.name}` | `{result.option}` | `{measured}` | {result.choice} | "
-            f"{predicted} | {result.true_speedup:.2f} x | {off} |"
+            f"{_write_prediction(result)} | {result.true_speedup:.2f} x | {off} |"
         )
     return rows
+
+
+def _write_prediction(result: LibraryResult) -> str:
+    if result.speedup is None:
+        return "keep"
+    if result.verdict == "keep":
+        return f"keep; {result.compared}: {result.speedup:.2f} x"
+    return f"{result.speedup:.2f} x{_write_interval(result)}"
 
 
 def _write_interval(result: LibraryResult) -> str:

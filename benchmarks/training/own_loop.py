@@ -18,7 +18,7 @@ import autotune
 from autotune.profiles.batches import count_samples
 from benchmarks.workloads import libraries
 
-EPOCHS: Final = 10
+EPOCHS: Final = 4
 STEP_SECONDS: Final = 0.003
 
 

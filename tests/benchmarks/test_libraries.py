@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.libraries import LIBRARIES, LibraryResult, describe
+from autotune.profiles.schema import ConfirmedRounds
+from benchmarks.libraries import LIBRARIES, LibraryResult, describe, find_compared
 from benchmarks.training.own_loop import find_loaders, train
 from benchmarks.workloads import libraries
 from benchmarks.workloads.libraries import made_once
+from tests.builders import make_config, make_profile, make_profile_result
 
 RESULT = LibraryResult(
     name="stateful",
@@ -21,6 +23,7 @@ RESULT = LibraryResult(
     verdict="faster",
     predicted=150.0,
     predicted_baseline=100.0,
+    compared="w=2 pf=2 bs=32",
     speedup=1.5,
     tuning_seconds=90.0,
     baseline_runs=(100.0, 50.0, 100.0),
@@ -37,6 +40,16 @@ def test_a_loader_that_is_best_as_it_is_has_no_speed_up_to_be_held_to() -> None:
     kept = RESULT.model_copy(update={"speedup": None, "verdict": "keep"})
     assert kept.deviation is None
     assert "| keep | 1.50 x |  |" in describe([kept])[-1]
+
+
+def test_where_the_answer_is_to_keep_it_the_best_of_the_others_is_held_to_what_was_measured_of_it() -> None:
+    rated = {0: (10.0, 10.0), 1: (5.0, 5.0), 2: (9.0, 8.0)}  # samples/s of the rounds, by workers
+    kept, worse, other = (ConfirmedRounds(config=make_config(one), samples_per_second=rated[one]) for one in rated)
+    result = make_profile_result(verdict="keep", rounds=(kept, worse, other))
+    profile = make_profile(result=result).model_copy(update={"config": kept.config})
+    config, speedup = find_compared(profile)
+    assert config == other.config
+    assert speedup == pytest.approx(0.85)
 
 
 def test_each_loader_has_a_row_of_what_was_predicted_and_what_was_true() -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from benchmarks.workloads.libraries.made_once import SAMPLES, SIDE, decode, find_jpeg, make_once
 
-TOKENS: Final = 1 << 20
+TOKENS: Final = 1 << 22
 BLOCK: Final = 1024  # tokens of a sample
 
 

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-FOLDER: Final = Path("/tmp/dltune-library-data")  # not in TMPDIR, which is another one in each of dltune's processes
-SAMPLES: Final = 768
+SAMPLES: Final = 3072  # epochs of seconds: in shorter ones a collection of garbage or a 0.1 s poll of a library decides
+FOLDER: Final = Path(f"/tmp/dltune-library-data-{SAMPLES}")  # not in TMPDIR: each of dltune's processes has its own
 DISTINCT: Final = 64  # images
 SIDE: Final = 224  # pixels
 CLASSES: Final = 4
