@@ -29,7 +29,7 @@ from autotune.profiles.saving import save_profile
 from autotune.profiles.schema import ConfirmedRounds
 from benchmarks.progress import say
 from benchmarks.training.environment import make_environment
-from benchmarks.training.own_loop import EPOCHS, STEP_SECONDS
+from benchmarks.training.own_loop import STEP_SECONDS
 
 RESULTS: Final = Path("benchmarks/results/libraries.json")
 COMPARED: Final = "compared.json"  # the tuned file with what whole runs are made of in it
@@ -42,6 +42,7 @@ class Library(NamedTuple):
     option: str
     package: str
     gives_dataset: bool = False  # which a DataLoader of torch loads
+    epochs: int = 2  # of the training run that is predicted, and made; some seconds in all
 
 
 LIBRARIES: Final = (
@@ -64,7 +65,7 @@ LIBRARIES: Final = (
     Library("lightning_module", "--dataset", "lightning"),
     Library("lightning_member", "--dataset", "lightning"),
     Library("lightning_combined", "--loader", "lightning"),
-    Library("litdata_streaming", "--dataset", "litdata"),
+    Library("litdata_streaming", "--dataset", "litdata", epochs=4),
     Library("mosaic_streaming", "--dataset", "mosaicml-streaming"),
     Library("mosaic_function", "--loader", "mosaicml-streaming"),
     Library("webdataset_shards", "--dataset", "webdataset", gives_dataset=True),
@@ -72,9 +73,9 @@ LIBRARIES: Final = (
     Library("webdataset_loader", "--loader", "webdataset"),
     Library("graphs", "--dataset", "torch-geometric"),
     Library("neighbours", "--dataset", "torch-geometric"),
-    Library("h5py_images", "--dataset", "h5py", gives_dataset=True),
-    Library("zarr_images", "--dataset", "zarr", gives_dataset=True),
-    Library("memory_mapped_tokens", "--dataset", "numpy", gives_dataset=True),
+    Library("h5py_images", "--dataset", "h5py", gives_dataset=True, epochs=4),
+    Library("zarr_images", "--dataset", "zarr", gives_dataset=True, epochs=4),
+    Library("memory_mapped_tokens", "--dataset", "numpy", gives_dataset=True, epochs=4),
     Library("stateful", "--dataset", "torchdata"),
     Library("torchdata_nodes", "--loader", "torchdata"),
     Library("hand_written", "--loader", "torch"),
@@ -97,6 +98,7 @@ class LibraryResult(FrozenModel):
     speedup_ci95: Interval | None = None
     rounds: tuple[ConfirmedRounds, ...] = ()  # what the prediction rests on
     tuning_seconds: float
+    epochs: int  # of each run
     baseline_runs: tuple[float, ...]
     tuned_runs: tuple[float, ...]
 
@@ -141,6 +143,7 @@ def measure(library: Library, rounds: int) -> LibraryResult:
         speedup_ci95=result.speedup_ci95 if result.verdict == "faster" else None,
         rounds=result.rounds,
         tuning_seconds=seconds,
+        epochs=library.epochs,
         baseline_runs=tuple(was),
         tuned_runs=tuple(tuned),
     )
@@ -160,13 +163,14 @@ def find_compared(profile: TunedProfile) -> tuple[LoaderConfig, float | None]:
 
 def _tune(library: Library, folder: str) -> TunedProfile:
     command = [sys.executable, "-m", "autotune.cli", library.option, f"benchmarks.workloads.libraries:{library.name}"]
-    command += ["--step-time", f"{STEP_SECONDS * 1000:g}ms", "--batch-size", "32", "--epochs", str(EPOCHS), "--json"]
-    return TunedProfile.model_validate_json(_run(command, folder))
+    command += ["--step-time", f"{STEP_SECONDS * 1000:g}ms", "--batch-size", "32", "--epochs", str(library.epochs)]
+    return TunedProfile.model_validate_json(_run([*command, "--json"], folder))
 
 
 def _train(library: Library, folder: str, file: str | None) -> float:
     command = [sys.executable, "-m", "benchmarks.training.own_loop", library.name, *([] if file is None else [file])]
-    return float(_run(command + ["--dataset"] * library.gives_dataset, folder).split()[-1])
+    command += ["--epochs", str(library.epochs), *["--dataset"] * library.gives_dataset]
+    return float(_run(command, folder).split()[-1])
 
 
 def _run(command: Sequence[str], folder: str) -> str:

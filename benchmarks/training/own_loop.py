@@ -18,7 +18,6 @@ import autotune
 from autotune.profiles.batches import count_samples
 from benchmarks.workloads import libraries
 
-EPOCHS: Final = 4
 STEP_SECONDS: Final = 0.003
 
 
@@ -28,7 +27,7 @@ def main() -> None:
     parser.add_argument("factory", help="a function of benchmarks.workloads.libraries")
     parser.add_argument("file", nargs="?", help="tuned file (the loader as its user has it)")
     parser.add_argument("--dataset", action="store_true", help="the function gives a dataset")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"epochs of the run ({EPOCHS})")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs of the run (2)")
     given = parser.parse_args()
     factory = getattr(libraries, given.factory)
     print(train(find_loaders(factory, given.file, gives_dataset=given.dataset), given.epochs))

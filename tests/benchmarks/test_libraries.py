@@ -26,6 +26,7 @@ RESULT = LibraryResult(
     compared="w=2 pf=2 bs=32",
     speedup=1.5,
     tuning_seconds=90.0,
+    epochs=2,
     baseline_runs=(100.0, 50.0, 100.0),
     tuned_runs=(120.0, 100.0, 150.0),
 )
