@@ -122,7 +122,9 @@ def _confirm(
     if found.cut_by is not None or not plan.request.trials or not timetable.allows_finals(1):
         return final
     with keep_what_was_measured() as cut:
-        finalists = select_finalists(found.records, plan.convention, found.is_legal, found.expected)
+        finalists = select_finalists(
+            found.records, plan.convention, found.is_legal, found.expected, found.predict_speedups
+        )
         monitor = None if settle is None else InterferenceMonitor(plan.machine.usable_cpus, settle=settle)
         final = confirm(plan, finalists, measure, progress, monitor, timetable.allows_finals)
         if final.cut_by is None:

@@ -96,7 +96,13 @@ def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:
     best = _find_best(trace)
     known = loop.knowledge
     measured = [record for record in known.records if record.is_feasible]
-    finalists = select_finalists(known.records, plan.convention, truth.__contains__, known.smoothed_throughput())
+    finalists = select_finalists(
+        known.records,
+        plan.convention,
+        truth.__contains__,
+        known.smoothed_throughput(),
+        known.surrogate.predict_speedups,
+    )
     return Replayed(
         trace=trace.name,
         sampler=sampler,

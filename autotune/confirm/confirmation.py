@@ -19,7 +19,8 @@ from autotune.trial.interruption import keep_what_was_measured
 from autotune.trial.protocol import RunTrial, TrialRequest
 
 ROUNDS: Final = 2
-MAX_ROUNDS: Final = 5
+MAX_ROUNDS: Final = 5  # while the verdict is in doubt
+MAX_SCATTERED_ROUNDS: Final = 3  # while only the best one's rounds lie far apart: the median of three is not led astray
 MIN_ENTRANTS: Final = 2  # the baseline and the first finalist, without which nothing is compared
 CONFIRM_PRECISION: Final = 0.015
 CONFIRM_FACTOR: Final = 1.0  # of a trial's time: the search gets less, because its winners are looked at again
@@ -122,17 +123,20 @@ class _Rounds:
         self.baseline = ConfirmationRuns(plan.baseline)
         self.finalists = [ConfirmationRuns(config) for config in finalists if config != plan.baseline]
         self.entrants = [self.baseline, *self.finalists]
+        self._rested: list[ConfirmationRuns] = []  # finalists whose rounds so far are enough
         self.done = 0
 
     def needs_more(self) -> bool:
         """Tell whether another round may begin, and could change the verdict or what is promised."""
         if self.done and not self._has_time(1 + len(self.finalists)):
             return False
-        return self.done < ROUNDS or (self.done < MAX_ROUNDS and (self._is_in_doubt() or self._is_scattered()))
+        if self.done < ROUNDS or (self.done < MAX_ROUNDS and self._is_in_doubt()):
+            return True
+        return self.done < MAX_SCATTERED_ROUNDS and self._is_scattered()
 
     def run_round(self) -> None:
         """Measure all in turn; each round begins with another one."""
-        order = [self.baseline, *self.finalists]
+        order = [one for one in (self.baseline, *self.finalists) if one not in self._rested]
         shift = self.done % len(order)
         turn = [one for one in (*order[shift:], *order[:shift]) if not one.is_out]
         measured = 0
@@ -167,6 +171,8 @@ class _Rounds:
         needed = {keep(best.config) for keep in keeps}
         floor = DROP_BELOW_RATIO.get(self.done, 0.0) * best.rate
         self.finalists = [one for one in running if one.rate >= floor or one.config in needed]
+        is_settled = self.done >= ROUNDS and not self._is_in_doubt()  # another round is for what is promised alone
+        self._rested = [one for one in self.finalists if is_settled and one is not best and one.config not in needed]
 
     def _is_scattered(self) -> bool:
         """Whether the best one's rounds lie so far apart that another would make the promise safer."""

@@ -19,6 +19,7 @@ from autotune.confirm.runs import ConfirmationRuns, find_lead
 from autotune.knobs import describe_difference
 from autotune.profiles.schema import AblationStep
 from autotune.search.convention import Convention
+from autotune.search.surrogate import SpeedupPrediction
 from autotune.search.trial_record import TrialRecord
 from autotune.trial.budgets import Budgets
 
@@ -27,6 +28,7 @@ TIE_RATIO: Final = 0.97  # of the best's throughput, which was picked for being 
 NEAR_BEST_RATIO: Final = 0.92  # of the best's in the search, whose trials know their throughput to about 5 %
 FINALIST_MIN_RATIO: Final = 0.75  # of the best's in the search, which may have been lucky; others above it get in, too
 MIN_SPEEDUP: Final = 1.02  # over the baseline, or over training as it was; below it that stays
+MIN_EXPECTED_GAIN: Final = 1.02  # of leaving conventions, by the search; below it the rounds will not show `TIE_RATIO`
 TIGHT_BUDGET_SHARE: Final = 0.8  # of a budget; a configuration that uses more yields to one that does not
 
 
@@ -50,30 +52,47 @@ def select_finalists(
     convention: Convention,
     is_legal: Callable[[LoaderConfig], bool],
     expected: Mapping[LoaderConfig, float] | None = None,
+    predict_speedups: Callable[[Sequence[LoaderConfig]], Sequence[SpeedupPrediction]] | None = None,
 ) -> list[LoaderConfig]:
     """Pick the configurations that deserve a second look; none when none works.
 
     They are the best, the same in order where it is not, its conventional sibling, the same with the user's own knobs
     as they were, the best of those that keep the batch size where that sibling does not, and the fewest workers close
     to the best; filled up with the next best to `FINALISTS`. What each is expected to reach, in samples per second,
-    stands in for what it measured.
+    stands in for what it measured. Where leaving conventions is not expected to pay, that which keeps them stands in
+    for the best.
     """
     measured = {record.config: record for record in records if record.is_feasible}  # the last look counts
     rates = {config: record.score for config, record in measured.items()} | dict(expected or {})
     ranked = sorted(measured, key=lambda config: rates[config], reverse=True)
     if not ranked:
         return []
-    best = ranked[0]
-    close = [config for config in ranked if rates[config] >= NEAR_BEST_RATIO * rates[best]]
+    best = top = ranked[0]
+    if predict_speedups is not None:
+        best = _keep_conventions(top, convention, is_legal, predict_speedups)
+    close = [config for config in ranked if rates[config] >= NEAR_BEST_RATIO * rates[top]]
     fewest = min(close, key=lambda config: config.dataloader.num_workers)
     siblings = [convention.keep_order(best), convention.make_sibling(best), convention.keep_knobs(best)]
     if convention.list_training_changes(siblings[1]):  # the batch size, which a sibling shares
-        unchanged = next((config for config in ranked if not convention.list_training_changes(config)), best)
+        unchanged = next((config for config in ranked if not convention.list_training_changes(config)), top)
         siblings.append(convention.keep_training(unchanged))
     siblings.append(convention.make_sibling(fewest))
     wanted = dict.fromkeys([best, *(config for config in siblings if config in measured or is_legal(config))])
-    worthy = [config for config in ranked if config not in wanted and rates[config] >= FINALIST_MIN_RATIO * rates[best]]
+    worthy = [config for config in ranked if config not in wanted and rates[config] >= FINALIST_MIN_RATIO * rates[top]]
     return [*wanted, *worthy[: max(0, FINALISTS - len(wanted))]]
+
+
+def _keep_conventions(
+    best: LoaderConfig,
+    convention: Convention,
+    is_legal: Callable[[LoaderConfig], bool],
+    predict_speedups: Callable[[Sequence[LoaderConfig]], Sequence[SpeedupPrediction]],
+) -> LoaderConfig:
+    """Give what keeps the conventions, or at least the order, where leaving them is not expected to pay."""
+    for kept in (convention.make_sibling(best), convention.keep_order(best)):
+        if kept != best and is_legal(kept) and predict_speedups([kept, best])[0].ratio < MIN_EXPECTED_GAIN:
+            return kept
+    return best
 
 
 def decide(final: Confirmation, convention: Convention, budgets: Budgets) -> Decision | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from autotune.config import LoaderConfig
-from autotune.confirm.confirmation import MAX_ROUNDS, ROUNDS, Confirmation, confirm
+from autotune.confirm.confirmation import MAX_ROUNDS, MAX_SCATTERED_ROUNDS, ROUNDS, Confirmation, confirm
 from autotune.confirm.interference import InterferenceMonitor
 from autotune.progress import ProgressListener
 from autotune.search.plan import Plan, make_plan
@@ -44,13 +44,32 @@ def steady(config: LoaderConfig, round_number: int) -> float:
     return 100.0 + 100.0 * config.dataloader.num_workers
 
 
-def test_a_quiet_machine_needs_three_rounds() -> None:
+def test_a_quiet_machine_needs_no_more_rounds() -> None:
     assert confirm_two(steady).rounds == ROUNDS
 
 
-def test_rounds_of_the_best_that_lie_far_apart_are_followed_by_more() -> None:
-    found = confirm_two(lambda config, number: steady(config, number) * (1.3 if number % 2 else 1.0))
+def scattered(config: LoaderConfig, round_number: int) -> float:
+    """Give the two finalists nearly the same rate, far above the baseline's, and every other round a third more."""
+    rate = {FEW: 299.0, MANY: 300.0}.get(config, 100.0)
+    return rate * (1.3 if round_number % 2 else 1.0)
+
+
+def test_where_only_the_rounds_of_the_best_lie_far_apart_it_is_measured_once_more_beside_the_baseline() -> None:
+    found = confirm_two(scattered)
+    assert found.rounds == MAX_SCATTERED_ROUNDS
+    counts = {one.config: len(one.scores) for one in found.entrants[1:]}
+    assert counts == {FEW: ROUNDS, MANY: MAX_SCATTERED_ROUNDS}
+    assert len(found.baseline.scores) == MAX_SCATTERED_ROUNDS
+
+
+def test_a_finalist_that_was_measured_often_enough_may_still_win() -> None:
+    assert [one.config for one in confirm_two(scattered).finalists] == [FEW, MANY]
+
+
+def test_a_verdict_in_doubt_is_given_all_rounds_by_all() -> None:
+    found = confirm_two(lambda config, number: (98.0 if number % 2 else 120.0) if config in (FEW, MANY) else 100.0)
     assert found.rounds == MAX_ROUNDS
+    assert {len(one.scores) for one in found.entrants} == {MAX_ROUNDS}
 
 
 def test_who_is_behind_is_not_measured_again() -> None:

@@ -10,6 +10,7 @@ from autotune.confirm.decision import FINALISTS, MIN_SPEEDUP, Decision, decide, 
 from autotune.confirm.runs import ConfirmationRuns
 from autotune.search.convention import Convention, settle_convention
 from autotune.search.plan import make_plan
+from autotune.search.surrogate import SpeedupPrediction
 from autotune.search.trial_record import TrialRecord
 from tests.builders import (
     GIB,
@@ -88,6 +89,23 @@ def test_out_of_order_is_not_chosen_for_what_another_setting_gave() -> None:
     decision = choose(make_contestant(BASELINE, 100.0, 100.0, 100.0), [odd, ordered, sibling])
     assert decision is not None
     assert decision.config == ordered.config
+
+
+@pytest.mark.parametrize(("gain", "is_kept"), [(1.01, True), (1.05, False)])
+def test_where_leaving_conventions_is_not_expected_to_pay_what_keeps_them_enters_the_final_instead(
+    gain: float, is_kept: bool
+) -> None:
+    odd, few = make_config(8, 4, persistent_workers=True, in_order=False), usual(2)
+    records = [make_record(odd, 1000.0), make_record(few, 950.0)]
+    finalists = select_finalists(
+        records,
+        CONVENTION,
+        lambda config: True,
+        predict_speedups=lambda path: [SpeedupPrediction(ratio=gain, log_error=0.04)],
+    )
+    assert finalists == (
+        [usual(8), few] if is_kept else [odd, make_config(8, 4, persistent_workers=True), usual(8), few]
+    )
 
 
 def test_a_sibling_that_is_not_within_the_limits_does_not_enter_the_final() -> None:
