@@ -78,7 +78,8 @@ def run_trial(descriptor: int, parent: int, sandbox: SandboxSpec, begin: Callabl
     from autotune.child.server import TrialServer  # before the freeze, with pydantic
     from autotune.trial.channel import Channel
 
-    gc.freeze()  # else each worker's garbage collector would touch, and so copy, what a training process does not have
+    if not gc.get_freeze_count():  # else it was forked, dltune's own is frozen already, and torch's is not to be
+        gc.freeze()  # or each worker's garbage collector would touch, and copy, what a training process does not have
     TrialServer(Channel(connection)).serve()
     os._exit(0)  # threads and exit handlers of the user's code must not keep a finished child alive
 

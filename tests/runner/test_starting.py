@@ -67,6 +67,7 @@ def test_what_a_process_finds_around_it_does_not_depend_on_how_it_was_started(
     assert told["tempdir"] == told["TMPDIR"]
     assert told["session"] == "own"
     assert told["argv"] == "1"
+    assert told["torch is collected"] == "True"  # by the garbage collector, in workers as well
     assert int(told["shared_anonymous_mib"]) < 48  # relocated code of libraries, which nobody writes to
 
 
