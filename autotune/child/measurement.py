@@ -151,17 +151,15 @@ class TrialRun:
         abandoned = False
         self._iterator = iter(self._loader)  # kept: letting go of it would take the workers down
         batches = self._iterator if self._copier is None else prefetch_batches(self._iterator, self._copier)
-        while not abandoned:
-            timer.ask()
-            try:
-                self._batch = next(batches)  # the one before lives until now, as in a training loop
-            except StopIteration:
-                break
+        timer.ask()
+        for self._batch in batches:  # as training loops go: a batch lives until the next one is there
             timer.begin()
             self._step(self._batch)
             timer.end()
             recorder.note_batch(self._batch)
-            abandoned = self._attend(recorder, time.perf_counter() - trial_started)
+            if abandoned := self._attend(recorder, time.perf_counter() - trial_started):
+                break
+            timer.ask()
         if not self._loader.ends_with_sampler and not abandoned:  # as a training loop lets go of it at its end
             self._iterator = batches = iter(())
         synchronize(self._device)
