@@ -26,6 +26,7 @@ from typing import NoReturn
 
 from autotune.child.keeper import continue_under_keeper
 from autotune.child.namespaces import die_with_parent, enter_sandbox
+from autotune.child.stack_writing import answer_stack_requests
 from autotune.trial.sandbox_spec import SANDBOX_ERROR_PREFIX, SandboxSpec
 
 
@@ -72,6 +73,7 @@ def run_trial(descriptor: int, parent: int, sandbox: SandboxSpec, begin: Callabl
     """Serve the tuner behind a descriptor, after a call of `begin`, until it closes the line or the parent ends."""
     _continue_in_sandbox(parent, sandbox, descriptor)
     guard_process()
+    answer_stack_requests()
     begin()
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)

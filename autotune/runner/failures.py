@@ -11,11 +11,13 @@ import signal
 from dataclasses import dataclass, replace
 from typing import Final
 
+from autotune.runner.autopsy import Standstill
 from autotune.runner.symptoms import (
     MAX_QUOTED_CHARACTERS,
     STALLS,
     STATUS_ADVICE,
     SUGGESTIONS,
+    UNKNOWN_STALL,
     WORKER_ADVICE,
     find_symptom,
     pick_advice,
@@ -66,12 +68,18 @@ def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> Tr
     return TrialFailure("workload_failed", message, details)
 
 
-def diagnose_stall(message: str, output: str, shm: str = "") -> TrialFailure:
-    """Name what a child hung on that was ended for making no progress, by the end of what its processes printed."""
-    advice = pick_advice(STALLS, _drop_source(output)).format(shm=shm)
+def diagnose_stall(message: str, output: str, shm: str = "", found: Standstill | None = None) -> TrialFailure:
+    """Name what a child hung on that was ended for making no progress.
+
+    What tells is the end of what its processes printed, and where they stand.
+    """
+    found = found or Standstill()
+    printed = pick_advice(STALLS, _drop_source(output)).format(shm=shm)
     last = _find_last_words(output)
-    evidence = f"; the last line of its output: {last}" if last else ""
-    return TrialFailure("stalled", f"{message}{evidence}. {advice}", output)
+    evidence = (f"the last line of its output: {last}" if last else "", found.sentence)
+    happened = "; ".join((message, *filter(None, evidence)))
+    details = "\n\n".join(filter(None, (output, found.stacks)))
+    return TrialFailure("stalled", f"{happened}. {printed or found.advice or UNKNOWN_STALL}", details)
 
 
 def diagnose_exit(status: int | None, output: str, shm: str = "", *, on_device: bool = False) -> TrialFailure:

@@ -13,8 +13,9 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from autotune.runner.autopsy import examine_standstill
 from autotune.runner.failures import TrialFailure, diagnose_exit, diagnose_stall
-from autotune.runner.process_tree import describe_survivors, kill_trial, remove_shm_segments
+from autotune.runner.process_tree import describe_survivors, kill_trial, list_trial_processes, remove_shm_segments
 from autotune.runner.sandbox import SandboxSupport
 from autotune.runner.scratch import make_scratch
 from autotune.runner.starting import Starter
@@ -25,6 +26,7 @@ from autotune.trial.channel import Channel, ChannelClosedError, MessageTooLongEr
 from autotune.trial.measurement import TrialKind
 from autotune.trial.protocol import REPORT, Command, FailureReport, ProgressReport, ReadyReport, Report, TrialReport
 from autotune.trial.sandbox_spec import SandboxSpec
+from autotune.trial.stacks import STACKS_FILE
 
 TICK_SECONDS: Final = 0.05
 SANDBOXED_TICK_SECONDS: Final = 0.25  # where the kernel holds the budgets, too: a look takes CPU from those who load
@@ -161,11 +163,14 @@ class TrialProcess:
                 os.truncate(self._log_path, 0)
 
     def _end_for(self, kind: TrialKind, message: str) -> TrialFailure:
+        found = None
+        if kind == "stalled":
+            found = examine_standstill(list_trial_processes(self._started.trial_id), self._folder / STACKS_FILE)
         self._halt()
         output = self.read_output()
         self.end()
         if kind == "stalled":
-            return diagnose_stall(message, output, self.peak.describe_shm())
+            return diagnose_stall(message, output, self.peak.describe_shm(), found)
         return TrialFailure(kind, message, output)
 
     def _halt(self) -> None:

@@ -127,11 +127,11 @@ STALLS: Final = {  # what a hung process may have printed
         "/dev/shm is full{shm}. Give the container more (--shm-size=1g) or tune with fewer --max-workers"
     ),
     r"AF_UNIX path too long": "Sockets cannot be made in so long a TMPDIR: set a shorter one",
-    r"": (
-        "If a worker waits for a lock or a thread that the training process had when it forked, start workers with "
-        "multiprocessing_context='spawn' in a Workload; if it only needs longer, allow it with --stall-time"
-    ),
 }
+UNKNOWN_STALL: Final = (
+    "If a worker waits for a lock or a thread that the training process had when it forked, start workers with "
+    "multiprocessing_context='spawn' in a Workload; if it only needs longer, allow it with --stall-time"
+)
 STATUS_ADVICE: Final = {  # signals that nobody asks for by an error's words
     "SIGKILL": " (the kernel's out-of-memory killer does this)",
     "SIGBUS": ": /dev/shm was full{shm}, or a memory-mapped file became shorter",

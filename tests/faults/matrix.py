@@ -37,6 +37,7 @@ ROWS: Final = (
     "CoW growth",
     "Fork + held lock",
     "Fork after OpenMP",
+    "Fork after a library's threads",
     "Loader inside daemonic process",
     "Supervisor SIGKILL",
     "SIGTERM trial main only",

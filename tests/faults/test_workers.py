@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -131,6 +132,19 @@ def test_a_worker_that_never_comes_back_is_ended_at_the_limit() -> None:
 
 
 @pytest.mark.fault("Hung getitem", needs="plain")
+def test_where_the_worker_stands_that_holds_the_others_is_told() -> None:
+    result = sabotage("hang", stall_seconds=STALL_SECONDS)
+    assert re.search(r"worker \d of 2 stands in `_hang` at villains\.py:\d+: `time\.sleep\(3600\)`", result.message)
+    assert "the training process" in result.details
+
+
+@pytest.mark.fault("Hung getitem", needs="plain")
+def test_without_workers_the_training_process_is_told_to_stand_there() -> None:
+    result = sabotage("hang", place="both", play=Play(workers=0), stall_seconds=STALL_SECONDS)
+    assert "the training process stands in `_hang` at villains.py" in result.message
+
+
+@pytest.mark.fault("Hung getitem", needs="plain")
 def test_a_worker_that_outlasts_the_loaders_own_timeout_is_a_stall_too() -> None:
     result = sabotage("hang", timeout=1.0)
     assert result.kind == "stalled"
@@ -141,7 +155,9 @@ def test_a_worker_that_outlasts_the_loaders_own_timeout_is_a_stall_too() -> None
 def test_a_lock_held_across_the_fork_ends_in_a_stall() -> None:
     result = run("faults.villains:make_locked", stall_seconds=STALL_SECONDS)
     assert result.kind == "stalled"
-    assert "(limit 4.0 s)" in result.message
+    assert "stands in `__getitem__` at villains.py" in result.message
+    assert "`with _LOCK:`" in result.message
+    assert "a lock or a thread that the training process had when it forked" in result.message
 
 
 @pytest.mark.fault("Fork + held lock", needs="plain")
@@ -153,6 +169,7 @@ def test_spawned_workers_know_nothing_of_a_lock_that_the_training_process_holds(
 def test_workers_that_compute_on_two_threads_after_the_training_process_did_end_in_a_stall() -> None:
     result = run("faults.villains:make_parallel", arguments={"parallel_before": True}, stall_seconds=STALL_SECONDS)
     assert result.kind == "stalled"
+    assert "Threads of OpenMP" in result.message
 
 
 @pytest.mark.fault("Fork after OpenMP", needs="plain")

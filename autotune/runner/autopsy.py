@@ -1,0 +1,134 @@
+"""Which process of a trial that stands still holds the others, where, and what helps?"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from autotune.runner.standing import Frame, Stack, StandingProcess, ask_where, write_stack
+from autotune.runner.symptoms import pick_advice
+from autotune.system.code_places import is_library
+
+_SPAWN: Final = "multiprocessing_context='spawn' in a Workload"
+CAUSES: Final = {  # what a call that does not return waits for, by the calls and their source, the innermost first
+    r"\A.*\bcv2\.": (  # reported of OpenCV 3 and 4 (pytorch/pytorch#1355); its version 5 was not seen to hang
+        "Threads that OpenCV started in the training process are missing in a worker that was forked: call "
+        f"cv2.setNumThreads(0) before the first image, or start workers with {_SPAWN}"
+    ),
+    r"\A.*\bpl\.|\bpolars\b": (
+        f"Polars' threads do not survive a fork: start workers with {_SPAWN}, or read by Polars in the workers only"
+    ),
+    r"[/\\](tokenizers|transformers)[/\\]|\A.*tokeniz": (
+        "The threads of tokenizers do not survive a fork: set TOKENIZERS_PARALLELISM=false, or start workers with "
+        f"{_SPAWN}"
+    ),
+    r"\bh5py\b": (
+        "A lock or a file of HDF5 was in use when the worker was forked: open the file in the worker, where it is read"
+    ),
+    r"(threading|queue)\.py:\d+ in |\.acquire\(|\bwith \S*lock\b": (
+        "If it waits for a lock or a thread that the training process had when it forked, make it in the worker, or "
+        f"start workers with {_SPAWN}"
+    ),
+    r"\A.*\btorch\.": (
+        "Threads of OpenMP that the training process started are missing in a worker that was forked: leave workers at "
+        f"one thread (torch.set_num_threads), or start them with {_SPAWN}"
+    ),
+    r"socket\.py|ssl\.py|urllib|requests|botocore|aiohttp": (
+        "It waits for an answer of the network: give its requests a time limit, or allow it more with --stall-time"
+    ),
+}
+WAITS_FOR_DISK: Final = (
+    "It waits in the kernel for a disk or a network file system that does not answer: look at the mount and at dmesg"
+)
+UNKNOWN_PLACE: Final = "the training process waits for a batch, and its workers wait for work: one was lost on its way"
+_WORKER_LOOP: Final = "_worker_loop"
+_WAITING_FILES: Final = re.compile(r"[/\\](multiprocessing[/\\]\w+|selectors|threading|queue)\.py$")
+_WAITS_FOR_DATA: Final = ("_try_get_data", "_get_data")
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """What was found of a trial that stands still.
+
+    Attributes:
+        sentence: Which process stands where; empty where nobody could be asked.
+        advice: What helps, where the cause is a known one.
+        stacks: Where all of them stand, for the details.
+    """
+
+    sentence: str = ""
+    advice: str = ""
+    stacks: str = ""
+
+
+def examine_standstill(pids: Iterable[int], stacks: Path) -> Standstill:
+    """Ask the processes of a trial where they stand, and find the one that holds the others."""
+    return judge(ask_where(pids, stacks))
+
+
+def judge(found: Sequence[StandingProcess]) -> Standstill:
+    """Find the process that holds the others among those of a trial, of which each was asked where it stands."""
+    workers = [one for one in found if _find_worker_stack(one)]
+    busy = [one for one in workers if not _waits_for_work(_find_worker_stack(one))]
+    trainer = [one for one in found if one not in workers and _find_busy_stack(one)]
+    text = "\n\n".join(_write_process(one, _name(one, workers)) for one in found)
+    for one in (*busy, *trainer):
+        stack = _find_worker_stack(one) or _find_busy_stack(one)
+        advice = WAITS_FOR_DISK if one.state == "D" else pick_advice(CAUSES, "\n".join(write_stack(stack)))
+        return Standstill(f"{_name(one, workers)} {_describe_place(one, stack)}", advice, text)
+    return Standstill(UNKNOWN_PLACE if workers else "", stacks=text)
+
+
+def _find_worker_stack(process: StandingProcess) -> Stack:
+    """Find the stack of the thread that loads, without the calls that brought it there; empty in other processes."""
+    for stack in process.threads:
+        for depth, frame in enumerate(stack):
+            if frame.function == _WORKER_LOOP:
+                return stack[: depth + 1]
+    return ()
+
+
+def _find_busy_stack(process: StandingProcess) -> Stack:
+    """Find the stack of the training process within dltune's own calls; empty where it only waits for its workers."""
+    for stack in process.threads:
+        calls = [depth for depth, frame in enumerate(stack) if f"autotune{os.sep}child{os.sep}" in frame.file]
+        if calls and not any(frame.function in _WAITS_FOR_DATA for frame in stack):
+            return stack[: calls[0] + 1]
+    return ()
+
+
+def _waits_for_work(stack: Stack) -> bool:
+    """Tell whether a worker waits for the next batch to be asked of it."""
+    return all(_WAITING_FILES.search(frame.file) for frame in stack[:-1])
+
+
+def _name(process: StandingProcess, workers: Sequence[StandingProcess]) -> str:
+    """Name a process by what it is to its user."""
+    if process in workers:
+        return f"worker {workers.index(process) + 1} of {len(workers)}"
+    return "the training process"
+
+
+def _describe_place(process: StandingProcess, stack: Stack) -> str:
+    """Say where a process stands: the innermost call, and the user's own line that led there."""
+    inner = stack[0]
+    own = next((frame for frame in stack if not is_library(frame.file)), None)
+    if own is None or own == inner:
+        return f"stands in {_write_place(inner)} ({process.describe_state()})"
+    return f"stands in `{inner.function}`, called by {_write_place(own)} ({process.describe_state()})"
+
+
+def _write_place(frame: Frame) -> str:
+    source = f": `{frame.source}`" if frame.source else ""
+    return f"`{frame.function}` at {Path(frame.file).name}:{frame.line}{source}"
+
+
+def _write_process(process: StandingProcess, name: str) -> str:
+    lines = [f"{name} (process {process.pid}), {process.describe_state()}:"]
+    for stack in process.threads:
+        lines += [*write_stack(stack), ""]
+    return "\n".join(lines).rstrip()

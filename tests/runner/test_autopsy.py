@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from autotune.runner.autopsy import UNKNOWN_PLACE, WAITS_FOR_DISK, judge
+from autotune.runner.standing import Frame, Stack, StandingProcess
+
+LOOP = Frame("/site-packages/torch/utils/data/_utils/worker.py", 271, "_worker_loop")
+FETCH = Frame("/site-packages/torch/utils/data/_utils/fetch.py", 52, "fetch")
+WAITING = (
+    Frame("/lib/python3.12/selectors.py", 415, "select"),
+    Frame("/lib/multiprocessing/queues.py", 113, "get"),
+    LOOP,
+)
+TRIAL = Frame("/env/autotune/child/measurement.py", 190, "_run_epoch")
+
+
+def make_process(pid: int, *stacks: Stack, state: str = "S") -> StandingProcess:
+    return StandingProcess(pid, state, "futex_wait_queue", stacks)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """Write a module of the user's, and give its path."""
+    path = tmp_path / "data.py"
+    path.write_text("import cv2\nimage = cv2.imread(path)\nwith self.lock:\n    tokenizer(text)\ntorch.ones(3).sum()\n")
+    return str(path)
+
+
+def test_the_worker_that_does_not_wait_for_work_holds_the_others(data: str) -> None:
+    reading = (Frame(data, 2, "__getitem__"), FETCH, LOOP)
+    waits = (Frame("/x/torch/utils/data/dataloader.py", 1288, "_try_get_data"), TRIAL)
+    found = judge([make_process(10, waits), make_process(11, WAITING), make_process(12, reading)])
+    assert found.sentence == (
+        "worker 2 of 2 stands in `__getitem__` at data.py:2: `image = cv2.imread(path)` (state S in futex_wait_queue)"
+    )
+    assert "the training process (process 10)" in found.stacks
+    assert "worker 1 of 2 (process 11)" in found.stacks
+
+
+def test_a_call_of_a_library_is_told_with_the_users_line_that_led_to_it(data: str) -> None:
+    inner = Frame(threading.__file__, 320, "wait")
+    found = judge([make_process(1, (inner, Frame(data, 3, "__getitem__"), FETCH, LOOP))])
+    assert "stands in `wait`, called by `__getitem__` at data.py:3: `with self.lock:`" in found.sentence
+
+
+def test_where_no_worker_stands_the_training_process_is_looked_at(data: str) -> None:
+    found = judge([make_process(1, (Frame(data, 5, "step"), TRIAL)), make_process(2, WAITING)])
+    assert found.sentence.startswith("the training process stands in `step` at data.py:5")
+
+
+def test_where_all_wait_for_one_another_that_is_told() -> None:
+    waits = (Frame("/x/torch/utils/data/dataloader.py", 1288, "_try_get_data"), TRIAL)
+    found = judge([make_process(1, waits), make_process(2, WAITING)])
+    assert found.sentence == UNKNOWN_PLACE
+    assert judge([]).sentence == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        (2, "cv2.setNumThreads(0)"),
+        (3, "a lock or a thread that the training process had when it forked"),
+        (4, "TOKENIZERS_PARALLELISM=false"),
+        (5, "Threads of OpenMP"),
+        (1, ""),
+    ],
+)
+def test_what_a_line_waits_for_is_known_by_its_source(data: str, line: int, advice: str) -> None:
+    found = judge([make_process(1, (Frame(data, line, "__getitem__"), FETCH, LOOP))])
+    assert advice in found.advice
+    assert bool(advice) == bool(found.advice)
+
+
+@pytest.mark.parametrize(
+    ("place", "advice"),
+    [
+        ("h5py/_hl/dataset.py", "open the file in the worker"),
+        ("polars/lazyframe/frame.py", "Polars' threads do not survive a fork"),
+        ("requests/adapters.py", "an answer of the network"),
+    ],
+)
+def test_what_a_library_waits_for_is_known_by_its_files(data: str, place: str, advice: str) -> None:
+    library = Frame(f"/env/site-packages/{place}", 1, "read")
+    assert advice in judge([make_process(1, (library, Frame(data, 1, "__getitem__"), FETCH, LOOP))]).advice
+
+
+def test_a_process_in_the_kernel_waits_for_a_disk(data: str) -> None:
+    reading = (Frame(data, 2, "__getitem__"), FETCH, LOOP)
+    assert judge([make_process(1, reading, state="D")]).advice == WAITS_FOR_DISK
