@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from autotune.profiles.export import Export, export
     from autotune.profiles.load import TunedLoader, load
     from autotune.profiles.schema import TunedFile, TunedProfile
+    from autotune.profiles.shared_list import shared
     from autotune.request import TuningRequest, WorkloadRequest
     from autotune.tuning import TuningResult, tune
     from autotune.workload import Workload
@@ -58,6 +59,7 @@ __all__ = [
     "device_prefetch",
     "export",
     "load",
+    "shared",
     "tune",
 ]
 
@@ -76,6 +78,7 @@ _HOMES: Final = {
     "device_prefetch": "profiles.device_prefetch",
     "export": "profiles.export",
     "load": "profiles.load",
+    "shared": "profiles.shared_list",
     "tune": "tuning",
 }
 

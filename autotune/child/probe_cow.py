@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from autotune.child.loader_building import build_plain_loader
+from autotune.child.object_sizes import HeldObjects, find_largest
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.profiles.batches import count_samples
@@ -48,7 +49,9 @@ def predict_cow_growth(workload: LoadedWorkload) -> str | None:
     rate = cow_bytes_per_sample(looks)
     samples = workload.promised_samples
     copies = heap if samples is None and rate else min(heap, int(rate * (samples or 0)))
-    return describe_cow_growth(rate, copies) if copies >= MIN_WARN_BYTES else None
+    if copies < MIN_WARN_BYTES:
+        return None
+    return describe_cow_growth(rate, copies, find_largest(workload.parts.dataset, copies // 2))
 
 
 def _watch_worker(workload: LoadedWorkload) -> Iterator[Look]:
@@ -82,11 +85,14 @@ def cow_bytes_per_sample(looks: list[Look]) -> float:
     return max(0.0, (looks[-1][1] - looks[0][1]) / (looks[-1][0] - looks[0][0]))
 
 
-def describe_cow_growth(bytes_per_sample: float, worker_bytes: int) -> str:
-    """Say how much one worker will have copied in the end, and what to do about it."""
+def describe_cow_growth(bytes_per_sample: float, worker_bytes: int, held: HeldObjects | None = None) -> str:
+    """Say how much one worker will have copied in the end, of what, and what to do about it."""
+    cure = "Keep names and labels in numpy arrays or tensors instead of lists and dicts."
+    if held is not None:
+        wrapped = f"autotune.shared({held.place})" if held.kind in ("list", "tuple") else "a numpy array or tensor"
+        cure = f"Most lies in {held.describe()}: keep it in {wrapped}, which workers share."
     return (
         f"Each worker will copy up to {format_bytes(worker_bytes)} of the dataset's memory "
         f"({format_bytes(1000 * bytes_per_sample)} in 1,000 samples; 8 workers: {format_bytes(8 * worker_bytes)}), "
-        "more than short trials show: Python writes into every object that it reads. Keep names and labels in numpy "
-        "arrays or tensors instead of lists and dicts."
+        f"more than short trials show: Python writes into every object that it reads. {cure}"
     )

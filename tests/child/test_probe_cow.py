@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from autotune.child.object_sizes import HeldObjects
 from autotune.child.probe_cow import (
     cow_bytes_per_sample,
     describe_cow_growth,
@@ -94,3 +95,13 @@ def test_the_warning_gives_the_amount_and_the_way_out() -> None:
     assert "3.9 MiB in 1,000 samples" in words
     assert "8 workers: 1.1 GiB" in words
     assert "numpy arrays or tensors" in words
+
+
+@pytest.mark.parametrize(
+    ("kind", "cure"),
+    [("list", "keep it in autotune.shared(dataset.infos)"), ("dict", "keep it in a numpy array or tensor")],
+)
+def test_the_warning_names_what_is_copied_where_that_is_known(kind: str, cure: str) -> None:
+    held = HeldObjects("dataset.infos", kind, 1_200_000, "dict", 2 * 2**30)
+    words = describe_cow_growth(bytes_per_sample=4096, worker_bytes=140 * MIB, held=held)
+    assert f"Most lies in `dataset.infos`, a {kind} of 1,200,000 objects of type dict: {cure}" in words
