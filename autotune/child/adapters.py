@@ -72,6 +72,12 @@ TABLE: Final = (
         is_run=False,
     ),
     Adapter(
+        "datasets.iterable_dataset.IterableDataset",
+        "--dataset",
+        warning="Where it reads shuffled files, `datasets` sleeps for 5 s at the end of each epoch, in each worker "
+        "(datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN); trials that leave a long epoch do not see that.",
+    ),
+    Adapter(
         "detectron2.data.common.AspectRatioGroupedDataset",
         "--loader",
         call="build_detection_train_loader(images, mapper=mapper, total_batch_size=batch_size, "

@@ -73,6 +73,13 @@ def composer_spec(folder: Path) -> Names:
     return {"spec": core.DataSpec(DataLoader(Numbers(), batch_size=4))}
 
 
+def datasets_stream(folder: Path) -> Names:
+    datasets = pytest.importorskip("datasets")
+    assert datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN == 5
+    rows = datasets.Dataset.from_dict({"row": list(range(40))})
+    return {"loader": lambda: rows.to_iterable_dataset(num_shards=2).with_format("torch")}
+
+
 def detectron2_grouping(folder: Path) -> Names:
     data = pytest.importorskip("detectron2.data", exc_type=ImportError)
     images = [{"width": 3, "height": 2, "image": torch.zeros(3, 2)} for _ in range(40)]
@@ -234,6 +241,7 @@ EXAMPLES: dict[str, Callable[[Path], Names]] = {
     "accelerate.data_loader.DataLoaderDispatcher": accelerate_dispatcher,
     "accelerate.data_loader.DataLoaderShard": accelerate_shard,
     "composer.core.data_spec.DataSpec": composer_spec,
+    "datasets.iterable_dataset.IterableDataset": datasets_stream,
     "detectron2.data.common.AspectRatioGroupedDataset": detectron2_grouping,
     "litdata.streaming.dataloader.StreamingDataLoader": litdata_streaming,
     "monai.data.thread_buffer.ThreadDataLoader": monai_threads,
