@@ -15,8 +15,11 @@ from autotune.child.cost_fit import fit_bytes, fit_cost
 from autotune.child.device import describe_accelerator, read_free_memory, warn_of_device
 from autotune.child.identity import read_software
 from autotune.child.loader_building import build_plain_loader, count_epoch_batches
+from autotune.child.probe_affinity import warn_of_affinity
 from autotune.child.probe_batches import BatchSizeProfile, OnPhase, profile_batch_sizes
 from autotune.child.probe_cow import predict_cow_growth
+from autotune.child.probe_data import describe_differing, find_differing_samples
+from autotune.child.probe_lines import find_costly_lines
 from autotune.child.probe_sharding import count_samples_single_process, describe_epochs, workers_duplicate_data
 from autotune.child.shared_files import warn_of_shared_files
 from autotune.child.training_step import Step
@@ -33,6 +36,7 @@ THREADS_LEFT: Final = (
     "Reading this dataset without workers leaves threads behind, and workers that are forked afterwards may hang: "
     "have its workers started before anything else reads from it"
 )
+SHARD_COUNTS: Final = ("num_shards", "n_shards")  # attributes; Hugging Face's datasets had the second name before
 VALIDATION_SPLITS: Final = ("val", "valid", "validation", "test", "dev", "eval")
 
 
@@ -54,26 +58,39 @@ def profile_workload(
     leaves_threads = workload.forks_workers and not threads.issuperset(threading.enumerate())
     order = order.model_copy(update={"with_workers": order.with_workers and not leaves_threads})
     costs = _fit_costs(usual, profiles)
+    lines = find_costly_lines(workload)
     rss_bytes = read_resident("self")[0] or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # or its peak
-    cow_growth = predict_cow_growth(workload) if _enter_worker_phase(order, on_phase) else None
+    differing, seen = _look_at_workers(workload, order, on_phase)
     if _enter_worker_phase(order, on_phase):
         sizes = [round(profile.samples) for profile in profiles]
         costs |= _measure_worker_costs(workload, costs["load_cost"], sizes, cold_seconds, order.usable_cpus)
     own, told = workload.own and workload.own.describe(), warn_of_libraries(workload)
     epochs, doubt = describe_epochs(workload), doubt_training(workload)
     left = THREADS_LEFT if leaves_threads else None
-    notes = (own, *told, workload.note, left, files, cow_growth, epochs, warn_of_device(device, accelerator), doubt)
+    notes = (own, *told, workload.note, left, files, *seen, epochs, warn_of_device(device, accelerator), doubt)
     return WorkloadProfile(
         leaves_threads=leaves_threads,
         software=read_software(accelerator),
         accelerator=accelerator,
         gpu_room_bytes=gpu_room_bytes,
         pinning=device.type == "cuda",
+        costly_lines=lines,
+        differing_samples=len(differing),
         rss_bytes=rss_bytes,
         notes=tuple(filter(None, notes)),
         **_describe_parts(workload),
         **costs,
     )
+
+
+def _look_at_workers(
+    workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase
+) -> tuple[list[int], tuple[str | None, ...]]:
+    """Look for what workers do that no throughput shows: samples that they deliver differently, and what to say."""
+    if not _enter_worker_phase(order, on_phase):
+        return [], ()
+    differing = find_differing_samples(workload)
+    return differing, (describe_differing(differing), predict_cow_growth(workload), warn_of_affinity(workload))
 
 
 def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
@@ -88,6 +105,7 @@ def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
         "batching": workload.batching,
         "drop_last": workload.parts.drop_last,
         "has_getitems": hasattr(workload.parts.dataset, "__getitems__"),
+        "shards": count_shards(workload.parts.dataset) if workload.kind == "iterable" else None,
         "baseline": workload.baseline,
         "loader_class": None if own is None else own.call.name,
         "knobs": dict(workload.usual_knobs),
@@ -95,6 +113,12 @@ def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
         "loader_decides": () if own is None else tuple(own.fixed),
         "multiprocessing_context": workload.start_method,
     }
+
+
+def count_shards(dataset: Any) -> int | None:
+    """Count the pieces that a dataset shares out to its workers, as it says; None where it does not."""
+    counts = (getattr(dataset, name, None) for name in SHARD_COUNTS)
+    return next((count for count in counts if type(count) is int and count > 0), None)
 
 
 def _enter_worker_phase(order: ProbeCommand, on_phase: OnPhase) -> bool:

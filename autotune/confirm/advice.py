@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from autotune.config import LoaderConfig
@@ -10,11 +11,13 @@ from autotune.profiles.schema import Bottleneck
 from autotune.search.cost_model import max_useful_workers
 from autotune.search.demand import describe_violations
 from autotune.search.plan import Plan
+from autotune.trial.workload_profile import CostlyLine
 from autotune.units import format_bytes, format_percent, format_seconds
 
 WAITING_CPU_SHARE: Final = 0.5  # CPU share below which a sample mostly waits
 COLLATE_SHARE: Final = 0.25  # of loading; a collate_fn that takes less is not worth a look
 WORTHWHILE_GAIN: Final = 1.05  # predicted gain that makes a larger budget worth mentioning
+MAX_LINES_NAMED: Final = 3
 THREADED_LOADING_CPUS: Final = 1.3  # kept busy by loading in one process; above it, it must have threads of its own
 THREADED_STEP_CPUS: Final = 1.2  # CPUs kept busy by the step, above which its threads get in the way of workers
 
@@ -24,6 +27,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: Bottlenec
     found = (
         _suggest_fetching(plan, bottleneck),
         _suggest_collate(plan, config, bottleneck),
+        _suggest_lines(plan, bottleneck),
         _suggest_budget(plan, config, bottleneck),
         _suggest_loading_threads(plan),
         _suggest_step_threads(plan, bottleneck),
@@ -55,6 +59,20 @@ def _suggest_collate(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -
         f"({format_seconds(collate)} of {format_seconds(load)}): a cheaper collate_fn, or smaller samples "
         "(uint8 instead of float32, converted in the step), would pay."
     )
+
+
+def _suggest_lines(plan: Plan, bottleneck: Bottleneck) -> str | None:
+    """Name the lines of code that take most of loading, where loading is what bounds the run."""
+    lines = plan.workload.costly_lines
+    if bottleneck not in ("io", "cpu") or not lines:
+        return None
+    named = ", ".join(f"{format_percent(one.share)} in {_describe_line(one)}" for one in lines[:MAX_LINES_NAMED])
+    return f"Of loading a sample in one process, {named}."
+
+
+def _describe_line(one: CostlyLine) -> str:
+    source = f" (`{one.source}`)" if one.source else ""
+    return f"{Path(one.file).name}:{one.line}{source}"
 
 
 def _suggest_budget(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:

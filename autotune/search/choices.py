@@ -144,21 +144,19 @@ def _plan_workers(
     batch_sizes: Sequence[int | None],
     notes: list[str],
 ) -> tuple[int, ...]:
-    if workload.workers_duplicate_data:
-        notes.append(
-            "num_workers stays at 0 or 1: the iterable dataset does not shard itself by get_worker_info(), "
-            "so every further worker delivers all the data once more"
-        )
-        return (0, 1)[: 1 + budgets.max_workers]
-    if not machine.shm_writable:
-        notes.append(
-            "num_workers stays at 0: /dev/shm cannot be written, and workers hand their batches over through it"
-        )
-        return (0,)
+    if (ruled_out := _rule_workers_out(request, machine, workload, budgets)) is not None:
+        notes.append(ruled_out[1])
+        return ruled_out[0]
     size = batch_sizes[0] or workload.probe_batch_size
     most = min(budgets.max_workers, max_useful_workers(workload, size, machine.usable_cpus))
     if request.max_workers is not None or "num_workers" in request.ranges:
         most = budgets.max_workers
+    if workload.shards is not None and workload.shards < most:
+        most = workload.shards
+        notes.append(
+            f"num_workers stays at {most} or below: the dataset says that it has {most} shards, and a worker without "
+            "one delivers nothing. Write more files, or shards, to use more workers"
+        )
     counts = [count for count in (*KNOBS["num_workers"].choices, most) if count <= most]
     feasible = counts + _list_own_workers(request, workload)
     model = ResourceModel.from_workload(workload)
@@ -170,6 +168,28 @@ def _plan_workers(
             f"{budgets.nofile} files)"
         )
     return tuple(sorted(set(fitting)))
+
+
+def _rule_workers_out(
+    request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets
+) -> tuple[tuple[int, ...], str] | None:
+    """Give the numbers of workers that are left where more are out of the question, and why; else None."""
+    if workload.workers_duplicate_data:
+        return (0, 1)[: 1 + budgets.max_workers], (
+            "num_workers stays at 0 or 1: the iterable dataset does not shard itself by get_worker_info(), "
+            "so every further worker delivers all the data once more"
+        )
+    is_asked = request.max_workers is not None or "num_workers" in {*request.ranges, *request.fixed}
+    if workload.differing_samples and not is_asked:
+        return (0,), (
+            "num_workers stays at 0: what workers deliver is not what the training process would. --max-workers, or "
+            "--fix or --range of num_workers, has them searched all the same"
+        )
+    if not machine.shm_writable:
+        return (0,), (
+            "num_workers stays at 0: /dev/shm cannot be written, and workers hand their batches over through it"
+        )
+    return None
 
 
 def _list_own_workers(request: TuningRequest, workload: WorkloadProfile) -> list[int]:

@@ -56,6 +56,16 @@ class H2DBandwidth(FrozenModel):
         return self.pinned if pinned else self.pageable
 
 
+class CostlyLine(FrozenModel):
+    """A line of code that loading stood in, and in which share of the looks."""
+
+    file: LongText
+    line: BoundedCount
+    function: LongText
+    source: LongText  # empty where it is not to be had
+    share: Fraction
+
+
 class WorkloadProfile(FrozenModel):
     """What the probe learned about the workload.
 
@@ -78,6 +88,9 @@ class WorkloadProfile(FrozenModel):
         on_accelerator: Whether samples are on the accelerator already.
         has_getitems: Whether the dataset fetches a whole batch at once, by `__getitems__`.
         workers_duplicate_data: Whether an iterable dataset delivers everything once per worker.
+        costly_lines: The lines of code that take most of loading in one process, the costliest first.
+        differing_samples: Samples that came out of workers differently than without, of those that were compared.
+        shards: Pieces that an iterable dataset shares out to its workers, as it says; None where it does not.
         baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
         loader_class: The class of the user's own loader, where that is what is measured; None for a plain DataLoader.
         leaves_threads: Whether reading in the process itself leaves threads, which workers forked later may wait for.
@@ -117,6 +130,9 @@ class WorkloadProfile(FrozenModel):
     on_accelerator: bool = False
     has_getitems: bool = False
     workers_duplicate_data: bool = False
+    costly_lines: tuple[CostlyLine, ...] = ()
+    differing_samples: BoundedCount = 0
+    shards: BoundedCount | None = None
     baseline: LoaderConfig | None = None
     loader_class: LongText | None = None
     leaves_threads: bool = False

@@ -190,6 +190,19 @@ def test_asking_for_pinning_where_it_does_nothing_is_refused(workload: WorkloadP
         plan(make_request(fixed={"pin_memory": True}), workload)
 
 
+def test_more_workers_than_an_iterable_dataset_has_shards_are_not_tried() -> None:
+    space = plan(workload=make_workload(kind="iterable", shards=3))
+    assert max(space.choices["num_workers"]) == 3
+    assert any("3 shards" in note for note in space.notes)
+
+
+def test_where_workers_deliver_other_data_none_are_tried_unless_they_are_asked_for() -> None:
+    workload = make_workload(differing_samples=2)
+    assert plan(workload=workload).choices["num_workers"] == (0,)
+    assert plan(make_request(max_workers=4), workload).choices["num_workers"] != (0,)
+    assert plan(make_request(fixed={"num_workers": 2}), workload).choices["num_workers"] == (2,)
+
+
 def test_a_stream_that_does_not_shard_itself_gets_at_most_one_worker() -> None:
     space = plan(workload=make_workload(kind="iterable", workers_duplicate_data=True))
     assert space.choices["num_workers"] == (0, 1)

@@ -1,0 +1,152 @@
+"""Do workers deliver the data that the training process would? What they break without an error no throughput shows."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
+from typing import Any, Final
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from autotune.child.probe_workers import single_thread
+from autotune.child.tracebacks import shut_down_workers
+from autotune.child.workload_loading import LoadedWorkload
+
+MAX_COMPARED: Final = 64  # samples
+MIN_COMPARED: Final = 8  # of fewer nothing is said
+READ_SECONDS: Final = 0.25  # spent on the first of two readings without workers
+WORKERS: Final = 2  # that read at the same time
+BATCH: Final = 2  # samples; small ones let the workers take turns often
+MAX_NAMED: Final = 3  # indices, in a sentence
+MAX_DEPTH: Final = 6  # of objects within objects
+
+
+class DigestedSamples(Dataset[str]):
+    """Gives a digest of each sample, which is drawn with the same chances wherever it is read."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> str:
+        random.seed(index)
+        torch.manual_seed(index)
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed(index)
+        return make_digest(self._dataset[index])
+
+
+def find_differing_samples(workload: LoadedWorkload) -> list[int]:
+    """List the indices of samples that two readings without workers agree on, and a reading with workers does not.
+
+    Only some of a map-style dataset are compared, and only those whose chances come from the global generators: what
+    draws on one of its own differs from one reading to the next.
+    """
+    parts = workload.parts
+    if workload.kind != "map" or workload.is_opaque or parts.sampler is not None or parts.batch_sampler is not None:
+        return []
+    digested = DigestedSamples(parts.dataset)
+    try:
+        with _keep_chances():
+            with single_thread():
+                first = _read(digested, _spread(len(digested)))
+                second = {index: digested[index] for index in first}
+            with_workers = _read_by_workers(digested, list(first), workload) if len(first) >= MIN_COMPARED else second
+    except Exception as error:  # whatever it is, the trials will meet it and name it
+        shut_down_workers(error)
+        return []
+    return [index for index in first if first[index] == second[index] != with_workers.get(index, second[index])]
+
+
+def describe_differing(indices: Sequence[int]) -> str | None:
+    """Say which samples came out differently from workers, and how that happens; None where none did."""
+    if not indices:
+        return None
+    named = ", ".join(map(str, indices[:MAX_NAMED])) + (", ..." if len(indices) > MAX_NAMED else "")
+    return (
+        f"Workers deliver other data than the training process: of the samples that were compared, {len(indices)} came "
+        f"out differently (index {named}), while two readings without workers agree. A file that was opened before the "
+        "workers were forked does this, for they share its position, and so does what depends on the process that "
+        "reads. Open files in the worker, in the first call of __getitem__."
+    )
+
+
+def _spread(samples: int) -> range:
+    return range(0, samples, max(1, samples // MAX_COMPARED))[:MAX_COMPARED]
+
+
+def _read(digested: DigestedSamples, indices: Sequence[int]) -> dict[int, str]:
+    """Read samples in this process, until that has taken long enough."""
+    deadline = time.perf_counter() + READ_SECONDS
+    return {index: digested[index] for index in takewhile(lambda _: time.perf_counter() < deadline, indices)}
+
+
+def _read_by_workers(digested: DigestedSamples, indices: list[int], workload: LoadedWorkload) -> dict[int, str]:
+    loader: DataLoader[Any] = DataLoader(
+        digested,
+        batch_size=BATCH,
+        sampler=indices,
+        num_workers=WORKERS,
+        worker_init_fn=workload.parts.worker_init_fn,
+        multiprocessing_context=workload.start_method,
+    )
+    return dict(zip(indices, (digest for batch in loader for digest in batch), strict=False))
+
+
+@contextmanager
+def _keep_chances() -> Iterator[None]:
+    """Leave the global generators as they were."""
+    numpy = sys.modules.get("numpy.random")
+    states = random.getstate(), torch.get_rng_state(), None if numpy is None else numpy.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        if numpy is not None:
+            numpy.set_state(states[2])
+
+
+def make_digest(sample: Any) -> str:
+    """Make a digest of the numbers and words of a sample; what it holds besides counts by its type."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for piece in _list_pieces(sample):
+        hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _list_pieces(value: Any, depth: int = 0) -> Iterator[bytes]:
+    yield type(value).__name__.encode()
+    if depth > MAX_DEPTH:
+        return
+    if isinstance(value, torch.Tensor):
+        yield from _list_tensor_pieces(value)
+    elif isinstance(value, str | bytes | int | float | complex | None):
+        yield repr(value).encode()
+    elif hasattr(value, "tobytes") and not getattr(getattr(value, "dtype", None), "hasobject", False):
+        yield value.tobytes()
+    elif hasattr(value, "tolist"):  # an array of objects, whose bytes are their addresses
+        yield from _list_pieces(value.tolist(), depth + 1)
+    elif isinstance(value, Mapping):
+        for key in value:
+            yield from _list_pieces(key, depth + 1)
+            yield from _list_pieces(value[key], depth + 1)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _list_pieces(entry, depth + 1)
+    else:
+        yield from _list_pieces(getattr(value, "__dict__", None), depth + 1)
+
+
+def _list_tensor_pieces(tensor: torch.Tensor) -> Iterator[bytes]:
+    yield f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+    if tensor.layout == torch.strided:
+        yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from autotune.child.probe_data import describe_differing, find_differing_samples, make_digest
+from autotune.child.workload_loading import LoadedWorkload
+from autotune.workload import Workload
+
+SAMPLES = 32
+BYTES = 4
+
+
+class Samples(Dataset[Any]):
+    """Delivers what a function makes of an index."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return self._make(index)
+
+
+def find(make: Any, **parts: Any) -> list[int]:
+    return find_differing_samples(LoadedWorkload(parts=Workload(dataset=Samples(make), **parts)))
+
+
+def augment(index: int) -> Any:
+    return torch.rand(3) + index, {"crop": random.random(), "noise": np.random.normal()}
+
+
+@pytest.mark.parametrize("make", [torch.tensor, augment, str, lambda index: np.array([index, "word"], dtype=object)])
+def test_what_comes_out_of_workers_as_without_them_is_not_complained_about(make: Any) -> None:
+    assert find(make) == []
+
+
+def test_data_that_depends_on_who_reads_is_found() -> None:
+    assert find(lambda index: index + (get_worker_info() is not None and index % 2)) == list(range(1, SAMPLES, 2))
+
+
+def test_a_file_that_forked_workers_share_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    path.write_bytes(b"".join(index.to_bytes(BYTES, "big") for index in range(SAMPLES)))
+    descriptor = os.open(path, os.O_RDONLY)
+
+    def read(index: int) -> bytes:
+        os.lseek(descriptor, index * BYTES, os.SEEK_SET)
+        time.sleep(1e-3)
+        return os.read(descriptor, BYTES)
+
+    assert find(read)
+    os.close(descriptor)
+
+
+def test_chances_of_its_own_cannot_be_told_from_wrong_data_and_are_not_complained_about() -> None:
+    own = random.Random(0)
+    assert find(lambda index: own.random()) == []
+
+
+def test_the_global_generators_are_left_as_they_were() -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
+    find(augment)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert random.getstate() == before[1]
+    assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before[2]
+
+
+def wait_and_tell(index: int) -> bool:
+    time.sleep(0.1)
+    return get_worker_info() is None
+
+
+def test_samples_that_raise_or_take_long_are_not_compared() -> None:
+    def fail(index: int) -> Any:
+        raise ValueError(index)
+
+    assert find(fail) == []
+    assert find(wait_and_tell) == []
+
+
+def test_what_has_an_order_of_its_own_is_not_compared() -> None:
+    assert find(lambda index: get_worker_info() is None, sampler=["a", "b"]) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.zeros(2), torch.zeros(2, 1)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)),
+        (np.zeros(2), np.ones(2)),
+        (np.array([[1, None]], dtype=object), np.array([[1, 2]], dtype=object)),
+        ({"a": 1}, {"b": 1}),
+        ([1, [2]], [1, [3]]),
+        ("a", b"a"),
+        (None, 0),
+        (Samples(1), Samples(2)),
+    ],
+)
+def test_a_digest_tells_different_samples_apart_and_equal_ones_not(one: Any, other: Any) -> None:
+    assert make_digest(one) == make_digest(one)
+    assert make_digest(one) != make_digest(other)
+
+
+def test_the_samples_that_differ_are_named() -> None:
+    words = describe_differing([3, 17, 18, 40])
+    assert words is not None
+    assert "4 came out differently (index 3, 17, 18, ...)" in words
+    assert describe_differing([]) is None
