@@ -20,7 +20,7 @@ from autotune.child.workload_loading import LoadedWorkload
 
 MAX_COMPARED: Final = 64  # samples
 MIN_COMPARED: Final = 8  # of fewer nothing is said
-READ_SECONDS: Final = 0.25  # spent on the first of two readings without workers
+READ_SECONDS: Final = 0.25  # spent on the first reading without workers; the second is of those that differ
 WORKERS: Final = 2  # that read at the same time
 BATCH: Final = 2  # samples; small ones let the workers take turns often
 MAX_NAMED: Final = 3  # indices, in a sentence
@@ -58,12 +58,15 @@ def find_differing_samples(workload: LoadedWorkload) -> list[int]:
         with _keep_chances():
             with single_thread():
                 first = _read(digested, _spread(len(digested)))
-                second = {index: digested[index] for index in first}
-            with_workers = _read_by_workers(digested, list(first), workload) if len(first) >= MIN_COMPARED else second
+            if len(first) < MIN_COMPARED:
+                return []
+            with_workers = _read_by_workers(digested, list(first), workload)
+            differing = [index for index in first if with_workers.get(index, first[index]) != first[index]]
+            with single_thread():
+                return [index for index in differing if digested[index] == first[index]]
     except Exception as error:  # whatever it is, the trials will meet it and name it
         shut_down_workers(error)
         return []
-    return [index for index in first if first[index] == second[index] != with_workers.get(index, second[index])]
 
 
 def describe_differing(indices: Sequence[int]) -> str | None:

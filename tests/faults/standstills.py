@@ -40,10 +40,10 @@ def make_polars() -> Dataset[torch.Tensor]:
 
 
 def make_tokenizers() -> Dataset[torch.Tensor]:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    library = importlib.import_module("tokenizers")
+    words = library.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")
+    tokenizer = library.Tokenizer(words)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
 
     def encode() -> None:
         tokenizer.encode_batch(["a b c " * 100] * 100)
