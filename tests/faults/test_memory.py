@@ -56,7 +56,7 @@ def test_a_long_list_that_workers_will_copy_is_foreseen_with_numbers_and_the_way
     found = re.search(r"copy up to ([\d.]+) MiB", note)
     assert found is not None, note
     assert 150 < float(found[1]) < 600
-    assert "numpy arrays or tensors instead of lists and dicts" in note
+    assert "a list of 2,500,000 objects of type str: keep it in autotune.shared(dataset._names)" in note
 
 
 @pytest.mark.fault("CoW growth", needs="plain")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autotune.runner.standing import Frame, ask_where, read_stacks, write_stack
@@ -103,6 +104,8 @@ def test_who_does_not_listen_is_not_asked_and_lives_on(tmp_path: Path) -> None:
 def test_a_process_that_does_not_answer_in_time_is_told_by_its_state(tmp_path: Path) -> None:
     with start(STANDS, tmp_path, lines=2) as process:
         os.kill(process.pid, signal.SIGSTOP)
+        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
         (found,) = ask_where([process.pid], tmp_path / STACKS_FILE)
         assert found.threads == ()
         assert found.describe_state().startswith("state T")
