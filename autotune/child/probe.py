@@ -36,6 +36,7 @@ THREADS_LEFT: Final = (
     "Reading this dataset without workers leaves threads behind, and workers that are forked afterwards may hang: "
     "have its workers started before anything else reads from it"
 )
+MAX_LOOK_SECONDS: Final = 1.0  # that a round's batch may take, for looks at what no throughput shows to be worth it
 SHARD_COUNTS: Final = ("num_shards", "n_shards")  # attributes; Hugging Face's datasets had the second name before
 VALIDATION_SPLITS: Final = ("val", "valid", "validation", "test", "dev", "eval")
 
@@ -58,9 +59,10 @@ def profile_workload(
     leaves_threads = workload.forks_workers and not threads.issuperset(threading.enumerate())
     order = order.model_copy(update={"with_workers": order.with_workers and not leaves_threads})
     costs = _fit_costs(usual, profiles)
-    lines = find_costly_lines(workload)
+    is_slow = costs["load_cost"].per_batch(probe_workers.ROUND_BATCH_SIZE) > MAX_LOOK_SECONDS
+    lines = () if is_slow else find_costly_lines(workload)
     rss_bytes = read_resident("self")[0] or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # or its peak
-    differing, seen = _look_at_workers(workload, order, on_phase)
+    differing, seen = _look_at_workers(workload, order, on_phase, is_slow=is_slow)
     if _enter_worker_phase(order, on_phase):
         sizes = [round(profile.samples) for profile in profiles]
         costs |= _measure_worker_costs(workload, costs["load_cost"], sizes, cold_seconds, order.usable_cpus)
@@ -84,11 +86,13 @@ def profile_workload(
 
 
 def _look_at_workers(
-    workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase
+    workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase, *, is_slow: bool
 ) -> tuple[list[int], tuple[str | None, ...]]:
     """Look for what workers do that no throughput shows: samples that they deliver differently, and what to say."""
     if not _enter_worker_phase(order, on_phase):
         return [], ()
+    if is_slow:
+        return [], (predict_cow_growth(workload),)
     differing = find_differing_samples(workload)
     return differing, (describe_differing(differing), predict_cow_growth(workload), warn_of_affinity(workload))
 

@@ -20,7 +20,11 @@ from autotune.child.workload_loading import LoadedWorkload
 
 MAX_COMPARED: Final = 64  # samples
 MIN_COMPARED: Final = 8  # of fewer nothing is said
-READ_SECONDS: Final = 0.25  # spent on the first reading without workers; the second is of those that differ
+MIN_DIFFERING: Final = (
+    4  # fewer may be a rare chance that a dataset draws by itself, and that readings alike do not show
+)
+READINGS_ALIKE: Final = 2  # after the first, and only where samples differ
+READ_SECONDS: Final = 0.25  # spent on a reading without workers
 WORKERS: Final = 2  # that read at the same time
 BATCH: Final = 2  # samples; small ones let the workers take turns often
 MAX_NAMED: Final = 3  # indices, in a sentence
@@ -45,10 +49,11 @@ class DigestedSamples(Dataset[str]):
 
 
 def find_differing_samples(workload: LoadedWorkload) -> list[int]:
-    """List the indices of samples that two readings without workers agree on, and a reading with workers does not.
+    """List the indices of samples that readings without workers agree on, and a reading with workers does not.
 
-    Only some of a map-style dataset are compared, and only those whose chances come from the global generators: what
-    draws on one of its own differs from one reading to the next.
+    Only some of a map-style dataset are compared. Its chances must come from the global generators: where any sample
+    differs from one reading without workers to the next, the dataset draws on a generator of its own, and none is
+    listed.
     """
     parts = workload.parts
     if workload.kind != "map" or workload.is_opaque or parts.sampler is not None or parts.batch_sampler is not None:
@@ -63,7 +68,7 @@ def find_differing_samples(workload: LoadedWorkload) -> list[int]:
             with_workers = _read_by_workers(digested, list(first), workload)
             differing = [index for index in first if with_workers.get(index, first[index]) != first[index]]
             with single_thread():
-                return [index for index in differing if digested[index] == first[index]]
+                return differing if len(differing) >= MIN_DIFFERING and _reads_alike(digested, first) else []
     except Exception as error:  # whatever it is, the trials will meet it and name it
         shut_down_workers(error)
         return []
@@ -90,6 +95,11 @@ def _read(digested: DigestedSamples, indices: Sequence[int]) -> dict[int, str]:
     """Read samples in this process, until that has taken long enough."""
     deadline = time.perf_counter() + READ_SECONDS
     return {index: digested[index] for index in takewhile(lambda _: time.perf_counter() < deadline, indices)}
+
+
+def _reads_alike(digested: DigestedSamples, first: Mapping[int, str]) -> bool:
+    """Tell whether further readings in this process give the same."""
+    return all(digested[index] == digest for _ in range(READINGS_ALIKE) for index, digest in first.items())
 
 
 def _read_by_workers(digested: DigestedSamples, indices: list[int], workload: LoadedWorkload) -> dict[int, str]:

@@ -17,7 +17,7 @@ from autotune.child.workload_loading import LoadedWorkload
 from autotune.system.code_places import is_library
 from autotune.trial.workload_profile import CostlyLine
 
-SECONDS: Final = 0.3
+SECONDS: Final = 0.2
 INTERVAL_SECONDS: Final = 2e-3  # from one look to the next
 MIN_LOOKS: Final = 20  # of fewer no share is told
 MAX_LINES: Final = 5

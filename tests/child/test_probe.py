@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from autotune.child.cost_fit import fit_bytes, fit_cost
 from autotune.child.probe import profile_workload
@@ -37,6 +38,26 @@ def test_a_dataset_that_has_other_programs_compute_keeps_cpus_busy() -> None:
     order = ProbeCommand(batch_size=1, largest=1, usable_cpus=1.0, with_workers=False)
     profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
     assert profile.cpu_share * profile.load_cost.per_batch(1) > 0.9 * BURNED_SECONDS
+
+
+class Waits(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(5e-3)
+        return torch.zeros(1) if get_worker_info() is None else torch.ones(1)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_samples_that_take_seconds_are_read_no_oftener_than_planning_needs(
+    is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.child.probe.MAX_LOOK_SECONDS", 0.0 if is_slow else 1.0)
+    workload = LoadedWorkload(parts=Workload(dataset=Waits()))
+    order = ProbeCommand(batch_size=4, largest=4, usable_cpus=1.0)
+    profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
+    assert (profile.costly_lines == (), profile.differing_samples == 0) == (is_slow, is_slow)
 
 
 SIZES = st.lists(st.integers(1, 4096), min_size=1, max_size=3, unique=True).map(lambda sizes: sorted(sizes)[::-1])

@@ -68,6 +68,13 @@ def test_chances_of_its_own_cannot_be_told_from_wrong_data_and_are_not_complaine
     assert find(lambda index: own.random()) == []
 
 
+@pytest.mark.parametrize("often", [0.02, 0.5])
+def test_a_choice_of_two_that_a_dataset_draws_by_itself_is_not_complained_about(often: float) -> None:
+    for seed in range(5):
+        own = random.Random(seed)
+        assert find(lambda index, own=own: own.random() < often) == []
+
+
 def test_the_global_generators_are_left_as_they_were() -> None:
     torch.manual_seed(1)
     random.seed(1)
