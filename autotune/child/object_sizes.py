@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any, Final, NamedTuple
 
 SAMPLED_ENTRIES: Final = 64  # of a collection, from which the rest is estimated
@@ -49,11 +49,10 @@ def estimate_bytes(value: Any, depth: int = 0) -> int:
     own = sys.getsizeof(value)
     if depth >= MAX_DEPTH or type(value) not in (list, tuple, dict, set, frozenset):
         return own
-    return (
-        own + _estimate_entries(value, depth) + (_estimate_entries(value.values(), depth) if type(value) is dict else 0)
-    )
+    parts = (value.keys(), value.values()) if type(value) is dict else (value,)
+    return own + sum(_estimate_entries(part, depth) for part in parts)
 
 
-def _estimate_entries(entries: Collection[Any] | Mapping[Any, Any], depth: int) -> int:
+def _estimate_entries(entries: Collection[Any], depth: int) -> int:
     sampled = [estimate_bytes(entry, depth + 1) for entry in itertools.islice(entries, SAMPLED_ENTRIES)]
     return sum(sampled) * len(entries) // max(1, len(sampled))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 
 from autotune.child.loader_building import build_plain_loader
-from autotune.child.probe_workers import ROUND_BATCH_SIZE
+from autotune.child.probe_workers import ROUND_BATCH_SIZE, start_worker
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
 
@@ -27,12 +26,10 @@ def warn_of_affinity(workload: LoadedWorkload) -> str | None:
 def _read_worker_cpus(workload: LoadedWorkload) -> set[int]:
     loader = build_plain_loader(workload, ROUND_BATCH_SIZE, workers=1)
     loader.index_source.open(max_batches=1)
-    before = {child.pid for child in multiprocessing.active_children()}
-    batches = iter(loader)
-    (worker,) = (child.pid for child in multiprocessing.active_children() if child.pid not in before)
+    worker, batches = start_worker(loader)
     next(batches)
-    assert worker is not None  # it was started
-    return os.sched_getaffinity(worker)
+    assert worker.pid is not None  # it was started
+    return os.sched_getaffinity(worker.pid)
 
 
 def describe_affinity(ours: set[int], theirs: set[int]) -> str:

@@ -8,7 +8,6 @@ again in every worker. A copy shows as memory that becomes a worker's own while 
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Final
 
 from autotune.child.loader_building import build_plain_loader
 from autotune.child.object_sizes import HeldObjects, find_largest
+from autotune.child.probe_workers import start_worker
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.profiles.batches import count_samples
@@ -57,9 +57,7 @@ def predict_cow_growth(workload: LoadedWorkload) -> str | None:
 def _watch_worker(workload: LoadedWorkload) -> Iterator[Look]:
     """Run one worker for a while, and look at its memory before the first batch is asked for and after each."""
     loader = build_plain_loader(workload, COW_BATCH_SIZE, workers=1)
-    before = {child.pid for child in multiprocessing.active_children()}
-    batches = iter(loader)
-    (worker,) = (child for child in multiprocessing.active_children() if child.pid not in before)
+    worker, batches = start_worker(loader)
     samples = 0
     start = time.perf_counter()
     for batch in itertools.takewhile(lambda _: time.perf_counter() < start + WATCH_SECONDS, batches):

@@ -8,10 +8,12 @@ of one small batch per worker, taken before and after the process has met the da
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 import torch
@@ -19,6 +21,7 @@ from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from autotune.child.call_timing import time_calls
+from autotune.child.factory_calls import MeasuredLoader
 from autotune.child.loader_building import build_plain_loader
 from autotune.child.measurement import settle_garbage
 from autotune.child.tracebacks import shut_down_workers
@@ -40,6 +43,14 @@ COLLATE_SECONDS: Final = 0.05
 def count_round_workers(usable_cpus: float) -> int:
     """Count the workers of a round: enough to share the CPUs that may be kept busy, as in a trial."""
     return min(2 * count_whole_cpus(usable_cpus), MAX_ROUND_WORKERS)
+
+
+def start_worker(loader: MeasuredLoader) -> tuple[BaseProcess, Iterator[Any]]:
+    """Begin an epoch of a loader with one worker, and give its process and the batches to come."""
+    before = {child.pid for child in multiprocessing.active_children()}
+    batches = iter(loader)
+    (worker,) = (child for child in multiprocessing.active_children() if child.pid not in before)
+    return worker, batches
 
 
 def time_worker_round(workload: LoadedWorkload, workers: int, process: ProcessSettings | None = None) -> float | None:

@@ -169,7 +169,7 @@ class TrialProcess:
         self._halt()
         output = self.read_output()
         self.end()
-        if kind == "stalled":
+        if found is not None:
             return diagnose_stall(message, output, self.peak.describe_shm(), found)
         return TrialFailure(kind, message, output)
 
