@@ -85,6 +85,11 @@ class FrozenModel(BaseModel):
         return super().model_copy(update=update, deep=deep)
 
 
+def _leave_out(written: dict[str, Any], field: str, *, unless: Any) -> dict[str, Any]:
+    """Leave out of a file what earlier versions do not know, unless it says something."""
+    return written if unless else {name: value for name, value in written.items() if name != field}
+
+
 class DataLoaderSettings(FrozenModel):
     """Arguments of `torch.utils.data.DataLoader`, in a combination it accepts.
 
@@ -125,12 +130,18 @@ class ProcessSettings(FrozenModel):
             go on during a copy from pinned memory.
         device_prefetch: Whether training code must go through `autotune.device_prefetch(loader, device)`, which
             copies the next batch while the step computes on this one.
+        worker_threads: Threads that libraries may use in each worker; None leaves that to them.
     """
 
     sharing_strategy: SharingStrategy = "file_descriptor"
     multiprocessing_context: StartMethod | None = None
     non_blocking: bool = False
     device_prefetch: bool = False
+    worker_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_usual_threads(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _leave_out(write(self), "worker_threads", unless=self.worker_threads)
 
 
 class LoaderConfig(FrozenModel):
@@ -149,8 +160,7 @@ class LoaderConfig(FrozenModel):
 
     @model_serializer(mode="wrap")
     def _leave_out_no_knobs(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        written: dict[str, Any] = write(self)
-        return written if self.knobs else {name: value for name, value in written.items() if name != "knobs"}
+        return _leave_out(write(self), "knobs", unless=self.knobs)
 
     def by_name(self) -> dict[str, Any]:
         """Give every setting by its name, whichever part of the configuration holds it."""

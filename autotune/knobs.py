@@ -23,6 +23,7 @@ KnobName = Literal[
     "in_order",
     "sharing_strategy",
     "device_prefetch",
+    "worker_threads",
 ]
 Section = Literal["dataloader", "process", "knobs"]
 SECTIONS: Final[Mapping[str, type[DataLoaderSettings | ProcessSettings]]] = {
@@ -142,6 +143,17 @@ TABLE: Final = (  # in the order in which they are usually set
         needs="pin_memory",
         label="device-prefetch",
         instruction="go through autotune.device_prefetch(loader, device) instead of the loader",
+    ),
+    Knob(
+        "worker_threads",
+        "process",
+        choices=(None, 1),
+        default=None,
+        convention=None,
+        needs="num_workers",
+        label="1-thread",
+        instruction="let each library that starts threads have {value} in worker_init_fn: cv2.setNumThreads({value})",
+        setup="# in worker_init_fn: cv2.setNumThreads({value!r}), or what the library calls it that starts threads",
     ),
 )
 KNOBS: Final[Mapping[str, Knob]] = {knob.name: knob for knob in TABLE}

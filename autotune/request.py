@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from autotune.config import BatchSize, FrozenModel, KnobValue, SharingStrategy, Workers
+from autotune.config import BatchSize, FrozenModel, KnobValue, SharingStrategy, StartMethod, Workers
 from autotune.errors import UsageError
 from autotune.knobs import KNOBS, KnobName
 from autotune.units import format_seconds
@@ -71,6 +71,8 @@ class WorkloadRequest(FrozenModel):
         step: Import string of a factory that returns `step(batch)`; None for an emulated or built-in step.
         step_seconds: Seconds an emulated accelerator is busy for each batch; None for a real step.
         device: `auto`, `cpu`, or a torch device such as `cuda:0`.
+        main: File or module of the script that training is started by, which workers that are not forked import.
+        start_method: How workers start; None is the workload's way or the interpreter's, `auto` the fastest.
         working_dir: Folder from which the import strings are resolved; by default the one that is current.
     """
 
@@ -83,6 +85,8 @@ class WorkloadRequest(FrozenModel):
     step: Text | None = None
     step_seconds: Positive | None = None
     device: Text = "auto"
+    main: Text | None = None
+    start_method: StartMethod | Literal["auto"] | None = None
     working_dir: Text = "."
 
     @model_validator(mode="after")

@@ -69,6 +69,7 @@ class EpochRecorder:
             batch_seconds=tuple(round(moment, 6) for moment in moments),
             end_seconds=end_seconds,
             wait_seconds=waited,
+            batch_waits=tuple(round(wait, 6) for wait in self._timer.waits[: len(moments)]),
             samples=source.count_samples(len(moments)) if self._is_map else self.delivered,
             promised_batches=source.batches if self._is_map else None,
             closed_after=closed_after,

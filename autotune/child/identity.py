@@ -9,6 +9,7 @@ import torch
 
 from autotune.child.device import describe_accelerator
 from autotune.child.probe_batches import OnPhase, load_batches, measure_sample_bytes, usual_batch_size
+from autotune.system.environment import read_thread_variables
 from autotune.system.hardware import Accelerator, Software
 from autotune.system.versions import read_own_version, read_start_method_in_force
 from autotune.trial.protocol import IdentityReport
@@ -43,4 +44,5 @@ def read_software(accelerator: Accelerator | None) -> Software:
         driver=accelerator and accelerator.driver,
         python=platform.python_version(),
         start_method=read_start_method_in_force(),
+        thread_variables=read_thread_variables(),
     )

@@ -8,18 +8,21 @@ from torch.multiprocessing import set_sharing_strategy
 from torch.utils.data import DataLoader
 
 from autotune.child.factory_calls import MeasuredLoader
+from autotune.child.stack_writing import AnsweringWorker
 from autotune.child.stoppable_loader import StoppableDataLoader
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.profiles.worker_init import make_worker_init
+from autotune.system.versions import read_start_method_in_force
 
 
 def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> MeasuredLoader:
     """Build the loader of one configuration, whose sharing strategy is put in force; no worker is started yet."""
     parts, settings = workload.parts, config.loader_kwargs()
     set_sharing_strategy(config.process.sharing_strategy)
-    are_forked = config.process.multiprocessing_context in (None, "fork")
+    are_forked = (config.process.multiprocessing_context or read_start_method_in_force()) == "fork"
     init = make_worker_init(config.process, parts.worker_init_fn, are_forked=are_forked)
+    init = init if are_forked else AnsweringWorker(init)
     if config.dataloader.num_workers and init is not parts.worker_init_fn:
         settings["worker_init_fn"] = init
     if workload.own is not None:

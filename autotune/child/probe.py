@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import resource
-import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch.utils.data import SequentialSampler
 
@@ -15,86 +14,127 @@ from autotune.child.cost_fit import fit_bytes, fit_cost
 from autotune.child.device import describe_accelerator, read_free_memory, warn_of_device
 from autotune.child.identity import read_software
 from autotune.child.loader_building import build_plain_loader, count_epoch_batches
-from autotune.child.probe_affinity import warn_of_affinity
 from autotune.child.probe_batches import BatchSizeProfile, OnPhase, profile_batch_sizes
 from autotune.child.probe_cow import predict_cow_growth
-from autotune.child.probe_data import describe_differing, find_differing_samples
+from autotune.child.probe_data import compare_workers, describe_differing
 from autotune.child.probe_lines import find_costly_lines
-from autotune.child.probe_sharding import count_samples_single_process, describe_epochs, workers_duplicate_data
+from autotune.child.probe_sharding import (
+    count_samples_single_process,
+    describe_epochs,
+    describe_idle_workers,
+    workers_duplicate_data,
+)
+from autotune.child.probe_slow_samples import describe_slow_samples
+from autotune.child.probe_start import choose_start_method, describe_start
+from autotune.child.probe_storage import describe_storage
+from autotune.child.reading_traces import describe_traces
 from autotune.child.shared_files import warn_of_shared_files
 from autotune.child.training_step import Step
+from autotune.child.worker_look import WorkerLook, look_at_worker, warn_of_affinity
 from autotune.child.workload_loading import LoadedWorkload
+from autotune.system.machine import read_memory_limit
 from autotune.system.processes import read_resident
-from autotune.trial.protocol import WORKER_PHASE, ProbeCommand
+from autotune.trial.protocol import WORKER_PHASE, ProbeCommand, Traces
 from autotune.trial.workload_profile import LinearCost, WorkloadProfile
 
 if TYPE_CHECKING:
     import torch
 
 MIN_SECONDS: Final = 1e-9
-THREADS_LEFT: Final = (
-    "Reading this dataset without workers leaves threads behind, and workers that are forked afterwards may hang: "
-    "have its workers started before anything else reads from it"
-)
 MAX_LOOK_SECONDS: Final = 1.0  # that a round's batch may take, for looks at what no throughput shows to be worth it
 SHARD_COUNTS: Final = ("num_shards", "n_shards")  # attributes; Hugging Face's datasets had the second name before
 VALIDATION_SPLITS: Final = ("val", "valid", "validation", "test", "dev", "eval")
 
 
+class WorkerFindings(NamedTuple):
+    """What was seen of workers; nothing where none were looked at."""
+
+    few: float | None = None  # seconds of a round of one worker
+    many: float | None = None  # and of as many as `count_round_workers` gives
+    differing: Sequence[int] = ()  # samples that they deliver differently
+    notes: tuple[str | None, ...] = ()
+    look: WorkerLook = WorkerLook()
+
+
 def profile_workload(
     workload: LoadedWorkload, step: Step, device: torch.device, order: ProbeCommand, on_phase: OnPhase
-) -> WorkloadProfile:
+) -> WorkloadProfile | Traces:
     """Measure what the cost model and the budgets need, telling `on_phase` what is going on.
 
-    The order matters: workers are looked at before this process has met the dataset, and again afterwards.
+    The order matters: workers are looked at before this process has met the dataset, and again afterwards. Where that
+    left what they would inherit, it is given instead: another process is to be asked, and told so.
     """
     files = warn_of_shared_files(workload)  # before this process opens any by itself
     accelerator, gpu_room_bytes = describe_accelerator(device), read_free_memory(device)
-    cold_seconds = None
     order = order.model_copy(update={"with_workers": order.with_workers and "num_workers" not in workload.fixed})
-    if _enter_worker_phase(order, on_phase):
+    cold_seconds, found = None, WorkerFindings()
+    if order.traces is not None:
+        found = _look_at_workers(workload, order, on_phase)
+    elif _enter_worker_phase(order, on_phase) and workload.forks_workers:  # others begin with nothing in any case
         cold_seconds = probe_workers.time_worker_round(workload, probe_workers.count_round_workers(order.usable_cpus))
-    threads = set(threading.enumerate())
     usual, profiles = profile_batch_sizes(workload, step, device, order, on_phase)
-    leaves_threads = workload.forks_workers and not threads.issuperset(threading.enumerate())
-    order = order.model_copy(update={"with_workers": order.with_workers and not leaves_threads})
+    if order.chooses_start_method and _enter_worker_phase(order, on_phase):
+        workload = choose_start_method(workload, order.usable_cpus, may_fork=not usual.traces.threads)
+    traces = order.traces or (usual.traces if workload.forks_workers else Traces())
+    if traces != Traces() and order.with_workers and order.traces is None:
+        return traces
     costs = _fit_costs(usual, profiles)
-    is_slow = costs["load_cost"].per_batch(probe_workers.ROUND_BATCH_SIZE) > MAX_LOOK_SECONDS
-    lines = () if is_slow else find_costly_lines(workload)
+    batch_seconds = costs["load_cost"].per_batch(probe_workers.ROUND_BATCH_SIZE)
+    lines = () if batch_seconds > MAX_LOOK_SECONDS else find_costly_lines(workload)
     rss_bytes = read_resident("self")[0] or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # or its peak
-    differing, seen = _look_at_workers(workload, order, on_phase, is_slow=is_slow)
-    if _enter_worker_phase(order, on_phase):
-        sizes = [round(profile.samples) for profile in profiles]
-        costs |= _measure_worker_costs(workload, costs["load_cost"], sizes, cold_seconds, order.usable_cpus)
-    own, told = workload.own and workload.own.describe(), warn_of_libraries(workload)
-    epochs, doubt = describe_epochs(workload), doubt_training(workload)
-    left = THREADS_LEFT if leaves_threads else None
-    notes = (own, *told, workload.note, left, files, *seen, epochs, warn_of_device(device, accelerator), doubt)
+    if order.traces is None:
+        found = _look_at_workers(workload, order, on_phase, batch_seconds)
+    costs |= _fit_worker_costs(workload, costs["load_cost"], found, cold_seconds, order.usable_cpus)
+    if not traces.threads and _enter_worker_phase(order, on_phase):
+        costs |= _measure_sharing(workload, [round(profile.samples) for profile in profiles], order.usable_cpus)
+    start = describe_start(workload, costs.get("worker_start_cost"))
+    notes = (describe_traces(traces), files, *found.notes, start, warn_of_device(device, accelerator))
     return WorkloadProfile(
-        leaves_threads=leaves_threads,
+        leaves_traces=traces != Traces(),
         software=read_software(accelerator),
         accelerator=accelerator,
         gpu_room_bytes=gpu_room_bytes,
         pinning=device.type == "cuda",
         costly_lines=lines,
-        differing_samples=len(differing),
+        differing_samples=len(found.differing),
+        worker_threads=found.look.threads,
+        worker_bytes=0 if workload.forks_workers else found.look.memory_bytes,
         rss_bytes=rss_bytes,
-        notes=tuple(filter(None, notes)),
+        notes=_list_notes(workload, notes),
         **_describe_parts(workload),
         **costs,
     )
 
 
+def _list_notes(workload: LoadedWorkload, seen: Iterable[str | None]) -> tuple[str, ...]:
+    """List what is to be said of a workload, in the order in which one reads it."""
+    own = None if workload.own is None else workload.own.describe()
+    told = warn_of_libraries(workload)
+    shares = describe_idle_workers(workload), describe_epochs(workload)
+    return tuple(filter(None, (own, *told, workload.note, *seen, *shares, doubt_training(workload))))
+
+
 def _look_at_workers(
-    workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase, *, is_slow: bool
-) -> tuple[list[int], tuple[str | None, ...]]:
-    """Look for what workers do that no throughput shows: samples that they deliver differently, and what to say."""
+    workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase, batch_seconds: float | None = None
+) -> WorkerFindings:
+    """Time rounds of workers, and look for what they do that no throughput shows, unless a batch takes long.
+
+    Where nothing was read yet, and `batch_seconds` are not known, a round tells as much.
+    """
     if not _enter_worker_phase(order, on_phase):
-        return [], ()
-    if is_slow:
-        return [], (predict_cow_growth(workload),)
-    differing = find_differing_samples(workload)
-    return differing, (describe_differing(differing), predict_cow_growth(workload), warn_of_affinity(workload))
+        return WorkerFindings()
+    count = probe_workers.count_round_workers(order.usable_cpus)
+    few, many = (probe_workers.time_worker_round(workload, workers) for workers in (1, count))
+    seconds = few if batch_seconds is None else batch_seconds
+    growth = predict_cow_growth(workload)
+    if seconds is None or seconds > MAX_LOOK_SECONDS:
+        return WorkerFindings(few, many, notes=(growth,))
+    look = look_at_worker(workload)
+    data = compare_workers(workload, workers_first=order.traces is not None)
+    slow = describe_slow_samples(workload.parts.dataset, data.reads)
+    cold = describe_storage(data.reads.values(), workload.promised_samples or 0, read_memory_limit())
+    notes = (describe_differing(data.differing), slow, cold, growth, warn_of_affinity(look))
+    return WorkerFindings(few, many, data.differing, notes, look)
 
 
 def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
@@ -109,7 +149,7 @@ def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
         "batching": workload.batching,
         "drop_last": workload.parts.drop_last,
         "has_getitems": hasattr(workload.parts.dataset, "__getitems__"),
-        "shards": count_shards(workload.parts.dataset) if workload.kind == "iterable" else None,
+        "shards": count_shards(workload) if workload.kind == "iterable" else None,
         "baseline": workload.baseline,
         "loader_class": None if own is None else own.call.name,
         "knobs": dict(workload.usual_knobs),
@@ -119,10 +159,11 @@ def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
     }
 
 
-def count_shards(dataset: Any) -> int | None:
-    """Count the pieces that a dataset shares out to its workers, as it says; None where it does not."""
-    counts = (getattr(dataset, name, None) for name in SHARD_COUNTS)
-    return next((count for count in counts if type(count) is int and count > 0), None)
+def count_shards(workload: LoadedWorkload) -> int | None:
+    """Count the pieces that a dataset shares out to its workers, as it says or was seen to; else None."""
+    counts = (getattr(workload.parts.dataset, name, None) for name in SHARD_COUNTS)
+    told = next((count for count in counts if type(count) is int and count > 0), None)
+    return 1 if told is None and workload.sample_counts.idle_workers else told
 
 
 def _enter_worker_phase(order: ProbeCommand, on_phase: OnPhase) -> bool:
@@ -174,16 +215,24 @@ def _ratio(parts: Sequence[float], wholes: Sequence[float]) -> float:
     return sum(parts) / max(sum(wholes), MIN_SECONDS)
 
 
-def _measure_worker_costs(
-    workload: LoadedWorkload, load: LinearCost, sizes: Sequence[int], cold_seconds: float | None, usable_cpus: float
+def _fit_worker_costs(
+    workload: LoadedWorkload,
+    load: LinearCost,
+    found: WorkerFindings,
+    cold_seconds: float | None,
+    usable_cpus: float,
 ) -> dict[str, Any]:
-    """Measure what workers cost, by the profile's fields."""
+    """Fit what starting workers costs, by the profile's fields."""
     workers = probe_workers.count_round_workers(usable_cpus)
-    few, many = probe_workers.time_worker_round(workload, 1), probe_workers.time_worker_round(workload, workers)
     size = workload.fixed.get("batch_size") or probe_workers.ROUND_BATCH_SIZE
-    start = probe_workers.fit_worker_startup(few, many, workers, load.per_batch(size))
-    found: dict[str, Any] = {} if start is None else {"worker_start_cost": start}
-    found["first_use_seconds"] = probe_workers.per_worker_warmup_seconds(cold_seconds, many, workers, usable_cpus)
+    start = probe_workers.fit_worker_startup(found.few, found.many, workers, load.per_batch(size))
+    warm_up = probe_workers.per_worker_warmup_seconds(cold_seconds, found.many, workers, usable_cpus)
+    return {"first_use_seconds": warm_up} | ({} if start is None else {"worker_start_cost": start})
+
+
+def _measure_sharing(workload: LoadedWorkload, sizes: Sequence[int], usable_cpus: float) -> dict[str, Any]:
+    """Measure how workers share data out, and hand batches over, by the profile's fields."""
+    found: dict[str, Any] = {}
     if workload.kind == "iterable" and not workload.is_opaque:
         count_samples_single_process(workload)
         found["workers_duplicate_data"] = workers_duplicate_data(workload)

@@ -13,11 +13,12 @@ from autotune.child.device import read_peak, reset_peak, synchronize
 from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_h2d import H2DBench, measure_h2d
 from autotune.child.probe_workers import single_thread
+from autotune.child.reading_traces import ProcessState, find_traces
 from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.errors import WorkloadError
 from autotune.profiles.batches import count_bytes, count_samples, find_tensors, move_batch
-from autotune.trial.protocol import ProbeCommand
+from autotune.trial.protocol import ProbeCommand, Traces
 from autotune.trial.workload_profile import H2DBandwidth
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class BatchSizeProfile:
         on_accelerator: Whether it is there already.
         h2d: How fast it gets there; None on the CPU.
         peak_gpu_bytes: What the allocator held for a step on it; 0 on the CPU.
+        traces: What loading it left in this process.
     """
 
     samples: float
@@ -56,6 +58,7 @@ class BatchSizeProfile:
     on_accelerator: bool
     h2d: H2DBandwidth | None
     peak_gpu_bytes: int
+    traces: Traces
 
 
 def profile_batch_sizes(
@@ -99,7 +102,9 @@ def _profile_size(
     workload: LoadedWorkload, step: Step, device: torch.device, size: int | None, on_phase: OnPhase
 ) -> BatchSizeProfile:
     on_phase(f"loading batches of {size}" if size else "loading batches")
+    before = ProcessState.read()
     batch, loads, samples = load_batches(workload, size, on_phase)
+    traces = find_traces(before)
     warm = loads[1:] or loads
     on_phase("running the step")
     reset_peak(device)
@@ -116,6 +121,7 @@ def _profile_size(
         on_accelerator=any(tensor.device.type != "cpu" for tensor in tensors),
         h2d=measure_h2d(batch, H2DBench(device)) if device.type == "cuda" else None,
         peak_gpu_bytes=peak,
+        traces=traces,
     )
 
 

@@ -8,13 +8,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import takewhile
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from autotune.child.probe_workers import single_thread
+from autotune.child.sample_reads import SampleRead, measure_read
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
 
@@ -25,6 +28,7 @@ MIN_DIFFERING: Final = (
 )
 READINGS_ALIKE: Final = 2  # after the first, and only where samples differ
 READ_SECONDS: Final = 0.25  # spent on a reading without workers
+WORKERS_READ_SECONDS: Final = 0.5  # spent on one with workers, their start included
 WORKERS: Final = 2  # that read at the same time
 BATCH: Final = 2  # samples; small ones let the workers take turns often
 MAX_NAMED: Final = 3  # indices, in a sentence
@@ -48,30 +52,42 @@ class DigestedSamples(Dataset[str]):
         return make_digest(self._dataset[index])
 
 
-def find_differing_samples(workload: LoadedWorkload) -> list[int]:
-    """List the indices of samples that readings without workers agree on, and a reading with workers does not.
+class DataLook(NamedTuple):
+    """What came of reading some samples of a map-style dataset without workers and with them; nothing of others."""
 
-    Only some of a map-style dataset are compared. Its chances must come from the global generators: where any sample
-    differs from one reading without workers to the next, the dataset draws on a generator of its own, and none is
-    listed.
+    differing: tuple[int, ...] = ()  # indices of those that came out differently
+    reads: Mapping[int, SampleRead] = MappingProxyType({})  # of each by index, without workers, as they came
+
+
+def compare_workers(workload: LoadedWorkload, *, workers_first: bool = False) -> DataLook:
+    """Find samples that readings without workers agree on, and a reading with workers does not.
+
+    With `workers_first` this process reads after them, and leaves them nothing that it has opened or started.
+    Chances must come from the global generators: where any sample differs from one reading without workers to the next,
+    the dataset draws on a generator of its own, and none is found.
     """
     parts = workload.parts
     if workload.kind != "map" or workload.is_opaque or parts.sampler is not None or parts.batch_sampler is not None:
-        return []
+        return DataLook()
+    if not workload.forks_workers:  # nothing is shared by accident
+        return DataLook()
     digested = DigestedSamples(parts.dataset)
     try:
         with _keep_chances():
+            indices: Sequence[int] = _spread(len(digested))
+            with_workers = _read_by_workers(digested, indices, workload) if workers_first else {}
             with single_thread():
-                first = _read(digested, _spread(len(digested)))
+                first, reads = _read(digested, indices)
             if len(first) < MIN_COMPARED:
-                return []
-            with_workers = _read_by_workers(digested, list(first), workload)
-            differing = [index for index in first if with_workers.get(index, first[index]) != first[index]]
+                return DataLook()
+            with_workers = with_workers or _read_by_workers(digested, list(first), workload)
+            differing = tuple(index for index in first if with_workers.get(index, first[index]) != first[index])
             with single_thread():
-                return differing if len(differing) >= MIN_DIFFERING and _reads_alike(digested, first) else []
+                is_shown = len(differing) >= MIN_DIFFERING and _reads_alike(digested, first)
+            return DataLook(differing if is_shown else (), reads)
     except Exception as error:  # whatever it is, the trials will meet it and name it
         shut_down_workers(error)
-        return []
+        return DataLook()
 
 
 def describe_differing(indices: Sequence[int]) -> str | None:
@@ -91,10 +107,14 @@ def _spread(samples: int) -> range:
     return range(0, samples, max(1, samples // MAX_COMPARED))[:MAX_COMPARED]
 
 
-def _read(digested: DigestedSamples, indices: Sequence[int]) -> dict[int, str]:
-    """Read samples in this process, until that has taken long enough."""
+def _read(digested: DigestedSamples, indices: Sequence[int]) -> tuple[dict[int, str], dict[int, SampleRead]]:
+    """Read samples in this process, until that has taken long enough; gives digests, and what each took."""
+    digests: dict[int, str] = {}
+    reads: dict[int, SampleRead] = {}
     deadline = time.perf_counter() + READ_SECONDS
-    return {index: digested[index] for index in takewhile(lambda _: time.perf_counter() < deadline, indices)}
+    for index in takewhile(lambda _: time.perf_counter() < deadline, indices):
+        digests[index], reads[index] = measure_read(partial(digested.__getitem__, index))
+    return digests, reads
 
 
 def _reads_alike(digested: DigestedSamples, first: Mapping[int, str]) -> bool:
@@ -102,7 +122,8 @@ def _reads_alike(digested: DigestedSamples, first: Mapping[int, str]) -> bool:
     return all(digested[index] == digest for _ in range(READINGS_ALIKE) for index, digest in first.items())
 
 
-def _read_by_workers(digested: DigestedSamples, indices: list[int], workload: LoadedWorkload) -> dict[int, str]:
+def _read_by_workers(digested: DigestedSamples, indices: Sequence[int], workload: LoadedWorkload) -> dict[int, str]:
+    """Read samples in workers, until that has taken long enough."""
     loader: DataLoader[Any] = DataLoader(
         digested,
         batch_size=BATCH,
@@ -111,7 +132,13 @@ def _read_by_workers(digested: DigestedSamples, indices: list[int], workload: Lo
         worker_init_fn=workload.parts.worker_init_fn,
         multiprocessing_context=workload.start_method,
     )
-    return dict(zip(indices, (digest for batch in loader for digest in batch), strict=False))
+    digests: list[str] = []
+    deadline = time.perf_counter() + WORKERS_READ_SECONDS
+    for batch in loader:
+        digests.extend(batch)
+        if time.perf_counter() > deadline:
+            break
+    return dict(zip(indices, digests, strict=False))
 
 
 @contextmanager

@@ -6,10 +6,13 @@ import dataclasses
 import itertools
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
+from torch.utils.data import default_collate, get_worker_info
 
 from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_workers import ROUND_BATCH_SIZE, single_thread, time_worker_round
@@ -19,7 +22,24 @@ from autotune.profiles.batches import count_samples, find_tensors
 from autotune.profiles.worker_init import ShareWatch
 
 COMPARED_BATCHES: Final = 4  # two of each of two workers
+MIN_CENSUS_BATCHES: Final = 4  # of one worker, while another delivers none
 MAX_COUNT_SECONDS: Final = 1.0  # spent on counting an epoch; longer ones are not counted
+
+
+@dataclasses.dataclass(frozen=True)
+class NotedCollate:
+    """A `collate_fn` that writes down, batch by batch, which worker it is called in."""
+
+    note: str
+    collate: Callable[[Any], Any]
+
+    def __call__(self, samples: Any) -> Any:
+        """Make a batch."""
+        info = get_worker_info()
+        if info is not None:
+            with Path(self.note).open("a") as file:
+                file.write(f"{info.id}\n")
+        return self.collate(samples)
 
 
 def count_samples_single_process(workload: LoadedWorkload) -> None:
@@ -71,7 +91,7 @@ def workers_duplicate_data(workload: LoadedWorkload) -> bool:
     """
     counts = workload.sample_counts
     try:
-        counted = _count_epoch(workload, workers=2) if counts.samples else None
+        counted = _take_census(workload, workers=2) if counts.samples else None
     except Exception as error:  # whatever it is, the trials with workers will meet it and name it
         shut_down_workers(error)
         return False
@@ -79,6 +99,32 @@ def workers_duplicate_data(workload: LoadedWorkload) -> bool:
         return True
     counts.is_per_worker = counted is not None and counts.is_multiplied(counted)
     return False
+
+
+def _take_census(workload: LoadedWorkload, workers: int) -> int | None:
+    """Count an epoch's samples as `_count_epoch` does, and note whether some of its workers deliver nothing."""
+    parts = workload.parts
+    if workload.own is not None or not parts.batched:  # whose batches are made elsewhere
+        return _count_epoch(workload, workers)
+    with tempfile.TemporaryDirectory() as folder:
+        note = Path(folder) / "census"
+        noted = NotedCollate(str(note), parts.collate_fn or default_collate)
+        watched = dataclasses.replace(workload, parts=dataclasses.replace(parts, collate_fn=noted))
+        samples = _count_epoch(watched, workers)
+        batches = Counter(note.read_text().split() if note.exists() else [])
+    is_seen = batches.total() >= MIN_CENSUS_BATCHES
+    workload.sample_counts.idle_workers = workers - len(batches) if is_seen else 0
+    return samples
+
+
+def describe_idle_workers(workload: LoadedWorkload) -> str | None:
+    """Say that a worker delivers nothing while another delivers everything, where that was seen."""
+    if not workload.sample_counts.idle_workers:
+        return None
+    return (
+        "One of two workers delivers everything, and the other nothing: the dataset has one piece (shard, file) to "
+        "share out, or __iter__ gives the first worker all of them. More workers help once it has more."
+    )
 
 
 def describe_epochs(workload: LoadedWorkload) -> str | None:

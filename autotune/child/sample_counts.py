@@ -21,12 +21,14 @@ class SampleCountTracker:
         asks_which_worker: Whether its code was seen to ask which worker it runs in. Then what several workers deliver
             beyond that is meant: an epoch for each of them, as of shards that are drawn again and again.
         is_per_worker: Whether that was seen.
+        idle_workers: Workers, of two, that delivered nothing while another did.
     """
 
     def __init__(self) -> None:
         self.samples: int | None = None
         self.asks_which_worker = False
         self.is_per_worker = False
+        self.idle_workers = 0
 
     def is_multiplied(self, samples: int) -> bool:
         """Tell whether so many samples come only from workers that each deliver as many as one process."""

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from autotune.config import KnobValue
     from autotune.request import WorkloadRequest
     from autotune.trial.measurement import Measurement
-    from autotune.trial.workload_profile import WorkloadProfile
 
 PROGRESS_INTERVAL_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU from those who load
 
@@ -94,7 +93,7 @@ class TrialServer:
             case protocol.LoadCommand():
                 self._load(command)
             case protocol.ProbeCommand():
-                return protocol.ProbeReport(profile=self._probe(command))
+                return self._probe(command)
             case protocol.IdentifyCommand():
                 return self._identify(command)
             case protocol.TrialCommand():
@@ -106,11 +105,14 @@ class TrialServer:
     def _load(self, command: protocol.LoadCommand) -> None:
         self._show("importing torch")
         from autotune.child.device import resolve_device
+        from autotune.child.main_script import become_script
         from autotune.child.training_step import make_step
         from autotune.child.workload_loading import load_workload
 
         sys.path.insert(0, str(Path.cwd()))
         request = self._request = command.workload
+        if request.main is not None:
+            become_script(request.main, request.dataset)
         self._where = "device"
         self._device = resolve_device(request.device)
         self._where = "dataset"
@@ -138,14 +140,17 @@ class TrialServer:
             self._is_process_warm = False
         self._workload = changed or load_workload(self._request, wanted)
 
-    def _probe(self, command: protocol.ProbeCommand) -> WorkloadProfile:
+    def _probe(self, command: protocol.ProbeCommand) -> protocol.ProbeReport | protocol.TracesReport:
         from autotune.child.probe import profile_workload
 
         self._where = "probe"
         self._is_process_warm = True
         if self._device.type == "cpu":
             self._needs_warm_step = False
-        return profile_workload(self._workload, self._step, self._device, command, self._show)
+        profile = profile_workload(self._workload, self._step, self._device, command, self._show)
+        if isinstance(profile, protocol.Traces):
+            return protocol.TracesReport(traces=profile)
+        return protocol.ProbeReport(profile=profile)
 
     def _identify(self, command: protocol.IdentifyCommand) -> protocol.IdentityReport:
         from autotune.child.identity import identify_workload
@@ -174,7 +179,7 @@ class TrialServer:
         if not settings.num_workers and self._workload.forks_workers:
             sets_workers_up = self._workload.parts.worker_init_fn is not None
             computes = sets_workers_up and count_threads() > threads
-            self._is_tainted = computes or self._has_new_threads()
+            self._is_tainted = computes or self._has_new_threads() or not self._may_warm_up
         return measurement
 
     def _is_step_cold(self, batch_size: int | None) -> bool:
@@ -221,7 +226,7 @@ class TrialServer:
             if left or self._has_new_threads():
                 raise ProcessTaintedError("has threads or processes left of a loader that does not end them")
         if self._is_tainted:
-            raise ProcessTaintedError("has read or computed on several threads; workers that it forks may hang")
+            raise ProcessTaintedError("has read by itself, or computed on several threads; workers may inherit that")
 
     def _has_new_threads(self) -> bool:
         """Tell whether Python threads are alive that were not before the trial."""

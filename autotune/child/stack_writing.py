@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.trial.stacks import STACK_SIGNAL, STACKS_FILE
@@ -12,8 +14,7 @@ from autotune.trial.stacks import STACK_SIGNAL, STACKS_FILE
 def answer_stack_requests() -> None:
     """Append the stacks of all threads to our own file at each signal; to be called before user code runs.
 
-    The handler is C code, which answers from within a lock or a loop as well. A worker that is not forked has none, and
-    is not asked.
+    The handler is C code, which answers from within a lock or a loop as well.
     """
     folder = os.environ.get("TMPDIR")
     if STACK_SIGNAL is None or folder is None:
@@ -23,3 +24,16 @@ def answer_stack_requests() -> None:
     except OSError:  # then nobody is asked
         return
     faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True)
+
+
+@dataclass(frozen=True)
+class AnsweringWorker:
+    """A `worker_init_fn` for workers that are not forked, and so have no handler; then it calls another, if any."""
+
+    then: Callable[[int], None] | None = None
+
+    def __call__(self, worker_id: int) -> None:
+        """Set up one worker."""
+        answer_stack_requests()
+        if self.then is not None:
+            self.then(worker_id)

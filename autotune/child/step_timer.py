@@ -23,7 +23,7 @@ class HostStepTimer:
         self._now = now
         self._started = self._asked = now()
         self._moments: list[float] = []
-        self._waited = 0.0
+        self.waits: list[float] = []  # for each batch, in seconds
 
     def ask(self) -> None:
         """Note that the loader is asked for the next batch."""
@@ -31,7 +31,7 @@ class HostStepTimer:
 
     def begin(self) -> None:
         """Note that the batch is there and the step begins."""
-        self._waited += self._now() - self._asked
+        self.waits.append(self._now() - self._asked)
 
     def end(self) -> None:
         """Note that the step has been given to the device."""
@@ -39,7 +39,7 @@ class HostStepTimer:
 
     def read(self) -> tuple[list[float], float]:
         """Read when each step ended, as far as it has, since the start, and how long was waited; in seconds."""
-        return self._moments, self._waited
+        return self._moments, sum(self.waits)
 
 
 class CudaStepTimer:
@@ -54,7 +54,7 @@ class CudaStepTimer:
         self._spare: list[Any] = []
         self._pending: deque[tuple[Any, Any]] = deque()
         self._moments: list[float] = []
-        self._waited = 0.0
+        self.waits: list[float] = []  # for each batch, in seconds
         self._last = self._start = self._begun = self._mark()
 
     def ask(self) -> None:
@@ -75,12 +75,12 @@ class CudaStepTimer:
         """Read when each step ended that the device is through with, and how long it idled, in seconds."""
         while self._pending and self._pending[0][1].query():
             self._resolve(*self._pending.popleft())
-        return self._moments, self._waited
+        return self._moments, sum(self.waits)
 
     def _resolve(self, begun: Any, ended: Any) -> None:
         before = self._moments[-1] if self._moments else 0.0
         self._moments.append(max(before, SECONDS_PER_MILLISECOND * self._start.elapsed_time(ended)))
-        self._waited += max(0.0, SECONDS_PER_MILLISECOND * self._last.elapsed_time(begun))
+        self.waits.append(max(0.0, SECONDS_PER_MILLISECOND * self._last.elapsed_time(begun)))
         self._spare.append(begun)
         if self._last is not self._start:
             self._spare.append(self._last)

@@ -110,16 +110,29 @@ class LoadedWorkload:
         """Whether its workers are forked, and so inherit what the training process has in memory or open."""
         return (self.start_method or read_start_method_in_force()) == "fork"
 
+    def start_workers_by(self, method: StartMethod) -> LoadedWorkload:
+        """Give the same, and the baseline where it leaves that open, with another start method of workers."""
+        baseline = self.baseline
+        if baseline is not None and baseline.process.multiprocessing_context is None:
+            process = baseline.process.model_copy(update={"multiprocessing_context": method})
+            baseline = baseline.model_copy(update={"process": process})
+        parts = dataclasses.replace(self.parts, multiprocessing_context=method)
+        return dataclasses.replace(self, parts=parts, baseline=baseline)
+
 
 def load_workload(request: WorkloadRequest, knobs: Mapping[str, KnobValue] = MappingProxyType({})) -> LoadedWorkload:
-    """Import and call the user's dataset factory, and apply the collate function that the request names.
+    """Import and call the user's dataset factory, and apply what the request names beside it.
 
     The user's own knobs get the given values; those that are not given, what the factory does by itself.
     """
     if request.is_loader and request.collate is not None:
         raise UsageError("--collate: a function for --loader makes the whole loader; give the collate function there.")
-    if request.is_loader:
-        return _load_factory(request, knobs)
+    loaded = _load_factory(request, knobs) if request.is_loader else _load_dataset(request, knobs)
+    method = request.start_method
+    return loaded if method in (None, "auto") else loaded.start_workers_by(cast("StartMethod", method))
+
+
+def _load_dataset(request: WorkloadRequest, knobs: Mapping[str, KnobValue]) -> LoadedWorkload:
     with note_constructor_calls() as calls:
         factory = import_attribute(request.dataset)
         is_made = isinstance(factory, Workload | DataLoader | Dataset) or _is_data_module(factory)

@@ -168,6 +168,8 @@ def build_request(options: dict[str, Any]) -> TuningRequest:
                 step=options["step"],
                 step_seconds=options["step_time"],
                 device=options["device"],
+                main=options["main"],
+                start_method=options["start_method"],
             ),
             batch_sizes=options["batch_size"],
             fixed=dict(options["fix"]),

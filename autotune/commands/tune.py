@@ -119,6 +119,12 @@ if TYPE_CHECKING:
 @click.option("--max-workers", type=click.IntRange(0), metavar="N", help="Most worker processes.")
 @click.option("--device", default="auto", metavar="DEV", help="auto, cpu, or a torch device such as cuda:0.")
 @click.option(
+    "--start-method",
+    type=click.Choice(["auto", "fork", "forkserver", "spawn"]),
+    help="How workers start, instead of the interpreter's way; auto takes what starts them fastest.",
+)
+@click.option("--main", metavar="FILE", help="Script of your training: workers that are not forked import it.")
+@click.option(
     "--isolation",
     type=click.Choice(["auto", "none"]),
     default="auto",

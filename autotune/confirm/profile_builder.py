@@ -10,14 +10,17 @@ from autotune.confirm.ablation import Ablation
 from autotune.confirm.advice import suggest_improvements
 from autotune.confirm.answer import Answer
 from autotune.confirm.confirmation import Confirmation
+from autotune.confirm.decision import Decision
 from autotune.confirm.evidence import build_evidence
 from autotune.confirm.runs import ConfirmationRuns
 from autotune.knobs import describe_config
+from autotune.profiles.batch_waits import BatchWaits
 from autotune.profiles.naming import resolve_profile_name
 from autotune.profiles.schema import (
     AblationStep,
     Baseline,
     BatchSizeResult,
+    Bottleneck,
     ConfirmedRounds,
     PhaseTime,
     ProfileResult,
@@ -86,6 +89,7 @@ def _make_result(
         if plan.has_reliable_step_bound(config, decision.samples_per_second)
         else None,
         data_wait_fraction=decision.wait_fraction,
+        batch_waits=seen.batch_waits,
         bottleneck=bottleneck,
         peak_host_bytes=seen.peak_host_bytes,
         peak_shm_bytes=seen.peak_shm_bytes,
@@ -96,9 +100,15 @@ def _make_result(
         rounds=tuple(_record_rounds(entrant) for entrant in confirmation.entrants),
         departures=decision.departures,
         ablation=tuple(ablation),
-        advice=suggest_improvements(plan, config, bottleneck),
+        advice=_list_advice(plan, decision, bottleneck, seen.batch_waits),
         warnings=(*workload.notes, *findings, *_list_doubts(confirmation), *_warn_of_growth(seen)),
     )
+
+
+def _list_advice(plan: Plan, decision: Decision, bottleneck: Bottleneck, waits: BatchWaits | None) -> tuple[str, ...]:
+    rhythm = None if waits is None else waits.describe_rhythm(decision.wait_fraction)
+    improvements = suggest_improvements(plan, decision.config, bottleneck)
+    return improvements if rhythm is None else (rhythm, *improvements)
 
 
 def _find_confirmed(confirmation: Confirmation, config: LoaderConfig) -> ConfirmationRuns | None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from autotune.config import Interval, LoaderConfig
+from autotune.confirm.waits import sum_up_waits
+from autotune.profiles.batch_waits import BatchWaits
 from autotune.trial.measurement import TrialResult
 from autotune.trial.statistics import paired_ratio, throughput_ci95
 from autotune.trial.throughput import estimate
@@ -50,6 +52,11 @@ class ConfirmationRuns:
     def wait_fraction(self) -> float:
         """Share of the rounds that was spent waiting for data."""
         return sum(self.waits) / len(self.waits)
+
+    @property
+    def batch_waits(self) -> BatchWaits | None:
+        """How long single batches were waited for; None where too few were measured."""
+        return sum_up_waits([epoch for one in self.results if one.measurement for epoch in one.measurement.epochs])
 
     def ci95(self, field: Sequence[ConfirmationRuns] = (), others: Sequence[ConfirmationRuns] = ()) -> Interval | None:
         """Give the 95 % interval of its throughput, in samples per second; None for fewer than two rounds.

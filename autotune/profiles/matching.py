@@ -82,12 +82,17 @@ def compare_software(there: Software, here: Software) -> tuple[Difference, ...]:
         ("CUDA", there.cuda, here.cuda),
         ("Python", there.python, here.python),
         ("start method", there.start_method, here.start_method),
+        ("threads of libraries", _write_variables(there), _write_variables(here)),
     )
     return tuple(
         Difference(what=what, was=was or "none", here=now or "none", requires_retune=what == "start method")
         for what, was, now in versions
         if was != now
     )
+
+
+def _write_variables(software: Software) -> str:
+    return " ".join(f"{name}={value}" for name, value in software.thread_variables.items())
 
 
 def compare_workloads(there: WorkloadIdentity, here: WorkloadIdentity) -> tuple[Difference, ...]:

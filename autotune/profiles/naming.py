@@ -21,7 +21,13 @@ MIN_DIGITS: Final = 8  # of the digest in a name; more where those are taken
 MAX_DIGITS: Final = 64
 GENERATED_NAME: Final = re.compile(r"(cpu|\S+x\d+)-[\d.]+c(-\d+[gm])?-[0-9a-f]{4,64}")  # shorter in earlier versions
 ADVISORY_FIELDS: Final = {"cpu", "gpu_memory_bytes", "compute_capability", "pcie"}  # of the hardware
-LATER_FIELDS: Final[dict[str, Any]] = {"is_loader": False, "split": None, "knobs": {}}  # what they are in older files
+LATER_FIELDS: Final[dict[str, Any]] = {
+    "is_loader": False,
+    "split": None,
+    "knobs": {},
+    "main": None,
+    "start_method": None,
+}  # what they are in older files
 NAME_IGNORED_FIELDS: Final = ("working_dir",)  # of the workload: the same code in another folder
 
 

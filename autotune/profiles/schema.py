@@ -29,6 +29,7 @@ from autotune.config import (
     Product,
     Workers,
 )
+from autotune.profiles.batch_waits import BatchWaits
 from autotune.profiles.identity import WorkloadIdentity
 from autotune.system.hardware import Hardware, Software
 
@@ -106,6 +107,7 @@ class ProfileResult(FrozenModel):
         verdict: `faster`, or `keep` when the gain is within noise and the baseline was kept.
         ceiling_samples_per_second: What the step alone reaches on a batch that is always ready.
         data_wait_fraction: Share of the run that the step spent waiting for data.
+        batch_waits: How long it waited for single batches; None where that is not known.
         peak_host_bytes: Largest host memory seen: private and shared pages of the process tree.
         peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
         copy_bytes_per_second: What the run copies to the device, bytes per second; None on the CPU.
@@ -129,6 +131,7 @@ class ProfileResult(FrozenModel):
     verdict: Literal["faster", "keep"]
     ceiling_samples_per_second: BoundedRate | None
     data_wait_fraction: Fraction
+    batch_waits: BatchWaits | None = None
     bottleneck: Bottleneck
     peak_host_bytes: BoundedBytes
     peak_shm_bytes: BoundedBytes

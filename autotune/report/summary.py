@@ -104,7 +104,8 @@ def _show_speedup(profile: TunedProfile) -> Figure | None:
 def _show_waiting(profile: TunedProfile) -> Figure:
     result, base = profile.result, profile.result.baseline
     before = "" if base is None or result.verdict == "keep" else f"{format_percent(base.data_wait_fraction)} before; "
-    remark = f"{before}bound by {BOTTLENECKS[result.bottleneck]}"
+    tails = "" if result.batch_waits is None else f"; for a batch {result.batch_waits.describe()}"
+    remark = f"{before}bound by {BOTTLENECKS[result.bottleneck]}{tails}"
     return Figure("Waiting for data", format_percent(result.data_wait_fraction), "of the time", remark)
 
 

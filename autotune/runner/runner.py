@@ -37,6 +37,7 @@ from autotune.trial.protocol import (
     ProgressReport,
     ReadyReport,
     ReleaseCommand,
+    TracesReport,
     TrialCommand,
     TrialRequest,
 )
@@ -124,16 +125,25 @@ class TrialRunner:
         self._limits = budgets
         self._probe_end = time.monotonic() + max_seconds
         usable_cpus = read_machine().usable_cpus if usable_cpus is None else usable_cpus
-        command = ProbeCommand(batch_size=sizes[0], largest=max(sizes), usable_cpus=usable_cpus)
+        command = ProbeCommand(
+            batch_size=sizes[0],
+            largest=max(sizes),
+            usable_cpus=usable_cpus,
+            chooses_start_method=self._workload.start_method == "auto",
+        )
         answer = self._give_probe(command)
+        if isinstance(answer, TracesReport):
+            self.close()
+            self._may_warm_up = False
+            command = command.model_copy(update={"traces": answer.traces})
+            answer = self._give_probe(command)
         worker_failure = None
         if isinstance(answer, TrialFailure) and self._phase == WORKER_PHASE:  # it may still work without workers
             worker_failure = answer.message if answer.kind in CODE_FAILURES else None
             answer = self._give_probe(command.model_copy(update={"with_workers": False}))
         is_late, self._probe_end = time.monotonic() >= self._probe_end, math.inf
         if isinstance(answer, ProbeReport) and not is_late:
-            self._may_warm_up = not answer.profile.leaves_threads
-            if answer.profile.leaves_threads:
+            if answer.profile.leaves_traces:
                 self.close()
             return answer.profile.model_copy(update={"worker_failure": worker_failure})
         self.close()

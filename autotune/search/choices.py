@@ -18,6 +18,7 @@ from autotune.trial.budgets import Budgets
 from autotune.trial.workload_profile import WorkloadProfile
 from autotune.units import format_bytes
 
+USUAL_WORKER_THREADS: Final = 3  # its own, and two that send batches; more are those of libraries
 WITHOUT_EFFECT: Final[dict[str, str]] = {
     "pin_memory": "pinning has no effect on this device or these samples; leave it out",
     "device_prefetch": "there is nothing to copy ahead on this device; leave it out",
@@ -41,6 +42,7 @@ def plan_space(
         "prefetch_factor": _plan_prefetching(workload),
         "pin_memory": _plan_pinning(workload, notes),
         "persistent_workers": _plan_persistence(request, notes),
+        "worker_threads": (None, 1) if workload.worker_threads > USUAL_WORKER_THREADS else (None,),
         "device_prefetch": (False, True) if workload.h2d is not None and workload.pinning else (False,),
     }
     choices |= {name: (value,) for name, value in workload.fixed_knobs.items()}
@@ -154,7 +156,7 @@ def _plan_workers(
     if workload.shards is not None and workload.shards < most:
         most = workload.shards
         notes.append(
-            f"num_workers stays at {most} or below: the dataset says that it has {most} shards, and a worker without "
+            f"num_workers stays at {most} or below: the dataset has {most} shards to share out, and a worker without "
             "one delivers nothing. Write more files, or shards, to use more workers"
         )
     counts = [count for count in (*KNOBS["num_workers"].choices, most) if count <= most]

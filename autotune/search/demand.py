@@ -112,6 +112,7 @@ class ResourceModel:
         """Start from what the probe saw."""
         return cls(
             base_bytes=workload.rss_bytes,
+            worker_bytes=max(WORKER_BYTES, workload.worker_bytes),
             sample_bytes=workload.sample_bytes,
             batch_tensors=workload.batch_tensors,
             probe_batch_size=workload.probe_batch_size,

@@ -25,7 +25,7 @@ class SearchSpace:
     @classmethod
     def of(cls, **choices: tuple[Choice, ...]) -> Self:
         """Make a space of some knobs' choices and, for the others, those of the table; without device_prefetch."""
-        usual = {knob.name: knob.choices for knob in TABLE} | {"device_prefetch": (False,)}
+        usual = {knob.name: knob.choices for knob in TABLE} | {"device_prefetch": (False,), "worker_threads": (None,)}
         return cls({name: tuple(choices.get(name, usual[name])) for name in KNOBS})
 
     def searched(self) -> dict[str, tuple[Any, ...]]:
@@ -63,7 +63,7 @@ class SearchSpace:
             return
         draw = random.Random(count)  # noqa: S311  # the same for every run of one request
         for _ in range(limit):
-            yield tuple(draw.choice(choices) for choices in self.choices.values())
+            yield tuple(draw.choice(found) if len(found) > 1 else found[0] for found in self.choices.values())
 
 
 def nearest_choice(value: Any, choices: Sequence[Choice]) -> Any:

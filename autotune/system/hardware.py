@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from autotune.config import (
     BoundedBytes,
     BoundedCount,
@@ -60,7 +62,7 @@ class Hardware(FrozenModel):
 
 
 class Software(FrozenModel):
-    """Versions and the start method under which a profile was measured."""
+    """Versions, the start method, and variables that limit threads, under which a profile was measured."""
 
     dltune: str
     torch: str
@@ -68,3 +70,4 @@ class Software(FrozenModel):
     driver: str | None = None
     python: str
     start_method: StartMethod
+    thread_variables: dict[str, str] = Field(default_factory=dict)  # as set in the environment

@@ -32,10 +32,10 @@ def _read_children(pid: int, proc: Path) -> list[int]:
     return children
 
 
-def count_threads() -> int:
-    """Count the threads of this process, also those that Python knows nothing of; 0 where the system does not tell."""
+def count_threads(pid: int | str = "self") -> int:
+    """Count the threads of a process, also those that Python knows nothing of; 0 where the system does not tell."""
     try:
-        return len(list((PROC / "self" / "task").iterdir()))
+        return len(list((PROC / str(pid) / "task").iterdir()))
     except OSError:
         return 0
 

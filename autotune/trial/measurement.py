@@ -42,6 +42,7 @@ class EpochTrace(FrozenModel):
         batch_seconds: When each batch had been consumed, since the epoch began; ascending.
         end_seconds: When the loader had said that the epoch is over, workers taken down where they do not persist.
         wait_seconds: Time of the epoch that was spent waiting for the loader.
+        batch_waits: That for each batch; none in records of earlier versions.
         promised_batches: Batches the sampler handed out; None where only the data knows (iterable).
         closed_after: Batches consumed when the sampler was told to stop; None for a whole epoch.
     """
@@ -52,6 +53,7 @@ class EpochTrace(FrozenModel):
     samples: BoundedCount
     promised_batches: BoundedCount | None
     closed_after: BoundedCount | None
+    batch_waits: tuple[BoundedSeconds, ...] = ()
 
     @model_validator(mode="after")
     def _refuse_what_no_clock_shows(self) -> Self:

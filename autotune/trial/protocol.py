@@ -72,6 +72,18 @@ class LoadCommand(FrozenModel):
     warm_up: bool = True
 
 
+class Traces(FrozenModel):
+    """What reading left in a process, which workers that are forked from it would inherit.
+
+    Attributes:
+        threads: Whether threads were left.
+        files: Whether files were left open.
+    """
+
+    threads: bool = False
+    files: bool = False
+
+
 class ProbeCommand(FrozenModel):
     """Parent to child: profile the workload.
 
@@ -80,6 +92,8 @@ class ProbeCommand(FrozenModel):
         largest: Largest batch size that will be searched; measured too if that does not take long.
         usable_cpus: CPUs that can be kept busy, by affinity and by every quota.
         with_workers: Whether to measure what workers cost; False after they hung or died in an earlier probe.
+        chooses_start_method: Whether workers may start by another method than the workload's.
+        traces: What reading was found to leave; workers are then looked at before the process reads by itself.
     """
 
     op: Literal["probe"] = "probe"
@@ -87,6 +101,8 @@ class ProbeCommand(FrozenModel):
     largest: Annotated[int, Field(ge=1)]
     usable_cpus: Annotated[float, Field(gt=0, le=1e6)]
     with_workers: bool = True
+    chooses_start_method: bool = False
+    traces: Traces | None = None
 
 
 class IdentifyCommand(FrozenModel):
@@ -129,6 +145,13 @@ class ProbeReport(FrozenModel):
 
     op: Literal["probed"] = "probed"
     profile: WorkloadProfile
+
+
+class TracesReport(FrozenModel):
+    """Child to parent: reading in this process left traces; the probe is to be given to another one."""
+
+    op: Literal["traces"] = "traces"
+    traces: Traces
 
 
 class IdentityReport(FrozenModel):
@@ -176,7 +199,7 @@ Command = Annotated[
     LoadCommand | ProbeCommand | IdentifyCommand | TrialCommand | ReleaseCommand, Field(discriminator="op")
 ]
 Report = Annotated[
-    ProgressReport | ReadyReport | ProbeReport | IdentityReport | TrialReport | FailureReport,
+    ProgressReport | ReadyReport | ProbeReport | TracesReport | IdentityReport | TrialReport | FailureReport,
     Field(discriminator="op"),
 ]
 COMMAND: Final[TypeAdapter[Command]] = TypeAdapter(Command)

@@ -90,10 +90,12 @@ class WorkloadProfile(FrozenModel):
         workers_duplicate_data: Whether an iterable dataset delivers everything once per worker.
         costly_lines: The lines of code that take most of loading in one process, the costliest first.
         differing_samples: Samples that came out of workers differently than without, of those that were compared.
+        worker_threads: Threads of a worker after its first batches; 0 where none was looked at.
+        worker_bytes: What such a worker takes of the machine's memory; 0 where that is not known, or forked and shared.
         shards: Pieces that an iterable dataset shares out to its workers, as it says; None where it does not.
         baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
         loader_class: The class of the user's own loader, where that is what is measured; None for a plain DataLoader.
-        leaves_threads: Whether reading in the process itself leaves threads, which workers forked later may wait for.
+        leaves_traces: Whether reading in the process itself leaves threads or open files, which workers would inherit.
         knobs: Arguments of the user's factory that are searched, with the values that it has by itself.
         fixed_knobs: Knobs that the loader or the dataset decides, with the values that they have.
         loader_decides: Those of them that the user's own loader decides, and cannot be given.
@@ -132,10 +134,12 @@ class WorkloadProfile(FrozenModel):
     workers_duplicate_data: bool = False
     costly_lines: tuple[CostlyLine, ...] = ()
     differing_samples: BoundedCount = 0
+    worker_threads: BoundedCount = 0
+    worker_bytes: BoundedBytes = 0
     shards: BoundedCount | None = None
     baseline: LoaderConfig | None = None
     loader_class: LongText | None = None
-    leaves_threads: bool = False
+    leaves_traces: bool = False
     knobs: dict[str, KnobValue] = Field(default_factory=dict)
     fixed_knobs: dict[KnobName, int | bool | None] = Field(default_factory=dict)
     loader_decides: tuple[KnobName, ...] = ()

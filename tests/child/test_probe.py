@@ -16,6 +16,7 @@ from autotune.child.cost_fit import fit_bytes, fit_cost
 from autotune.child.probe import profile_workload
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.trial.protocol import ProbeCommand
+from autotune.trial.workload_profile import WorkloadProfile
 from autotune.workload import Workload
 
 BURNED_SECONDS = 0.05
@@ -37,6 +38,7 @@ def test_a_dataset_that_has_other_programs_compute_keeps_cpus_busy() -> None:
     workload = LoadedWorkload(parts=Workload(dataset=ShellsOut()))
     order = ProbeCommand(batch_size=1, largest=1, usable_cpus=1.0, with_workers=False)
     profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
+    assert isinstance(profile, WorkloadProfile)
     assert profile.cpu_share * profile.load_cost.per_batch(1) > 0.9 * BURNED_SECONDS
 
 
@@ -57,6 +59,7 @@ def test_samples_that_take_seconds_are_read_no_oftener_than_planning_needs(
     workload = LoadedWorkload(parts=Workload(dataset=Waits()))
     order = ProbeCommand(batch_size=4, largest=4, usable_cpus=1.0)
     profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
+    assert isinstance(profile, WorkloadProfile)
     assert (profile.costly_lines == (), profile.differing_samples == 0) == (is_slow, is_slow)
 
 

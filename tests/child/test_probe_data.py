@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from autotune.child.probe_data import describe_differing, find_differing_samples, make_digest
+from autotune.child.probe_data import compare_workers, describe_differing, make_digest
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.workload import Workload
 
@@ -33,7 +33,7 @@ class Samples(Dataset[Any]):
 
 
 def find(make: Any, **parts: Any) -> list[int]:
-    return find_differing_samples(LoadedWorkload(parts=Workload(dataset=Samples(make), **parts)))
+    return list(compare_workers(LoadedWorkload(parts=Workload(dataset=Samples(make), **parts))).differing)
 
 
 def augment(index: int) -> Any:

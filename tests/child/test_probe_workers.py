@@ -10,8 +10,12 @@ import torch
 from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from autotune.child.probe import profile_workload
-from autotune.child.probe_sharding import count_samples_single_process, workers_duplicate_data
+from autotune.child.probe import count_shards, profile_workload
+from autotune.child.probe_sharding import (
+    count_samples_single_process,
+    describe_idle_workers,
+    workers_duplicate_data,
+)
 from autotune.child.probe_workers import (
     count_round_workers,
     fetch_samples,
@@ -27,6 +31,7 @@ from autotune.config import ProcessSettings
 from autotune.errors import WorkloadError
 from autotune.profiles.worker_init import ShareWatch
 from autotune.trial.protocol import ProbeCommand
+from autotune.trial.workload_profile import WorkloadProfile
 from autotune.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -87,6 +92,29 @@ class Batches(Dataset[int]):
 
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [10 * index for index in indices]
+
+
+class FirstTakesAll(IterableDataset[torch.Tensor]):
+    """Has one shard, which the first worker gets."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        return iter(torch.arange(200)) if worker is None or worker.id == 0 else iter(())
+
+
+def test_a_worker_that_delivers_nothing_while_another_delivers_all_is_told_and_no_more_are_tried() -> None:
+    workload = load(FirstTakesAll())
+    count_samples_single_process(workload)
+    assert not workers_duplicate_data(workload)
+    assert "One of two workers delivers everything" in (describe_idle_workers(workload) or "")
+    assert count_shards(workload) == 1
+
+
+def test_workers_that_share_the_data_out_are_all_busy() -> None:
+    workload = load(Stream(sharded=True))
+    count_samples_single_process(workload)
+    assert not workers_duplicate_data(workload)
+    assert (describe_idle_workers(workload), count_shards(workload)) == (None, None)
 
 
 def test_a_round_is_timed_and_one_that_fails_in_the_workers_is_unknown() -> None:
@@ -174,6 +202,7 @@ def test_a_dataset_with_an_epoch_for_each_worker_is_tuned_with_a_note_that_says_
     workload = load(DrawsAnEpoch("id"))
     order = ProbeCommand(batch_size=8, largest=8, usable_cpus=1.0)
     profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
+    assert isinstance(profile, WorkloadProfile)
     assert not profile.workers_duplicate_data
     (note,) = profile.notes
     assert "Each worker delivers an epoch of its own (40 samples)" in note

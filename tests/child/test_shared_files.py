@@ -18,6 +18,7 @@ from autotune.child.probe import profile_workload
 from autotune.child.shared_files import warn_of_shared_files
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.trial.protocol import ProbeCommand
+from autotune.trial.workload_profile import WorkloadProfile
 from autotune.workload import Workload
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are not forked")
@@ -124,5 +125,6 @@ def test_the_probe_notes_a_file_that_was_open_before_it_read_a_sample_and_no_oth
     workload = LoadedWorkload(parts=Workload(dataset=dataset, multiprocessing_context="fork"))
     order = ProbeCommand(batch_size=2, largest=2, usable_cpus=1.0, with_workers=False)
     profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
+    assert isinstance(profile, WorkloadProfile)
     dataset._held.close()
     assert any("holds an open file" in note for note in profile.notes) == is_open

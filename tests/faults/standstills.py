@@ -39,6 +39,13 @@ def make_polars() -> Dataset[torch.Tensor]:
     return Calls(group)
 
 
+def make_lazy_polars() -> Dataset[torch.Tensor]:
+    """Use Polars in whoever reads, and nowhere else: workers hang only where a process has read that forks them."""
+    pl = importlib.import_module("polars")
+    frame = pl.DataFrame({"key": [number % 7 for number in range(100_000)]})
+    return Calls(lambda: frame.group_by("key").agg(pl.len()))
+
+
 def make_tokenizers() -> Dataset[torch.Tensor]:
     library = importlib.import_module("tokenizers")
     words = library.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")

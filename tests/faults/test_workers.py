@@ -139,6 +139,12 @@ def test_where_the_worker_stands_that_holds_the_others_is_told() -> None:
 
 
 @pytest.mark.fault("Hung getitem", needs="plain")
+def test_a_worker_that_was_not_forked_tells_where_it_stands_too() -> None:
+    result = sabotage("hang", play=Play(method="spawn"), stall_seconds=2 * STALL_SECONDS)
+    assert re.search(r"worker \d of 2 stands in `_hang` at villains\.py:\d+: `time\.sleep\(3600\)`", result.message)
+
+
+@pytest.mark.fault("Hung getitem", needs="plain")
 def test_without_workers_the_training_process_is_told_to_stand_there() -> None:
     result = sabotage("hang", place="both", play=Play(workers=0), stall_seconds=STALL_SECONDS)
     assert "the training process stands in `_hang` at villains.py" in result.message

@@ -76,6 +76,13 @@ def test_versions_advise_and_the_start_method_decides() -> None:
     assert by_name["torch"].describe() == "torch 2.14.0 instead of 2.13.0"
 
 
+def test_variables_that_limit_threads_advise() -> None:
+    here = make_software().model_copy(update={"thread_variables": {"OMP_NUM_THREADS": "1"}})
+    (difference,) = compare_software(make_software(), here)
+    assert not difference.requires_retune
+    assert difference.describe() == "threads of libraries OMP_NUM_THREADS=1 instead of none"
+
+
 def test_larger_samples_make_another_workload() -> None:
     (difference,) = compare_workloads(make_identity(), make_identity(sample_bytes=8192))
     assert difference.describe() == "bytes of a sample 8.0 KiB instead of 4.0 KiB"

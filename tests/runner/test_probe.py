@@ -58,10 +58,21 @@ def test_what_leaves_threads_when_it_is_read_is_read_by_workers_of_processes_tha
     with TrialRunner(request, stall_seconds=10.0) as runner:
         profile = runner.probe((4, 4), LIMITS)
         results = [runner.run(make_request(workers)) for workers in (2, 0, 1)]
-    assert profile.leaves_threads
+    assert profile.leaves_traces
     assert profile.worker_failure is None
     assert any("workers that are forked afterwards may hang" in note for note in profile.notes)
     assert [result.kind for result in results] == ["completed"] * 3
+
+
+def test_a_file_that_each_worker_opens_by_itself_is_not_opened_for_it() -> None:
+    with open_runner("make_lazily_opened") as runner:
+        profile = runner.probe((4, 4), LIMITS)
+        results = [runner.run(make_request(workers)) for workers in (2, 0, 1)]
+    assert profile.leaves_traces
+    assert profile.worker_failure is None
+    assert profile.differing_samples == 0
+    assert profile.notes == ()
+    assert [(result.kind, result.message) for result in results] == [("completed", "")] * 3
 
 
 def test_an_iterable_that_shards_itself_is_not_suspected() -> None:

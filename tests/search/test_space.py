@@ -451,3 +451,17 @@ def test_batches_are_copied_ahead_only_from_pinned_memory() -> None:
 def test_asking_for_copies_ahead_where_nothing_is_copied_is_refused() -> None:
     with pytest.raises(UsageError, match="device_prefetch=true: there is nothing to copy ahead"):
         plan(make_request(fixed={"device_prefetch": True}), make_workload())
+
+
+# Threads in workers
+
+
+def test_threads_in_workers_are_limited_only_where_a_worker_had_more_than_its_own() -> None:
+    assert plan(workload=WAITING.model_copy(update={"worker_threads": 3})).choices["worker_threads"] == (None,)
+    assert plan(workload=WAITING.model_copy(update={"worker_threads": 9})).choices["worker_threads"] == (None, 1)
+
+
+def test_threads_in_workers_are_limited_where_that_is_asked_for() -> None:
+    space = plan(make_request(fixed={"worker_threads": 1}))
+    assert space.from_params({"num_workers": 2}).process.worker_threads == 1
+    assert space.from_params({"num_workers": 0}).process.worker_threads is None

@@ -1,0 +1,87 @@
+"""By which start method do workers start soonest, and what does that take where they are not forked?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, cast
+
+from autotune.child import probe_workers
+from autotune.child.main_script import NAME_IN_WORKERS, read_script
+from autotune.child.workload_loading import LoadedWorkload
+from autotune.config import ProcessSettings, StartMethod
+from autotune.system.versions import read_start_method_in_force
+from autotune.trial.workload_profile import LinearCost
+from autotune.units import format_seconds
+
+MAX_IMPORT_SECONDS: Final = 30.0  # then nothing is said of it
+NOTABLE_SECONDS: Final = 0.2  # of starting a worker: less is what a fork takes
+DESCRIBED_WORKERS: Final = 8
+IMPORTING: Final = """
+import json, runpy, sys, time
+sys.path[:], script, name, modules = json.loads(sys.argv[1])
+started = time.perf_counter()
+if script is not None:
+    runpy.run_path(script, run_name=name)
+for module in modules:
+    __import__(module)
+print(time.perf_counter() - started)
+"""
+
+
+def choose_start_method(workload: LoadedWorkload, usable_cpus: float, *, may_fork: bool) -> LoadedWorkload:
+    """Let workers start by the method by which the same few of them have delivered a batch each the soonest.
+
+    The one in force stays where no other works; `may_fork` is False where a fork would not be safe.
+    """
+    workers = probe_workers.count_round_workers(usable_cpus)
+    seconds: dict[StartMethod, float] = {}
+    for method in cast("list[StartMethod]", multiprocessing.get_all_start_methods()):
+        if method == "fork" and not may_fork:
+            continue
+        process = ProcessSettings(multiprocessing_context=method)
+        probe_workers.time_worker_round(workload, 1, process)  # has the server of `forkserver` started
+        found = probe_workers.time_worker_round(workload, workers, process)
+        seconds |= {} if found is None else {method: found}
+    best = min(seconds, key=lambda method: seconds[method], default=None)
+    in_force = workload.start_method or read_start_method_in_force()
+    if best in (None, in_force):
+        return workload
+    return dataclasses.replace(workload, parts=dataclasses.replace(workload.parts, multiprocessing_context=best))
+
+
+def describe_start(workload: LoadedWorkload, start: LinearCost | None) -> str | None:
+    """Say what starting workers takes that are not forked, and what of it is importing; None where it is little."""
+    if start is None or workload.forks_workers or start.per_item_seconds < NOTABLE_SECONDS:
+        return None
+    method = workload.start_method or read_start_method_in_force()
+    said = (
+        f"Workers start by {method}: {DESCRIBED_WORKERS} of them take "
+        f"{format_seconds(start.per_batch(DESCRIBED_WORKERS))}, {format_seconds(start.per_item_seconds)} more for each"
+    )
+    own, script = type(workload.parts.dataset).__module__, read_script()
+    modules = ["torch"] if own in (NAME_IN_WORKERS, "torch") else ["torch", own]
+    importing = time_imports(script, modules)
+    if importing is None:
+        return f"{said}."
+    named = ", ".join([*([] if script is None else [Path(script).name]), *modules])
+    return (
+        f"{said}. Importing {named} takes a process {format_seconds(importing)}, and each worker does it: by "
+        f"forkserver, after multiprocessing.set_forkserver_preload({json.dumps(modules)}), workers find imported what "
+        "is named there."
+    )
+
+
+def time_imports(script: str | None, modules: Sequence[str]) -> float | None:
+    """Time in a fresh interpreter what a worker imports, in seconds; None where that fails there."""
+    command = [sys.executable, "-P", "-c", IMPORTING, json.dumps([sys.path, script, NAME_IN_WORKERS, modules])]
+    try:
+        finished = subprocess.run(command, check=True, capture_output=True, text=True, timeout=MAX_IMPORT_SECONDS)
+        return float(finished.stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None

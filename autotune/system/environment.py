@@ -1,0 +1,21 @@
+"""Which variables of the environment decide how many threads the libraries of a process start?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+THREAD_VARIABLES: Final = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS"),
+    *("RAYON_NUM_THREADS", "POLARS_MAX_THREADS", "BLOSC_NTHREADS"),
+)  # read by libraries when they start their threads, which most do when they are first used
+OTHER_VARIABLES: Final = (
+    *("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"),
+    "TOKENIZERS_PARALLELISM",
+)  # where threads run, and whether there are any
+
+
+def read_thread_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Give those that are set, with their values."""
+    return {name: environ[name] for name in (*THREAD_VARIABLES, *OTHER_VARIABLES) if name in environ}
