@@ -20,7 +20,7 @@ def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> MeasuredLoad
     """Build the loader of one configuration, whose sharing strategy is put in force; no worker is started yet."""
     parts, settings = workload.parts, config.loader_kwargs()
     set_sharing_strategy(config.process.sharing_strategy)
-    are_forked = (config.process.multiprocessing_context or read_start_method_in_force()) == "fork"
+    are_forked = is_forking(config.process)
     init = make_worker_init(config.process, parts.worker_init_fn, are_forked=are_forked)
     init = init if are_forked else AnsweringWorker(init)
     if config.dataloader.num_workers and init is not parts.worker_init_fn:
@@ -33,6 +33,11 @@ def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> MeasuredLoad
     return StoppableDataLoader(
         parts.dataset, collate_fn=parts.collate_fn, generator=parts.generator, **settings, **order
     )
+
+
+def is_forking(process: ProcessSettings) -> bool:
+    """Tell whether workers are forked by these settings, and so are there at once."""
+    return (process.multiprocessing_context or read_start_method_in_force()) == "fork"
 
 
 def build_plain_loader(

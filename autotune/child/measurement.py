@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.epoch_recorder import EpochRecorder
-from autotune.child.loader_building import build_loader, build_plain_loader, count_epoch_batches, count_epoch_samples
+from autotune.child.loader_building import (
+    build_loader,
+    build_plain_loader,
+    count_epoch_batches,
+    count_epoch_samples,
+    is_forking,
+)
 from autotune.child.sample_counts import check_epoch_length, check_fetched, check_handed_out
 from autotune.child.stoppable_loader import StoppableDataLoader
 from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
@@ -80,6 +86,7 @@ class TrialRun:
         self._is_map = workload.kind == "map" and self._loader.delivers_as_sampled  # then the sampler counts
         self._is_counted = not self._is_map or workload.fetches_batches  # afterwards, as they arrive
         self._workers = request.config.dataloader.num_workers
+        self._start_seconds = None if self._workers and not is_forking(request.config.process) else 0.0
         self._epoch_batches = count_epoch_batches(self._loader, workload)
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
         self._stopping = StoppingRule(request, self._epoch_batches)
@@ -108,18 +115,18 @@ class TrialRun:
         limit_memory(self._device, self._max_gpu_bytes)
         reset_peak(self._device)
         settle_garbage()
-        started = time.perf_counter()
+        self._started = time.perf_counter()
         plan: int | str = UNLIMITED_BATCHES
         while isinstance(plan, int):
             try:
-                trace = self._run_epoch(started, plan)
+                trace = self._run_epoch(plan)
             except Exception as error:
                 annotate_dead_workers(error, getattr(self._iterator, "_workers", ()))
                 raise
             self._traces.append(trace)
             self._recorder = None
             self._learn_length(trace)
-            plan = self._stopping.next_epoch_batches(self._traces, time.perf_counter() - started)
+            plan = self._stopping.next_epoch_batches(self._traces, self._read_clock())
         return Measurement(
             epochs=tuple(self._traces),
             epoch_batches=self._epoch_batches,
@@ -139,7 +146,15 @@ class TrialRun:
         if isinstance(self._loader, StoppableDataLoader):
             self._loader._iterator = None
 
-    def _run_epoch(self, trial_started: float, max_batches: int) -> EpochTrace:
+    def _read_clock(self) -> float:
+        """Read the seconds of the trial; they begin when all workers are there, where starting them takes seconds."""
+        elapsed = time.perf_counter() - self._started
+        under_way = 0 if self._recorder is None else self._recorder.batches
+        if self._start_seconds is None and (self._traces or under_way >= self._workers):
+            self._start_seconds = elapsed
+        return 0.0 if self._start_seconds is None else elapsed - self._start_seconds
+
+    def _run_epoch(self, max_batches: int) -> EpochTrace:
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
         if not self._loader.ends_with_sampler:  # what was left is taken down before the next epoch's clock starts
             self._iterator = self._batch = None
@@ -157,7 +172,7 @@ class TrialRun:
             self._step(self._batch)
             timer.end()
             recorder.note_batch(self._batch)
-            if abandoned := self._attend(recorder, time.perf_counter() - trial_started):
+            if abandoned := self._attend(recorder, self._read_clock()):
                 break
             timer.ask()
         if not self._loader.ends_with_sampler and not abandoned:  # as a training loop lets go of it at its end

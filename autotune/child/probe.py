@@ -252,7 +252,7 @@ def _probe_transfer(workload: LoadedWorkload, sizes: Sequence[int]) -> dict[str,
         with probe_workers.single_thread():
             rounds = [
                 (size, *probe_workers.time_worker_transfer(workload, samples, size))
-                for size in dict.fromkeys((sizes[0], sizes[-1]))
+                for size in dict.fromkeys((sizes[0], sizes[-1]) if workload.forks_workers else sizes[:1])
             ]
     except Exception:  # a sample or batch that cannot be sent: the trials with workers will meet it and name it
         return {}

@@ -9,16 +9,17 @@ from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_workers import ROUND_BATCH_SIZE, start_worker
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.system.processes import count_threads, measure_pss
+from autotune.system.processes import count_busy_threads, measure_pss
 
 LOOK_BATCHES: Final = 2  # threads may start with the second
+BUSY_SECONDS: Final = 1e-3  # of CPU time; a thread that has less was only started
 
 
 class WorkerLook(NamedTuple):
     """A worker after its first batches; nothing where none was looked at."""
 
     cpus: frozenset[int] = frozenset()  # that it may use
-    threads: int = 0
+    threads: int = 0  # that have computed
     memory_bytes: int = 0  # its share of the machine's, without /dev/shm
 
 
@@ -41,7 +42,7 @@ def _look(workload: LoadedWorkload) -> WorkerLook:
         next(batches, None)
     assert worker.pid is not None  # it was started
     cpus = frozenset(os.sched_getaffinity(worker.pid))
-    return WorkerLook(cpus, count_threads(worker.pid), measure_pss([worker.pid]))
+    return WorkerLook(cpus, count_busy_threads(worker.pid, BUSY_SECONDS), measure_pss([worker.pid]))
 
 
 def warn_of_affinity(look: WorkerLook) -> str | None:

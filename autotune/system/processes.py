@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from autotune.system.kernel_files import PROC
+from autotune.system.kernel_files import PROC, read_text
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+NANOSECONDS: Final = 1e9  # in a second
 CLEANERS: Final = (b"torch_shm_manager", b"multiprocessing.resource_tracker")
 
 
@@ -32,12 +33,22 @@ def _read_children(pid: int, proc: Path) -> list[int]:
     return children
 
 
-def count_threads(pid: int | str = "self") -> int:
-    """Count the threads of a process, also those that Python knows nothing of; 0 where the system does not tell."""
+def count_threads() -> int:
+    """Count the threads of this process, also those that Python knows nothing of; 0 where the system does not tell."""
     try:
-        return len(list((PROC / str(pid) / "task").iterdir()))
+        return len(list((PROC / "self" / "task").iterdir()))
     except OSError:
         return 0
+
+
+def count_busy_threads(pid: int, min_seconds: float, proc: Path = PROC) -> int:
+    """Count the threads of a process that have computed for so long; all of them where the system does not tell."""
+    try:
+        tasks = list((proc / str(pid) / "task").iterdir())
+    except OSError:
+        return 0
+    spent = [read_text(task / "schedstat").split()[:1] for task in tasks]
+    return sum(not found or int(found[0]) >= min_seconds * NANOSECONDS for found in spent)
 
 
 def is_cleaner(pid: int, proc: Path = PROC) -> bool:

@@ -48,6 +48,16 @@ def test_an_epoch_whose_batches_are_sent_ahead_is_whole(honest: TrialRunner, wor
     assert all(trace.batches == trace.promised_batches == 8 for trace in result.measurement.epochs)
 
 
+def test_the_seconds_of_a_trial_begin_when_workers_are_there_that_take_longer_to_start() -> None:
+    spawned = make_request(workers=1).model_copy(update={"seconds": 0.3})
+    config = spawned.config.model_copy(update={"process": ProcessSettings(multiprocessing_context="spawn")})
+    with open_runner("make_honest", dataset_args={"samples": 1_000_000}) as runner:
+        runner.limit(LIMITS)
+        result = runner.run(spawned.model_copy(update={"config": config}))
+    assert result.measurement is not None, result.message
+    assert result.measurement.epochs[0].batches > 30  # not those alone that were there when the first one was
+
+
 @pytest.mark.usefixtures("either_way")
 def test_a_whole_epoch_delivers_what_the_sampler_promised(honest: TrialRunner) -> None:
     result = honest.run(make_request(workers=2))
