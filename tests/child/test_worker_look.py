@@ -40,11 +40,21 @@ class Binding(Numbers):
 
 
 class Threading(Numbers):
-    """Starts threads, as libraries do that decode on several."""
+    """Starts threads that compute, as libraries do that decode on several."""
+
+    decoded = threading.Event()
 
     def meet_worker(self) -> None:
         if threading.active_count() < 6:
-            threading.Thread(target=FOREVER.wait, daemon=True).start()
+            thread = threading.Thread(target=self._decode, daemon=True)
+            thread.start()
+            self.decoded.wait()
+            self.decoded.clear()
+
+    def _decode(self) -> None:
+        sum(range(1_000_000))
+        self.decoded.set()
+        FOREVER.wait()
 
 
 def look(dataset: Dataset[Any]) -> WorkerLook:
