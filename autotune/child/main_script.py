@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import runpy
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -51,16 +52,13 @@ def _make_script(file: Path) -> ModuleType:
 
 
 def _make_module(name: str) -> ModuleType:
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
+    spec = _find_spec(name)
     if spec is None or spec.origin is None:
         raise UsageError(f"--main {name}: neither a file that ends in .py nor a module that can be found.")
     return _make(spec.origin, spec)
 
 
-def _make(origin: str, spec: Any) -> ModuleType:
+def _make(origin: str, spec: ModuleSpec | None) -> ModuleType:
     script = ModuleType(NAME_IN_WORKERS)
     script.__file__, script.__spec__ = origin, spec
     return script
@@ -72,8 +70,12 @@ def _run_module(name: str) -> dict[str, Any]:
 
 def _find_origin(name: str) -> Path | None:
     """Find the file that a module would be imported from; None where there is none."""
+    spec = _find_spec(name)
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+
+
+def _find_spec(name: str) -> ModuleSpec | None:
     try:
-        spec = importlib.util.find_spec(name)
+        return importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return None
-    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()

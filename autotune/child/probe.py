@@ -97,7 +97,7 @@ def profile_workload(
         pinning=device.type == "cuda",
         costly_lines=lines,
         differing_samples=len(found.differing),
-        worker_threads=found.look.threads,
+        worker_threads_cpu=found.look.threads_cpu,
         worker_bytes=0 if workload.forks_workers else found.look.memory_bytes,
         rss_bytes=rss_bytes,
         notes=_list_notes(workload, notes),

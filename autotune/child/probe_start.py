@@ -37,8 +37,11 @@ print(time.perf_counter() - started)
 def choose_start_method(workload: LoadedWorkload, usable_cpus: float, *, may_fork: bool) -> LoadedWorkload:
     """Let workers start by the method by which the same few of them have delivered a batch each the soonest.
 
-    The one in force stays where no other works; `may_fork` is False where a fork would not be safe.
+    The one in force stays where no other works, and where it forks and that is safe (`may_fork`), which is soonest.
     """
+    in_force = workload.start_method or read_start_method_in_force()
+    if in_force == "fork" and may_fork:
+        return workload
     workers = probe_workers.count_round_workers(usable_cpus)
     seconds: dict[StartMethod, float] = {}
     for method in cast("list[StartMethod]", multiprocessing.get_all_start_methods()):
@@ -49,7 +52,6 @@ def choose_start_method(workload: LoadedWorkload, usable_cpus: float, *, may_for
         found = probe_workers.time_worker_round(workload, workers, process)
         seconds |= {} if found is None else {method: found}
     best = min(seconds, key=lambda method: seconds[method], default=None)
-    in_force = workload.start_method or read_start_method_in_force()
     if best in (None, in_force):
         return workload
     return dataclasses.replace(workload, parts=dataclasses.replace(workload.parts, multiprocessing_context=best))

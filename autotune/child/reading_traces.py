@@ -1,7 +1,8 @@
 """What does reading leave behind in a process that workers forked from it would inherit, and training's would not?
 
 Training forks its workers from a process that has read nothing. A thread that reads ahead does not survive the fork,
-nor do those of some libraries; and a file that each worker was to open by itself would be open already, and shared.
+nor do those of libraries: some wait for them for ever, others compute without, as in no worker of training. And a file
+that each worker was to open by itself would be open already, and shared.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from autotune.system.kernel_files import PROC
 from autotune.system.processes import count_threads
 from autotune.trial.protocol import Traces
 
-FORK_SHY: Final = ("polars", "tokenizers")  # whose threads a fork loses; other libraries start theirs anew
+FORK_SHY: Final = ("polars", "tokenizers")  # that wait for threads which a fork has lost; OpenCV goes on without them
 THREADS_LEFT: Final = (
     "Reading this dataset without workers leaves threads behind, and workers that are forked afterwards may hang: "
     "have its workers started before anything else reads from it"
@@ -43,9 +44,10 @@ def find_traces(before: ProcessState) -> Traces:
     if not before.files.issuperset(now.files):
         gc.collect()  # what holds a file may be of no use any more
         now = ProcessState.read()
-    has_shy = now.all_threads > before.all_threads and any(name in sys.modules for name in FORK_SHY)
+    has_pools = now.all_threads > before.all_threads
+    has_shy = has_pools and any(name in sys.modules for name in FORK_SHY)
     has_threads = has_shy or not before.threads.issuperset(now.threads)
-    return Traces(threads=has_threads, files=not before.files.issuperset(now.files))
+    return Traces(threads=has_threads, pools=has_pools, files=not before.files.issuperset(now.files))
 
 
 def describe_traces(traces: Traces) -> str | None:

@@ -9,17 +9,17 @@ from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_workers import ROUND_BATCH_SIZE, start_worker
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.system.processes import count_busy_threads, measure_pss
+from autotune.system.processes import measure_pss, read_thread_seconds
 
-LOOK_BATCHES: Final = 2  # threads may start with the second
-BUSY_SECONDS: Final = 1e-3  # of CPU time; a thread that has less was only started
+LOOK_BATCHES: Final = 2  # after the first, with which libraries are set up
+MIN_SECONDS: Final = 1e-3  # of CPU time in them, below which nothing is said of threads
 
 
 class WorkerLook(NamedTuple):
     """A worker after its first batches; nothing where none was looked at."""
 
     cpus: frozenset[int] = frozenset()  # that it may use
-    threads: int = 0  # that have computed
+    threads_cpu: float = 0.0  # CPU time of its other threads, over that of the one that loads
     memory_bytes: int = 0  # its share of the machine's, without /dev/shm
 
 
@@ -36,13 +36,17 @@ def look_at_worker(workload: LoadedWorkload) -> WorkerLook:
 
 def _look(workload: LoadedWorkload) -> WorkerLook:
     loader = build_plain_loader(workload, ROUND_BATCH_SIZE, workers=1)
-    loader.index_source.open(max_batches=LOOK_BATCHES + 2)  # it is looked at while it may still be at work
+    loader.index_source.open(max_batches=LOOK_BATCHES + 3)  # it is looked at while it may still be at work
     worker, batches = start_worker(loader)
+    assert worker.pid is not None  # it was started
+    next(batches, None)
+    before = read_thread_seconds(worker.pid)
     for _ in range(LOOK_BATCHES):
         next(batches, None)
-    assert worker.pid is not None  # it was started
-    cpus = frozenset(os.sched_getaffinity(worker.pid))
-    return WorkerLook(cpus, count_busy_threads(worker.pid, BUSY_SECONDS), measure_pss([worker.pid]))
+    spent = {thread: end - before.get(thread, 0.0) for thread, end in read_thread_seconds(worker.pid).items()}
+    loading = spent.pop(worker.pid, 0.0)
+    threads_cpu = sum(spent.values()) / loading if loading >= MIN_SECONDS else 0.0
+    return WorkerLook(frozenset(os.sched_getaffinity(worker.pid)), threads_cpu, measure_pss([worker.pid]))
 
 
 def warn_of_affinity(look: WorkerLook) -> str | None:

@@ -18,7 +18,7 @@ from autotune.trial.budgets import Budgets
 from autotune.trial.workload_profile import WorkloadProfile
 from autotune.units import format_bytes
 
-USUAL_WORKER_THREADS: Final = 3  # its own, and two that send batches; more are those of libraries
+THREADED_CPU: Final = 0.25  # CPU time of a worker's other threads over that of the one that loads; more is libraries'
 WITHOUT_EFFECT: Final[dict[str, str]] = {
     "pin_memory": "pinning has no effect on this device or these samples; leave it out",
     "device_prefetch": "there is nothing to copy ahead on this device; leave it out",
@@ -42,7 +42,7 @@ def plan_space(
         "prefetch_factor": _plan_prefetching(workload),
         "pin_memory": _plan_pinning(workload, notes),
         "persistent_workers": _plan_persistence(request, notes),
-        "worker_threads": (None, 1) if workload.worker_threads > USUAL_WORKER_THREADS else (None,),
+        "worker_threads": (None, 1) if workload.worker_threads_cpu >= THREADED_CPU else (None,),
         "device_prefetch": (False, True) if workload.h2d is not None and workload.pinning else (False,),
     }
     choices |= {name: (value,) for name, value in workload.fixed_knobs.items()}

@@ -41,14 +41,14 @@ def count_threads() -> int:
         return 0
 
 
-def count_busy_threads(pid: int, min_seconds: float, proc: Path = PROC) -> int:
-    """Count the threads of a process that have computed for so long; all of them where the system does not tell."""
+def read_thread_seconds(pid: int, proc: Path = PROC) -> dict[int, float]:
+    """Read the CPU seconds of each thread of a process; its first has its number. Nothing where that is not told."""
     try:
         tasks = list((proc / str(pid) / "task").iterdir())
     except OSError:
-        return 0
-    spent = [read_text(task / "schedstat").split()[:1] for task in tasks]
-    return sum(not found or int(found[0]) >= min_seconds * NANOSECONDS for found in spent)
+        return {}
+    spent = {int(task.name): read_text(task / "schedstat").split() for task in tasks}
+    return {thread: int(counts[0]) / NANOSECONDS for thread, counts in spent.items() if counts}
 
 
 def is_cleaner(pid: int, proc: Path = PROC) -> bool:

@@ -76,11 +76,13 @@ class Traces(FrozenModel):
     """What reading left in a process, which workers that are forked from it would inherit.
 
     Attributes:
-        threads: Whether threads were left.
+        threads: Whether threads were left that workers may wait for.
+        pools: Whether a library has started threads of its own, without which it works on in a process that is forked.
         files: Whether files were left open.
     """
 
     threads: bool = False
+    pools: bool = False
     files: bool = False
 
 

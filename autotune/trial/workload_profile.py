@@ -90,7 +90,7 @@ class WorkloadProfile(FrozenModel):
         workers_duplicate_data: Whether an iterable dataset delivers everything once per worker.
         costly_lines: The lines of code that take most of loading in one process, the costliest first.
         differing_samples: Samples that came out of workers differently than without, of those that were compared.
-        worker_threads: Threads of a worker that have computed for its first batches; 0 where none was looked at.
+        worker_threads_cpu: CPU time of a worker's other threads over that of the one that loads; 0 where not known.
         worker_bytes: What such a worker takes of the machine's memory; 0 where that is not known, or forked and shared.
         shards: Pieces that an iterable dataset shares out to its workers, as it says; None where it does not.
         baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
@@ -134,7 +134,7 @@ class WorkloadProfile(FrozenModel):
     workers_duplicate_data: bool = False
     costly_lines: tuple[CostlyLine, ...] = ()
     differing_samples: BoundedCount = 0
-    worker_threads: BoundedCount = 0
+    worker_threads_cpu: BoundedRate = 0.0
     worker_bytes: BoundedBytes = 0
     shards: BoundedCount | None = None
     baseline: LoaderConfig | None = None

@@ -34,12 +34,11 @@ def take(monkeypatch: pytest.MonkeyPatch, **seconds: float | None) -> None:
 
 
 def test_the_method_is_taken_that_starts_workers_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    take(monkeypatch, fork=0.3, spawn=4.0, forkserver=0.2)
-    assert choose_start_method(make_workload(), 2.0, may_fork=True).start_method == "forkserver"
-
-
-def test_the_method_in_force_is_left_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
     take(monkeypatch, fork=0.3, spawn=4.0, forkserver=2.0)
+    assert choose_start_method(make_workload("forkserver"), 2.0, may_fork=True).start_method == "fork"
+
+
+def test_nothing_is_measured_where_workers_are_forked_and_may_be() -> None:
     assert choose_start_method(make_workload(), 2.0, may_fork=True).start_method is None
 
 
@@ -50,12 +49,12 @@ def test_forking_is_left_out_where_it_is_not_safe(monkeypatch: pytest.MonkeyPatc
 
 def test_a_method_that_does_not_work_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     take(monkeypatch, fork=None, spawn=4.0, forkserver=None)
-    assert choose_start_method(make_workload(), 2.0, may_fork=True).start_method == "spawn"
+    assert choose_start_method(make_workload("forkserver"), 2.0, may_fork=True).start_method == "spawn"
 
 
 def test_where_none_works_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     take(monkeypatch, fork=None, spawn=None, forkserver=None)
-    assert choose_start_method(make_workload(), 2.0, may_fork=True).start_method is None
+    assert choose_start_method(make_workload(), 2.0, may_fork=False).start_method is None
 
 
 def test_a_slow_start_is_told_with_what_importing_takes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def test_a_thread_that_goes_on_is_a_trace_that_training_should_mind() -> None:
     traces = find_traces(before)
     ended.set()
     thread.join()
-    assert traces == Traces(threads=True)
+    assert traces == Traces(threads=True, pools=True)
     assert "leaves threads behind" in (describe_traces(traces) or "")
 
 
@@ -53,6 +53,6 @@ def test_threads_unknown_to_python_count_where_a_library_is_there_that_loses_its
     before = ProcessState.read()._replace(all_threads=0)
     monkeypatch.delitem(sys.modules, "polars", raising=False)
     monkeypatch.delitem(sys.modules, "tokenizers", raising=False)
-    assert not find_traces(before).threads
+    assert find_traces(before) == Traces(pools=True)
     monkeypatch.setitem(sys.modules, "polars", ModuleType("polars"))
     assert find_traces(before).threads

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import os
-import threading
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -10,11 +10,10 @@ from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 from autotune.child.worker_look import WorkerLook, describe_affinity, look_at_worker, warn_of_affinity
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.search.choices import USUAL_WORKER_THREADS
+from autotune.search.choices import THREADED_CPU
 from autotune.workload import Workload
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="wants a system with masks of CPUs")
-FOREVER = threading.Event()
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -42,19 +41,24 @@ class Binding(Numbers):
 class Threading(Numbers):
     """Starts threads that compute, as libraries do that decode on several."""
 
-    decoded = threading.Event()
+    helpers: ClassVar[list[ThreadPoolExecutor]] = []
 
     def meet_worker(self) -> None:
-        if threading.active_count() < 6:
-            thread = threading.Thread(target=self._decode, daemon=True)
-            thread.start()
-            self.decoded.wait()
-            self.decoded.clear()
+        if not self.helpers:
+            self.helpers.append(ThreadPoolExecutor(1))
+        self.helpers[0].submit(burn).result()
+        burn()
 
-    def _decode(self) -> None:
-        sum(range(1_000_000))
-        self.decoded.set()
-        FOREVER.wait()
+
+class Computing(Numbers):
+    """Computes in the thread that loads."""
+
+    def meet_worker(self) -> None:
+        burn()
+
+
+def burn() -> None:
+    sum(range(100_000))
 
 
 def look(dataset: Dataset[Any]) -> WorkerLook:
@@ -70,14 +74,14 @@ def test_a_worker_that_may_use_all_cpus_is_not_complained_about() -> None:
     assert warn_of_affinity(look(Numbers())) is None
 
 
-def test_a_worker_of_plain_samples_has_no_threads_but_the_usual() -> None:
-    found = look(Numbers())
-    assert found.threads == USUAL_WORKER_THREADS
+def test_the_threads_that_send_batches_compute_little() -> None:
+    found = look(Computing())
+    assert found.threads_cpu < THREADED_CPU
     assert found.memory_bytes > 0
 
 
-def test_threads_that_a_worker_starts_are_counted() -> None:
-    assert look(Threading()).threads > USUAL_WORKER_THREADS
+def test_threads_of_libraries_compute_for_a_good_part() -> None:
+    assert look(Threading()).threads_cpu >= THREADED_CPU
 
 
 def test_a_worker_that_fails_is_left_to_the_trials() -> None:

@@ -456,9 +456,9 @@ def test_asking_for_copies_ahead_where_nothing_is_copied_is_refused() -> None:
 # Threads in workers
 
 
-def test_threads_in_workers_are_limited_only_where_a_worker_had_more_than_its_own() -> None:
-    assert plan(workload=WAITING.model_copy(update={"worker_threads": 3})).choices["worker_threads"] == (None,)
-    assert plan(workload=WAITING.model_copy(update={"worker_threads": 9})).choices["worker_threads"] == (None, 1)
+def test_threads_in_workers_are_limited_only_where_they_compute_for_a_good_part() -> None:
+    assert plan(workload=WAITING.model_copy(update={"worker_threads_cpu": 0.1})).choices["worker_threads"] == (None,)
+    assert plan(workload=WAITING.model_copy(update={"worker_threads_cpu": 0.9})).choices["worker_threads"] == (None, 1)
 
 
 def test_threads_in_workers_are_limited_where_that_is_asked_for() -> None:
