@@ -27,7 +27,7 @@ from autotune.child.probe_sharding import (
 from autotune.child.probe_slow_samples import describe_slow_samples
 from autotune.child.probe_start import choose_start_method, describe_start
 from autotune.child.probe_storage import describe_storage
-from autotune.child.reading_traces import describe_traces
+from autotune.child.reading_traces import HANGS, hangs_after_reading
 from autotune.child.shared_files import warn_of_shared_files
 from autotune.child.training_step import Step
 from autotune.child.worker_look import WorkerLook, look_at_worker, warn_of_affinity
@@ -65,7 +65,7 @@ def profile_workload(
     left what they would inherit, it is given instead: another process is to be asked, and told so.
     """
     files = warn_of_shared_files(workload)  # before this process opens any by itself
-    accelerator, gpu_room_bytes = describe_accelerator(device), read_free_memory(device)
+    on_device = _describe_device(device)
     order = order.model_copy(update={"with_workers": order.with_workers and "num_workers" not in workload.fixed})
     cold_seconds, found = None, WorkerFindings()
     if order.traces is not None:
@@ -73,9 +73,10 @@ def profile_workload(
     elif _enter_worker_phase(order, on_phase) and workload.forks_workers:  # others begin with nothing in any case
         cold_seconds = probe_workers.time_worker_round(workload, probe_workers.count_round_workers(order.usable_cpus))
     usual, profiles = profile_batch_sizes(workload, step, device, order, on_phase)
+    traces = order.traces or _look_for_hangs(workload, order, on_phase, usual)
     if order.chooses_start_method and _enter_worker_phase(order, on_phase):
-        workload = choose_start_method(workload, order.usable_cpus, may_fork=not usual.traces.threads)
-    traces = order.traces or (usual.traces if workload.forks_workers else Traces())
+        workload = choose_start_method(workload, order.usable_cpus, may_fork=not traces.hangs)
+    traces = traces if workload.forks_workers else Traces()
     if traces != Traces() and order.with_workers and order.traces is None:
         return traces
     costs = _fit_costs(usual, profiles)
@@ -85,25 +86,48 @@ def profile_workload(
     if order.traces is None:
         found = _look_at_workers(workload, order, on_phase, batch_seconds)
     costs |= _fit_worker_costs(workload, costs["load_cost"], found, cold_seconds, order.usable_cpus)
-    if not traces.threads and _enter_worker_phase(order, on_phase):
+    if not traces.hangs and _enter_worker_phase(order, on_phase):
         costs |= _measure_sharing(workload, [round(profile.samples) for profile in profiles], order.usable_cpus)
     start = describe_start(workload, costs.get("worker_start_cost"))
-    notes = (describe_traces(traces), files, *found.notes, start, warn_of_device(device, accelerator))
+    notes = (
+        HANGS if traces.hangs else None,
+        files,
+        *found.notes,
+        start,
+        warn_of_device(device, on_device["accelerator"]),
+    )
     return WorkloadProfile(
         leaves_traces=traces != Traces(),
-        software=read_software(accelerator),
-        accelerator=accelerator,
-        gpu_room_bytes=gpu_room_bytes,
-        pinning=device.type == "cuda",
         costly_lines=lines,
         differing_samples=len(found.differing),
         worker_threads_cpu=found.look.threads_cpu,
         worker_bytes=0 if workload.forks_workers else found.look.memory_bytes,
         rss_bytes=rss_bytes,
         notes=_list_notes(workload, notes),
+        **on_device,
         **_describe_parts(workload),
         **costs,
     )
+
+
+def _describe_device(device: torch.device) -> dict[str, Any]:
+    """Say what the workload meets on this device before it runs there, by the profile's fields."""
+    accelerator = describe_accelerator(device)
+    return {
+        "accelerator": accelerator,
+        "software": read_software(accelerator),
+        "gpu_room_bytes": read_free_memory(device),
+        "pinning": device.type == "cuda",
+    }
+
+
+def _look_for_hangs(
+    workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase, usual: BatchSizeProfile
+) -> Traces:
+    """Give what reading left, and whether a worker that is forked now waits for it."""
+    if not usual.traces.threads or not workload.forks_workers or not _enter_worker_phase(order, on_phase):
+        return usual.traces
+    return usual.traces.model_copy(update={"hangs": hangs_after_reading(workload, usual.load.wall)})
 
 
 def _list_notes(workload: LoadedWorkload, seen: Iterable[str | None]) -> tuple[str, ...]:

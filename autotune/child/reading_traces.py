@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import gc
 import stat
-import sys
 import threading
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+from torch.utils.data import DataLoader
+
+from autotune.child.loader_building import build_plain_loader
+from autotune.child.probe_workers import ROUND_BATCH_SIZE
+from autotune.child.workload_loading import LoadedWorkload
 from autotune.system.kernel_files import PROC
 from autotune.system.processes import count_threads
 from autotune.trial.protocol import Traces
 
-FORK_SHY: Final = ("polars", "tokenizers")  # that wait for threads which a fork has lost; OpenCV goes on without them
-THREADS_LEFT: Final = (
-    "Reading this dataset without workers leaves threads behind, and workers that are forked afterwards may hang: "
-    "have its workers started before anything else reads from it"
+MIN_PATIENCE_SECONDS: Final = 2.0  # for a worker's first batch, after which it hangs
+PATIENCE_BATCHES: Final = 10.0  # of those seconds that loading one takes in this process
+HANGS: Final = (
+    "Reading this dataset without workers leaves threads behind, and a worker that was forked afterwards hung: have "
+    "its workers started before anything else reads from it"
 )
 
 
@@ -44,15 +49,23 @@ def find_traces(before: ProcessState) -> Traces:
     if not before.files.issuperset(now.files):
         gc.collect()  # what holds a file may be of no use any more
         now = ProcessState.read()
-    has_pools = now.all_threads > before.all_threads
-    has_shy = has_pools and any(name in sys.modules for name in FORK_SHY)
-    has_threads = has_shy or not before.threads.issuperset(now.threads)
-    return Traces(threads=has_threads, pools=has_pools, files=not before.files.issuperset(now.files))
+    has_threads = now.all_threads > before.all_threads or not before.threads.issuperset(now.threads)
+    return Traces(threads=has_threads, files=not before.files.issuperset(now.files))
 
 
-def describe_traces(traces: Traces) -> str | None:
-    """Say what training should mind; files that each worker opens by itself are as they should be."""
-    return THREADS_LEFT if traces.threads else None
+def hangs_after_reading(workload: LoadedWorkload, batch_seconds: float) -> bool:
+    """Fork a worker from this process, which has read, and tell whether it never delivers; then it is spoilt."""
+    loader = build_plain_loader(workload, ROUND_BATCH_SIZE, workers=1)
+    if not isinstance(loader, DataLoader):
+        return True  # who knows
+    loader.timeout = max(MIN_PATIENCE_SECONDS, PATIENCE_BATCHES * batch_seconds)
+    try:
+        next(iter(loader), None)
+    except RuntimeError as error:
+        return "timed out" in str(error)
+    except Exception:  # whatever it is, the trials with workers will meet it and name it
+        return False
+    return False
 
 
 def _list_open_files() -> list[str]:

@@ -76,14 +76,14 @@ class Traces(FrozenModel):
     """What reading left in a process, which workers that are forked from it would inherit.
 
     Attributes:
-        threads: Whether threads were left that workers may wait for.
-        pools: Whether a library has started threads of its own, without which it works on in a process that is forked.
+        threads: Whether threads were left: Python's, or a library's own, which a fork ends.
         files: Whether files were left open.
+        hangs: Whether a worker was seen to wait for such a thread.
     """
 
     threads: bool = False
-    pools: bool = False
     files: bool = False
+    hangs: bool = False
 
 
 class ProbeCommand(FrozenModel):
