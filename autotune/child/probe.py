@@ -49,8 +49,9 @@ VALIDATION_SPLITS: Final = ("val", "valid", "validation", "test", "dev", "eval")
 class WorkerFindings(NamedTuple):
     """What was seen of workers; nothing where none were looked at."""
 
-    few: float | None = None  # seconds of a round of one worker
-    many: float | None = None  # and of as many as `count_round_workers` gives
+    cold: float | None = None  # seconds of a round before this process has met the dataset
+    few: float | None = None  # of one of one worker
+    many: float | None = None  # of as many as `count_round_workers` gives, as is the cold one
     differing: Sequence[int] = ()  # samples that they deliver differently
     notes: tuple[str | None, ...] = ()
     look: WorkerLook = WorkerLook()
@@ -67,11 +68,7 @@ def profile_workload(
     files = warn_of_shared_files(workload)  # before this process opens any by itself
     on_device = _describe_device(device)
     order = order.model_copy(update={"with_workers": order.with_workers and "num_workers" not in workload.fixed})
-    cold_seconds, found = None, WorkerFindings()
-    if order.traces is not None:
-        found = _look_at_workers(workload, order, on_phase)
-    elif _enter_worker_phase(order, on_phase) and workload.forks_workers:  # others begin with nothing in any case
-        cold_seconds = probe_workers.time_worker_round(workload, probe_workers.count_round_workers(order.usable_cpus))
+    found = _look_before_reading(workload, order, on_phase)
     usual, profiles = profile_batch_sizes(workload, step, device, order, on_phase)
     traces = order.traces or _look_for_hangs(workload, order, on_phase, usual)
     if order.chooses_start_method and _enter_worker_phase(order, on_phase):
@@ -84,8 +81,8 @@ def profile_workload(
     lines = () if batch_seconds > MAX_LOOK_SECONDS else find_costly_lines(workload)
     rss_bytes = read_resident("self")[0] or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # or its peak
     if order.traces is None:
-        found = _look_at_workers(workload, order, on_phase, batch_seconds)
-    costs |= _fit_worker_costs(workload, costs["load_cost"], found, cold_seconds, order.usable_cpus)
+        found = _look_at_workers(workload, order, on_phase, batch_seconds)._replace(cold=found.cold)
+    costs |= _fit_worker_costs(workload, costs["load_cost"], found, order.usable_cpus)
     if not traces.hangs and _enter_worker_phase(order, on_phase):
         costs |= _measure_sharing(workload, [round(profile.samples) for profile in profiles], order.usable_cpus)
     start = describe_start(workload, costs.get("worker_start_cost"))
@@ -121,6 +118,16 @@ def _describe_device(device: torch.device) -> dict[str, Any]:
     }
 
 
+def _look_before_reading(workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase) -> WorkerFindings:
+    """Look at workers as training has them: all that is looked for where this process will spoil it, else the start."""
+    if order.traces is not None:
+        return _look_at_workers(workload, order, on_phase)
+    if not workload.forks_workers or not _enter_worker_phase(order, on_phase):  # others begin with nothing in any case
+        return WorkerFindings()
+    workers = probe_workers.count_round_workers(order.usable_cpus)
+    return WorkerFindings(cold=probe_workers.time_worker_round(workload, workers))
+
+
 def _look_for_hangs(
     workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase, usual: BatchSizeProfile
 ) -> Traces:
@@ -152,13 +159,13 @@ def _look_at_workers(
     seconds = few if batch_seconds is None else batch_seconds
     growth = predict_cow_growth(workload)
     if seconds is None or seconds > MAX_LOOK_SECONDS:
-        return WorkerFindings(few, many, notes=(growth,))
+        return WorkerFindings(few=few, many=many, notes=(growth,))
     look = look_at_worker(workload)
     data = compare_workers(workload, workers_first=order.traces is not None)
     slow = describe_slow_samples(workload.parts.dataset, data.reads)
     cold = describe_storage(data.reads.values(), workload.promised_samples or 0, read_memory_limit())
     notes = (describe_differing(data.differing), slow, cold, growth, warn_of_affinity(look))
-    return WorkerFindings(few, many, data.differing, notes, look)
+    return WorkerFindings(None, few, many, data.differing, notes, look)
 
 
 def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
@@ -243,14 +250,13 @@ def _fit_worker_costs(
     workload: LoadedWorkload,
     load: LinearCost,
     found: WorkerFindings,
-    cold_seconds: float | None,
     usable_cpus: float,
 ) -> dict[str, Any]:
     """Fit what starting workers costs, by the profile's fields."""
     workers = probe_workers.count_round_workers(usable_cpus)
     size = workload.fixed.get("batch_size") or probe_workers.ROUND_BATCH_SIZE
     start = probe_workers.fit_worker_startup(found.few, found.many, workers, load.per_batch(size))
-    warm_up = probe_workers.per_worker_warmup_seconds(cold_seconds, found.many, workers, usable_cpus)
+    warm_up = probe_workers.per_worker_warmup_seconds(found.cold, found.many, workers, usable_cpus)
     return {"first_use_seconds": warm_up} | ({} if start is None else {"worker_start_cost": start})
 
 

@@ -56,8 +56,8 @@ def find_traces(before: ProcessState) -> Traces:
 def hangs_after_reading(workload: LoadedWorkload, batch_seconds: float) -> bool:
     """Fork a worker from this process, which has read, and tell whether it never delivers; then it is spoilt."""
     loader = build_plain_loader(workload, ROUND_BATCH_SIZE, workers=1)
-    if not isinstance(loader, DataLoader):
-        return True  # who knows
+    if not isinstance(loader, DataLoader):  # whose workers are its own
+        return False
     loader.timeout = max(MIN_PATIENCE_SECONDS, PATIENCE_BATCHES * batch_seconds)
     try:
         next(iter(loader), None)
