@@ -6,8 +6,7 @@ TEST_READY := .venv/.test-ready
 BENCH_READY := .venv/.bench-ready
 LOWEST := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/.ready
-WITH_CHILDREN := runner/test_probe.py runner/test_runner.py child/test_adapters.py child/test_libraries.py \
-	child/test_own_knobs.py report/test_html_in_browser.py \
+WITH_CHILDREN := runner/test_probe.py runner/test_runner.py child report/test_html_in_browser.py \
 	search/test_dashboard.py benchmarks test_end_to_end.py test_integrations.py test_docs.py
 ALONE := tests/faults/test_budgets.py  # it measures; all other tests run in two processes
 
@@ -46,7 +45,7 @@ $(LOWEST_READY): pyproject.toml constraints.txt .ci/lowest.py
 	@touch $(LOWEST_READY)
 
 # torch's own lower bound is not tested here: an earlier torch than that of constraints.txt fetches gigabytes of CUDA.
-test-lowest: $(LOWEST_READY) ## Run one tuning and the tests that start no trials with the lowest versions allowed
+test-lowest: $(LOWEST_READY) ## Run one tuning and the tests that start no processes with the lowest versions allowed
 	$(LOWEST)/dltune --dataset tests.misbehaving:make_honest --batch-size 32 --max-workers 1 --trials 2 \
 		--trial-time 300ms --no-resume --output .venv-lowest/dltune.json --storage sqlite:///.venv-lowest/studies.db
 	$(LOWEST)/dltune check .venv-lowest/dltune.json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from autotune.child.loader_building import build_plain_loader
@@ -12,14 +13,15 @@ from autotune.child.workload_loading import LoadedWorkload
 from autotune.system.processes import measure_pss, read_thread_seconds
 
 LOOK_BATCHES: Final = 2  # after the first, with which libraries are set up
-MIN_SECONDS: Final = 1e-3  # of CPU time in them, below which nothing is said of threads
+OWN_THREADS: Final = 3  # of a worker: the one that loads, and two that send batches
+MIN_SECONDS: Final = 5e-3  # of CPU time in them, that threads must take for anything to be said of them
 
 
 class WorkerLook(NamedTuple):
     """A worker after its first batches; nothing where none was looked at."""
 
     cpus: frozenset[int] = frozenset()  # that it may use
-    threads_cpu: float = 0.0  # CPU time of its other threads, over that of the one that loads
+    threads_cpu: float = 0.0  # CPU time of its other threads over that of the one that loads; 0 without libraries' own
     memory_bytes: int = 0  # its share of the machine's, without /dev/shm
 
 
@@ -44,9 +46,16 @@ def _look(workload: LoadedWorkload) -> WorkerLook:
     for _ in range(LOOK_BATCHES):
         next(batches, None)
     spent = {thread: end - before.get(thread, 0.0) for thread, end in read_thread_seconds(worker.pid).items()}
-    loading = spent.pop(worker.pid, 0.0)
-    threads_cpu = sum(spent.values()) / loading if loading >= MIN_SECONDS else 0.0
+    threads_cpu = _compare_threads(spent, worker.pid)
     return WorkerLook(frozenset(os.sched_getaffinity(worker.pid)), threads_cpu, measure_pss([worker.pid]))
+
+
+def _compare_threads(spent: Mapping[int, float], loading: int) -> float:
+    """Give the CPU time of other threads over that of the one that loads; 0 where none but those that send are there."""
+    others = sum(seconds for thread, seconds in spent.items() if thread != loading)
+    if len(spent) <= OWN_THREADS or others < MIN_SECONDS:
+        return 0.0
+    return others / max(MIN_SECONDS, spent.get(loading, 0.0))
 
 
 def warn_of_affinity(look: WorkerLook) -> str | None:

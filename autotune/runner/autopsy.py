@@ -13,7 +13,7 @@ from autotune.runner.standing import Frame, Stack, StandingProcess, ask_where, w
 from autotune.runner.symptoms import pick_advice
 from autotune.system.code_places import is_library
 
-_SPAWN: Final = "multiprocessing_context='spawn' in a Workload"
+_SPAWN: Final = "--start-method spawn"
 CAUSES: Final = {  # what a call that does not return waits for, by the calls and their source, the innermost first
     r"\A.*\bcv2\.": (  # reported of OpenCV 3 and 4 (pytorch/pytorch#1355); its version 5 was not seen to hang
         "Threads that OpenCV started in the training process are missing in a worker that was forked: call "

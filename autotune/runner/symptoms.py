@@ -82,8 +82,7 @@ WORKER_ADVICE: Final = {  # what ends a worker so
         "The kernel's out-of-memory killer does this: use fewer --max-workers or a smaller --batch-size"
     ),
     r"signal: (Segmentation|Aborted|Floating|Illegal)|Unexpected (segmentation|floating)": (
-        "Native code that the dataset calls crashed: multiprocessing_context='spawn' in a Workload helps where it "
-        "does not survive a fork"
+        "Native code that the dataset calls crashed: --start-method spawn helps where it does not survive a fork"
     ),
     r"signal: Terminated": "Something told it to end",
     r"exited unexpectedly": (
@@ -105,7 +104,7 @@ SUGGESTIONS: Final = {  # for errors of the user's code that are common enough t
     ),
     rf"{_NO_PICKLE}|import of module .* failed": (
         "What goes to a spawned worker is pickled: use classes and functions that can be imported by their names, or "
-        "leave multiprocessing_context at fork."
+        "leave --start-method at fork."
     ),
     r"daemonic processes are not allowed to have children": (
         "A worker must not start processes: start none in the dataset, or tune with --max-workers 0."
@@ -130,7 +129,7 @@ STALLS: Final = {  # what a hung process may have printed
 }
 UNKNOWN_STALL: Final = (
     "If a worker waits for a lock or a thread that the training process had when it forked, start workers with "
-    "multiprocessing_context='spawn' in a Workload; if it only needs longer, allow it with --stall-time"
+    "--start-method spawn; if it only needs longer, allow it with --stall-time"
 )
 STATUS_ADVICE: Final = {  # signals that nobody asks for by an error's words
     "SIGKILL": " (the kernel's out-of-memory killer does this)",

@@ -21,10 +21,9 @@ LOOKS_WITHOUT: Final = 4  # at most, in a run: trials without workers that tell 
 ADVICE: Final[dict[TrialKind, str]] = {
     "workload_failed": "Whatever the dataset opens or draws once (files, connections, random state) must be made anew "
     "in each worker, in __getitem__ or worker_init_fn; with spawn, everything it holds must be picklable.",
-    "crashed": "Native code that does not survive a fork is the usual cause: return a Workload with "
-    "multiprocessing_context='spawn'.",
+    "crashed": "Native code that does not survive a fork is the usual cause: try --start-method spawn.",
     "stalled": "A lock held across a fork, threads of OpenMP, or a batch that cannot be pickled are the usual causes: "
-    "return a Workload with multiprocessing_context='spawn', and batches of tensors.",
+    "try --start-method spawn, and batches of tensors.",
 }
 
 TryConfig = Callable[[LoaderConfig], TrialResult]

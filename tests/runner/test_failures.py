@@ -277,7 +277,7 @@ def test_a_common_error_comes_with_the_way_out(error: str, advice: str) -> None:
         ("TypeError: cannot pickle 'generator' object", "cannot pickle", "pytorch/pytorch#142884"),
         (NO_SPACE, "unable to allocate shared memory", "--shm-size"),
         ("OSError: AF_UNIX path too long", "AF_UNIX", "shorter one"),
-        ("x.py:1: UserWarning: too many workers\n  check()", "", "multiprocessing_context='spawn'"),
+        ("x.py:1: UserWarning: too many workers\n  check()", "", "--start-method spawn"),
         ("", "", "--stall-time"),
     ],
 )
