@@ -51,7 +51,7 @@ def _look(workload: LoadedWorkload) -> WorkerLook:
 
 
 def _compare_threads(spent: Mapping[int, float], loading: int) -> float:
-    """Give the CPU time of other threads over that of the one that loads; 0 where none but those that send are there."""
+    """Give the CPU time of other threads over that of the one that loads; 0 where there are only those that send."""
     others = sum(seconds for thread, seconds in spent.items() if thread != loading)
     if len(spent) <= OWN_THREADS or others < MIN_SECONDS:
         return 0.0

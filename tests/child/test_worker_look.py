@@ -58,7 +58,7 @@ class Computing(Numbers):
 
 
 def burn() -> None:
-    sum(range(100_000))
+    sum(range(500_000))
 
 
 def look(dataset: Dataset[Any]) -> WorkerLook:
