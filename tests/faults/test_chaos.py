@@ -64,6 +64,7 @@ class Lane:
         self._options = options
         self._mark = uuid.uuid4().hex
         self._scratch = folder / "tmp"
+        self._others_names = set(_list_names())
         self._scratch.mkdir()
         (folder / "work").mkdir()
 
@@ -111,7 +112,9 @@ class Lane:
 
     def _check_what_is_left(self, where: str) -> None:
         deadline = time.monotonic() + VANISHING_SECONDS
-        while (left := [*self._list_processes(), *_list_names()]) and time.monotonic() < deadline:
+        while (
+            left := [*self._list_processes(), *set(_list_names()) - self._others_names]
+        ) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left, f"{left} left by {where}"
 
