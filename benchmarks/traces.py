@@ -63,7 +63,7 @@ class Trace(FrozenModel):
         """Plan a run as the tuner would, over the recorded grid."""
         budgets = plan_budgets(self.machine, self.request)
         plan = make_plan(self.request, self.machine, self.workload, budgets)
-        return replace(plan, space=self.space)
+        return replace(plan, space=SearchSpace.of(**self.space.choices))  # knobs that came later stay at their defaults
 
 
 def record(workload: BenchWorkload, seconds: float) -> Trace:
