@@ -69,13 +69,16 @@ class CudaStepTimer:
         self._pending.append((self._begun, self._mark()))
         if len(self._pending) > MAX_STEPS_AHEAD:
             self._pending[-MAX_STEPS_AHEAD - 1][1].synchronize()
-            self.read()
+            self._resolve_passed()
 
     def read(self) -> tuple[list[float], float]:
         """Read when each step ended that the device is through with, and how long it idled, in seconds."""
+        self._resolve_passed()
+        return self._moments, sum(self.waits)
+
+    def _resolve_passed(self) -> None:
         while self._pending and self._pending[0][1].query():
             self._resolve(*self._pending.popleft())
-        return self._moments, sum(self.waits)
 
     def _resolve(self, begun: Any, ended: Any) -> None:
         before = self._moments[-1] if self._moments else 0.0
