@@ -11,9 +11,9 @@ from autotune.search.plan import Plan
 from autotune.search.trial_record import IMPROVEMENT_RATIO, trials_since_improvement
 
 NEAR_CEILING_RATIO: Final = 0.98  # of the step's bound; nothing is left to gain above it
-MIN_EXPECTED_IMPROVEMENT: Final = 0.01  # expected from the most promising configuration; below it the search ends
+MIN_EXPECTED_IMPROVEMENT: Final = 0.015  # expected from the most promising configuration; below it the search ends
 MIN_TRIALS: Final = 6  # measured before expectations may end the search: the first few teach the model its own error
-PATIENCE_TRIALS: Final = 5  # without improvement, after which the expectations have been wrong often enough
+PATIENCE_TRIALS: Final = 4  # without improvement, after which the expectations have been wrong often enough
 WARM_PATIENCE_TRIALS: Final = 2  # the same for a search that starts from an earlier answer
 NON_ADAPTIVE_SAMPLERS: Final = ("random", "grid")  # samplers that are chosen to look at everything; they run all trials
 MAX_REPEATS: Final = 40  # proposals in a row that were all measured before
