@@ -19,6 +19,7 @@ ExplainMode = Literal["full", "brief", "none"]
 SamplerName = Literal["model", "tpe", "gp", "random", "grid"]
 SEED_COUNT: Final = 2**32  # numpy's generators know no others
 MASK: Final = "***"  # in a storage URL that is shown or written down
+MAX_RANKS: Final = 64  # training processes on one host; no machine has as many accelerators
 MAX_SECONDS: Final = 1e9  # thirty years; no clock here is asked for more
 
 Positive = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
@@ -72,6 +73,7 @@ class WorkloadRequest(FrozenModel):
         step_seconds: Seconds an emulated accelerator is busy for each batch; None for a real step.
         device: `auto`, `cpu`, or a torch device such as `cuda:0`.
         main: File or module of the script that training is started by, which workers that are not forked import.
+        ranks: Training processes that run at once on this host, each with a loader of its own.
         start_method: How workers start; None is the workload's way or the interpreter's, `auto` the fastest.
         working_dir: Folder from which the import strings are resolved; by default the one that is current.
     """
@@ -87,6 +89,7 @@ class WorkloadRequest(FrozenModel):
     device: Text = "auto"
     main: Text | None = None
     start_method: StartMethod | Literal["auto"] | None = None
+    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
     working_dir: Text = "."
 
     @model_validator(mode="after")
@@ -141,7 +144,6 @@ class TuningRequest(FrozenModel):
         max_shm: Budget for /dev/shm, as bytes or a share of what is free.
         max_gpu_memory: Budget for device memory, as bytes or a share of the whole.
         max_workers: Upper bound for num_workers; None lets the probe decide.
-        world_size: Training processes that share this host's budgets.
         isolation: `auto` runs trials in as much of a sandbox as the machine allows, `none` runs them plainly.
         output: Path of the tuned file.
         profile: Name for the profile; None makes one from hardware and workload.
@@ -166,13 +168,21 @@ class TuningRequest(FrozenModel):
     max_shm: str = "80%"
     max_gpu_memory: str = "90%"
     max_workers: Workers | None = None
-    world_size: Annotated[int, Field(ge=1)] = 1
     isolation: IsolationMode = "auto"
     output: str = "dltune.json"
     profile: Text | None = None
     storage: Text | None = None
     study_name: Text | None = None
     resume: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_world_size(cls, values: Any) -> Any:
+        """Read what earlier versions wrote down: they divided budgets by the processes that shared them."""
+        if not isinstance(values, dict) or not isinstance(values.get("workload"), dict):
+            return values
+        rest = {name: value for name, value in values.items() if name != "world_size"}
+        return rest | {"workload": {"ranks": values.get("world_size", 1)} | values["workload"]}
 
     def record(self) -> dict[str, Any]:
         """Give what is written down of it, to ask for the same again on any machine.

@@ -70,19 +70,21 @@ def main() -> None:
 
 
 def run_trial(descriptor: int, parent: int, sandbox: SandboxSpec, begin: Callable[[], None] = lambda: None) -> NoReturn:
-    """Serve the tuner behind a descriptor, after a call of `begin`, until it closes the line or the parent ends."""
+    """Serve the tuner behind a descriptor until it closes the line or the parent ends.
+
+    `begin` is called in each process that trains, before anything of the user's runs there.
+    """
     _continue_in_sandbox(parent, sandbox, descriptor)
     guard_process()
     answer_stack_requests()
-    begin()
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
-    from autotune.child.server import TrialServer  # before the freeze, with pydantic
+    from autotune.child.ranks import serve_tuner  # before the freeze, with pydantic
     from autotune.trial.channel import Channel
 
     if not gc.get_freeze_count():  # else it was forked, dltune's own is frozen already, and torch's is not to be
         gc.freeze()  # or each worker's garbage collector would touch, and copy, what a training process does not have
-    TrialServer(Channel(connection)).serve()
+    serve_tuner(Channel(connection), begin)
     os._exit(0)  # threads and exit handlers of the user's code must not keep a finished child alive
 
 

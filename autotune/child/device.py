@@ -21,8 +21,11 @@ BUSY_GPU_SHARE: Final = 0.1  # of the time; less is the driver's own
 CALIBRATION_CYCLES: Final = 50_000_000  # 25 to 50 ms: an idle GPU takes as long to raise its clock
 
 
-def resolve_device(name: str) -> torch.device:
-    """Make the device that the user named the current one, `auto` being an accelerator or else the CPU."""
+def resolve_device(name: str, rank: int = 0) -> torch.device:
+    """Make the device that the user named the current one, `auto` being an accelerator or else the CPU.
+
+    Where it is named without a number, each rank takes the one of its own number, in turn where there are fewer.
+    """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     try:
         device = accelerator or torch.device("cpu") if name == "auto" else torch.device(name)
@@ -32,10 +35,12 @@ def resolve_device(name: str) -> torch.device:
         return device
     if accelerator is None or device.type != accelerator.type:
         raise UsageError(f"--device {name}: torch finds no such accelerator here. Use --device cpu or auto.")
-    if (device.index or 0) >= torch.accelerator.device_count():
-        raise UsageError(f"--device {name}: this machine has {torch.accelerator.device_count()} of them.")
-    torch.accelerator.set_device_index(device.index or 0)
-    return torch.device(device.type, device.index or 0)
+    count = torch.accelerator.device_count()
+    index = rank % count if device.index is None else device.index
+    if index >= count:
+        raise UsageError(f"--device {name}: this machine has {count} of them.")
+    torch.accelerator.set_device_index(index)
+    return torch.device(device.type, index)
 
 
 def synchronize(device: torch.device) -> None:

@@ -14,10 +14,8 @@ from __future__ import annotations
 import gc
 import json
 import os
-import random
 import signal
 import socket
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -25,6 +23,7 @@ from typing import Any, Final, NoReturn
 
 from autotune.child.namespaces import die_with_parent
 from autotune.child.own_memory import own_memory
+from autotune.child.own_randomness import draw_anew
 from autotune.system.processes import count_threads
 from autotune.trial.sandbox_spec import SandboxSpec
 
@@ -68,7 +67,7 @@ def serve_forks(connection: socket.socket, tuner: int, run_trial: RunTrial) -> N
 
 def _import_what_trials_need() -> None:
     """Import what every trial does, dltune's own part first: that is frozen out of garbage collection."""
-    import autotune.child.server
+    import autotune.child.ranks
 
     gc.freeze()  # as in a process that is started
     import autotune.child.measurement
@@ -107,7 +106,5 @@ def _become_trial(trial: dict[str, Any], line: int, log: int) -> None:
     os.chdir(trial["working_dir"])
     os.environ.update(trial["environment"])
     tempfile.tempdir = None
-    random.seed()
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # else the chances of all trials were alike
+    draw_anew()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -21,6 +21,7 @@ from autotune.child.loader_building import (
     count_epoch_samples,
     is_forking,
 )
+from autotune.child.lockstep import Alone
 from autotune.child.sample_counts import check_epoch_length, check_fetched, check_handed_out
 from autotune.child.stoppable_loader import StoppableDataLoader
 from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
@@ -68,7 +69,10 @@ def settle_garbage() -> None:
 
 
 class TrialRun:
-    """One trial under way: its loader, its stopping rule, its traces. `on_batch` is told the batches so far."""
+    """One trial under way: its loader, its stopping rule, its traces.
+
+    `on_batch` is told the batches so far; `ranks` keeps step with the other training processes, where there are such.
+    """
 
     def __init__(
         self,
@@ -77,8 +81,10 @@ class TrialRun:
         device: torch.device,
         request: TrialRequest,
         on_batch: Callable[[int], None],
+        ranks: Alone | None = None,
     ) -> None:
         self._step = step
+        self._ranks = ranks or Alone()
         self._device = device
         self._on_batch = on_batch
         self._workload = workload
@@ -115,6 +121,7 @@ class TrialRun:
         limit_memory(self._device, self._max_gpu_bytes)
         reset_peak(self._device)
         settle_garbage()
+        self._ranks.start()
         self._started = time.perf_counter()
         plan: int | str = UNLIMITED_BATCHES
         while isinstance(plan, int):
@@ -126,7 +133,7 @@ class TrialRun:
             self._traces.append(trace)
             self._recorder = None
             self._learn_length(trace)
-            plan = self._stopping.next_epoch_batches(self._traces, self._read_clock())
+            plan = self._ranks.agree(lambda: self._stopping.next_epoch_batches(self._traces, self._read_clock()))
         return Measurement(
             epochs=tuple(self._traces),
             epoch_batches=self._epoch_batches,
@@ -134,6 +141,7 @@ class TrialRun:
             stopped=plan,
             peak_gpu_bytes=read_peak(self._device),
             gpu_growth_bytes=self._peaks[-1] - self._peaks[len(self._peaks) // 2] if self._peaks else 0,
+            ranks=self._ranks.read_waits(),
         )
 
     def end_workers(self) -> None:
@@ -167,14 +175,20 @@ class TrialRun:
         self._iterator = iter(self._loader)  # kept: letting go of it would take the workers down
         batches = self._iterator if self._copier is None else prefetch_batches(self._iterator, self._copier)
         timer.ask()
+        self._ranks.ask()
         for self._batch in batches:  # as training loops go: a batch lives until the next one is there
+            self._ranks.arrive()
             timer.begin()
             self._step(self._batch)
+            is_whole = self._ranks.exchange()
             timer.end()
             recorder.note_batch(self._batch)
-            if abandoned := self._attend(recorder, self._read_clock()):
+            if abandoned := self._attend(recorder, self._read_clock()) or not is_whole:
                 break
             timer.ask()
+            self._ranks.ask()
+        else:
+            self._ranks.exchange(has_batch=False)
         if not self._loader.ends_with_sampler and not abandoned:  # as a training loop lets go of it at its end
             self._iterator = batches = iter(())
         synchronize(self._device)
@@ -189,14 +203,17 @@ class TrialRun:
         if self._device.type == "cuda" and elapsed >= len(self._peaks) * PEAK_INTERVAL_SECONDS:
             self._peaks.append(read_peak(self._device))
         if recorder.is_closing:
-            return self._stopping.should_abandon(elapsed)
-        is_first, batches = not self._traces, recorder.batches
-        if batches != self._leave_after and not self._stopping.should_stop_epoch(
-            batches, recorder.snapshot, is_first=is_first, elapsed=elapsed
-        ):
+            return self._ranks.decide("abandon", lambda: self._stopping.should_abandon(elapsed))
+        is_over = recorder.batches == self._leave_after
+        if not is_over and not self._ranks.decide("stop", lambda: self._should_stop(recorder, elapsed)):
             return False
         recorder.close(self._epoch_batches)
         return not self._loader.ends_with_sampler
+
+    def _should_stop(self, recorder: EpochRecorder, elapsed: float) -> bool:
+        return self._stopping.should_stop_epoch(
+            recorder.batches, recorder.snapshot, is_first=not self._traces, elapsed=elapsed
+        )
 
     def _count_last_batch_samples(self) -> int | None:
         """Count the samples of the last batch of a whole epoch; None where it is full, or only the data knows."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.child.lockstep import Alone, RankLostError
 from autotune.child.tracebacks import format_error, name_error
 from autotune.system.processes import count_threads
 from autotune.trial import protocol
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from autotune.child.measurement import TrialRun
     from autotune.child.training_step import Step
     from autotune.child.workload_loading import LoadedWorkload
+    from autotune.child.world import World
     from autotune.config import KnobValue
     from autotune.request import WorkloadRequest
     from autotune.trial.measurement import Measurement
@@ -41,7 +43,7 @@ class ProcessTaintedError(Exception):
 
 
 class TrialServer:
-    """Carries the tuner's commands out, one after another."""
+    """Carries the tuner's commands out, one after another; in a world of several training processes, as one of them."""
 
     _request: WorkloadRequest  # these five are there once the workload has been loaded
     _workload: LoadedWorkload
@@ -49,8 +51,10 @@ class TrialServer:
     _step: Step
     _device: torch.device
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, world: World | None = None) -> None:
         self._channel = channel
+        self._world = world
+        self._ranks = Alone()
         self._where = "import"
         self._trial: TrialRun | None = None
         self._needs_warm_step = True
@@ -64,10 +68,11 @@ class TrialServer:
         self._on_lost_worker: Callable[[int, FrameType | None], Any] | int | None = signal.SIG_DFL
         os.register_at_fork(after_in_child=channel.close)  # a copy of this process must not answer in its place
 
-    def serve(self) -> None:
-        """Answer commands until the tuner closes the line."""
+    def serve(self, first: str | None = None) -> None:
+        """Answer commands until the tuner closes the line; the first may have been received already."""
         try:
-            while (line := self._channel.receive()) is not None:
+            while (line := first or self._channel.receive()) is not None:
+                first = None
                 self._channel.send(self._answer(protocol.COMMAND.validate_json(line)).model_dump_json())
         except ChannelClosedError:
             return
@@ -107,26 +112,36 @@ class TrialServer:
         from autotune.child.device import resolve_device
         from autotune.child.main_script import become_script
         from autotune.child.training_step import make_step
-        from autotune.child.workload_loading import load_workload
 
         sys.path.insert(0, str(Path.cwd()))
         request = self._request = command.workload
         if request.main is not None:
             become_script(request.main, request.dataset)
         self._where = "device"
-        self._device = resolve_device(request.device)
+        self._device = resolve_device(request.device, 0 if self._world is None else self._world.rank)
+        if self._world is not None:
+            self._where = "ranks"
+            self._ranks = self._world.join()
         self._where = "dataset"
         self._show(f"calling {request.dataset}")
-        self._workload = load_workload(request, command.knobs)
+        self._workload = self._load_workload(command.knobs)
         self._may_warm_up = command.warm_up
         self._where = "step"
         self._show(f"making the step ({request.describe_step()})")
         self._step = self._watch_step(make_step(request, self._device))
         self._needs_warm_step = request.step_seconds is None or self._device.type != "cpu"  # else it only sleeps
 
+    def _load_workload(self, knobs: Mapping[str, KnobValue]) -> LoadedWorkload:
+        """Load it; each of several training processes its share, where its loader does not see to that."""
+        from autotune.child.rank_shares import take_share
+        from autotune.child.workload_loading import load_workload
+
+        loaded = load_workload(self._request, knobs)
+        return loaded if self._world is None or self._world.size == 1 else take_share(loaded)
+
     def _set_knobs(self, knobs: Mapping[str, KnobValue]) -> None:
         """Have the user's factory called with other values of its own knobs, where a trial has such."""
-        from autotune.child.workload_loading import change_knobs, load_workload
+        from autotune.child.workload_loading import change_knobs
 
         wanted = {**self._workload.usual_knobs, **knobs}
         if wanted == self._workload.knobs:
@@ -138,7 +153,7 @@ class TrialServer:
             del self._workload  # the next one may need its memory
             gc.collect()
             self._is_process_warm = False
-        self._workload = changed or load_workload(self._request, wanted)
+        self._workload = changed or self._load_workload(wanted)
 
     def _probe(self, command: protocol.ProbeCommand) -> protocol.ProbeReport | protocol.TracesReport:
         from autotune.child.probe import profile_workload
@@ -172,7 +187,7 @@ class TrialServer:
             self._show("warming the step up")
             warm_up_step(self._workload, self._step, self._device, request.config)
         self._threads, self._children = set(threading.enumerate()), set(multiprocessing.active_children())
-        self._trial = TrialRun(self._workload, self._step, self._device, request, self._note_batches)
+        self._trial = TrialRun(self._workload, self._step, self._device, request, self._note_batches, self._ranks)
         threads = count_threads()
         self._show(protocol.MEASURING_PHASE)
         measurement = self._trial.run()
@@ -244,6 +259,7 @@ class TrialServer:
 
     def _report_failure(self, error: BaseException) -> protocol.FailureReport:
         where = "running step" if self._in_step else self._where
+        where = "ranks" if isinstance(error, RankLostError) else where
         words = name_error(error)
         if where == "probe" and isinstance(error, Exception):
             from autotune.child.failure_rate import describe_failure_rate

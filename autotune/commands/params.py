@@ -71,6 +71,21 @@ def read_batch_sizes(value: Any) -> tuple[int, ...]:
     return sizes
 
 
+def read_ranks(value: Any) -> int:
+    """Read a number of training processes; `auto` is one for each accelerator that is visible, at least one."""
+    if value == "auto":
+        from autotune.system.gpus import read_gpus
+
+        return max(1, len(read_gpus()))
+    try:
+        ranks = int(value)
+    except (ValueError, TypeError):
+        raise click.BadParameter(f"{_shorten(value)} is neither a number nor auto") from None
+    if ranks < 1:
+        raise click.BadParameter(f"{value}: training takes at least one process")
+    return ranks
+
+
 def read_assignment(value: Any) -> tuple[str, Any]:
     """Read `KEY=VALUE`, where the value is JSON or a bare word."""
     if isinstance(value, tuple):
@@ -169,6 +184,7 @@ def build_request(options: dict[str, Any]) -> TuningRequest:
                 step_seconds=options["step_time"],
                 device=options["device"],
                 main=options["main"],
+                ranks=options["ranks"],
                 start_method=options["start_method"],
             ),
             batch_sizes=options["batch_size"],

@@ -10,6 +10,7 @@ import click
 
 from autotune.commands.epilog import TUNES, epilog
 from autotune.commands.errors import INTERRUPTED, NOTHING_MEASURED, exit_on_error
+from autotune.commands.launch import follow_launcher
 from autotune.commands.output import print_result
 from autotune.commands.params import (
     AS_JSON,
@@ -22,6 +23,7 @@ from autotune.commands.params import (
     read_batch_sizes,
     read_choices,
     read_range,
+    read_ranks,
     read_seconds,
 )
 from autotune.system.signals import defer_interrupts, raise_on_signals
@@ -119,6 +121,13 @@ if TYPE_CHECKING:
 @click.option("--max-workers", type=click.IntRange(0), metavar="N", help="Most worker processes.")
 @click.option("--device", default="auto", metavar="DEV", help="auto, cpu, or a torch device such as cuda:0.")
 @click.option(
+    "--ranks",
+    type=read_ranks,
+    default=1,
+    metavar="N",
+    help="Training processes on this host, each with a loader of its own; auto takes one for each accelerator.",
+)
+@click.option(
     "--start-method",
     type=click.Choice(["auto", "fork", "forkserver", "spawn"]),
     help="How workers start, instead of the interpreter's way; auto takes what starts them fastest.",
@@ -160,7 +169,11 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     if options["print_config"]:
         _print_config(ctx)
         return
-    with exit_on_error(interrupted=NOTHING_MEASURED):
+    with (
+        exit_on_error(),
+        follow_launcher(options["ranks"]) as options["ranks"],
+        exit_on_error(interrupted=NOTHING_MEASURED),
+    ):
         request = build_request(options)
         if options["dry_run"]:
             _print_plan(request)

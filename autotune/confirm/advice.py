@@ -80,7 +80,7 @@ def _suggest_budget(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) ->
     if bottleneck not in ("io", "cpu") or not config.dataloader.num_workers:
         return None
     size = config.dataloader.batch_size or plan.workload.probe_batch_size
-    most = max_useful_workers(plan.workload, size, plan.machine.usable_cpus)
+    most = max_useful_workers(plan.workload, size, plan.local_machine.usable_cpus)
     for workers in (count for count in KNOBS["num_workers"].choices if config.dataloader.num_workers < count <= most):
         larger = config.model_copy(update={"dataloader": config.dataloader.model_copy(update={"num_workers": workers})})
         violations = plan.resource_model().predict(larger).find_violations(plan.budgets)

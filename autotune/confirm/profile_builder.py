@@ -12,9 +12,9 @@ from autotune.confirm.answer import Answer
 from autotune.confirm.confirmation import Confirmation
 from autotune.confirm.decision import Decision
 from autotune.confirm.evidence import build_evidence
+from autotune.confirm.ranks import describe_late_rank, describe_multiplied_data, sum_up_ranks
 from autotune.confirm.runs import ConfirmationRuns
 from autotune.knobs import describe_config
-from autotune.profiles.batch_waits import BatchWaits
 from autotune.profiles.naming import resolve_profile_name
 from autotune.profiles.schema import (
     AblationStep,
@@ -73,7 +73,7 @@ def _make_result(
     config, workload = decision.config, plan.workload
     copies = workload.h2d
     seen = _find_confirmed(confirmation, config) or _collect_searched(records, config, plan.request.epochs)
-    bottleneck = find_bottleneck(config, workload, plan.machine.usable_cpus, decision.wait_fraction)
+    bottleneck = find_bottleneck(config, workload, plan.local_machine.usable_cpus, decision.wait_fraction)
     ceiling = plan.step_bound(config.dataloader.batch_size)
     return ProfileResult(
         samples_per_second=decision.samples_per_second,
@@ -97,18 +97,22 @@ def _make_result(
         copy_bytes_per_second=decision.samples_per_second * workload.sample_bytes if copies else None,
         copy_ceiling=copies.of(pinned=config.dataloader.pin_memory) if copies else None,
         by_batch_size=_rank_batch_sizes(records),
+        ranks=sum_up_ranks(seen.measured),
         rounds=tuple(_record_rounds(entrant) for entrant in confirmation.entrants),
         departures=decision.departures,
         ablation=tuple(ablation),
-        advice=_list_advice(plan, decision, bottleneck, seen.batch_waits),
-        warnings=(*workload.notes, *findings, *_list_doubts(confirmation), *_warn_of_growth(seen)),
+        advice=_list_advice(plan, decision, bottleneck, seen),
+        warnings=(*workload.notes, *findings, *_list_doubts(confirmation), *_warn_of_what_was_seen(plan, seen)),
     )
 
 
-def _list_advice(plan: Plan, decision: Decision, bottleneck: Bottleneck, waits: BatchWaits | None) -> tuple[str, ...]:
-    rhythm = None if waits is None else waits.describe_rhythm(decision.wait_fraction)
-    improvements = suggest_improvements(plan, decision.config, bottleneck)
-    return improvements if rhythm is None else (rhythm, *improvements)
+def _list_advice(plan: Plan, decision: Decision, bottleneck: Bottleneck, seen: ConfirmationRuns) -> tuple[str, ...]:
+    waits = seen.batch_waits
+    shown = (
+        None if waits is None else waits.describe_rhythm(decision.wait_fraction),
+        describe_late_rank(sum_up_ranks(seen.measured), decision.wait_fraction),
+    )
+    return (*filter(None, shown), *suggest_improvements(plan, decision.config, bottleneck))
 
 
 def _find_confirmed(confirmation: Confirmation, config: LoaderConfig) -> ConfirmationRuns | None:
@@ -137,14 +141,14 @@ def _list_doubts(confirmation: Confirmation) -> tuple[str, ...]:
     )
 
 
-def _warn_of_growth(seen: ConfirmationRuns) -> tuple[str, ...]:
-    """Warn where the device's memory had not settled when the confirmation ended."""
-    if not seen.gpu_growth_bytes:
-        return ()
-    return (
+def _warn_of_what_was_seen(plan: Plan, seen: ConfirmationRuns) -> tuple[str, ...]:
+    """Warn where the device's memory had not settled in the end, and where ranks repeat each other's data."""
+    growth = (
         f"device memory still grew by {format_bytes(seen.gpu_growth_bytes)} in the second half of a confirming trial: "
-        "leave room for it, or confirm for longer with --trial-time",
+        "leave room for it, or confirm for longer with --trial-time"
     )
+    multiplied = describe_multiplied_data(seen.measured, plan.workload.samples)
+    return tuple(filter(None, (growth if seen.gpu_growth_bytes else None, multiplied)))
 
 
 def _collect_searched(records: Sequence[TrialRecord], config: LoaderConfig, epochs: int) -> ConfirmationRuns:

@@ -9,7 +9,7 @@ from typing import Final
 from autotune.config import Interval, LoaderConfig
 from autotune.confirm.waits import sum_up_waits
 from autotune.profiles.batch_waits import BatchWaits
-from autotune.trial.measurement import TrialResult
+from autotune.trial.measurement import Measurement, TrialResult
 from autotune.trial.statistics import paired_ratio, throughput_ci95
 from autotune.trial.throughput import estimate
 
@@ -56,7 +56,7 @@ class ConfirmationRuns:
     @property
     def batch_waits(self) -> BatchWaits | None:
         """How long single batches were waited for; None where too few were measured."""
-        return sum_up_waits([epoch for one in self.results if one.measurement for epoch in one.measurement.epochs])
+        return sum_up_waits([epoch for one in self.measured for epoch in one.epochs])
 
     def ci95(self, field: Sequence[ConfirmationRuns] = (), others: Sequence[ConfirmationRuns] = ()) -> Interval | None:
         """Give the 95 % interval of its throughput, in samples per second; None for fewer than two rounds.
@@ -81,6 +81,11 @@ class ConfirmationRuns:
         return speedup >= min_speedup and (interval is None or interval[0] > 1)
 
     @property
+    def measured(self) -> list[Measurement]:
+        """The measurements of those that worked."""
+        return [result.measurement for result in self.results if result.measurement is not None]
+
+    @property
     def peak_host_bytes(self) -> int:
         """Largest host memory seen."""
         return max((result.peak_host_bytes for result in self.results), default=0)
@@ -93,12 +98,12 @@ class ConfirmationRuns:
     @property
     def peak_gpu_bytes(self) -> int:
         """Largest device memory the allocator held."""
-        return max((result.measurement.peak_gpu_bytes for result in self.results if result.measurement), default=0)
+        return max((one.peak_gpu_bytes for one in self.measured), default=0)
 
     @property
     def gpu_growth_bytes(self) -> int:
         """How much device memory still grew in the second half of a trial."""
-        return max((result.measurement.gpu_growth_bytes for result in self.results if result.measurement), default=0)
+        return max((one.gpu_growth_bytes for one in self.measured), default=0)
 
 
 def find_lead(runs: Sequence[ConfirmationRuns]) -> ConfirmationRuns:

@@ -15,16 +15,16 @@ RESERVED_FILES: Final = 128  # open files of the process itself and of the batch
 MAX_FILES_PER_WORKER: Final = 8  # that the training process holds
 
 
-def clamp_config(profile: TunedProfile, here: MachineProfile) -> LoaderConfig:
+def clamp_config(profile: TunedProfile, here: MachineProfile, ranks: int = 1) -> LoaderConfig:
     """Give the configuration of a profile that was tuned elsewhere, with never more of anything.
 
     As many workers for each CPU as it had there, and fewer where memory, open files or /dev/shm ask for it; batches
-    ahead are given up before workers.
+    ahead are given up before workers. So many training processes share this host.
     """
     settings = profile.dataloader
-    queue = _count_fitting_batches(profile, here)
+    queue = _count_fitting_batches(profile, here, ranks)
     files = (here.nofile_limit - RESERVED_FILES) // MAX_FILES_PER_WORKER
-    bounds = [settings.num_workers, _share_workers(profile, here), files, *([] if queue is None else [queue])]
+    bounds = [settings.num_workers, _share_workers(profile, here, ranks), files, *([] if queue is None else [queue])]
     workers = max(0, min(bounds))
     with_workers = {}
     if workers:
@@ -40,15 +40,16 @@ def clamp_config(profile: TunedProfile, here: MachineProfile) -> LoaderConfig:
     return profile.config.model_copy(update={"dataloader": clamped})
 
 
-def _share_workers(profile: TunedProfile, here: MachineProfile) -> int:
+def _share_workers(profile: TunedProfile, here: MachineProfile, ranks: int) -> int:
     """Take workers in proportion to the CPUs, rounded up, and to the memory that the tuned ones filled."""
     there, peak = profile.hardware, profile.result.peak_host_bytes
-    by_cpus = math.ceil(profile.dataloader.num_workers * min(1.0, here.usable_cpus / there.usable_cpus))
-    by_memory = MAX_MEMORY_SHARE * here.memory_limit_bytes / peak if peak else 1.0
+    cpus = here.usable_cpus / ranks, there.usable_cpus / profile.workload.local_world_size
+    by_cpus = math.ceil(profile.dataloader.num_workers * min(1.0, cpus[0] / cpus[1]))
+    by_memory = MAX_MEMORY_SHARE * here.memory_limit_bytes / ranks / peak if peak else 1.0
     return min(by_cpus, int(profile.dataloader.num_workers * min(1.0, by_memory)))
 
 
-def _count_fitting_batches(profile: TunedProfile, here: MachineProfile) -> int | None:
+def _count_fitting_batches(profile: TunedProfile, here: MachineProfile, ranks: int) -> int | None:
     """Count the batches that may lie ahead in /dev/shm beside the two in use; None where their size is not known."""
     batch_bytes = profile.workload.sample_bytes * (profile.dataloader.batch_size or 1)
-    return int(here.shm_limit_bytes * MAX_SHM_SHARE) // batch_bytes - 2 if batch_bytes else None
+    return int(here.shm_limit_bytes * MAX_SHM_SHARE / ranks) // batch_bytes - 2 if batch_bytes else None

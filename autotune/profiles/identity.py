@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ class WorkloadIdentity(FrozenModel):
         kind: `map` or `iterable`: only the former can be shuffled by a loader; None in files of earlier versions.
         loader_class: The user's own class of loaders, which was measured; None for a plain DataLoader.
         loader_decides: Settings that this class decides by itself, and cannot be given.
+        local_world_size: Training processes on the host, each with a loader of its own.
     """
 
     dataset: str
@@ -35,6 +36,7 @@ class WorkloadIdentity(FrozenModel):
     kind: DatasetKind | None = None
     loader_class: str | None = None
     loader_decides: tuple[str, ...] = ()
+    local_world_size: Annotated[int, Field(ge=1, le=2**31)] = 1
 
     @property
     def title(self) -> str:

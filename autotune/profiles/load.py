@@ -19,7 +19,8 @@ from autotune.profiles.matching import MatchQuality, compare_hardware
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.selection import describe_local_hardware, nearest_profile
 from autotune.profiles.worker_init import make_worker_init
-from autotune.system.machine import read_machine
+from autotune.system.environment import read_local_world_size
+from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.versions import read_start_method_in_force
 
 if TYPE_CHECKING:
@@ -97,7 +98,11 @@ class TunedLoader:
 
 
 def load(
-    path: str | os.PathLike[str] = "dltune.json", *, profile: str | None = None, on_mismatch: OnMismatch = "warn"
+    path: str | os.PathLike[str] = "dltune.json",
+    *,
+    profile: str | None = None,
+    on_mismatch: OnMismatch = "warn",
+    local_world_size: int | None = None,
 ) -> TunedLoader:
     """Load the tuned configuration that fits this machine.
 
@@ -106,6 +111,8 @@ def load(
         profile: Name of a profile; None takes the one that fits best, the newest of equals.
         on_mismatch: What to do when no profile was tuned for a machine like this: `warn` clamps the nearest
             one to what this machine allows and warns, `error` refuses, `default` gives PyTorch's defaults.
+        local_world_size: How many training processes share this host; None reads LOCAL_WORLD_SIZE, as torchrun sets
+            it. A profile tuned for as many is preferred; another one counts as one of another machine.
 
     Returns:
         The configuration.
@@ -117,20 +124,30 @@ def load(
     if on_mismatch not in get_args(OnMismatch):
         raise ProfileError(f"on_mismatch={on_mismatch!r} is none of {', '.join(get_args(OnMismatch))}.")
     machine = read_machine()
-    nearest, quality = nearest_profile(Path(path), profile, machine)
-    if quality <= MatchQuality.COMPATIBLE:
+    ranks = read_local_world_size() if local_world_size is None else local_world_size
+    nearest, quality = nearest_profile(Path(path), profile, machine, ranks)
+    if quality <= MatchQuality.COMPATIBLE and nearest.workload.local_world_size == ranks:
         return TunedLoader(nearest, nearest.config, quality.name.lower())
-    found = compare_hardware(nearest.hardware, describe_local_hardware(machine, nearest))
-    differences = ", ".join(difference.describe() for difference in found if difference.is_shortfall)
+    lacks = _describe_mismatch(nearest, machine, ranks)
     if on_mismatch == "error":
-        raise ProfileError(f"{path}: profile {nearest.name} was tuned on another machine: {differences}. Retune here.")
+        raise ProfileError(f"{path}: profile {nearest.name} was tuned {lacks}. Retune here.")
     if on_mismatch == "default":
         plain = LoaderConfig(dataloader=DataLoaderSettings(batch_size=nearest.dataloader.batch_size))
         return TunedLoader(nearest, plain, "default")
-    clamped = clamp_config(nearest, machine)
+    clamped = clamp_config(nearest, machine, ranks)
     warnings.warn(
-        f"{path}: profile {nearest.name} was tuned on another machine: {differences}. "
-        f"Using {clamped.loader_kwargs()}; retune here for the best.",
+        f"{path}: profile {nearest.name} was tuned {lacks}. Using {clamped.loader_kwargs()}; retune here for the best.",
         stacklevel=2,
     )
     return TunedLoader(nearest, clamped, "clamped")
+
+
+def _describe_mismatch(profile: TunedProfile, machine: MachineProfile, ranks: int) -> str:
+    """Say what a profile was tuned with that is not here: a larger machine, or as many training processes."""
+    found = compare_hardware(profile.hardware, describe_local_hardware(machine, profile))
+    lacks = ", ".join(difference.describe() for difference in found if difference.is_shortfall)
+    tuned_for = profile.workload.local_world_size
+    if tuned_for == ranks:
+        return f"on another machine: {lacks}"
+    others = f"{tuned_for} training processes on the host, not for {ranks}"
+    return f"for {others}, and on another machine: {lacks}" if lacks else f"for {others}"

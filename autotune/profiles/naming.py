@@ -27,6 +27,8 @@ LATER_FIELDS: Final[dict[str, Any]] = {
     "knobs": {},
     "main": None,
     "start_method": None,
+    "ranks": 1,
+    "local_world_size": 1,
 }  # what they are in older files
 NAME_IGNORED_FIELDS: Final = ("working_dir",)  # of the workload: the same code in another folder
 

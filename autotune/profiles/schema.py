@@ -94,8 +94,20 @@ class ConfirmedRounds(Configured):
     failures: tuple[str, ...] = ()  # in words; each of these trials was tried once more
 
 
+class RankResult(FrozenModel):
+    """How one of several training processes on the host kept up with the others, over the confirming rounds.
+
+    Attributes:
+        wait_seconds: For a batch, mean.
+        late_share: Share of the steps in which it got its batch last, a millisecond or more after the first of them.
+    """
+
+    wait_seconds: BoundedSeconds
+    late_share: Fraction
+
+
 class ProfileResult(FrozenModel):
-    """What was measured for the tuned configuration.
+    """What was measured for the tuned configuration: where several training processes share the host, of each of them.
 
     Attributes:
         samples_per_second: Throughput of a training run of `epochs` epochs, median of the confirming rounds.
@@ -112,6 +124,7 @@ class ProfileResult(FrozenModel):
         peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
         copy_bytes_per_second: What the run copies to the device, bytes per second; None on the CPU.
         copy_ceiling: What copying alone reaches with memory pinned or pageable as in the answer; None likewise.
+        ranks: How those processes kept up with each other, by their number; empty for one process.
         rounds: What the confirmation measured of the baseline and each finalist; the medians and intervals above are
             derived from it. Empty in files of earlier versions.
         departures: What settings gave that left their convention, or that change training, over the configuration that
@@ -139,6 +152,7 @@ class ProfileResult(FrozenModel):
     copy_bytes_per_second: BoundedRate | None = None
     copy_ceiling: BoundedRate | None = None
     by_batch_size: tuple[BatchSizeResult, ...] = ()
+    ranks: tuple[RankResult, ...] = ()
     rounds: tuple[ConfirmedRounds, ...] = ()
     departures: tuple[AblationStep, ...] = ()
     ablation: tuple[AblationStep, ...] = ()

@@ -31,18 +31,28 @@ def select_profile(path: Path, name: str | None = None) -> TunedProfile:
     return found
 
 
-def nearest_profile(path: Path, name: str | None, machine: MachineProfile) -> tuple[TunedProfile, MatchQuality]:
+def nearest_profile(
+    path: Path, name: str | None, machine: MachineProfile, ranks: int | None = None
+) -> tuple[TunedProfile, MatchQuality]:
     """Find the profile that fits a machine best, whether well or not, the newest of equals.
+
+    With a number of training processes on the host, one that was tuned for as many is preferred among those.
 
     Raises:
         ProfileError: The file cannot be read or is not valid, or has no such profile.
     """
-    return _rank(_read_named(path, name), machine)
+    return _rank(_read_named(path, name), machine, ranks)
 
 
-def _rank(profiles: Sequence[TunedProfile], machine: MachineProfile) -> tuple[TunedProfile, MatchQuality]:
-    ranked = [(rank_fit(one, describe_local_hardware(machine, one)), one) for one in profiles]
-    quality, best = min(ranked, key=lambda pair: (pair[0], -pair[1].created_at.timestamp()))
+def _rank(
+    profiles: Sequence[TunedProfile], machine: MachineProfile, ranks: int | None = None
+) -> tuple[TunedProfile, MatchQuality]:
+    def order(pair: tuple[MatchQuality, TunedProfile]) -> tuple[MatchQuality, bool, float]:
+        quality, profile = pair
+        is_for_others = ranks is not None and profile.workload.local_world_size != ranks
+        return quality, is_for_others, -profile.created_at.timestamp()
+
+    quality, best = min(((rank_fit(one, describe_local_hardware(machine, one)), one) for one in profiles), key=order)
     return best, quality
 
 

@@ -33,7 +33,8 @@ def describe_outcome(
     profile: TunedProfile, kind: str, runner_up: LoaderConfig | None, output: str, *, interrupted: bool
 ) -> str:
     """Write the summary that ends a run; `runner_up` is a faster configuration passed over for a smaller one."""
-    lines = [_describe_best(profile), f"  {_describe_numbers(profile.result)}", f"  {_describe_use(profile)}"]
+    lines = [_describe_best(profile), f"  {_describe_numbers(profile.result)}", *describe_ranks(profile)]
+    lines.append(f"  {_describe_use(profile)}")
     if runner_up is not None:
         lines.append(f"  {describe_config(runner_up)} was faster within noise; the one that costs less was chosen")
     if interrupted:
@@ -89,6 +90,17 @@ def _describe_numbers(result: ProfileResult) -> str:
     if result.ceiling_samples_per_second:
         words.append(f"{format_percent(result.samples_per_second / result.ceiling_samples_per_second)} of the ceiling")
     return "   ".join(words)
+
+
+def describe_ranks(profile: TunedProfile) -> list[str]:
+    """Say what the training processes of the host reach together, and how many workers they start; nothing for one."""
+    ranks, workers = profile.workload.local_world_size, profile.dataloader.num_workers
+    if ranks == 1:
+        return []
+    together = format_rate(ranks * profile.result.samples_per_second)
+    lines = [f"  num_workers {workers} per process, {ranks * workers} on this host; {ranks} processes reach {together}"]
+    waits = ", ".join(f"{format_seconds(one.wait_seconds)} in rank {n}" for n, one in enumerate(profile.result.ranks))
+    return [f"{lines[0]}; waiting for a batch: {waits}"] if waits else lines
 
 
 def _describe_speedup(speedup: float, interval: Interval | None) -> str:
@@ -170,6 +182,7 @@ def describe_profile(profile: TunedProfile) -> str:
         f"/dev/shm {format_bytes(there.shm_limit_bytes)}   torch {software.torch}   Python {software.python}",
         f"  {_describe_best(profile)}",
         f"  {_describe_numbers(profile.result)}",
+        *describe_ranks(profile),
         f"  {_describe_use(profile)}",
         f"  {found.trials} trials ({found.feasible} ok, {found.infeasible} infeasible, {found.skipped} skipped) in "
         f"{format_seconds(found.seconds)}: {found.stopped}",

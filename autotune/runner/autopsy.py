@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -48,6 +47,9 @@ UNKNOWN_PLACE: Final = "the training process waits for a batch, and its workers 
 _WORKER_LOOP: Final = "_worker_loop"
 _WAITING_FILES: Final = re.compile(r"[/\\](multiprocessing[/\\]\w+|selectors|threading|queue)\.py$")
 _WAITS_FOR_DATA: Final = ("_try_get_data", "_get_data")
+_OWN_FILES: Final = re.compile(r"[/\\]autotune[/\\](child|trial)[/\\]\w+\.py$")
+_OWN_WAITING: Final = re.compile(r"[/\\](lockstep|ranks|channel)\.py$")  # where dltune waits: for ranks, and for orders
+_TRAINING: Final = re.compile(r"[/\\]autotune[/\\]child[/\\]server\.py$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,14 @@ def judge(found: Sequence[StandingProcess]) -> Standstill:
     """Find the process that holds the others among those of a trial, of which each was asked where it stands."""
     workers = [one for one in found if _find_worker_stack(one)]
     busy = [one for one in workers if not _waits_for_work(_find_worker_stack(one))]
-    trainer = [one for one in found if one not in workers and _find_busy_stack(one)]
-    text = "\n\n".join(_write_process(one, _name(one, workers)) for one in found)
-    for one in (*busy, *trainer):
+    others = [one for one in found if one not in workers]
+    names = _name_all(workers, [one for one in others if _trains(one)])
+    text = "\n\n".join(_write_process(one, names.get(one.pid, "the training process")) for one in found)
+    for one in (*busy, *(one for one in others if _find_busy_stack(one))):
         stack = _find_worker_stack(one) or _find_busy_stack(one)
         advice = WAITS_FOR_DISK if one.state == "D" else pick_advice(CAUSES, "\n".join(write_stack(stack)))
-        return Standstill(f"{_name(one, workers)} {_describe_place(one, stack)}", advice, text)
+        name = names.get(one.pid, "the training process")
+        return Standstill(f"{name} {_describe_place(one, stack)}", advice, text)
     return Standstill(UNKNOWN_PLACE if workers else "", stacks=text)
 
 
@@ -95,10 +99,17 @@ def _find_worker_stack(process: StandingProcess) -> Stack:
 def _find_busy_stack(process: StandingProcess) -> Stack:
     """Find the stack of the training process within dltune's own calls; empty where it only waits for its workers."""
     for stack in process.threads:
-        calls = [depth for depth, frame in enumerate(stack) if f"autotune{os.sep}child{os.sep}" in frame.file]
-        if calls and not any(frame.function in _WAITS_FOR_DATA for frame in stack):
+        calls = [depth for depth, frame in enumerate(stack) if _OWN_FILES.search(frame.file)]
+        if not calls or _OWN_WAITING.search(stack[calls[0]].file):
+            continue
+        if not any(frame.function in _WAITS_FOR_DATA for frame in stack):
             return stack[: calls[0] + 1]
     return ()
+
+
+def _trains(process: StandingProcess) -> bool:
+    """Tell whether it goes through batches, and does not only wait for the processes that do."""
+    return any(_TRAINING.search(frame.file) for stack in process.threads for frame in stack)
 
 
 def _waits_for_work(stack: Stack) -> bool:
@@ -106,11 +117,15 @@ def _waits_for_work(stack: Stack) -> bool:
     return all(_WAITING_FILES.search(frame.file) for frame in stack[:-1])
 
 
-def _name(process: StandingProcess, workers: Sequence[StandingProcess]) -> str:
-    """Name a process by what it is to its user."""
-    if process in workers:
-        return f"worker {workers.index(process) + 1} of {len(workers)}"
-    return "the training process"
+def _name_all(workers: Sequence[StandingProcess], trainers: Sequence[StandingProcess]) -> dict[int, str]:
+    """Name each process by what it is to its user; ranks are started in their order."""
+    ranks = {one.pid: f"rank {number}" for number, one in enumerate(trainers)} if len(trainers) > 1 else {}
+    names = dict(ranks)
+    for one in workers:
+        team = [other.pid for other in workers if other.parent == one.parent]
+        owner = f" of {ranks[one.parent]}" if one.parent in ranks else ""
+        names[one.pid] = f"worker {team.index(one.pid) + 1} of {len(team)}{owner}"
+    return names
 
 
 def _describe_place(process: StandingProcess, stack: Stack) -> str:

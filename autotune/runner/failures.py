@@ -42,6 +42,10 @@ class TrialFailure:
     message: str
     details: str = ""
 
+    def name_rank(self, rank: int | None) -> TrialFailure:
+        """Say in which of several training processes it happened; None for all of them, or the only one."""
+        return self if rank is None else replace(self, message=f"in rank {rank} {self.message}")
+
 
 def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> TrialFailure:
     """Judge an error that the child reported: a resource ran out where the text says so, else the user's code failed.

@@ -24,7 +24,16 @@ from autotune.runner.watchdog import BudgetBreach, Watchdog
 from autotune.trial.budgets import Budgets
 from autotune.trial.channel import Channel, ChannelClosedError, MessageTooLongError
 from autotune.trial.measurement import TrialKind
-from autotune.trial.protocol import REPORT, Command, FailureReport, ProgressReport, ReadyReport, Report, TrialReport
+from autotune.trial.protocol import (
+    REPORT,
+    Command,
+    FailureReport,
+    LostRankReport,
+    ProgressReport,
+    ReadyReport,
+    Report,
+    TrialReport,
+)
 from autotune.trial.sandbox_spec import SandboxSpec
 from autotune.trial.stacks import STACKS_FILE
 
@@ -112,7 +121,8 @@ class TrialProcess:
     def receive(self, watchdog: Watchdog) -> Report | TrialFailure:
         """Wait for the answer to the command sent, or for how the child died or was ended."""
         try:
-            return self._await_answer(watchdog)
+            answer = self._await_answer(watchdog)
+            return self._name_end(answer.status, answer.rank) if isinstance(answer, LostRankReport) else answer
         except MessageTooLongError as error:
             return self._end_for("crashed", f"sent {error}")
         except ChannelClosedError:
@@ -184,11 +194,14 @@ class TrialProcess:
     def _name_death(self) -> TrialFailure:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
-        status = self._process.poll()
+        return self._name_end(self._process.poll())
+
+    def _name_end(self, status: int | None, rank: int | None = None) -> TrialFailure:
+        """Name the end of the child, or of one of the ranks that it has started."""
         self._monitor.read()
         output = self.read_output()
         self.end()
-        return diagnose_exit(status, output, self.peak.describe_shm(), on_device=self._on_device)
+        return diagnose_exit(status, output, self.peak.describe_shm(), on_device=self._on_device).name_rank(rank)
 
     def read_output(self) -> str:
         """Read the end of what the child's processes printed, without the NUL bytes that torch puts there."""

@@ -15,10 +15,20 @@ Answer = Report | TrialFailure
 
 
 def make_result(
-    request: TrialRequest, answer: Answer, peak: ResourceUsage, budgets: Budgets, batches: int, output: str
+    request: TrialRequest,
+    answer: Answer,
+    peak: ResourceUsage,
+    budgets: Budgets,
+    batches: int,
+    output: str,
+    ranks: int = 1,
 ) -> TrialResult:
-    """Tell what became of a trial that last said to be after so many batches, and printed `output` at its end."""
-    seen = {"peak_host_bytes": peak.host_bytes, "peak_shm_bytes": peak.shm_bytes}
+    """Tell what became of a trial that last said to be after so many batches, and printed `output` at its end.
+
+    What all of its ranks used is divided by them: what is told of a trial is told of one training process.
+    """
+    share = peak.share(ranks)
+    seen = {"peak_host_bytes": share.host_bytes, "peak_shm_bytes": share.shm_bytes}
     if isinstance(answer, TrialReport):
         result = TrialResult(kind="completed", config=request.config, measurement=answer.measurement, **seen)
     else:
@@ -36,7 +46,7 @@ def make_result(
 
 def _diagnose(answer: Answer, peak: ResourceUsage, output: str) -> TrialFailure:
     if isinstance(answer, FailureReport):
-        return diagnose_error(answer, peak.describe_shm(), output)
+        return diagnose_error(answer, peak.describe_shm(), output).name_rank(answer.rank)
     if isinstance(answer, TrialFailure):
         return answer
     return TrialFailure("crashed", f"was answered out of turn ({type(answer).__name__})")

@@ -80,7 +80,8 @@ class TrialRunner:
         self._is_releasing = False
         self._limits: Budgets | None = None
         self._probe_end = math.inf
-        self._knobs: dict[str, KnobValue] = {}  # what the next child is started with
+        self._knobs: dict[str, KnobValue] = {}  # what the next child is started with, as are these
+        self._ranks = 1
         self._may_warm_up = True
         self._phase = ""
         self._batches = 0
@@ -105,7 +106,7 @@ class TrialRunner:
         self._is_releasing = False
 
     def limit(self, budgets: Budgets) -> None:
-        """Put other budgets in force for the trials to come."""
+        """Put other budgets in force for the trials to come, those of one training process."""
         self._limits = budgets
 
     def probe(
@@ -117,12 +118,14 @@ class TrialRunner:
     ) -> WorkloadProfile:
         """Load the workload and profile it with two batch sizes, where they can be set: the usual and the largest.
 
+        It is looked at in one training process, be there several in trials.
+
         Raises:
             UsageError: The workload cannot be what the user meant: no such attribute, no such device; or `max_seconds`,
                 which --timeout allows, are too few.
             WorkloadError: The user's code raised, hung or died.
         """
-        self._limits = budgets
+        self._limits, self._ranks = budgets, 1
         self._probe_end = time.monotonic() + max_seconds
         usable_cpus = read_machine().usable_cpus if usable_cpus is None else usable_cpus
         command = ProbeCommand(
@@ -153,7 +156,7 @@ class TrialRunner:
 
     def identify(self, batch_size: int, budgets: Budgets) -> IdentityReport:
         """Load the workload and a few batches, and tell which workload it is; raises what `probe` raises."""
-        self._limits = budgets
+        self._limits, self._ranks = budgets, 1
         answer = self._give_probe(IdentifyCommand(batch_size=batch_size))
         if isinstance(answer, IdentityReport):
             return answer
@@ -171,13 +174,13 @@ class TrialRunner:
         """Run one trial; a child that failed is ended with its whole tree, and the next trial gets a new one."""
         started = time.monotonic()
         self._batches = 0
-        if request.fresh:
+        if request.fresh or self._ranks != self._workload.ranks:
             self.close()
-        self._knobs = request.config.knobs
+        self._knobs, self._ranks = request.config.knobs, self._workload.ranks
         budgeted = request.model_copy(update={"gpu_bytes": self._budgets.gpu_bytes})
         answer = self._give(TrialCommand(trial=budgeted), request.seconds * MAX_TRIAL_OVERHEAD + self._stall_seconds)
         output = self._child.read_output() if self._child is not None and isinstance(answer, FailureReport) else ""
-        result = make_result(request, answer, self._peak, self._budgets, self._batches, output)
+        result = make_result(request, answer, self._peak, self._budgets, self._batches, output, self._ranks)
         self._wind_down(result)
         return result.model_copy(update={"seconds": time.monotonic() - started})
 
@@ -199,7 +202,7 @@ class TrialRunner:
         child = self._child = TrialProcess(
             self._starter, self._budgets, self._sandbox, self._note_progress, self._on_warning
         )
-        order = LoadCommand(workload=self._workload, knobs=self._knobs, warm_up=self._may_warm_up)
+        order = LoadCommand(workload=self._workload, knobs=self._knobs, warm_up=self._may_warm_up, ranks=self._ranks)
         answer = child.command(order, self._watch(self._stall_seconds * MAX_LOAD_STALLS))
         if isinstance(answer, ReadyReport):
             self.start_seconds = time.monotonic() - began
@@ -241,7 +244,7 @@ class TrialRunner:
     @property
     def _budgets(self) -> Budgets:
         assert self._limits is not None, "probe() or limit() comes first: a sandbox is built for the budgets"
-        return self._limits
+        return self._limits.of_all(self._ranks)
 
     @property
     def _peak(self) -> ResourceUsage:

@@ -47,12 +47,14 @@ class StandingProcess:
         state: One letter, as in /proc/PID/stat: `S` asleep, `R` running, `D` waiting for a disk or a network.
         kernel_function: What it sleeps in, as /proc/PID/wchan names it; empty where the system does not tell.
         threads: The stacks of its threads.
+        parent: The process that started it; 0 where the system does not tell.
     """
 
     pid: int
     state: str
     kernel_function: str
     threads: tuple[Stack, ...] = ()
+    parent: int = 0
 
     def describe_state(self) -> str:
         """Name the state, and what it sleeps in."""
@@ -72,10 +74,10 @@ def _listens(pid: int, proc: Path) -> bool:
 
 
 def _ask(pid: int, stacks: Path, proc: Path) -> StandingProcess:
-    state = read_text(proc / str(pid) / "stat").rpartition(")")[2].split()
+    state, parent, *_ = [*read_text(proc / str(pid) / "stat").rpartition(")")[2].split()[:2], "?", "0"]
     sleeps_in = read_text(proc / str(pid) / "wchan").strip()
     threads = tuple(read_stacks(_request(pid, stacks)))
-    return StandingProcess(pid, state[0] if state else "?", sleeps_in if sleeps_in != "0" else "", threads)
+    return StandingProcess(pid, state, sleeps_in if sleeps_in != "0" else "", threads, int(parent))
 
 
 def _request(pid: int, stacks: Path) -> str:

@@ -51,6 +51,10 @@ class ResourceUsage:
         host_bytes = now.host_bytes - now.shm_bytes + shm_bytes if now.exact else 0
         return replace(now, host_bytes=max(self.host_bytes, host_bytes), exact=True, shm_bytes=shm_bytes)
 
+    def share(self, processes: int) -> ResourceUsage:
+        """Give the part that each of so many training processes has in it."""
+        return replace(self, host_bytes=self.host_bytes // processes, shm_bytes=self.shm_bytes // processes)
+
     def describe_shm(self) -> str:
         """Say what was used of /dev/shm, to be put behind a sentence."""
         return f": {format_bytes(self.shm_bytes)} used of {format_bytes(self.shm_size_bytes)}"

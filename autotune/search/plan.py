@@ -43,7 +43,10 @@ class Guess:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run has to work with, from what the user asked for to what the answer is compared with."""
+    """What a run has to work with, from what the user asked for to what the answer is compared with.
+
+    Budgets, throughputs and all that is measured are those of one training process, also where several share the host.
+    """
 
     request: TuningRequest
     machine: MachineProfile
@@ -61,6 +64,16 @@ class Plan:
     def identity(self) -> WorkloadIdentity:
         """The identity of the workload that the probe has looked at."""
         return identify(self.request.workload, self.workload)
+
+    @cached_property
+    def local_machine(self) -> MachineProfile:
+        """What one of the training processes has of the machine."""
+        return self.machine.share(self.request.workload.ranks)
+
+    @cached_property
+    def local_workload(self) -> WorkloadProfile:
+        """What one of the training processes goes through."""
+        return self.workload.share(self.request.workload.ranks)
 
     @property
     def best_step_bound(self) -> float:
@@ -80,7 +93,8 @@ class Plan:
 
     def predict(self, config: LoaderConfig) -> float:
         """Predict the throughput of a configuration, in samples per second."""
-        return predict_samples_per_second(config, self.workload, self.machine.usable_cpus, self.request.epochs)
+        cpus = self.local_machine.usable_cpus
+        return predict_samples_per_second(config, self.local_workload, cpus, self.request.epochs)
 
     def guess(self) -> Guess:
         """Guess the answer from the probe; the baseline stays where nothing is predicted to be faster."""
@@ -90,7 +104,7 @@ class Plan:
 
     def cold_start_seconds(self, config: LoaderConfig) -> float:
         """Predict what a fresh process pays beyond what a warm trial shows."""
-        return predict_cold_start_seconds(config, self.workload, self.machine.usable_cpus)
+        return predict_cold_start_seconds(config, self.workload, self.local_machine.usable_cpus)
 
     def estimate(self, result: TrialResult) -> ThroughputEstimate | None:
         """Estimate what a fresh process would reach from a warm trial; None when the trial failed."""
@@ -105,7 +119,9 @@ class Plan:
 
     def initial_configs(self) -> list[LoaderConfig]:
         """List what is tried first: what is nearest to the baseline in the space, then the cost model's guesses."""
-        guesses = initial_configs(self.space, self.workload, self.machine, self.request.epochs, self.budgets)
+        guesses = initial_configs(
+            self.space, self.local_workload, self.local_machine, self.request.epochs, self.budgets
+        )
         return list(dict.fromkeys([self.space.nearest(self.baseline), *guesses]))
 
     @cached_property
@@ -130,10 +146,11 @@ class Plan:
 
 def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:
     """Plan a run; raises what `plan_space` raises."""
-    space = plan_space(request, machine, workload, budgets)
+    ranks = request.workload.ranks
+    space = plan_space(request, machine.share(ranks), workload.share(ranks), budgets)
     baseline = choose_baseline(request, workload, space, budgets)
     own = None if workload.baseline is None else workload.baseline.model_copy(update={"knobs": baseline.knobs})
     note = None if own is None else describe_changed_baseline(own, baseline)
-    if note is not None:
-        space = replace(space, notes=(*space.notes, note))
+    together = f"{ranks} training processes run at once: all that is shown is of each of them" if ranks > 1 else None
+    space = replace(space, notes=(*space.notes, *filter(None, (note, together))))
     return Plan(request, machine, workload, budgets, space, baseline)

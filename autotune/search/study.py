@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ASKED: Final = {
     *("trial_seconds", "seed", "sampler", "batch_sizes", "fixed", "ranges"),
-    *("max_workers", "max_memory", "max_shm", "max_gpu_memory", "world_size"),
+    *("max_workers", "max_memory", "max_shm", "max_gpu_memory"),
 }  # what makes another search of the same workload, and so a study of its own unless the user names one
 METRIC: Final = "samples per second"
 RECORD: Final = "dltune_record"
@@ -178,6 +178,7 @@ def open_study(storage: RDBStorage, request: TuningRequest, hardware: Hardware, 
 def _identify(request: TuningRequest, hardware: Hardware) -> str:
     """Give what must be the same for trials to be comparable: workload, machine, length of the training run."""
     later = {name for name in ("split", "knobs") if not getattr(request.workload, name)}  # not in earlier versions
+    later |= {"ranks"} if request.workload.ranks == 1 else set()
     workload = request.workload.model_dump_json(exclude=later)
     text = "\n".join([workload, hardware.model_dump_json(), str(request.epochs)])
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""Which variables of the environment decide how many threads the libraries of a process start?"""
+"""What the environment says of a training process: how many threads its libraries start, and how many it is one of."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ OTHER_VARIABLES: Final = (
     *("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"),
     "TOKENIZERS_PARALLELISM",
 )  # where threads run, and whether there are any
+
+
+def read_local_world_size(environ: Mapping[str, str] = os.environ) -> int:
+    """Read how many training processes were started on this host together, as torchrun says; 1 where nothing does."""
+    text = environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def read_thread_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +54,10 @@ class MachineProfile:
     def cpu_source(self) -> str:
         """What decides about `usable_cpus`: `cgroup` or `affinity`."""
         return "cgroup" if self.usable_cpus < self.affinity_cpus else "affinity"
+
+    def share(self, processes: int) -> MachineProfile:
+        """Give what one of so many training processes has of it, as far as it computes; budgets divide the rest."""
+        return self if processes == 1 else replace(self, quota_cpus=self.usable_cpus / processes)
 
     def hardware(self, accelerator: Accelerator | None) -> Hardware:
         """Give the part that a tuned profile is bound to."""

@@ -30,6 +30,11 @@ class Budgets(RecordedBudgets):
         """Give the part that is written into the profile."""
         return RecordedBudgets(**self.model_dump(exclude={"reserve_bytes"}))
 
+    def of_all(self, processes: int) -> Budgets:
+        """Give what so many training processes may use together; open files are counted in each by itself."""
+        together = {"memory_bytes": self.memory_bytes * processes, "shm_bytes": self.shm_bytes * processes}
+        return self.model_copy(update=together)
+
 
 def plan_budgets(machine: MachineProfile, request: TuningRequest, workload: WorkloadProfile | None = None) -> Budgets:
     """Turn the user's budgets into bytes on this machine.
@@ -40,12 +45,12 @@ def plan_budgets(machine: MachineProfile, request: TuningRequest, workload: Work
         workload: What the probe found of the accelerator; None before it.
 
     Returns:
-        Budgets of one of the `world_size` training processes that share the host.
+        Budgets of one of the training processes that share the host.
 
     Raises:
         UsageError: A budget cannot be read.
     """
-    share = request.world_size
+    share = request.workload.ranks
     max_workers = max(MAX_SEARCHED_WORKERS, 2 * count_whole_cpus(machine.usable_cpus))
     return Budgets(
         memory_bytes=_parse("--max-memory", request.max_memory, machine.memory_available_bytes) // share,
@@ -58,12 +63,15 @@ def plan_budgets(machine: MachineProfile, request: TuningRequest, workload: Work
 
 
 def _plan_gpu_bytes(request: TuningRequest, workload: WorkloadProfile) -> int | None:
-    """Take the user's share of the whole device, but never what other processes hold of it."""
-    whole = workload.accelerator.memory_bytes if workload.accelerator is not None else 0
-    if not whole:
+    """Take the user's share of the whole device, but never what other processes hold of it.
+
+    Training processes that outnumber the devices share them.
+    """
+    if workload.accelerator is None or not workload.accelerator.memory_bytes:
         return None
-    budget = _parse("--max-gpu-memory", request.max_gpu_memory, whole)
-    return min(budget, workload.gpu_room_bytes) if workload.gpu_room_bytes else budget
+    budget = _parse("--max-gpu-memory", request.max_gpu_memory, workload.accelerator.memory_bytes)
+    free = min(budget, workload.gpu_room_bytes) if workload.gpu_room_bytes else budget
+    return free // -(-request.workload.ranks // max(1, workload.accelerator.count))
 
 
 def _parse(option: str, text: str, whole: int) -> int:

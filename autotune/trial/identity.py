@@ -20,4 +20,5 @@ def identify(asked: WorkloadRequest, found: WorkloadProfile | IdentityReport) ->
         kind=found.kind,
         loader_class=found.loader_class,
         loader_decides=found.loader_decides,
+        local_world_size=asked.ranks,
     )

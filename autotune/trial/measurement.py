@@ -71,6 +71,22 @@ class EpochTrace(FrozenModel):
         return len(self.batch_seconds)
 
 
+class RankWaits(FrozenModel):
+    """How one of several training processes of a trial kept up with the others.
+
+    Attributes:
+        wait_seconds: What it waited for its loader, over all steps.
+        steps: Steps in which all had a batch.
+        late_steps: Those in which it got its batch last, a millisecond or more after the first of them.
+        samples: What its first epoch delivered; 0 when that was not whole.
+    """
+
+    wait_seconds: BoundedSeconds
+    steps: BoundedCount
+    late_steps: BoundedCount
+    samples: BoundedCount = 0
+
+
 class Measurement(FrozenModel):
     """What one trial saw: its epochs in order, the first one with cold workers.
 
@@ -79,6 +95,8 @@ class Measurement(FrozenModel):
         epoch_samples: Samples in it, of which the last batch may hold fewer; None when not known.
         peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
         gpu_growth_bytes: By how much that grew after half of the batches; 0 when it had settled.
+        ranks: Of several training processes, how each kept up; the rest is that of the one that waited most. Empty for
+            one process.
     """
 
     epochs: Annotated[tuple[EpochTrace, ...], Field(min_length=1)]
@@ -87,6 +105,7 @@ class Measurement(FrozenModel):
     epoch_samples: Annotated[BoundedCount, Field(ge=1)] | None = None
     peak_gpu_bytes: BoundedBytes = 0
     gpu_growth_bytes: BoundedBytes = 0
+    ranks: tuple[RankWaits, ...] = ()
 
     @model_validator(mode="after")
     def _refuse_nothing(self) -> Self:

@@ -63,6 +63,7 @@ class LoadCommand(FrozenModel):
     Attributes:
         knobs: Values of the user's own knobs, where they are not the usual ones.
         warm_up: Whether the process may read samples by itself, outside of trials.
+        ranks: Training processes to load it in, where the workload is trained by several.
     """
 
     op: Literal["hello"] = "hello"
@@ -70,6 +71,7 @@ class LoadCommand(FrozenModel):
     workload: WorkloadRequest
     knobs: dict[str, KnobValue] = Field(default_factory=dict)
     warm_up: bool = True
+    ranks: Annotated[int, Field(ge=1)] = 1
 
 
 class Traces(FrozenModel):
@@ -186,6 +188,7 @@ class FailureReport(FrozenModel):
         on_device: Whether the process uses an accelerator, so that errors of one can be its own.
         samples: Of the trial up to there, those of the batch that failed included.
         index: Of the sample that failed; None where it is not known.
+        rank: Of several training processes, the one that failed; None where all did, or there is one.
     """
 
     op: Literal["failed"] = "failed"
@@ -195,13 +198,29 @@ class FailureReport(FrozenModel):
     on_device: bool = False
     samples: BoundedCount = 0
     index: BoundedCount | None = None
+    rank: BoundedCount | None = None
+
+
+class LostRankReport(FrozenModel):
+    """Child to parent: one of several training processes has ended; its status as `subprocess` gives it."""
+
+    op: Literal["lost"] = "lost"
+    rank: BoundedCount
+    status: int
 
 
 Command = Annotated[
     LoadCommand | ProbeCommand | IdentifyCommand | TrialCommand | ReleaseCommand, Field(discriminator="op")
 ]
 Report = Annotated[
-    ProgressReport | ReadyReport | ProbeReport | TracesReport | IdentityReport | TrialReport | FailureReport,
+    ProgressReport
+    | ReadyReport
+    | ProbeReport
+    | TracesReport
+    | IdentityReport
+    | TrialReport
+    | FailureReport
+    | LostRankReport,
     Field(discriminator="op"),
 ]
 COMMAND: Final[TypeAdapter[Command]] = TypeAdapter(Command)

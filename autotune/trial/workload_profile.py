@@ -154,3 +154,11 @@ class WorkloadProfile(FrozenModel):
     rss_bytes: BoundedBytes = 0
     worker_failure: LongText | None = None
     notes: tuple[LongText, ...] = ()
+
+    def share(self, processes: int) -> WorkloadProfile:
+        """Give what one of so many training processes goes through, where they share the data out."""
+        counted = ("samples", "epoch_batches", "shards")
+        wholes = {name: getattr(self, name) for name in counted}
+        return self.model_copy(
+            update={name: -(-whole // processes) for name, whole in wholes.items() if whole is not None}
+        )

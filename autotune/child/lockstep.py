@@ -1,0 +1,133 @@
+"""Keeps the ranks of a training run in step, as the exchange of gradients does, and notes which of them are late.
+
+A rank that waits for data makes all others wait: a run of several processes is as fast as the slowest of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal, TypeVar
+
+from autotune.trial.measurement import RankWaits
+
+MIN_LAG_SECONDS: Final = 1e-3  # that one rank waits longer than another; less is the machine's doing
+CODES: Final = {"stop": 1.0, "abandon": 2.0}
+
+Matter = Literal["stop", "abandon"]
+Decision = TypeVar("Decision")
+
+
+class RankLostError(Exception):
+    """Another rank is gone, or has failed, and could not take part in an exchange."""
+
+
+@contextmanager
+def _blaming_others() -> Iterator[None]:
+    """Say of an exchange that breaks off that it was not this rank that failed."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLostError(str(error)) from None
+
+
+class Alone:
+    """A training process without others to wait for."""
+
+    def start(self) -> None:
+        """Begin a trial."""
+
+    def ask(self) -> None:
+        """Note that the loader is asked for a batch."""
+
+    def arrive(self) -> None:
+        """Note that it has given one."""
+
+    def exchange(self, *, has_batch: bool = True) -> bool:
+        """Tell at once that nobody lacked a batch."""
+        return True
+
+    def decide(self, matter: Matter, decision: Callable[[], bool]) -> bool:
+        """Decide by itself."""
+        return decision()
+
+    def agree(self, decision: Callable[[], Decision]) -> Decision:
+        """Decide by itself."""
+        return decision()
+
+    def read_waits(self) -> tuple[RankWaits, ...]:
+        """Tell of nobody."""
+        return ()
+
+
+class Lockstep(Alone):
+    """One rank's part in keeping step; rank 0 decides for all of them."""
+
+    def __init__(self, rank: int, size: int, now: Callable[[], float] = time.perf_counter) -> None:
+        self._rank = rank
+        self._size = size
+        self._now = now
+        self.start()
+
+    def start(self) -> None:
+        """Begin a trial: nobody has waited so far."""
+        self._waits, self._lags, self._steps = [0.0] * self._size, [0] * self._size, 0
+        self._asked = self._arrived = self._now()
+        self._proposed = self._decided = 0.0
+
+    def ask(self) -> None:
+        """Note that the loader is asked for a batch."""
+        self._asked = self._now()
+
+    def arrive(self) -> None:
+        """Note that it has given one."""
+        self._arrived = self._now()
+
+    def exchange(self, *, has_batch: bool = True) -> bool:
+        """Wait until every rank has made its step, and tell whether each had a batch for it."""
+        waited = self._arrived - self._asked
+        told = self._gather((waited, float(has_batch), self._proposed))
+        self._proposed, self._decided = 0.0, told[0][2]
+        is_whole = all(one[1] for one in told)
+        if is_whole:
+            self._note([one[0] for one in told])
+        return is_whole
+
+    def decide(self, matter: Matter, decision: Callable[[], bool]) -> bool:
+        """Tell what the last exchange said; what rank 0 decides now is said by the next one."""
+        if self._rank == 0 and decision():
+            self._proposed = CODES[matter]
+        return self._decided == CODES[matter]
+
+    def agree(self, decision: Callable[[], Decision]) -> Decision:
+        """Give what rank 0 decides."""
+        import torch.distributed as dist
+
+        box = [decision() if self._rank == 0 else None]
+        with _blaming_others():
+            dist.broadcast_object_list(box, src=0)
+        return box[0]  # type: ignore[return-value]  # what rank 0 put in
+
+    def read_waits(self) -> tuple[RankWaits, ...]:
+        """Tell how long each rank has waited, and how often for it."""
+        return tuple(
+            RankWaits(wait_seconds=wait, steps=self._steps, late_steps=lags)
+            for wait, lags in zip(self._waits, self._lags, strict=True)
+        )
+
+    def _gather(self, own: tuple[float, ...]) -> list[list[float]]:
+        import torch
+        import torch.distributed as dist
+
+        mine = torch.tensor(own, dtype=torch.float64)
+        places = [torch.empty_like(mine) for _ in range(self._size)]
+        with _blaming_others():
+            dist.all_gather(places, mine)
+        return [place.tolist() for place in places]
+
+    def _note(self, waits: list[float]) -> None:
+        self._steps += 1
+        self._waits = [total + wait for total, wait in zip(self._waits, waits, strict=True)]
+        if max(waits) - min(waits) > MIN_LAG_SECONDS:
+            self._lags[waits.index(max(waits))] += 1

@@ -1,0 +1,179 @@
+"""Runs a trial in several training processes at once, and answers the tuner for all of them.
+
+They live in the sandbox of the one that starts them, share its budgets, and end with it. Each serves commands as the
+only process of a trial does; what is told to all of them is one command here, and their answers are one answer.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from autotune.child.namespaces import die_with_parent
+from autotune.child.own_randomness import draw_anew
+from autotune.child.server import TrialServer
+from autotune.child.world import World, listen
+from autotune.trial.channel import Channel, ChannelClosedError
+from autotune.trial.measurement import Measurement
+from autotune.trial.protocol import (
+    COMMAND,
+    REPORT,
+    FailureReport,
+    LoadCommand,
+    LostRankReport,
+    ProgressReport,
+    Report,
+    TrialReport,
+)
+
+LAST_WORDS_SECONDS: Final = 1.0  # for other ranks to say what went wrong, once one of them has failed
+
+
+def serve_tuner(channel: Channel, begin: Callable[[], None]) -> None:
+    """Serve the tuner until it closes the line: by this process, or by several where training is done by several.
+
+    `begin` is called in each process that trains.
+    """
+    try:
+        first = channel.receive()
+    except ChannelClosedError:
+        return
+    assert first is not None  # no time limit was set
+    command = COMMAND.validate_json(first)
+    if not isinstance(command, LoadCommand) or command.workload.ranks == 1:
+        begin()
+        TrialServer(channel).serve(first)
+        return
+    RankGroup(channel, command.ranks, begin).serve(first)
+
+
+class RankGroup:
+    """The training processes of a trial, one for each rank; this process only passes on what is said."""
+
+    def __init__(self, tuner: Channel, size: int, begin: Callable[[], None]) -> None:
+        self._tuner = tuner
+        self._begin = begin
+        self._lines: list[Channel] = []
+        self._pids: list[int] = []
+        self._sockets: list[socket.socket] = []
+        listener = listen()
+        for rank in range(size):
+            self._start(World(rank, size, listener))
+        listener.close()
+
+    def _start(self, world: World) -> None:
+        ours, theirs = socket.socketpair()
+        starter = os.getpid()
+        pid = os.fork()
+        if not pid:
+            ours.close()
+            self._become(world, theirs, starter)
+        theirs.close()
+        self._pids.append(pid)
+        self._sockets.append(ours)
+        self._lines.append(Channel(ours))
+
+    def _become(self, world: World, line: socket.socket, starter: int) -> NoReturn:
+        """Go on as one rank."""
+        die_with_parent()
+        if os.getppid() != starter:
+            os._exit(3)
+        for other in self._lines:
+            other.close()
+        self._tuner.close()
+        self._begin()
+        draw_anew()
+        world.enter()
+        TrialServer(Channel(line), world).serve()
+        os._exit(0)
+
+    def serve(self, first: str) -> None:
+        """Pass commands on until the tuner closes the line, or a rank is gone."""
+        line: str | None = first
+        try:
+            while line is not None:
+                self._tuner.send(self._carry_out(line).model_dump_json())
+                line = self._tuner.receive()
+        except ChannelClosedError:
+            return
+
+    def _carry_out(self, command: str) -> Report:
+        """Give a command to all ranks, and make one answer of theirs."""
+        answers: dict[int, Report] = {}
+        for rank, line in enumerate(self._lines):
+            try:
+                line.send(command)
+            except ChannelClosedError:
+                answers[rank] = self._describe_loss(rank)
+        deadline: float | None = None
+        while len(answers) < len(self._lines):
+            if deadline is None and any(isinstance(one, FailureReport | LostRankReport) for one in answers.values()):
+                deadline = time.monotonic() + LAST_WORDS_SECONDS
+            if not self._listen(answers, deadline):
+                break
+        return join_answers(answers, len(self._lines))
+
+    def _listen(self, answers: dict[int, Report], deadline: float | None) -> bool:
+        """Take in what ranks say that have not answered; False when the time ran out."""
+        poll = select.poll()
+        ranks = {self._sockets[rank].fileno(): rank for rank in range(len(self._lines)) if rank not in answers}
+        for descriptor in ranks:
+            poll.register(descriptor, select.POLLIN)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        ready = poll.poll(left)
+        for descriptor, _ in ready:
+            self._hear(ranks[descriptor], answers)
+        return bool(ready)
+
+    def _hear(self, rank: int, answers: dict[int, Report]) -> None:
+        """Take in what a rank says; of several, the first that has not answered tells how far they are."""
+        try:
+            while (line := self._lines[rank].receive(0.0)) is not None:
+                report = REPORT.validate_json(line)
+                if not isinstance(report, ProgressReport):
+                    answers[rank] = report
+                elif rank == min(set(range(len(self._lines))) - answers.keys()):
+                    self._tuner.send(line)
+        except ChannelClosedError:
+            answers[rank] = self._describe_loss(rank)
+
+    def _describe_loss(self, rank: int) -> LostRankReport:
+        """Tell how a rank has ended."""
+        _, status = os.waitpid(self._pids[rank], 0)
+        return LostRankReport(rank=rank, status=os.waitstatus_to_exitcode(status))
+
+
+def join_answers(answers: dict[int, Report], ranks: int) -> Report:
+    """Make one answer of those of the ranks, by number: a failure where one failed, else the slowest one's measurement.
+
+    One that is gone tells more than one that failed, and that more than those that waited for it in vain.
+    """
+    lost = [one for one in answers.values() if isinstance(one, LostRankReport)]
+    failed = {rank: one for rank, one in answers.items() if isinstance(one, FailureReport)}
+    own = {rank: one for rank, one in failed.items() if one.where != "ranks"}
+    if own and (not lost or len(own) == ranks):
+        rank, report = next(iter(own.items()))
+        return report.model_copy(update={"rank": None if len(own) == ranks else rank})
+    if lost:
+        return lost[0]
+    if failed:
+        return next(iter(failed.values()))
+    measured = [answers[rank] for rank in sorted(answers)]
+    if all(isinstance(one, TrialReport) for one in measured):
+        return TrialReport(measurement=join_measurements([one.measurement for one in measured]))  # type: ignore[union-attr]  # all of them are
+    return measured[0]
+
+
+def join_measurements(measured: list[Measurement]) -> Measurement:
+    """Take the measurement of the rank that waited most for its data, for which the others waited; and add the rest."""
+    waits = [sum(trace.wait_seconds for trace in one.epochs) for one in measured]
+    slowest = measured[waits.index(max(waits))]
+    firsts = [one.epochs[0] for one in measured]
+    delivered = [first.samples if first.closed_after is None else 0 for first in firsts]
+    ranks = [one.model_copy(update={"samples": count}) for one, count in zip(slowest.ranks, delivered, strict=True)]
+    peak = max(one.peak_gpu_bytes for one in measured)
+    return slowest.model_copy(update={"ranks": tuple(ranks), "peak_gpu_bytes": peak})
