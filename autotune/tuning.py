@@ -126,7 +126,7 @@ def _confirm(
             found.records, plan.convention, found.is_legal, found.expected, found.predict_speedups
         )
         monitor = None if settle is None else InterferenceMonitor(plan.machine.usable_cpus, settle=settle)
-        final = confirm(plan, finalists, measure, progress, monitor, timetable.allows_finals)
+        final = confirm(plan, finalists, measure, progress, monitor, timetable.allows_finals, found.expected)
         if final.cut_by is None:
             study.finish()
     return replace(final, cut_by=final.cut_by or cut.cause)

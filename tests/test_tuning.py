@@ -622,7 +622,7 @@ def refuse() -> None:
 
 
 def test_a_machine_that_starts_no_more_processes_ends_the_run_with_the_best_so_far() -> None:
-    bench = after(6, refuse)
+    bench = after(4, refuse)
     with pytest.raises(TrialError, match=r"Resource temporarily unavailable\. The best so far was written to dltune"):
         run(bench)
     found = load("dltune.json").profile

@@ -18,7 +18,7 @@ from autotune.errors import UsageError
 END: Final = "dltune/exit_code"
 HEARD: Final = "dltune/heard"
 LOOK_SECONDS: Final = 0.2  # from one look for the end to the next
-LAST_SECONDS: Final = 10.0  # that the first one waits for the others to hear of it
+LAST_SECONDS: Final = 3.0  # for the others to hear of it, and for the one that failed to be gone before them
 TORCHRUN_VARIABLES: Final = (
     *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "ROLE_NAME"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -50,6 +50,8 @@ class Launch:
             time.sleep(LOOK_SECONDS)
         code = int(store.get(END))
         store.add(HEARD, 1)
+        if code:
+            time.sleep(LAST_SECONDS)  # a launcher reports the first process that fails, which is to be the one that did
         return code
 
     @contextmanager
@@ -68,10 +70,16 @@ class Launch:
         finally:
             self._tell(store, code)
 
+    @property
+    def _keeps_store(self) -> bool:
+        """Whether what they tell each other ends with this process."""
+        has_port = "MASTER_PORT" in self.environ
+        return has_port and self.rank == 0 and self.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
     def _tell(self, store: Any, code: int) -> None:
         store.set(END, str(code))
         deadline = time.monotonic() + LAST_SECONDS
-        while store.add(HEARD, 0) < self.size - 1 and time.monotonic() < deadline:
+        while self._keeps_store and store.add(HEARD, 0) < self.size - 1 and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
 
     def _connect(self) -> Any:
@@ -80,9 +88,8 @@ class Launch:
 
         if "MASTER_PORT" in self.environ:
             host, port = self.environ["MASTER_ADDR"], int(self.environ["MASTER_PORT"])
-            is_host = self.rank == 0 and self.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-            patience = timedelta(minutes=5)
-            return dist.TCPStore(host, port, self.size, is_host, timeout=patience, wait_for_workers=False)  # type: ignore[attr-defined]  # as below: torch does not list it
+            keeps, patience = self._keeps_store, timedelta(minutes=5)
+            return dist.TCPStore(host, port, self.size, keeps, timeout=patience, wait_for_workers=False)  # type: ignore[attr-defined]  # as below: torch does not list it
         job = "-".join(self.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
         return dist.FileStore(str(Path(tempfile.gettempdir()) / f"dltune-{os.getuid()}-{job}"), self.size)  # type: ignore[attr-defined]
 

@@ -5,8 +5,10 @@ Whatever was picked for being the best of many was also lucky; only a second loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from autotune.config import LoaderConfig
@@ -25,7 +27,7 @@ MIN_ENTRANTS: Final = 2  # the baseline and the first finalist, without which no
 CONFIRM_PRECISION: Final = 0.015
 CONFIRM_FACTOR: Final = 1.0  # of a trial's time: the search gets less, because its winners are looked at again
 BORDERLINE_SPEEDUPS: Final = (1.0, 1.25)  # a speed-up between these is worth more rounds when its interval holds 1
-FAR_AHEAD_SPEEDUP: Final = 1.5  # of the best over the baseline in the rounds so far; then no verdict hangs on it,
+FAR_AHEAD_SPEEDUP: Final = 1.5  # of the best over the baseline as far as is known; then no verdict hangs on it,
 SLOW_BASELINE_SHARE: Final = 0.5  # and the baseline is given so much of a trial's time
 MAX_ROUND_SPREAD: Final = 1.12  # fastest over slowest round of one configuration; above it the machine is not quiet
 DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the best after so many rounds; below it nobody is measured again
@@ -55,13 +57,15 @@ def confirm(
     progress: ProgressListener,
     monitor: InterferenceMonitor | None = None,
     has_time: Callable[[int], bool] = lambda count: True,
+    expected: Mapping[LoaderConfig, float] = MappingProxyType({}),
 ) -> Confirmation:
     """Measure finalists and baseline in turn, round by round, until the verdict is clear or the run is cut short.
 
     Without a monitor nobody looks at the machine between the rounds. `has_time` tells whether there is time for so many
-    more measurements; the baseline and the first finalist are measured once in any case.
+    more measurements; the baseline and the first finalist are measured once in any case. What the search has learnt to
+    expect, in samples per second, says before the first round whether the verdict hangs on the baseline.
     """
-    rounds = _Rounds(plan, finalists, run_trial, progress, has_time)
+    rounds = _Rounds(plan, finalists, run_trial, progress, has_time, expected)
     noise: tuple[str, ...] = ()
     with keep_what_was_measured() as cut:
         if monitor is not None:
@@ -115,8 +119,10 @@ class _Rounds:
         run_trial: RunTrial,
         progress: ProgressListener,
         has_time: Callable[[int], bool],
+        expected: Mapping[LoaderConfig, float],
     ) -> None:
         self._plan = plan
+        self._expected = expected
         self._run_trial = run_trial
         self._progress = progress
         self._has_time = has_time
@@ -156,8 +162,10 @@ class _Rounds:
 
     def _is_far_behind(self) -> bool:
         """Whether the baseline was so slow that how slow it is changes nothing."""
-        lead = find_lead(self.finalists or [self.baseline])
-        return self.done > 0 and self.baseline.rate * FAR_AHEAD_SPEEDUP < lead.rate
+        entrants = self.finalists or [self.baseline]
+        lead = find_lead(entrants).rate or max(self._expected.get(one.config, 0.0) for one in entrants)
+        rate = self.baseline.rate or self._expected.get(self.baseline.config, math.inf)
+        return rate * FAR_AHEAD_SPEEDUP < lead
 
     def drop_slow_finalists(self) -> None:
         """Go on without who is behind, but for what tells whether the best one's settings pay."""

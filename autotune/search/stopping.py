@@ -14,6 +14,7 @@ NEAR_CEILING_RATIO: Final = 0.98  # of the step's bound; nothing is left to gain
 MIN_EXPECTED_IMPROVEMENT: Final = 0.015  # expected from the most promising configuration; below it the search ends
 MIN_TRIALS: Final = 6  # measured before expectations may end the search: the first few teach the model its own error
 PATIENCE_TRIALS: Final = 4  # without improvement, after which the expectations have been wrong often enough
+SAMPLER_PATIENCE_TRIALS: Final = 10  # the same for Optuna's samplers, which know nothing but the trials
 WARM_PATIENCE_TRIALS: Final = 2  # the same for a search that starts from an earlier answer
 NON_ADAPTIVE_SAMPLERS: Final = ("random", "grid")  # samplers that are chosen to look at everything; they run all trials
 MAX_REPEATS: Final = 40  # proposals in a row that were all measured before
@@ -36,7 +37,8 @@ class StopCriteria:
         self._first = first
         self._has_time = has_time
         self.min_trials = len(first) if is_warm else MIN_TRIALS
-        self._patience = WARM_PATIENCE_TRIALS if is_warm else PATIENCE_TRIALS
+        usual = PATIENCE_TRIALS if plan.request.sampler == "model" else SAMPLER_PATIENCE_TRIALS
+        self._patience = WARM_PATIENCE_TRIALS if is_warm else usual
 
     def find_limit(self, repeats: int) -> str | None:
         """Say why the search may not, or need not, go on, whatever is expected; None while it may."""
