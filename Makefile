@@ -6,7 +6,8 @@ TEST_READY := .venv/.test-ready
 BENCH_READY := .venv/.bench-ready
 LOWEST := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/.ready
-WITH_CHILDREN := runner/test_probe.py runner/test_runner.py child report/test_html_in_browser.py \
+WITH_CHILDREN := runner/test_probe.py runner/test_ranks.py runner/test_ranks_of_libraries.py runner/test_runner.py \
+	commands/test_launch.py child report/test_html_in_browser.py \
 	search/test_dashboard.py benchmarks test_end_to_end.py test_integrations.py test_docs.py
 ALONE := tests/faults/test_budgets.py  # it measures; all other tests run in two processes
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from autotune.config import FrozenModel, Interval
 from autotune.confirm.confirmation import Confirmation, confirm, measure_round
 from autotune.confirm.interference import InterferenceMonitor
+from autotune.confirm.nodes import add_reading
 from autotune.confirm.remeasurement import Remeasurement, compare_with_prediction
 from autotune.confirm.runs import ConfirmationRuns
 from autotune.errors import UsageError
@@ -19,7 +20,8 @@ from autotune.preparation import prepare_run
 from autotune.profiles.file import read_profiles_or_empty
 from autotune.profiles.identity import WorkloadIdentity
 from autotune.profiles.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
-from autotune.profiles.schema import TunedProfile
+from autotune.profiles.saving import change_profile
+from autotune.profiles.schema import NodeReading, TunedProfile
 from autotune.profiles.selection import describe_local_hardware, nearest_profile
 from autotune.profiles.trust import refuse_what_others_may_write
 from autotune.progress import ProgressListener
@@ -51,6 +53,7 @@ class CheckResult(FrozenModel):
         reasons: Why it should be retuned; empty when it fits.
         advice: What differs without deciding.
         remeasured: What it reaches now, if that was asked for.
+        is_recorded: Whether that was added to the profile.
     """
 
     profile: str
@@ -58,6 +61,7 @@ class CheckResult(FrozenModel):
     reasons: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     remeasured: Remeasurement | None = None
+    is_recorded: bool = False
 
 
 def check(
@@ -68,9 +72,10 @@ def check(
     quick: bool = False,
     with_workload: bool = True,
     trust: bool = False,
+    record: bool = False,
     progress: ProgressListener | None = None,
 ) -> CheckResult:
-    """Check whether a profile of a tuned file still holds here; nothing is written.
+    """Check whether a profile of a tuned file still holds here; nothing is written unless `record` asks for it.
 
     Args:
         path: The tuned file.
@@ -79,6 +84,7 @@ def check(
         quick: Whether to measure it against its baseline again.
         with_workload: Whether to load the dataset and compare its samples.
         trust: Whether to import what the file names although other users may have written it.
+        record: Whether to add to the profile what it reaches here, where nothing differs that decides.
         progress: Is told of each measurement.
 
     Returns:
@@ -87,11 +93,15 @@ def check(
     Raises:
         ProfileError: The file cannot be read, has no such profile, or one without its request; or others may have
             written it, and the workload is to be loaded.
-        UsageError: torch is not installed, or the workload is not what it was.
+        UsageError: torch is not installed, or the workload is not what it was; or nothing is measured that could be
+            recorded.
         WorkloadError: The workload fails.
         TrialError: The machine refuses to run trials.
+        OutputError: The file cannot be written.
     """
     file = Path(path)
+    if record and not quick:
+        raise UsageError("Nothing is measured that could be recorded: give --quick as well.")
     if (quick or with_workload) and not trust:
         refuse_what_others_may_write(file)
     machine = read_machine()
@@ -102,7 +112,23 @@ def check(
     request = rebuild_request(chosen, here, str(file))
     check_names(request.workload)
     look = _measure_again if quick else _identify
-    return look(request, chosen, machine, max_age_seconds, progress or ProgressListener())
+    found = look(request, chosen, machine, max_age_seconds, progress or ProgressListener())
+    return _record(file, chosen, found) if record else found
+
+
+def _record(file: Path, profile: TunedProfile, found: CheckResult) -> CheckResult:
+    """Add to a profile what it reaches here, where nothing differs that decides and the machine was quiet."""
+    seen = found.remeasured
+    if seen is None or not seen.samples_per_second or seen.noise or set(found.reasons) - set(_list_shortfalls(seen)):
+        return found
+    now = datetime.now(UTC).replace(microsecond=0)
+    reading = NodeReading(node=platform.node() or "?", samples_per_second=seen.samples_per_second, created_at=now)
+
+    def change(current: TunedProfile) -> TunedProfile:
+        return add_reading(current, reading) if current.created_at == profile.created_at else current
+
+    change_profile(file, profile.name, change)
+    return found.model_copy(update={"is_recorded": True})
 
 
 def _identify(
@@ -204,7 +230,7 @@ def verify(request: TuningRequest, profile: TunedProfile, progress: ProgressList
 
 
 def _keeps_promise(runs: ConfirmationRuns, profile: TunedProfile) -> bool:
-    promised = profile.result.samples_per_second_ci95
+    promised = profile.promised_ci95
     return promised is not None and runs.rate >= promised[0]
 
 

@@ -18,6 +18,7 @@ from autotune.commands.completion import completion
 from autotune.commands.doctor import doctor
 from autotune.commands.epilog import epilog
 from autotune.commands.export import export
+from autotune.commands.merge import merge
 from autotune.commands.project_file import name_parameters, read_project_options
 from autotune.commands.report import report
 from autotune.commands.retune import retune
@@ -28,7 +29,7 @@ from autotune.errors import UsageError
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
     *(tune, retune, show, check, compare),
-    *(export, report, doctor, completion, schema),
+    *(export, merge, report, doctor, completion, schema),
 )
 _EPILOG: Final = epilog(
     "dltune --dataset data.images:make_dataset --step train:make_step --batch-size 64",

@@ -74,6 +74,7 @@ class WorkloadRequest(FrozenModel):
         device: `auto`, `cpu`, or a torch device such as `cuda:0`.
         main: File or module of the script that training is started by, which workers that are not forked import.
         ranks: Training processes that run at once on this host, each with a loader of its own.
+        cold: File or folder that the dataset reads, which is dropped from memory before each epoch; None for nothing.
         start_method: How workers start; None is the workload's way or the interpreter's, `auto` the fastest.
         working_dir: Folder from which the import strings are resolved; by default the one that is current.
     """
@@ -90,6 +91,7 @@ class WorkloadRequest(FrozenModel):
     main: Text | None = None
     start_method: StartMethod | Literal["auto"] | None = None
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
+    cold: Text | None = None
     working_dir: Text = "."
 
     @model_validator(mode="after")

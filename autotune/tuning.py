@@ -92,7 +92,10 @@ def tune(
     """
     timetable, progress = timetable or Timetable(request), progress or ProgressListener()
     check_request(request)
-    with open_storage(request.storage) as storage, start_runner(request, progress, timetable.spent, starter) as runner:
+    with (
+        open_storage(request.storage, progress.show_warning) as storage,
+        start_runner(request, progress, timetable.spent, starter) as runner,
+    ):
         plan = prepare_run(request, machine or read_machine(), workload, runner, progress, timetable)
         with open_search(storage, request, plan.space, plan.hardware, progress.show_warning) as study:
             measure = study.sign_at(timetable.watch(raise_on_lost_device(run_trial or runner.run)))

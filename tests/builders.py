@@ -121,6 +121,11 @@ def make_request(**changes: Any) -> TuningRequest:
     return TuningRequest(workload=WorkloadRequest(dataset="pkg.data:make_dataset"), **changes)
 
 
+def make_ranks_request(ranks: int, **changes: Any) -> TuningRequest:
+    """Build a request for so many training processes."""
+    return TuningRequest(workload=WorkloadRequest(dataset="pkg.data:make_dataset", ranks=ranks), **changes)
+
+
 def make_config(
     num_workers: int = 0,
     prefetch_factor: int = 2,

@@ -3,19 +3,26 @@ from __future__ import annotations
 import io
 import platform
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from autotune.checking import compare_profile, read_software
+from autotune import checking
+from autotune.checking import CheckResult, check, compare_profile, read_software
 from autotune.commands.check import describe_check
 from autotune.commands.display import ConfirmationDisplay
 from autotune.config import LoaderConfig
 from autotune.confirm.confirmation import MIN_ENTRANTS, ROUNDS, confirm
 from autotune.confirm.remeasurement import Remeasurement, compare_with_prediction
+from autotune.errors import UsageError
+from autotune.profiles.file import read_file
 from autotune.profiles.schema import TunedProfile
+from autotune.profiles.selection import describe_local_hardware
 from autotune.progress import ProgressListener
 from autotune.search.plan import make_plan
+from autotune.system.machine import read_machine
 from autotune.system.versions import read_start_method, read_torch
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
@@ -29,6 +36,7 @@ from tests.builders import (
     make_result,
     make_software,
     make_workload,
+    write_profiles,
 )
 
 PROFILE = make_profile(dataloader=make_config(8, 2).dataloader)
@@ -183,3 +191,43 @@ def test_another_start_method_than_at_hand_is_a_reason_to_retune() -> None:
     profile = make_profile(software=make_software().model_copy(update={"start_method": other}))
     found = compare_profile(profile, profile.hardware, software=read_software(profile))
     assert found.reasons == (f"start method {read_start_method()} instead of {other}",)
+
+
+def make_here(**changes: Any) -> TunedProfile:
+    """Build the profile of a machine like this one, with a request to measure it by."""
+    hardware = describe_local_hardware(read_machine(), make_profile()).model_copy(update=changes)
+    return make_profile(hardware=hardware, request=make_request().record())
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a quick check find nine tenths of what was predicted, without a measurement."""
+    found = CheckResult(profile="any", fits=True, remeasured=make_remeasured(0.9))
+    monkeypatch.setattr(checking, "_measure_again", lambda *arguments: found)
+
+
+@pytest.mark.usefixtures("measured")
+def test_what_an_equal_machine_reaches_is_added_to_the_profile_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_here())
+    check(path, quick=True)
+    assert read_file(path).profiles[0].nodes is None
+    check(path, quick=True, record=True)
+    (profile,) = read_file(path).profiles
+    assert profile.nodes is not None
+    (reading,) = profile.nodes.readings
+    assert reading.node == platform.node()
+    assert reading.samples_per_second == pytest.approx(0.9 * PREDICTED)
+    assert profile.history == ()
+    assert profile.result == make_here().result
+
+
+@pytest.mark.usefixtures("measured")
+def test_what_another_machine_reaches_is_no_news_of_equal_ones(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_here(usable_cpus=10_000.0))
+    check(path, quick=True, record=True)
+    assert read_file(path).profiles[0].nodes is None
+
+
+def test_nothing_can_be_recorded_that_is_not_measured(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="give --quick as well"):
+        check(write_profiles(tmp_path, make_here()), record=True)

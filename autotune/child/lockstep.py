@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeVar
 from autotune.trial.measurement import RankWaits
 
 MIN_LAG_SECONDS: Final = 1e-3  # that one rank waits longer than another; less is the machine's doing
+OWN_WORKER: Final = "DataLoader worker"
 CODES: Final = {"stop": 1.0, "abandon": 2.0}
 
 Matter = Literal["stop", "abandon"]
@@ -29,14 +30,24 @@ def _blaming_others() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if OWN_WORKER in str(error):  # torch's handler of a worker's death raises wherever this process happens to be
+            raise
         raise RankLostError(str(error)) from None
 
 
 class Alone:
     """A training process without others to wait for."""
 
+    def __init__(self) -> None:
+        self._epochs = 0  # of all trials
+
     def start(self) -> None:
         """Begin a trial."""
+
+    def start_epoch(self) -> int:
+        """Begin an epoch, and give its number, which is the same in all ranks."""
+        self._epochs += 1
+        return self._epochs - 1
 
     def ask(self) -> None:
         """Note that the loader is asked for a batch."""
@@ -56,6 +67,10 @@ class Alone:
         """Decide by itself."""
         return decision()
 
+    def read_epoch_wait(self, own_seconds: float) -> float:
+        """Tell how long the step waited for data in this epoch, of which this process saw so many seconds."""
+        return own_seconds
+
     def read_waits(self) -> tuple[RankWaits, ...]:
         """Tell of nobody."""
         return ()
@@ -65,6 +80,7 @@ class Lockstep(Alone):
     """One rank's part in keeping step; rank 0 decides for all of them."""
 
     def __init__(self, rank: int, size: int, now: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__()
         self._rank = rank
         self._size = size
         self._now = now
@@ -73,8 +89,14 @@ class Lockstep(Alone):
     def start(self) -> None:
         """Begin a trial: nobody has waited so far."""
         self._waits, self._lags, self._steps = [0.0] * self._size, [0] * self._size, 0
+        self.start_epoch()
+
+    def start_epoch(self) -> int:
+        """Begin an epoch, in which nothing is decided so far; give its number."""
         self._asked = self._arrived = self._now()
         self._proposed = self._decided = 0.0
+        self._epoch_wait = 0.0
+        return super().start_epoch()
 
     def ask(self) -> None:
         """Note that the loader is asked for a batch."""
@@ -96,9 +118,11 @@ class Lockstep(Alone):
 
     def decide(self, matter: Matter, decision: Callable[[], bool]) -> bool:
         """Tell what the last exchange said; what rank 0 decides now is said by the next one."""
+        if self._decided == CODES[matter]:
+            return True
         if self._rank == 0 and decision():
             self._proposed = CODES[matter]
-        return self._decided == CODES[matter]
+        return False
 
     def agree(self, decision: Callable[[], Decision]) -> Decision:
         """Give what rank 0 decides."""
@@ -108,6 +132,10 @@ class Lockstep(Alone):
         with _blaming_others():
             dist.broadcast_object_list(box, src=0)
         return box[0]  # type: ignore[return-value]  # what rank 0 put in
+
+    def read_epoch_wait(self, own_seconds: float) -> float:
+        """Tell how long the steps of this epoch waited for the rank that was last at each."""
+        return max(own_seconds, self._epoch_wait)
 
     def read_waits(self) -> tuple[RankWaits, ...]:
         """Tell how long each rank has waited, and how often for it."""
@@ -128,6 +156,7 @@ class Lockstep(Alone):
 
     def _note(self, waits: list[float]) -> None:
         self._steps += 1
+        self._epoch_wait += max(waits)
         self._waits = [total + wait for total, wait in zip(self._waits, waits, strict=True)]
         if max(waits) - min(waits) > MIN_LAG_SECONDS:
             self._lags[waits.index(max(waits))] += 1

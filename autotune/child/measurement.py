@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.epoch_recorder import EpochRecorder
+from autotune.child.factory_calls import MeasuredLoader
 from autotune.child.loader_building import (
     build_loader,
     build_plain_loader,
@@ -68,10 +69,18 @@ def settle_garbage() -> None:
     gc.collect()
 
 
+def announce_epoch(loader: MeasuredLoader, number: int) -> None:
+    """Tell a loader, and its sampler, which epoch begins, as training code does where they want to know."""
+    for part in (loader, getattr(loader, "sampler", None)):
+        if callable(getattr(part, "set_epoch", None)):
+            part.set_epoch(number)  # type: ignore[union-attr]  # it was asked for a moment ago
+
+
 class TrialRun:
     """One trial under way: its loader, its stopping rule, its traces.
 
-    `on_batch` is told the batches so far; `ranks` keeps step with the other training processes, where there are such.
+    `on_batch` is told the batches so far; `ranks` keeps step with the other training processes, where there are such;
+    `before_epoch` makes ready for an epoch, by one process for all.
     """
 
     def __init__(
@@ -82,8 +91,10 @@ class TrialRun:
         request: TrialRequest,
         on_batch: Callable[[int], None],
         ranks: Alone | None = None,
+        before_epoch: Callable[[], None] = lambda: None,
     ) -> None:
         self._step = step
+        self._before_epoch = before_epoch
         self._ranks = ranks or Alone()
         self._device = device
         self._on_batch = on_batch
@@ -105,6 +116,7 @@ class TrialRun:
         self._recorder: EpochRecorder | None = None
         self._iterator: Iterator[Any] | None = None
         self._batch: Any = None
+        self._preparing = 0.0  # seconds that are not the trial's
 
     def count_samples(self) -> int:
         """Count the samples gone through so far, those of the batch under way included."""
@@ -156,13 +168,17 @@ class TrialRun:
 
     def _read_clock(self) -> float:
         """Read the seconds of the trial; they begin when all workers are there, where starting them takes seconds."""
-        elapsed = time.perf_counter() - self._started
+        elapsed = time.perf_counter() - self._started - self._preparing
         under_way = 0 if self._recorder is None else self._recorder.batches
         if self._start_seconds is None and (self._traces or under_way >= self._workers):
             self._start_seconds = elapsed
         return 0.0 if self._start_seconds is None else elapsed - self._start_seconds
 
     def _run_epoch(self, max_batches: int) -> EpochTrace:
+        began = time.perf_counter()
+        self._ranks.agree(self._before_epoch)
+        announce_epoch(self._loader, self._ranks.start_epoch())
+        self._preparing += time.perf_counter() - began
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
         if not self._loader.ends_with_sampler:  # what was left is taken down before the next epoch's clock starts
             self._iterator = self._batch = None
@@ -193,6 +209,7 @@ class TrialRun:
             self._iterator = batches = iter(())
         synchronize(self._device)
         trace = recorder.finish()
+        trace = trace.model_copy(update={"wait_seconds": self._ranks.read_epoch_wait(trace.wait_seconds)})
         self._check(trace, recorder.delivered, abandoned=abandoned)
         return trace
 
@@ -238,8 +255,8 @@ class TrialRun:
             return
         elif self._workers > 1:
             dropped = self._workers * batch_size if self._loader.drop_last else 0
-            self._workload.sample_counts.check_shares(delivered, dropped=dropped, is_whole=is_whole)
-        elif is_whole:
+            self._workload.sample_counts.check_shares(delivered, dropped=dropped, is_whole=is_whole and not abandoned)
+        elif is_whole and not abandoned:
             self._workload.sample_counts.samples = delivered
 
     def _learn_length(self, trace: EpochTrace) -> None:

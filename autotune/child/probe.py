@@ -176,6 +176,7 @@ def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
         "description": type(workload.parts.dataset).__qualname__,
         "kind": workload.kind,
         "samples": workload.promised_samples,
+        "counted_samples": workload.sample_counts.samples,
         "epoch_batches": count_epoch_batches(build_plain_loader(workload, None), workload) if has_own_batches else None,
         "batching": workload.batching,
         "drop_last": workload.parts.drop_last,

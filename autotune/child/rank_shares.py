@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from torch.utils.data import SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from autotune.child.workload_loading import LoadedWorkload
@@ -12,11 +13,16 @@ from autotune.child.workload_loading import LoadedWorkload
 def take_share(loaded: LoadedWorkload) -> LoadedWorkload:
     """Have this rank's share of a plain dataset loaded, as training code that makes the loader does.
 
-    A ready loader, a sampler and an iterable dataset see to it by themselves, or train on all of the data.
+    Lightning does the same with a plain loader of a data module. Another ready loader, a sampler and an iterable
+    dataset see to it by themselves, or train on all of the data.
     """
     parts = loaded.parts
-    is_ready = loaded.baseline is not None or loaded.own is not None
-    if is_ready or loaded.kind != "map" or parts.sampler is not None or parts.batch_sampler is not None:
+    if loaded.kind != "map" or loaded.own is not None or parts.batch_sampler is not None:
         return loaded
-    sampler: DistributedSampler[int] = DistributedSampler(parts.dataset, shuffle=parts.shuffle is not False)
-    return dataclasses.replace(loaded, parts=dataclasses.replace(parts, sampler=sampler))
+    if isinstance(parts.sampler, DistributedSampler):
+        return loaded
+    if loaded.owner is None and (loaded.baseline is not None or parts.sampler is not None):
+        return loaded
+    shuffles = parts.shuffle is not False and not isinstance(parts.sampler, SequentialSampler)
+    sampler: DistributedSampler[int] = DistributedSampler(parts.dataset, shuffle=shuffles)
+    return dataclasses.replace(loaded, parts=dataclasses.replace(parts, sampler=sampler, shuffle=None))

@@ -170,10 +170,17 @@ def join_answers(answers: dict[int, Report], ranks: int) -> Report:
 
 def join_measurements(measured: list[Measurement]) -> Measurement:
     """Take the measurement of the rank that waited most for its data, for which the others waited; and add the rest."""
-    waits = [sum(trace.wait_seconds for trace in one.epochs) for one in measured]
+    waits = [rank.wait_seconds for rank in measured[0].ranks]
     slowest = measured[waits.index(max(waits))]
-    firsts = [one.epochs[0] for one in measured]
-    delivered = [first.samples if first.closed_after is None else 0 for first in firsts]
-    ranks = [one.model_copy(update={"samples": count}) for one, count in zip(slowest.ranks, delivered, strict=True)]
-    peak = max(one.peak_gpu_bytes for one in measured)
-    return slowest.model_copy(update={"ranks": tuple(ranks), "peak_gpu_bytes": peak})
+    ranks = [
+        rank.model_copy(update={"samples": _count_epoch_samples(one)})
+        for rank, one in zip(slowest.ranks, measured, strict=True)
+    ]
+    largest = {name: max(getattr(one, name) for one in measured) for name in ("peak_gpu_bytes", "gpu_growth_bytes")}
+    return slowest.model_copy(update={"ranks": tuple(ranks), **largest})
+
+
+def _count_epoch_samples(measured: Measurement) -> int:
+    """Count the samples of a whole epoch: those of the first, or those that it would have had; 0 where nobody knows."""
+    first = measured.epochs[0]
+    return first.samples if first.closed_after is None else measured.epoch_samples or 0

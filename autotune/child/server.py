@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from autotune.child.measurement import TrialRun
+    from autotune.child.page_cache import ColdFiles
     from autotune.child.training_step import Step
     from autotune.child.workload_loading import LoadedWorkload
     from autotune.child.world import World
@@ -45,7 +46,8 @@ class ProcessTaintedError(Exception):
 class TrialServer:
     """Carries the tuner's commands out, one after another; in a world of several training processes, as one of them."""
 
-    _request: WorkloadRequest  # these five are there once the workload has been loaded
+    _request: WorkloadRequest  # these six are there once the workload has been loaded
+    _cold: ColdFiles
     _workload: LoadedWorkload
     _may_warm_up: bool
     _step: Step
@@ -86,12 +88,11 @@ class TrialServer:
         try:
             try:
                 signal.signal(signal.SIGCHLD, self._on_lost_worker)
-                report = self._carry_out(command)
+                return self._carry_out(command)
             finally:
                 self._on_lost_worker = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         except BaseException as error:  # sys.exit() and KeyboardInterrupt of the user's code are results, too
             return self._report_failure(error)
-        return report
 
     def _carry_out(self, command: protocol.Command) -> protocol.Report:
         match command:
@@ -111,6 +112,7 @@ class TrialServer:
         self._show("importing torch")
         from autotune.child.device import resolve_device
         from autotune.child.main_script import become_script
+        from autotune.child.page_cache import ColdFiles
         from autotune.child.training_step import make_step
 
         sys.path.insert(0, str(Path.cwd()))
@@ -126,6 +128,7 @@ class TrialServer:
         self._show(f"calling {request.dataset}")
         self._workload = self._load_workload(command.knobs)
         self._may_warm_up = command.warm_up
+        self._cold = ColdFiles(request.cold)
         self._where = "step"
         self._show(f"making the step ({request.describe_step()})")
         self._step = self._watch_step(make_step(request, self._device))
@@ -165,7 +168,8 @@ class TrialServer:
         profile = profile_workload(self._workload, self._step, self._device, command, self._show)
         if isinstance(profile, protocol.Traces):
             return protocol.TracesReport(traces=profile)
-        return protocol.ProbeReport(profile=profile)
+        notes = tuple(filter(None, (*profile.notes, self._cold.describe())))
+        return protocol.ProbeReport(profile=profile.model_copy(update={"notes": notes}))
 
     def _identify(self, command: protocol.IdentifyCommand) -> protocol.IdentityReport:
         from autotune.child.identity import identify_workload
@@ -187,7 +191,8 @@ class TrialServer:
             self._show("warming the step up")
             warm_up_step(self._workload, self._step, self._device, request.config)
         self._threads, self._children = set(threading.enumerate()), set(multiprocessing.active_children())
-        self._trial = TrialRun(self._workload, self._step, self._device, request, self._note_batches, self._ranks)
+        parts = (self._workload, self._step, self._device, request, self._note_batches)
+        self._trial = TrialRun(*parts, self._ranks, self._cold.drop)
         threads = count_threads()
         self._show(protocol.MEASURING_PHASE)
         measurement = self._trial.run()

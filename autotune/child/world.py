@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -35,12 +36,12 @@ class World:
         return int(self.listener.getsockname()[1])
 
     def enter(self) -> None:
-        """Be started as by torchrun: with its variables, and on one thread where the user does not say otherwise."""
-        from autotune.profiles.worker_init import limit_threads
-
+        """Be started as by torchrun: with its variables, and OpenMP on one thread where the user says nothing of it."""
         os.environ |= self.describe_environment()
         if "OMP_NUM_THREADS" not in os.environ:
-            limit_threads(1)
+            os.environ["OMP_NUM_THREADS"] = "1"
+            if "torch" in sys.modules:  # which has read that variable already
+                sys.modules["torch"].set_num_threads(1)
 
     def describe_environment(self) -> dict[str, str]:
         """Give the variables that torchrun sets."""
@@ -59,7 +60,11 @@ class World:
         }
 
     def join(self) -> Lockstep:
-        """Meet the others, as a training process does before it makes its loaders."""
+        """Meet the others, as a training process does before it makes its loaders.
+
+        Where each has a GPU of its own, tensors there are exchanged by NCCL, as in training.
+        """
+        import torch
         import torch.distributed as dist
 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all of them are on this host
@@ -69,7 +74,9 @@ class World:
         store = dist.TCPStore(  # type: ignore[attr-defined]  # torch does not list it among what it exports
             HOST, port, self.size, is_master=is_first, timeout=NEVER, master_listen_fd=descriptor
         )
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=NEVER)
+        has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= self.size and dist.is_nccl_available()
+        backend = "cpu:gloo,cuda:nccl" if has_gpus else "gloo"
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=NEVER)
         return Lockstep(self.rank, self.size)
 
 

@@ -39,10 +39,20 @@ if TYPE_CHECKING:
     show_default=True,
     help="Load the dataset and compare the number and size of its samples.",
 )
+@click.option(
+    "--record", is_flag=True, help="Add what --quick measures to the profile, if this machine is like its own."
+)
 @TRUST
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def check(
-    file: Path, profile: str | None, max_age: float | None, quick: bool, workload: bool, trust: bool, as_json: bool
+    file: Path,
+    profile: str | None,
+    max_age: float | None,
+    quick: bool,
+    workload: bool,
+    record: bool,
+    trust: bool,
+    as_json: bool,
 ) -> None:
     """Tell whether a profile still fits machine and data.
 
@@ -68,6 +78,7 @@ def check(
             quick=quick,
             with_workload=workload,
             trust=trust,
+            record=record,
             progress=progress,
         )
         print_result(found.model_dump_json(indent=2) if as_json else describe_check(found, str(file)))
@@ -84,6 +95,8 @@ def describe_check(found: CheckResult, file: str) -> str:
     if found.remeasured is not None:
         lines.append(f"  {_describe_remeasured(found.remeasured)}")
         lines += [f"  note: {sentence}" for sentence in found.remeasured.noise]
+    if found.is_recorded:
+        lines.append(f"  recorded in {file}: dltune show says how far equal machines differ")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from autotune.errors import UsageError
 
+LEADER: Final = "dltune/leader"  # its process number
 END: Final = "dltune/exit_code"
 HEARD: Final = "dltune/heard"
 LOOK_SECONDS: Final = 0.2  # from one look for the end to the next
@@ -24,7 +25,8 @@ TORCHRUN_VARIABLES: Final = (
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
     "TORCHELASTIC_USE_AGENT_STORE",
-)  # which its children are not to take for their own
+)  # which its children are not to take for their own, nor these
+SRUN_VARIABLES: Final = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +46,29 @@ class Launch:
     environ: Mapping[str, str]
 
     def wait(self) -> int:
-        """Wait until the first one ends, and give its exit code."""
-        store = self._connect()
-        while not store.check([END]):
-            time.sleep(LOOK_SECONDS)
-        code = int(store.get(END))
-        store.add(HEARD, 1)
+        """Wait until the first one ends, and give its exit code; 1 where it is gone without a word."""
+        try:
+            code = self._hear(self._connect())
+        except (RuntimeError, OSError):  # of torch's stores: what they were kept in is gone
+            code = 1
         if code:
             time.sleep(LAST_SECONDS)  # a launcher reports the first process that fails, which is to be the one that did
         return code
+
+    def _hear(self, store: Any) -> int:
+        while not store.check([END]):
+            time.sleep(LOOK_SECONDS)
+            if self._is_on_one_host and store.check([LEADER]) and not _is_alive(int(store.get(LEADER))):
+                return 1
+        store.add(HEARD, 1)
+        return int(store.get(END))
 
     @contextmanager
     def leading(self) -> Iterator[None]:
         """Tell the others how this process ends; its children are in none of the launcher's worlds."""
         store = self._connect()
-        for name in TORCHRUN_VARIABLES:
+        store.set(LEADER, str(os.getpid()))
+        for name in (*TORCHRUN_VARIABLES, *SRUN_VARIABLES):
             os.environ.pop(name, None)
         code = 1
         try:
@@ -69,6 +79,10 @@ class Launch:
             raise
         finally:
             self._tell(store, code)
+
+    @property
+    def _is_on_one_host(self) -> bool:
+        return self.size == self.local_size
 
     @property
     def _keeps_store(self) -> bool:
@@ -90,8 +104,13 @@ class Launch:
             host, port = self.environ["MASTER_ADDR"], int(self.environ["MASTER_PORT"])
             keeps, patience = self._keeps_store, timedelta(minutes=5)
             return dist.TCPStore(host, port, self.size, keeps, timeout=patience, wait_for_workers=False)  # type: ignore[attr-defined]  # as below: torch does not list it
-        job = "-".join(self.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-        return dist.FileStore(str(Path(tempfile.gettempdir()) / f"dltune-{os.getuid()}-{job}"), self.size)  # type: ignore[attr-defined]
+        folder = Path(tempfile.gettempdir()) / f"dltune-launch-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            raise UsageError(f"{folder} belongs to somebody else: set TMPDIR to a folder of your own.")
+        names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+        job = "-".join(self.environ.get(name, "0") for name in names)
+        return dist.FileStore(str(folder / job), self.size)  # type: ignore[attr-defined]
 
 
 def read_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
@@ -111,6 +130,16 @@ def read_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
     else:
         return None
     return Launch(rank, size, local, known) if size > 1 else None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 @contextmanager

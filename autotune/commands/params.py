@@ -185,6 +185,7 @@ def build_request(options: dict[str, Any]) -> TuningRequest:
                 device=options["device"],
                 main=options["main"],
                 ranks=options["ranks"],
+                cold=options["cold"],
                 start_method=options["start_method"],
             ),
             batch_sizes=options["batch_size"],

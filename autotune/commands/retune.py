@@ -9,6 +9,7 @@ import click
 
 from autotune.commands.epilog import TUNES, epilog
 from autotune.commands.errors import NOTHING_MEASURED, exit_on_error
+from autotune.commands.launch import follow_launcher
 from autotune.commands.params import AS_JSON, FILE, QUIET, TIMINGS, TRUST, VERBOSE
 from autotune.commands.tune import run_and_print
 
@@ -54,7 +55,7 @@ def retune(
     The dataset and the step that FILE names are imported and called, and the storage that it names is opened, as make
     runs a Makefile: retune files of your own, or read them first.
     """
-    with exit_on_error(interrupted=NOTHING_MEASURED):
+    with exit_on_error(), follow_launcher(1), exit_on_error(interrupted=NOTHING_MEASURED):
         from autotune.profiles.selection import describe_local_hardware, nearest_profile
         from autotune.profiles.trust import refuse_what_others_may_write
         from autotune.search.warm_start import rebuild_request

@@ -125,7 +125,7 @@ if TYPE_CHECKING:
     type=read_ranks,
     default=1,
     metavar="N",
-    help="Training processes on this host, each with a loader of its own; auto takes one for each accelerator.",
+    help="Training processes on this host, each with a loader of its own; auto takes one for each GPU.",
 )
 @click.option(
     "--start-method",
@@ -133,6 +133,9 @@ if TYPE_CHECKING:
     help="How workers start, instead of the interpreter's way; auto takes what starts them fastest.",
 )
 @click.option("--main", metavar="FILE", help="Script of your training: workers that are not forked import it.")
+@click.option(
+    "--cold", metavar="PATH", help="What the dataset reads: dropped from memory before each epoch of a trial."
+)
 @click.option(
     "--isolation",
     type=click.Choice(["auto", "none"]),

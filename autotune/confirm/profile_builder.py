@@ -147,7 +147,7 @@ def _warn_of_what_was_seen(plan: Plan, seen: ConfirmationRuns) -> tuple[str, ...
         f"device memory still grew by {format_bytes(seen.gpu_growth_bytes)} in the second half of a confirming trial: "
         "leave room for it, or confirm for longer with --trial-time"
     )
-    multiplied = describe_multiplied_data(seen.measured, plan.workload.samples)
+    multiplied = describe_multiplied_data(seen.measured, plan.workload.samples or plan.workload.counted_samples)
     return tuple(filter(None, (growth if seen.gpu_growth_bytes else None, multiplied)))
 
 

@@ -77,7 +77,7 @@ def _measure_kept(
     if change is not None and speedup is not None and was.speedup:
         return _divide(speedup, interval, was.speedup, was.speedup_ci95)
     now = ours.rate / (change or 1.0)
-    return _divide(now, ours.ci95(), was.samples_per_second, was.samples_per_second_ci95)
+    return _divide(now, ours.ci95(), was.samples_per_second, profile.promised_ci95)
 
 
 def _divide(

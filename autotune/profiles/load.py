@@ -125,6 +125,8 @@ def load(
         raise ProfileError(f"on_mismatch={on_mismatch!r} is none of {', '.join(get_args(OnMismatch))}.")
     machine = read_machine()
     ranks = read_local_world_size() if local_world_size is None else local_world_size
+    if ranks < 1:
+        raise ProfileError(f"local_world_size={ranks}: at least one process trains.")
     nearest, quality = nearest_profile(Path(path), profile, machine, ranks)
     if quality <= MatchQuality.COMPATIBLE and nearest.workload.local_world_size == ranks:
         return TunedLoader(nearest, nearest.config, quality.name.lower())

@@ -28,6 +28,7 @@ LATER_FIELDS: Final[dict[str, Any]] = {
     "main": None,
     "start_method": None,
     "ranks": 1,
+    "cold": None,
     "local_world_size": 1,
 }  # what they are in older files
 NAME_IGNORED_FIELDS: Final = ("working_dir",)  # of the workload: the same code in another folder

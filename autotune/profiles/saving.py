@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from pydantic_core import from_json, to_json
 
-from autotune.errors import OutputError
+from autotune.errors import OutputError, ProfileError
 from autotune.profiles.atomic_write import write_atomically
 from autotune.profiles.file import MAX_BYTES, parse, read_bytes, read_file
 from autotune.profiles.schema import SCHEMA_VERSION, PastResult, TunedFile, TunedProfile
@@ -32,12 +33,31 @@ def save_profile(path: Path, profile: TunedProfile, lock_seconds: float = LOCK_S
         ProfileError: What lies at the path is not a tuned file; it is left as it is.
         OutputError: The file cannot be written, or is locked by another process for longer than `lock_seconds`.
     """
+    _rewrite(path, lambda: _insert(profile, path) if path.exists() else format_profile(profile), lock_seconds)
+
+
+def change_profile(
+    path: Path, name: str, change: Callable[[TunedProfile], TunedProfile], lock_seconds: float = LOCK_SECONDS
+) -> None:
+    """Change what a tuned file says of a profile that it holds, whose result stays; raises as `save_profile` does."""
+
+    def write() -> str:
+        found = [one for one in parse(read_bytes(path), path).profiles if one.name == name]
+        if not found:
+            raise ProfileError(f"{path} holds no profile named {name!r} any more.")
+        return _insert(change(found[0]), path, is_new=False)
+
+    _rewrite(path, write, lock_seconds)
+
+
+def _rewrite(path: Path, write: Callable[[], str], lock_seconds: float) -> None:
+    """Put what `write` gives, when nobody else writes, into the place of a tuned file."""
     _check_folder(path)
     real = Path(os.path.realpath(path))  # a link stays a link, and all its names share one lock
     try:
         with hold(real.with_name(f".{real.name}.lock"), lock_seconds):
-            text = _insert(profile, path) if path.exists() else format_profile(profile)
-            _refuse_what_could_not_be_read(path, text)
+            text = write()
+            refuse_what_could_not_be_read(path, text)
             write_atomically(real, text)
     except LockedError as error:
         who = f"process {error.holder}" if error.holder else "another process"
@@ -46,19 +66,30 @@ def save_profile(path: Path, profile: TunedProfile, lock_seconds: float = LOCK_S
         raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
 
 
-def _insert(profile: TunedProfile, path: Path) -> str:
-    """Give the text of a file with a profile put into it; the rest of its JSON stays, known or not."""
+def _insert(profile: TunedProfile, path: Path, *, is_new: bool = True) -> str:
+    """Give the text of a file with a profile put into it; the rest of its JSON stays, known or not.
+
+    What a new result replaces becomes part of its history.
+    """
     text = read_bytes(path)
     known = {other.name: other for other in parse(text, path).profiles}
     document = upgrade(from_json(text))
     others = [other for other in document.get("profiles", ()) if other["name"] != profile.name]
     replaced = [other for other in document.get("profiles", ()) if other["name"] == profile.name]
     written = profile.model_dump(mode="json")
-    if replaced:
+    if replaced and is_new:
         past = _summarize_past(known[profile.name]).model_dump(mode="json")
         written["history"] = [*replaced[0].get("history", ()), past][-MAX_HISTORY:]
     document = {**document, "profiles": [*others, written]}
     return to_json(document, indent=2, inf_nan_mode="constants").decode() + "\n"
+
+
+def add_to_history(profile: TunedProfile, before: TunedProfile) -> TunedProfile:
+    """Give a result with an earlier one of the same target, and what that one had replaced, in its history."""
+    past = {entry.created_at: entry for entry in (*before.history, _summarize_past(before), *profile.history)}
+    past.pop(profile.created_at, None)
+    kept = [past[moment] for moment in sorted(past)][-MAX_HISTORY:]
+    return profile.model_copy(update={"history": tuple(kept)})
 
 
 def _summarize_past(before: TunedProfile) -> PastResult:
@@ -70,7 +101,8 @@ def _summarize_past(before: TunedProfile) -> PastResult:
     )
 
 
-def _refuse_what_could_not_be_read(path: Path, text: str) -> None:
+def refuse_what_could_not_be_read(path: Path, text: str) -> None:
+    """Refuse a text that is longer than what `read_file` reads; raises OutputError."""
     if len(text.encode()) > MAX_BYTES:
         raise OutputError(
             f"{path} would hold more than {format_bytes(MAX_BYTES)}, which is not read. Give another --output."

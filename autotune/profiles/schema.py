@@ -258,10 +258,31 @@ class PastResult(Configured):
     torch: str
 
 
+class NodeReading(FrozenModel):
+    """What the answer reached on one of several equal machines."""
+
+    node: Annotated[str, Field(min_length=1, max_length=255)]
+    samples_per_second: BoundedRate
+    created_at: AwareDatetime
+
+
+class NodeSpread(FrozenModel):
+    """How far equal machines differ.
+
+    Attributes:
+        readings: The last of each machine that has looked since the tuning.
+        samples_per_second_ci95: Where another one is expected, with 95 % confidence.
+    """
+
+    readings: Annotated[tuple[NodeReading, ...], Field(min_length=1)]
+    samples_per_second_ci95: Interval
+
+
 class TunedProfile(Configured):
     """One profile of dltune.json: the best configuration for one workload on one machine.
 
     Attributes:
+        nodes: What it was seen to reach on machines like that one; None where nobody has looked.
         request: What was asked for, to ask for it again; None in files of earlier versions, as is evidence.
         history: Earlier results of this profile, oldest first.
     """
@@ -274,9 +295,15 @@ class TunedProfile(Configured):
     budgets: RecordedBudgets
     search: SearchRecord
     evidence: SearchEvidence | None = None
+    nodes: NodeSpread | None = None
     request: dict[str, Any] | None = None
     history: tuple[PastResult, ...] = ()
     created_at: AwareDatetime
+
+    @property
+    def promised_ci95(self) -> Interval | None:
+        """Where its throughput is expected, with 95 % confidence: on any machine like it, where several were seen."""
+        return self.result.samples_per_second_ci95 if self.nodes is None else self.nodes.samples_per_second_ci95
 
 
 class TunedFile(FrozenModel):

@@ -10,7 +10,15 @@ from autotune.knobs import settings_beside_loader
 from autotune.profiles.identity import WorkloadIdentity
 from autotune.profiles.schema import TunedProfile
 from autotune.report.reproduce import describe_command
-from autotune.report.text import BOTTLENECKS, describe_gpu, describe_time_spent, is_estimated, warnings_of
+from autotune.report.text import (
+    BOTTLENECKS,
+    describe_gpu,
+    describe_rank_waits,
+    describe_time_spent,
+    describe_workers,
+    is_estimated,
+    warnings_of,
+)
 from autotune.report.usage import usage_snippet
 from autotune.system.hardware import Hardware, Software
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
@@ -72,7 +80,7 @@ def format_number(samples_per_second: float) -> str:
 
 def list_figures(profile: TunedProfile) -> list[Figure]:
     """List the numbers of the result, the throughput first."""
-    shows = (_show_throughput, _show_speedup, _show_waiting, _show_ceiling)
+    shows = (_show_throughput, _show_ranks, _show_speedup, _show_waiting, _show_ceiling)
     more = (_show_memory, _show_device_memory, _show_copies)
     return [figure for show in (*shows, *more) if (figure := show(profile)) is not None]
 
@@ -86,6 +94,15 @@ def _show_throughput(profile: TunedProfile) -> Figure:
     unconfirmed = "predicted from the probe, not measured" if result.is_predicted else "seen once, not confirmed"
     parts.append(f"median of {rounds} rounds in fresh processes" if rounds else unconfirmed)
     return Figure("Throughput", format_number(result.samples_per_second), "samples/s", ", ".join(parts))
+
+
+def _show_ranks(profile: TunedProfile) -> Figure | None:
+    ranks = profile.workload.local_world_size
+    if ranks == 1:
+        return None
+    together = format_number(ranks * profile.result.samples_per_second)
+    remark = f"{describe_workers(profile)}{describe_rank_waits(profile)}"
+    return Figure(f"All {ranks} training processes", together, "samples/s", remark)
 
 
 def _show_speedup(profile: TunedProfile) -> Figure | None:

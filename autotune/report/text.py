@@ -7,7 +7,7 @@ from typing import Final
 
 from autotune.config import Interval, LoaderConfig
 from autotune.knobs import TABLE, describe_config, describe_loader
-from autotune.profiles.schema import AblationStep, PhaseTime, ProfileResult, TunedProfile
+from autotune.profiles.schema import AblationStep, NodeSpread, PhaseTime, ProfileResult, TunedProfile
 from autotune.report.usage import describe_use_in_code
 from autotune.system.hardware import Hardware
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
@@ -33,7 +33,7 @@ def describe_outcome(
     profile: TunedProfile, kind: str, runner_up: LoaderConfig | None, output: str, *, interrupted: bool
 ) -> str:
     """Write the summary that ends a run; `runner_up` is a faster configuration passed over for a smaller one."""
-    lines = [_describe_best(profile), f"  {_describe_numbers(profile.result)}", *describe_ranks(profile)]
+    lines = [_describe_best(profile), f"  {_describe_numbers(profile.result)}", *_list_ranks(profile)]
     lines.append(f"  {_describe_use(profile)}")
     if runner_up is not None:
         lines.append(f"  {describe_config(runner_up)} was faster within noise; the one that costs less was chosen")
@@ -92,15 +92,25 @@ def _describe_numbers(result: ProfileResult) -> str:
     return "   ".join(words)
 
 
-def describe_ranks(profile: TunedProfile) -> list[str]:
-    """Say what the training processes of the host reach together, and how many workers they start; nothing for one."""
-    ranks, workers = profile.workload.local_world_size, profile.dataloader.num_workers
+def _list_ranks(profile: TunedProfile) -> list[str]:
+    """Say what the training processes of the host reach together; nothing for one."""
+    ranks = profile.workload.local_world_size
     if ranks == 1:
         return []
     together = format_rate(ranks * profile.result.samples_per_second)
-    lines = [f"  num_workers {workers} per process, {ranks * workers} on this host; {ranks} processes reach {together}"]
-    waits = ", ".join(f"{format_seconds(one.wait_seconds)} in rank {n}" for n, one in enumerate(profile.result.ranks))
-    return [f"{lines[0]}; waiting for a batch: {waits}"] if waits else lines
+    return [f"  {describe_workers(profile)}; {ranks} processes reach {together}{describe_rank_waits(profile)}"]
+
+
+def describe_workers(profile: TunedProfile) -> str:
+    """Say how many workers each of several training processes starts, and all of them together."""
+    ranks, workers = profile.workload.local_world_size, profile.dataloader.num_workers
+    return f"num_workers {workers} per process, {ranks * workers} on this host"
+
+
+def describe_rank_waits(profile: TunedProfile) -> str:
+    """Say how long each rank waited for a batch, mean, to be put behind a sentence; nothing where that is not known."""
+    waits = [f"{format_seconds(one.wait_seconds)} in rank {number}" for number, one in enumerate(profile.result.ranks)]
+    return f"; waiting for a batch: {', '.join(waits)}" if waits else ""
 
 
 def _describe_speedup(speedup: float, interval: Interval | None) -> str:
@@ -132,8 +142,18 @@ def describe_warnings(profile: TunedProfile) -> list[str]:
     result = profile.result
     gains = "   + ".join(f"{step.setting} {describe_gain(step)}" for step in result.ablation)
     lines = [f"  What each setting gave{_tell_source(result)}:  {gains}"] if gains else []
+    lines += [] if profile.nodes is None else [f"  {_describe_nodes(profile.nodes)}"]
     lines += [f"  advice: {sentence}" for sentence in result.advice]
     return lines + [f"  note: {note}" for note in warnings_of(profile)]
+
+
+def _describe_nodes(nodes: NodeSpread) -> str:
+    """Say how far equal machines differ."""
+    rates = [one.samples_per_second for one in nodes.readings]
+    low, high = nodes.samples_per_second_ci95
+    count = f"{len(rates)} machine{'s' if len(rates) > 1 else ''} like it"
+    seen = f"measured again on {count}: {min(rates):,.0f}-{max(rates):,.0f} samples/s"
+    return f"{seen}; another is expected at {low:,.0f}-{high:,.0f}"
 
 
 def _tell_source(result: ProfileResult) -> str:
@@ -182,7 +202,7 @@ def describe_profile(profile: TunedProfile) -> str:
         f"/dev/shm {format_bytes(there.shm_limit_bytes)}   torch {software.torch}   Python {software.python}",
         f"  {_describe_best(profile)}",
         f"  {_describe_numbers(profile.result)}",
-        *describe_ranks(profile),
+        *_list_ranks(profile),
         f"  {_describe_use(profile)}",
         f"  {found.trials} trials ({found.feasible} ok, {found.infeasible} infeasible, {found.skipped} skipped) in "
         f"{format_seconds(found.seconds)}: {found.stopped}",

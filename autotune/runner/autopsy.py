@@ -49,7 +49,6 @@ _WAITING_FILES: Final = re.compile(r"[/\\](multiprocessing[/\\]\w+|selectors|thr
 _WAITS_FOR_DATA: Final = ("_try_get_data", "_get_data")
 _OWN_FILES: Final = re.compile(r"[/\\]autotune[/\\](child|trial)[/\\]\w+\.py$")
 _OWN_WAITING: Final = re.compile(r"[/\\](lockstep|ranks|channel)\.py$")  # where dltune waits: for ranks, and for orders
-_TRAINING: Final = re.compile(r"[/\\]autotune[/\\]child[/\\]server\.py$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ def judge(found: Sequence[StandingProcess]) -> Standstill:
     workers = [one for one in found if _find_worker_stack(one)]
     busy = [one for one in workers if not _waits_for_work(_find_worker_stack(one))]
     others = [one for one in found if one not in workers]
-    names = _name_all(workers, [one for one in others if _trains(one)])
+    names = _name_all(workers, _list_ranks(others))
     text = "\n\n".join(_write_process(one, names.get(one.pid, "the training process")) for one in found)
     for one in (*busy, *(one for one in others if _find_busy_stack(one))):
         stack = _find_worker_stack(one) or _find_busy_stack(one)
@@ -107,9 +106,15 @@ def _find_busy_stack(process: StandingProcess) -> Stack:
     return ()
 
 
-def _trains(process: StandingProcess) -> bool:
-    """Tell whether it goes through batches, and does not only wait for the processes that do."""
-    return any(_TRAINING.search(frame.file) for stack in process.threads for frame in stack)
+def _list_ranks(processes: Sequence[StandingProcess]) -> list[StandingProcess]:
+    """List the training processes that another one has started and passes orders on to, in the order of their ranks."""
+    launchers = {one.pid for one in processes if any(_passes_on(stack) for stack in one.threads)}
+    return [one for one in processes if one.parent in launchers]
+
+
+def _passes_on(stack: Stack) -> bool:
+    own = next((frame for frame in stack if _OWN_FILES.search(frame.file)), None)
+    return own is not None and own.file.endswith("ranks.py")
 
 
 def _waits_for_work(stack: Stack) -> bool:
@@ -118,8 +123,8 @@ def _waits_for_work(stack: Stack) -> bool:
 
 
 def _name_all(workers: Sequence[StandingProcess], trainers: Sequence[StandingProcess]) -> dict[int, str]:
-    """Name each process by what it is to its user; ranks are started in their order."""
-    ranks = {one.pid: f"rank {number}" for number, one in enumerate(trainers)} if len(trainers) > 1 else {}
+    """Name each process by what it is to its user."""
+    ranks = {one.pid: f"rank {number}" for number, one in enumerate(trainers)}
     names = dict(ranks)
     for one in workers:
         team = [other.pid for other in workers if other.parent == one.parent]

@@ -17,7 +17,7 @@ from autotune.trial.stacks import STACK_SIGNAL
 
 ANSWER_SECONDS: Final = 0.3  # for a process to write its stacks; one that waits for a disk does not
 LOOK_SECONDS: Final = 0.01  # from one look at what was written to the next
-MAX_ASKED: Final = 64  # processes
+MAX_ASKED: Final = 256  # processes
 _THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$")
 _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
+import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import optuna
 from optuna.storages import RDBStorage
 
 from autotune.errors import StudyError
 from autotune.request import hide_password
+from autotune.system.mounts import find_mount
 from autotune.units import format_bytes
 
 FOLDER: Final = ".dltune"
 DATABASE: Final = "studies.db"
+LOCAL_FOLDER: Final = Path("/var/tmp")  # it outlives a restart, and is seldom on a network
 MAX_STORAGE_BYTES: Final = 2**31  # of a SQLite file; a thousand runs leave less, and a study is read as a whole
 RETRY_DELAYS: Final = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; another run makes its tables in a few tenths
 TRANSIENT_DB_ERROR: Final = re.compile(r"already exists|unique constraint|duplicate|is locked", re.IGNORECASE)
@@ -26,15 +31,17 @@ HINT_ELSEWHERE: Final = "Give another place with --storage sqlite:///FILE."
 
 
 @contextmanager
-def open_storage(url: str | None) -> Iterator[RDBStorage]:
+def open_storage(url: str | None, warn: Callable[[str], None] = lambda sentence: None) -> Iterator[RDBStorage]:
     """Open the storage at an Optuna URL, and make it where it does not exist; None for SQLite under `.dltune/`.
+
+    Where that would lie on a network file system, it is kept on a disk of this machine instead, and `warn` is told.
 
     Raises:
         StudyError: It cannot be opened, or it is larger than what can be read.
     """
     with _hush_logs():
         with explain(f"The record of trials at {name_place(url)} cannot be opened", HINT_ELSEWHERE):
-            storage = _connect(url or _make_default())
+            storage = _connect(url or _make_default(warn))
         try:
             _refuse_a_giant(storage)
             yield storage
@@ -61,21 +68,46 @@ def _connect(url: str) -> RDBStorage:
     """Connect to a storage and make its tables; try again where another run was making them at the same moment."""
     for pause in RETRY_DELAYS:
         try:
-            return RDBStorage(url)
+            return RDBStorage(url, engine_kwargs=_choose_pool(url))
         except Exception as error:  # each database says it in its own words
             if not TRANSIENT_DB_ERROR.search(find_reason(error)):
                 raise
         time.sleep(pause)
-    return RDBStorage(url)
+    return RDBStorage(url, engine_kwargs=_choose_pool(url))
 
 
-def _make_default() -> str:
+def _choose_pool(url: str) -> dict[str, Any]:
+    """Keep two connections to a server at most, for many runs share it, and look whether they still live."""
+    return {} if url.startswith("sqlite") else {"pool_size": 1, "max_overflow": 1, "pool_pre_ping": True}
+
+
+def _make_default(warn: Callable[[str], None]) -> str:
     folder = Path(FOLDER)
+    mount = find_mount(folder if folder.exists() else Path())
+    if mount is not None and mount.kind == "network":
+        with contextlib.suppress(OSError):
+            local = _make_local_folder()
+            warn(
+                f"{FOLDER}/ would lie on {mount.filesystem} ({mount.device}), whose locks SQLite cannot rely on: the "
+                f"record of trials is kept in {local}. --storage sqlite:///{FOLDER}/{DATABASE} keeps it here."
+            )
+            return f"sqlite:///{local / DATABASE}"
     folder.mkdir(exist_ok=True)
     ignore = folder / ".gitignore"
     if not ignore.exists():
         ignore.write_text("*\n")
     return f"sqlite:///{folder / DATABASE}"
+
+
+def _make_local_folder() -> Path:
+    """Make a folder of the user's own on a disk of this machine, for the current folder alone."""
+    own = LOCAL_FOLDER / f"dltune-{os.getuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    if own.is_symlink() or own.stat().st_uid != os.getuid():
+        raise StudyError(f"{own} belongs to somebody else. {HINT_ELSEWHERE}")
+    folder = own / hashlib.sha256(str(Path.cwd()).encode()).hexdigest()[:16]
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def name_place(url: str | None) -> str:

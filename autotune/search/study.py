@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from pydantic import ValidationError
 
 from autotune.errors import StudyError
-from autotune.request import TuningRequest
+from autotune.request import TuningRequest, WorkloadRequest
 from autotune.search.space import SearchSpace
 from autotune.search.storage import HINT_ELSEWHERE, explain, find_file, find_reason, name_place
 from autotune.search.study_claim import StudyClaim, hold_study
@@ -34,6 +34,7 @@ ASKED: Final = {
     *("trial_seconds", "seed", "sampler", "batch_sizes", "fixed", "ranges"),
     *("max_workers", "max_memory", "max_shm", "max_gpu_memory"),
 }  # what makes another search of the same workload, and so a study of its own unless the user names one
+CAME_LATER: Final = ("split", "knobs", "main", "start_method", "ranks", "cold")  # fields of a workload
 METRIC: Final = "samples per second"
 RECORD: Final = "dltune_record"
 _FORMAT: Final = "dltune_format"
@@ -177,8 +178,8 @@ def open_study(storage: RDBStorage, request: TuningRequest, hardware: Hardware, 
 
 def _identify(request: TuningRequest, hardware: Hardware) -> str:
     """Give what must be the same for trials to be comparable: workload, machine, length of the training run."""
-    later = {name for name in ("split", "knobs") if not getattr(request.workload, name)}  # not in earlier versions
-    later |= {"ranks"} if request.workload.ranks == 1 else set()
+    usual = WorkloadRequest(dataset=request.workload.dataset)  # what earlier versions did not ask is left out with it
+    later = {name for name in CAME_LATER if getattr(request.workload, name) == getattr(usual, name)}
     workload = request.workload.model_dump_json(exclude=later)
     text = "\n".join([workload, hardware.model_dump_json(), str(request.epochs)])
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -71,7 +71,8 @@ def _plan_gpu_bytes(request: TuningRequest, workload: WorkloadProfile) -> int | 
         return None
     budget = _parse("--max-gpu-memory", request.max_gpu_memory, workload.accelerator.memory_bytes)
     free = min(budget, workload.gpu_room_bytes) if workload.gpu_room_bytes else budget
-    return free // -(-request.workload.ranks // max(1, workload.accelerator.count))
+    devices = 1 if ":" in request.workload.device else max(1, workload.accelerator.count)
+    return free // -(-request.workload.ranks // devices)
 
 
 def _parse(option: str, text: str, whole: int) -> int:

@@ -78,7 +78,7 @@ class RankWaits(FrozenModel):
         wait_seconds: What it waited for its loader, over all steps.
         steps: Steps in which all had a batch.
         late_steps: Those in which it got its batch last, a millisecond or more after the first of them.
-        samples: What its first epoch delivered; 0 when that was not whole.
+        samples: Of a whole epoch: as delivered by the first, or as promised; 0 when not known.
     """
 
     wait_seconds: BoundedSeconds

@@ -72,6 +72,7 @@ class WorkloadProfile(FrozenModel):
     Attributes:
         description: Type of the dataset, for people.
         samples: Samples in an epoch; None when not known.
+        counted_samples: The same of an iterable dataset that does not tell, where an epoch is short enough to count.
         epoch_batches: Batches in an epoch when the batching is the user's own; else None.
         batching: `batch_size` can be tuned, or is the `user`'s: that of a batch sampler or an unbatched dataset.
         probe_batch_size: Batch size the probe measured with; mean of the user's batches otherwise.
@@ -114,6 +115,7 @@ class WorkloadProfile(FrozenModel):
     description: LongText
     kind: Literal["map", "iterable"]
     samples: BoundedCount | None
+    counted_samples: BoundedCount | None = None
     epoch_batches: BoundedCount | None = None
     batching: Literal["batch_size", "user"]
     drop_last: bool = False

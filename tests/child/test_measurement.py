@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
+from autotune.child.lockstep import Alone
 from autotune.child.measurement import TrialRun
 from autotune.child.probe_sharding import count_samples_single_process
 from autotune.child.workload_loading import LoadedWorkload
@@ -58,6 +59,33 @@ def test_an_epoch_cut_short_ends_on_a_batch_as_short_as_a_whole_epoch_does(worke
     assert all(trace.closed_after is not None for trace in found.epochs)
     assert [trace.samples % 10 for trace in found.epochs] == [4] * len(found.epochs)
     assert [-(-trace.samples // 10) for trace in found.epochs] == [trace.batches for trace in found.epochs]
+
+
+class Told(SequentialSampler):
+    """A sampler that wants to know which epoch begins."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(range(samples))
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def test_a_sampler_is_told_which_epoch_begins_by_a_number_that_no_trial_repeats() -> None:
+    data, sampler = TensorDataset(torch.zeros(40, 1)), Told(40)
+    loaded, alone = LoadedWorkload(parts=Workload(dataset=data, sampler=sampler)), Alone()
+    order = TrialRequest(config=make_config(0, batch_size=10), epochs=2, seconds=20.0)
+    for _ in range(2):
+        TrialRun(loaded, lambda batch: None, CPU, order, lambda batches: None, alone).run()
+    assert sampler.epochs == [0, 1, 2, 3]
+
+
+def test_what_makes_ready_for_an_epoch_takes_no_time_of_the_trial() -> None:
+    loaded = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(400, 1))))
+    order = TrialRequest(config=make_config(0, batch_size=10), epochs=2, seconds=0.5)
+    run = TrialRun(loaded, lambda batch: None, CPU, order, lambda batches: None, None, lambda: time.sleep(0.6))
+    assert [trace.closed_after for trace in run.run().epochs] == [None, None]
 
 
 @pytest.mark.parametrize(("samples", "drop_last"), [(100_000, False), (100_004, True)])

@@ -53,7 +53,7 @@ def test_no_example_is_broken_into_lines_that_a_shell_would_run_one_by_one(name:
     assert [line for line in list_examples(name) if not line.startswith(starts)] == []
 
 
-@pytest.mark.parametrize("name", ["tune", "retune", "show", "export", "report", "check", "compare", "doctor"])
+@pytest.mark.parametrize("name", ["tune", "retune", "show", "export", "report", "check", "compare", "merge", "doctor"])
 def test_exit_codes_stand_in_the_help_of_commands_that_jobs_ask(name: str) -> None:
     assert re.search(r"Exit codes: 0 ", read_help(name))
 

@@ -19,6 +19,7 @@ from autotune.errors import ProfileError
 from autotune.profiles.clamp import clamp_config
 from autotune.profiles.identity import WorkloadIdentity
 from autotune.profiles.load import TunedLoader, load
+from autotune.profiles.schema import TunedProfile
 from autotune.profiles.selection import describe_local_hardware, select_profile
 from autotune.system.gpus import read_gpus
 from autotune.system.hardware import Accelerator, Hardware
@@ -121,6 +122,35 @@ def test_on_mismatch_default_gives_torchs_defaults_at_the_tuned_batch_size(tmp_p
     found = load(write_profiles(tmp_path, make_profile("big", hardware=make_larger_hardware())), on_mismatch="default")
     assert found.fit == "default"
     assert found.config == make_config(0, batch_size=64)
+
+
+def make_for_ranks(name: str, ranks: int, **changes: Any) -> TunedProfile:
+    """Build a profile of this very machine that was tuned for so many training processes."""
+    profile = make_profile(name, hardware=make_hardware_here(), **changes)
+    return profile.model_copy(update={"workload": profile.workload.model_copy(update={"local_world_size": ranks})})
+
+
+def test_a_profile_for_as_many_training_processes_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_profiles(tmp_path, make_for_ranks("four", 4), make_for_ranks("one", 1, created_at=NOW))
+    assert load(path).profile.name == "one"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert (load(path).profile.name, load(path).fit) == ("four", "exact")
+    assert load(path, local_world_size=1).profile.name == "one"
+
+
+def test_a_profile_for_one_process_is_shared_out_among_several_with_a_warning(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_for_ranks("one", 1, dataloader=make_config(12, 2).dataloader))
+    with pytest.warns(UserWarning, match=r"profile one was tuned for 1 training processes on the host, not for 4\."):
+        found = load(path, local_world_size=4)
+    assert (found.fit, found.config.dataloader.num_workers) == ("clamped", 3)
+    with pytest.raises(ProfileError, match=r"not for 4\. Retune here"):
+        load(path, local_world_size=4, on_mismatch="error")
+
+
+def test_a_profile_for_several_processes_gives_one_of_them_no_more_than_it_had(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_for_ranks("four", 4, dataloader=make_config(3, 2).dataloader))
+    with pytest.warns(UserWarning, match="tuned for 4 training processes"):
+        assert load(path, local_world_size=1).config.dataloader.num_workers == 3
 
 
 def test_a_named_profile_is_taken_even_when_another_fits_better(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ FILES = Path(__file__).parent / "files"
 EVERY_FIELD = FILES / "every_field.v1.json"
 TWO_PROFILES = FILES / "two_profiles.v1.json"
 SHORT_RUN = FILES / "short_run.v1.json"  # of a real run
-CAME_LATER = {"explain", "is_loader", "knobs", "main", "split", "start_method"}  # fields of a request
-OTHER_DEFAULTS = {"trial_seconds": 3.0}  # of a request, when the file was written
+CAME_LATER = {"cold", "explain", "is_loader", "knobs", "main", "ranks", "split", "start_method"}  # fields of a request
+OTHER_DEFAULTS = {"trial_seconds": 3.0, "world_size": 1}  # of a request, when the file was written
 each_file = pytest.mark.parametrize("path", [EVERY_FIELD, TWO_PROFILES, SHORT_RUN], ids=lambda path: path.name)
 
 

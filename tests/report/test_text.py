@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.profiles.schema import BatchSizeResult, TunedProfile
+from autotune.profiles.schema import BatchSizeResult, NodeReading, NodeSpread, RankResult, TunedProfile
 from autotune.report.text import describe_outcome, describe_profile, describe_warnings, warnings_of
 from autotune.report.usage import describe_use_in_code
 from autotune.system.hardware import Accelerator
@@ -160,3 +161,30 @@ def test_what_each_setting_gave_comes_with_its_interval_and_noise_is_called_so()
 def test_a_setting_that_left_its_convention_is_told_with_what_it_gained() -> None:
     notes = warnings_of(make_full_profile())
     assert any("batch_size=64 pays: 1.20x [1.10-1.30] over the usual setting" in note for note in notes)
+
+
+def make_ranks_profile() -> TunedProfile:
+    """Build the profile of four training processes, of which the last one waits longest."""
+    waits = tuple(RankResult(wait_seconds=seconds, late_share=0.25) for seconds in (0.001, 0.001, 0.001, 0.004))
+    profile = make_profile(result=make_profile_result(ranks=waits))
+    return profile.model_copy(update={"workload": profile.workload.model_copy(update={"local_world_size": 4})})
+
+
+def test_what_each_of_several_processes_does_is_told_beside_what_the_host_does() -> None:
+    line = outcome(make_ranks_profile()).splitlines()[2]
+    assert line == (
+        "  num_workers 4 per process, 16 on this host; 4 processes reach 7,200/s; waiting for a batch: "
+        "1.00 ms in rank 0, 1.00 ms in rank 1, 1.00 ms in rank 2, 4.00 ms in rank 3"
+    )
+    assert line in describe_profile(make_ranks_profile())
+    assert "per process" not in outcome(make_profile())
+
+
+def test_how_far_equal_machines_differ_is_told() -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    readings = tuple(
+        NodeReading(node=name, samples_per_second=rate, created_at=now) for name, rate in (("a", 1700.0), ("b", 1900.0))
+    )
+    nodes = NodeSpread(readings=readings, samples_per_second_ci95=(1500.0, 2100.0))
+    words = "measured again on 2 machines like it: 1,700-1,900 samples/s; another is expected at 1,500-2,100"
+    assert words in describe_profile(make_profile().model_copy(update={"nodes": nodes}))

@@ -52,6 +52,44 @@ def test_where_no_worker_stands_the_training_process_is_looked_at(data: str) -> 
     assert found.sentence.startswith("the training process stands in `step` at data.py:5")
 
 
+SERVE = Frame("/env/autotune/child/server.py", 90, "serve")
+START = Frame("/env/autotune/child/ranks.py", 80, "_become")
+EXCHANGE = (Frame("/env/autotune/child/lockstep.py", 140, "_gather"), TRIAL, SERVE, START)
+LAUNCHER = (Frame("/env/autotune/child/ranks.py", 130, "_listen"),)
+IDLE = (Frame("/env/autotune/trial/channel.py", 60, "receive"), SERVE, START)
+
+
+def make_rank(pid: int, *stacks: Stack) -> StandingProcess:
+    """Build a process that process 1 has started."""
+    return StandingProcess(pid, "S", "futex_wait_queue", stacks, parent=1)
+
+
+def test_a_process_that_the_dataset_has_forked_is_no_rank(data: str) -> None:
+    helper = make_process(7, (Frame(data, 1, "serve_forever"), SERVE))
+    found = judge([make_process(1, (Frame(data, 5, "step"), TRIAL, SERVE)), helper])
+    assert found.sentence.startswith("the training process stands in `step`")
+
+
+def test_the_rank_that_the_others_wait_for_is_named(data: str) -> None:
+    step = (Frame(data, 5, "step"), TRIAL, SERVE, START)
+    found = judge([make_process(1, LAUNCHER), make_rank(2, EXCHANGE), make_rank(3, step)])
+    assert found.sentence.startswith("rank 1 stands in `step` at data.py:5")
+    assert "rank 0 (process 2)" in found.stacks
+
+
+def test_a_rank_that_waits_for_orders_holds_nobody(data: str) -> None:
+    loading = (Frame(data, 5, "make"), SERVE, START)
+    found = judge([make_process(1, LAUNCHER), make_rank(2, IDLE), make_rank(3, loading)])
+    assert found.sentence.startswith("rank 1 stands in `make`")
+
+
+def test_a_worker_is_named_with_its_rank(data: str) -> None:
+    reading = StandingProcess(5, "S", "", ((Frame(data, 2, "__getitem__"), FETCH, LOOP),), parent=3)
+    idle = StandingProcess(4, "S", "", (WAITING,), parent=2)
+    found = judge([make_process(1, LAUNCHER), make_rank(2, EXCHANGE), make_rank(3, EXCHANGE), idle, reading])
+    assert found.sentence.startswith("worker 1 of 1 of rank 1 stands in `__getitem__`")
+
+
 def test_where_all_wait_for_one_another_that_is_told() -> None:
     waits = (Frame("/x/torch/utils/data/dataloader.py", 1288, "_try_get_data"), TRIAL)
     found = judge([make_process(1, waits), make_process(2, WAITING)])

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 def open_ranks(factory: str, ranks: int = 2, stall_seconds: float = 30.0, **options: Any) -> TrialRunner:
-    runner = open_runner("", stall_seconds, dataset=f"tests.rank_workloads:{factory}", ranks=ranks, **options)
+    runner = open_runner("", stall_seconds, **{"dataset": f"tests.rank_workloads:{factory}", "ranks": ranks, **options})
     runner.limit(LIMITS)
     return runner
 
@@ -48,6 +48,12 @@ def test_what_each_rank_delivers_is_counted(factory: str, shares: list[int]) -> 
     assert [rank.samples for rank in measure_ranks(factory).ranks] == shares
 
 
+def test_what_a_rank_would_deliver_in_an_epoch_too_long_for_a_trial_is_counted_as_well() -> None:
+    found = measure_ranks("make_unshared", step_seconds=0.2)
+    assert found.epochs[0].closed_after is not None
+    assert [rank.samples for rank in found.ranks] == [64, 64]
+
+
 def test_a_rank_that_runs_out_of_data_ends_the_epoch_of_all() -> None:
     assert {trace.batches for trace in measure_ranks("make_uneven").epochs} <= {7, 8}
 
@@ -74,8 +80,8 @@ def test_a_probe_looks_at_one_process_and_trials_at_all() -> None:
 
 def test_trials_of_a_search_share_the_ranks() -> None:
     with open_ranks("Honest") as runner:
-        results = [runner.run(make_request(workers)) for workers in (1, 0, 2)]
-    assert [result.kind for result in results] == ["completed"] * 3
+        children = [(runner.run(make_request(workers)).kind, runner._child) for workers in (1, 0, 2)]
+    assert children == [("completed", children[0][1])] * 3
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -104,7 +110,17 @@ def test_a_rank_that_hangs_is_told_with_its_number(workers: int, who: str) -> No
     assert f"{who} `_do` at rank_workloads.py" in result.message
 
 
-def test_memory_of_a_trial_is_told_of_one_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_fill_a_small_shm_together_end_in_its_name() -> None:
+    small = LIMITS.model_copy(update={"shm_bytes": 2**20})
+    options: dict[str, Any] = {"dataset": "tests.misbehaving:make_honest", "dataset_args": {"floats": 100_000}}
+    with open_ranks("", ranks=4, **options) as runner:
+        runner.limit(small)
+        result = runner.run(make_request(2))
+    assert result.kind == "shm_exhausted", result.message
+    assert "/dev/shm" in result.message
+
+
+def test_memory_of_a_trial_is_told_of_one_of_its_ranks() -> None:
     alone, both = (run_ranks("make_unshared", ranks).peak_host_bytes for ranks in (1, 2))
     assert 0.5 * alone < both < 1.5 * alone
 

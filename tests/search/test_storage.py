@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,9 @@ import optuna
 import pytest
 
 from autotune.errors import StudyError
+from autotune.search import storage
 from autotune.search.storage import open_storage
+from autotune.system.mounts import Mount
 from tests.search.studies import read_records
 
 pytestmark = pytest.mark.usefixtures("workdir")
@@ -44,6 +47,36 @@ def test_the_log_levels_of_the_caller_are_as_they_were_after_a_run(url: str) -> 
     finally:
         optuna.logging.set_verbosity(before[0])
         pool.setLevel(before[1])
+
+
+@pytest.fixture
+def on_nfs(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have the current folder lie on a network file system, and give the folder that stands for a local disk."""
+    local = workdir / "disk"
+    local.mkdir()
+    there = Mount(workdir, "nfs4", "server:/home", "/home")
+    monkeypatch.setattr(storage, "find_mount", lambda path: there)
+    monkeypatch.setattr(storage, "LOCAL_FOLDER", local)
+    return local
+
+
+def test_the_record_is_kept_off_a_network_file_system_and_that_is_said(on_nfs: Path) -> None:
+    said: list[str] = []
+    for _ in range(2):  # the next run finds it again
+        with open_storage(None, said.append) as found:
+            assert Path(str(found.engine.url.database)).is_relative_to(on_nfs)
+    assert said[0].startswith(".dltune/ would lie on nfs4 (server:/home), whose locks SQLite cannot rely on")
+    assert said[0] == said[1]
+    assert not Path(".dltune").exists()
+
+
+def test_a_local_folder_that_somebody_else_has_made_is_not_used(on_nfs: Path) -> None:
+    (on_nfs / f"dltune-{os.getuid()}").symlink_to("/tmp")
+    with (
+        pytest.raises(StudyError, match=r"belongs to somebody else\. Give another place with --storage"),
+        open_storage(None),
+    ):
+        pass
 
 
 def test_a_password_in_a_url_is_not_shown() -> None:

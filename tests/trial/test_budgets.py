@@ -8,6 +8,7 @@ from tests.builders import (
     GIB,
     make_gpu_workload,
     make_machine,
+    make_ranks_request,
     make_request,
     make_workload,
 )
@@ -26,9 +27,17 @@ def test_a_budget_beyond_the_machine_is_cut_to_the_machine() -> None:
 
 
 def test_training_processes_of_one_host_share_its_memory_and_shm() -> None:
-    budgets = plan_budgets(make_machine(), make_request(max_memory="100%", max_shm="100%", world_size=4))
+    budgets = plan_budgets(make_machine(), make_ranks_request(4, max_memory="100%", max_shm="100%"))
     assert budgets.memory_bytes == 3 * GIB
     assert budgets.shm_bytes == 2 * GIB
+    assert budgets.of_all(4).memory_bytes == 12 * GIB
+    assert budgets.of_all(4).nofile == budgets.nofile
+
+
+def test_training_processes_that_outnumber_the_gpus_share_their_memory() -> None:
+    gpu = make_gpu_workload()
+    alone, shared = (plan_budgets(make_machine(), make_ranks_request(ranks), gpu).gpu_bytes for ranks in (1, 2))
+    assert (alone, shared) == (72 * GIB, 36 * GIB)
 
 
 def test_the_gpu_has_a_budget_only_where_there_is_one() -> None:
