@@ -20,8 +20,9 @@ from autotune.preparation import prepare_run
 from autotune.profiles.file import read_profiles_or_empty
 from autotune.profiles.identity import WorkloadIdentity
 from autotune.profiles.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
+from autotune.profiles.nodes import NodeReading
 from autotune.profiles.saving import change_profile
-from autotune.profiles.schema import NodeReading, TunedProfile
+from autotune.profiles.schema import TunedProfile
 from autotune.profiles.selection import describe_local_hardware, nearest_profile
 from autotune.profiles.trust import refuse_what_others_may_write
 from autotune.progress import ProgressListener

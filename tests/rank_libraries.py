@@ -43,13 +43,14 @@ def make_prepared(batch_size: int = 8, num_workers: int = 0, **settings: Any) ->
 def make_trainer(**arguments: Any) -> Any:
     from transformers import Trainer, TrainingArguments
 
-    usual: dict[str, Any] = {"per_device_train_batch_size": 8, "use_cpu": True, "report_to": [], "save_strategy": "no"}
+    usual: dict[str, Any] = {"use_cpu": True, "report_to": [], "save_strategy": "no"}
     settings = TrainingArguments(output_dir=tempfile.gettempdir(), **usual | arguments)
     return Trainer(model=Model(), args=settings, train_dataset=Named())
 
 
-def make_trainer_loader() -> Any:
-    return make_trainer().get_train_dataloader()
+def make_trainer_loader(batch_size: int = 8, num_workers: int = 0) -> Any:
+    trainer = make_trainer(per_device_train_batch_size=batch_size, dataloader_num_workers=num_workers)
+    return trainer.get_train_dataloader()
 
 
 def make_data_module() -> Any:

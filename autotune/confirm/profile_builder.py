@@ -71,10 +71,10 @@ def _make_result(
 ) -> ProfileResult:
     decision, confirmation = answer.decision, answer.final
     config, workload = decision.config, plan.workload
-    copies = workload.h2d
+    copies, size = workload.h2d, config.dataloader.batch_size
     seen = _find_confirmed(confirmation, config) or _collect_searched(records, config, plan.request.epochs)
     bottleneck = find_bottleneck(config, workload, plan.local_machine.usable_cpus, decision.wait_fraction)
-    ceiling = plan.step_bound(config.dataloader.batch_size)
+    is_bound_known = plan.has_reliable_step_bound(config, decision.samples_per_second)
     return ProfileResult(
         samples_per_second=decision.samples_per_second,
         samples_per_second_ci95=decision.ci95,
@@ -85,9 +85,7 @@ def _make_result(
         speedup=decision.speedup,
         speedup_ci95=decision.speedup_ci95,
         verdict=decision.verdict,
-        ceiling_samples_per_second=ceiling
-        if plan.has_reliable_step_bound(config, decision.samples_per_second)
-        else None,
+        ceiling_samples_per_second=plan.step_bound(size) if is_bound_known else None,
         data_wait_fraction=decision.wait_fraction,
         batch_waits=seen.batch_waits,
         bottleneck=bottleneck,

@@ -31,6 +31,7 @@ from autotune.config import (
 )
 from autotune.profiles.batch_waits import BatchWaits
 from autotune.profiles.identity import WorkloadIdentity
+from autotune.profiles.nodes import NodeSpread
 from autotune.system.hardware import Hardware, Software
 
 SCHEMA_VERSION: Final = 2
@@ -256,26 +257,6 @@ class PastResult(Configured):
     created_at: AwareDatetime
     samples_per_second: BoundedRate
     torch: str
-
-
-class NodeReading(FrozenModel):
-    """What the answer reached on one of several equal machines."""
-
-    node: Annotated[str, Field(min_length=1, max_length=255)]
-    samples_per_second: BoundedRate
-    created_at: AwareDatetime
-
-
-class NodeSpread(FrozenModel):
-    """How far equal machines differ.
-
-    Attributes:
-        readings: The last of each machine that has looked since the tuning.
-        samples_per_second_ci95: Where another one is expected, with 95 % confidence.
-    """
-
-    readings: Annotated[tuple[NodeReading, ...], Field(min_length=1)]
-    samples_per_second_ci95: Interval
 
 
 class TunedProfile(Configured):

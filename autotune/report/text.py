@@ -7,7 +7,8 @@ from typing import Final
 
 from autotune.config import Interval, LoaderConfig
 from autotune.knobs import TABLE, describe_config, describe_loader
-from autotune.profiles.schema import AblationStep, NodeSpread, PhaseTime, ProfileResult, TunedProfile
+from autotune.profiles.nodes import NodeSpread
+from autotune.profiles.schema import AblationStep, PhaseTime, ProfileResult, TunedProfile
 from autotune.report.usage import describe_use_in_code
 from autotune.system.hardware import Hardware
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds

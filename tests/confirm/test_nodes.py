@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.confirm.nodes import add_reading, expect_another
-from autotune.profiles.schema import NodeReading, TunedProfile
+from autotune.profiles.nodes import NodeReading
+from autotune.profiles.schema import TunedProfile
 from tests.builders import make_profile, make_profile_result
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)

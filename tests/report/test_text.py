@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.profiles.schema import BatchSizeResult, NodeReading, NodeSpread, RankResult, TunedProfile
+from autotune.profiles.nodes import NodeReading, NodeSpread
+from autotune.profiles.schema import BatchSizeResult, RankResult, TunedProfile
 from autotune.report.text import describe_outcome, describe_profile, describe_warnings, warnings_of
 from autotune.report.usage import describe_use_in_code
 from autotune.system.hardware import Accelerator
@@ -174,7 +175,7 @@ def test_what_each_of_several_processes_does_is_told_beside_what_the_host_does()
     line = outcome(make_ranks_profile()).splitlines()[2]
     assert line == (
         "  num_workers 4 per process, 16 on this host; 4 processes reach 7,200/s; waiting for a batch: "
-        "1.00 ms in rank 0, 1.00 ms in rank 1, 1.00 ms in rank 2, 4.00 ms in rank 3"
+        "1.0 ms in rank 0, 1.0 ms in rank 1, 1.0 ms in rank 2, 4.0 ms in rank 3"
     )
     assert line in describe_profile(make_ranks_profile())
     assert "per process" not in outcome(make_profile())

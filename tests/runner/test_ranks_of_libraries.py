@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
     ("library", "factory", "options"),
     [
         ("accelerate", "make_prepared", {"is_loader": True}),
-        ("transformers", "make_trainer_loader", {}),
+        ("transformers", "make_trainer_loader", {"is_loader": True}),
         ("lightning", "make_data_module", {}),
     ],
 )
