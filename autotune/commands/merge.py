@@ -8,7 +8,7 @@ import click
 
 from autotune.commands.epilog import epilog
 from autotune.commands.errors import exit_on_error
-from autotune.commands.output import write_or_print
+from autotune.commands.output import make_printable, write_or_print
 
 
 @click.command(
@@ -35,7 +35,7 @@ def merge(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     with exit_on_error():
         found = merge_profiles([Source(str(file), read_file(file).profiles) for file in files])
         for remark in found.remarks:
-            click.echo(f"note     {remark}", err=True)
+            click.echo(make_printable(f"note     {remark}"), err=True)
         text = format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=found.profiles))
         if output is not None:
             refuse_what_could_not_be_read(output, text)

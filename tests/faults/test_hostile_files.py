@@ -158,6 +158,7 @@ COMMANDS: Final = (
         ("compare", "whole.json:cpu-4c-test", "{}:cpu-4c-test"),
         ("compare", "{}", "{}", "--json"),
     ),
+    *(("merge", "{}"), ("merge", "whole.json", "{}")),
     *(
         ("check", "{}", "--no-workload", "--max-age", "99999999999d"),
         ("check", "{}", "--no-workload", "--max-age", "1us"),
