@@ -30,7 +30,7 @@ from autotune.search.trial_record import TrialRecord
 ROOT: Final = Path(__file__).parents[2]
 SEED: Final = int(os.environ.get("DLTUNE_CHAOS_SEED", "20261121"))
 SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-KILLS: Final = int(os.environ.get("DLTUNE_CHAOS_KILLS", "32"))  # more of them take longer
+KILLS: Final = int(os.environ.get("DLTUNE_CHAOS_KILLS", "24"))  # more of them take longer
 LANES: Final = {
     "a": ("--dataset", "tests.misbehaving:make_honest", "--isolation", "auto", "--max-workers", "2"),
     "b": ("--dataset", "tests.misbehaving:make_honest", "--isolation", "none", "--max-workers", "2"),

@@ -50,30 +50,34 @@ def as_server_user(*command: str | Path) -> list[str]:
 
 
 @pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    assert BINARIES is not None
+def server() -> Iterator[Server]:
     folder = Path("/tmp") / f"dltune-pg-{os.getpid()}"  # a socket's path is short
     folder.mkdir(mode=0o700)
     user = pwd.getpwnam(SERVER_USER)
     os.chown(folder, user.pw_uid, user.pw_gid)
-    options = ("--auth=trust", "--no-sync", f"--username={SERVER_USER}", "--encoding=UTF8", "--locale=C")
-    subprocess.run(
-        as_server_user(BINARIES / "initdb", "-D", folder / "data", *options), check=True, capture_output=True
-    )
-    settings = ("-c", "listen_addresses=", "-c", "fsync=off", "-k", folder)
-    process = subprocess.Popen(
-        as_server_user(BINARIES / "postgres", "-D", folder / "data", *settings),
-        start_new_session=True,
-        stderr=subprocess.DEVNULL,
-    )
     try:
+        process = start_server(folder)
         await_server(folder)
         yield Server(folder, process)
-    finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        _, segment = (folder / "data" / "postmaster.pid").read_text().splitlines()[6].split()
+        subprocess.run(["ipcrm", "-m", segment], check=False)  # of System V, which outlives a server that is killed
+    finally:
         shutil.rmtree(folder)
+
+
+def start_server(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a server that keeps nothing in /dev/shm: what is killed would leave it there."""
+    assert BINARIES is not None
+    making = ("--auth=trust", "--no-sync", f"--username={SERVER_USER}", "--encoding=UTF8", "--locale=C")
+    initdb = as_server_user(BINARIES / "initdb", "-D", folder / "data", *making)
+    subprocess.run(initdb, check=True, capture_output=True)
+    settings = ("listen_addresses=", "fsync=off", "dynamic_shared_memory_type=mmap")
+    options = ("-k", folder, *(word for setting in settings for word in ("-c", setting)))
+    command = as_server_user(BINARIES / "postgres", "-D", folder / "data", *options)
+    return subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
 
 
 def await_server(folder: Path) -> None:
