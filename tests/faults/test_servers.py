@@ -75,8 +75,8 @@ def start_server(folder: Path) -> subprocess.Popen[bytes]:
     initdb = as_server_user(BINARIES / "initdb", "-D", folder / "data", *making)
     subprocess.run(initdb, check=True, capture_output=True)
     settings = ("listen_addresses=", "fsync=off", "dynamic_shared_memory_type=mmap")
-    options = ("-k", folder, *(word for setting in settings for word in ("-c", setting)))
-    command = as_server_user(BINARIES / "postgres", "-D", folder / "data", *options)
+    options = [word for setting in settings for word in ("-c", setting)]
+    command = as_server_user(BINARIES / "postgres", "-D", folder / "data", "-k", folder, *options)
     return subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
 
 
