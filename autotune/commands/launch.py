@@ -13,7 +13,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from autotune.errors import UsageError
+from autotune.system.own_folders import make_own_folder
 
 LEADER: Final = "dltune/leader"  # its process number
 END: Final = "dltune/exit_code"
@@ -58,7 +61,7 @@ class Launch:
     def _hear(self, store: Any) -> int:
         while not store.check([END]):
             time.sleep(LOOK_SECONDS)
-            if self._is_on_one_host and store.check([LEADER]) and not _is_alive(int(store.get(LEADER))):
+            if self._is_on_one_host and store.check([LEADER]) and not psutil.pid_exists(int(store.get(LEADER))):
                 return 1
         store.add(HEARD, 1)
         return int(store.get(END))
@@ -105,8 +108,7 @@ class Launch:
             keeps, patience = self._keeps_store, timedelta(minutes=5)
             return dist.TCPStore(host, port, self.size, keeps, timeout=patience, wait_for_workers=False)  # type: ignore[attr-defined]  # as below: torch does not list it
         folder = Path(tempfile.gettempdir()) / f"dltune-launch-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        if not make_own_folder(folder):
             raise UsageError(f"{folder} belongs to somebody else: set TMPDIR to a folder of your own.")
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         job = "-".join(self.environ.get(name, "0") for name in names)
@@ -130,16 +132,6 @@ def read_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
     else:
         return None
     return Launch(rank, size, local, known) if size > 1 else None
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from optuna.storages import RDBStorage
 from autotune.errors import StudyError
 from autotune.request import hide_password
 from autotune.system.mounts import find_mount
+from autotune.system.own_folders import make_own_folder
 from autotune.units import format_bytes
 
 FOLDER: Final = ".dltune"
@@ -102,8 +103,7 @@ def _make_default(warn: Callable[[str], None]) -> str:
 def _make_local_folder() -> Path:
     """Make a folder of the user's own on a disk of this machine, for the current folder alone."""
     own = LOCAL_FOLDER / f"dltune-{os.getuid()}"
-    own.mkdir(mode=0o700, exist_ok=True)
-    if own.is_symlink() or own.stat().st_uid != os.getuid():
+    if not make_own_folder(own):
         raise StudyError(f"{own} belongs to somebody else. {HINT_ELSEWHERE}")
     folder = own / hashlib.sha256(str(Path.cwd()).encode()).hexdigest()[:16]
     folder.mkdir(mode=0o700, exist_ok=True)
