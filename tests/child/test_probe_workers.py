@@ -16,6 +16,7 @@ from autotune.child.probe_sharding import (
     describe_idle_workers,
     workers_duplicate_data,
 )
+from autotune.child.probe_storage import describe_storage
 from autotune.child.probe_workers import (
     count_round_workers,
     fetch_samples,
@@ -33,6 +34,7 @@ from autotune.profiles.worker_init import ShareWatch
 from autotune.trial.protocol import ProbeCommand
 from autotune.trial.workload_profile import WorkloadProfile
 from autotune.workload import Workload
+from tests.builders import GIB, MIB
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -115,6 +117,28 @@ def test_workers_that_share_the_data_out_are_all_busy() -> None:
     count_samples_single_process(workload)
     assert not workers_duplicate_data(workload)
     assert (describe_idle_workers(workload), count_shards(workload)) == (None, None)
+
+
+class Chunks(IterableDataset[torch.Tensor]):
+    """Reads a piece of a file for each sample."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        with self.file.open("rb", buffering=0) as file:
+            while piece := file.read(MIB):
+                yield torch.tensor(len(piece))
+
+
+def test_what_a_sample_of_a_stream_takes_is_kept_with_the_bytes_that_were_read_for_it(tmp_path: Path) -> None:
+    (tmp_path / "shard").write_bytes(bytes(64 * MIB))
+    workload = load(Chunks(tmp_path / "shard"))
+    count_samples_single_process(workload)
+    reads = workload.sample_counts.reads
+    assert workload.sample_counts.samples == 64
+    assert all(MIB <= read.read_bytes < 2 * MIB for read in reads)
+    assert "An epoch reads about 977 GiB" in (describe_storage(reads * 10, 1_000_000, 64 * GIB) or "")
 
 
 def test_a_round_is_timed_and_one_that_fails_in_the_workers_is_unknown() -> None:
