@@ -98,7 +98,7 @@ $(DOCS_READY): $(READY)
 
 docs: $(DOCS_READY) ## Build the documentation site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "site/index.html opens in a browser as it is"
+	@echo "site/index.html opens in a browser; searching needs a server: python3 -m http.server --directory site"
 
 clean: ## Remove what was made here
 	rm -rf .venv .venv-lowest .venv-libraries .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis site

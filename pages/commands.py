@@ -42,7 +42,7 @@ READ_ON: Final[Mapping[str, str]] = {  # the section about an option
 
 def describe_commands() -> str:
     """Write a section for each command, behind one for the group."""
-    own = f"{_write_help(cli.help)}\n\n{_write_epilog(cli.epilog)}"
+    own = f"## dltune\n\n{_write_help(cli.help)}\n\n{_write_epilog(cli.epilog)}"
     return "\n\n".join([own, *map(describe_command, COMMANDS)])
 
 

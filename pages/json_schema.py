@@ -47,7 +47,7 @@ def _describe(name: str, schema: Schema) -> str:
         (f"`{field}`", write_type(one), _write_default(field, one, schema), meanings.get(field, ""))
         for field, one in schema.get("properties", {}).items()
     ]
-    table = format_table(("field", "value", "if left out", "meaning"), rows) if rows else ""
+    table = format_table(("field", "value", "default", "meaning"), rows) if rows else ""
     return "\n\n".join(part for part in (f"## {name}", summary, table) if part)
 
 
@@ -64,7 +64,7 @@ def write_type(schema: Schema) -> str:
         name = schema["$ref"].rsplit("/", 1)[-1]
         return f"[{name}](#{name.lower()})"
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(map(write_type, schema["anyOf"])))
+        return ", or ".join(dict.fromkeys(map(write_type, schema["anyOf"])))
     if "const" in schema or "enum" in schema:
         return ", ".join(f"`{json.dumps(value)}`" for value in schema.get("enum", [schema.get("const")]))
     return _write_plain_type(schema)
@@ -93,5 +93,5 @@ def _write_bounds(schema: Schema) -> str:
 
 def _write_default(field: str, schema: Schema, parent: Schema) -> str:
     if field in parent.get("required", ()):
-        return "never"
+        return "required"
     return f"`{json.dumps(schema['default'])}`" if "default" in schema else "empty"

@@ -37,6 +37,7 @@ BUILT: Final[Mapping[str, Maker]] = {
     "schema": lambda _: describe_schema(),
     "names": lambda _: describe_names(),
 }
+CONFIGURATION: Final = re.compile(r"(?<=\| )w=\d+(?: [\w=-]+)+")  # in a cell: broken into lines, rows get tall
 _PART: Final = re.compile(
     r"(?P<head><!-- part: (?P<name>[\w-]+)(?: (?P<source>\S+))? -->\n).*?(?P<tail><!-- end of part -->)", re.DOTALL
 )
@@ -62,4 +63,8 @@ def list_parts(text: str) -> list[str]:
 
 def _write(part: re.Match[str], makers: Mapping[str, Maker]) -> str:
     maker = makers.get(part["name"])
-    return part[0] if maker is None else part["head"] + f"{maker(ROOT / (part['source'] or ''))}\n" + part["tail"]
+    if maker is None:
+        return part[0]
+    text = maker(ROOT / (part["source"] or ""))
+    text = CONFIGURATION.sub(lambda cell: cell[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
+    return f"{part['head']}{text}\n{part['tail']}"
