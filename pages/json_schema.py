@@ -43,11 +43,12 @@ def _walk(document: Schema) -> Iterator[tuple[str, Schema]]:
 
 def _describe(name: str, schema: Schema) -> str:
     summary, meanings = read_docstring(schema.get("description", ""))
+    head = ("field", "value", "default", "meaning")[: 4 if meanings else 3]
     rows = [
-        (f"`{field}`", write_type(one), _write_default(field, one, schema), meanings.get(field, ""))
+        (f"`{field}`", write_type(one), _write_default(field, one, schema), meanings.get(field, ""))[: len(head)]
         for field, one in schema.get("properties", {}).items()
     ]
-    table = format_table(("field", "value", "default", "meaning"), rows) if rows else ""
+    table = format_table(head, rows) if rows else ""
     return "\n\n".join(part for part in (f"## {name}", summary, table) if part)
 
 

@@ -45,7 +45,7 @@ def write_headline(folder: Path) -> str:
         f"Predictions were {middle} off whole training runs in the median and {tail} at the 90th percentile;",
         f"{sum(held)} of {len(held)} stated intervals held the truth. Of {len(judged)} targets {missed} were missed.",
     )
-    return "\n".join(lines)
+    return "\n".join(lines).replace("%", " %")
 
 
 def _span(values: Sequence[float], style: str) -> str:
