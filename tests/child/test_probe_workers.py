@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from autotune.child.probe import count_shards, profile_workload
+from autotune.child.probe_batches import load_batches
 from autotune.child.probe_sharding import (
     count_samples_single_process,
     describe_idle_workers,
@@ -139,6 +141,20 @@ def test_what_a_sample_of_a_stream_takes_is_kept_with_the_bytes_that_were_read_f
     assert workload.sample_counts.samples == 64
     assert all(MIB <= read.read_bytes < 2 * MIB for read in reads)
     assert "An epoch reads about 977 GiB" in (describe_storage(reads * 10, 1_000_000, 64 * GIB) or "")
+
+
+class SlowShards(IterableDataset[torch.Tensor]):
+    """Waits for each shard, of two hundred samples that take nothing."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(50):
+            time.sleep(0.02)
+            yield from torch.arange(200)
+
+
+def test_a_stream_is_read_for_long_enough_to_meet_its_next_shards() -> None:
+    _, times, _ = load_batches(load(SlowShards()), 10, lambda phase: None)
+    assert sum(one.wall >= 0.02 for one in times[1:]) > 3
 
 
 def test_a_round_is_timed_and_one_that_fails_in_the_workers_is_unknown() -> None:
