@@ -18,20 +18,23 @@ from autotune.commands.completion import completion
 from autotune.commands.doctor import doctor
 from autotune.commands.epilog import epilog
 from autotune.commands.export import export
+from autotune.commands.init import init
 from autotune.commands.merge import merge
 from autotune.commands.project_file import name_parameters, read_project_options
 from autotune.commands.report import report
 from autotune.commands.retune import retune
 from autotune.commands.schema import schema
+from autotune.commands.scripts import is_script
 from autotune.commands.show import show
 from autotune.commands.tune import tune
 from autotune.errors import UsageError
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
-    *(tune, retune, show, check, compare),
+    *(tune, init, retune, show, check, compare),
     *(export, merge, report, doctor, completion, schema),
 )
 _EPILOG: Final = epilog(
+    "dltune train.py                        # finds the loader, and tunes it or says what to run",
     "dltune --dataset data.images:make_dataset --step train:make_step --batch-size 64",
     "dltune show",
     "dltune check || dltune retune          # in a job, before it trains",
@@ -43,11 +46,12 @@ _EPILOG: Final = epilog(
 
 
 class TuneByDefault(click.Group):
-    """A group whose `tune` command may be left out when the first argument is an option."""
+    """A group whose `tune` command may be left out when the first argument is an option or a script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `tune` in front of options that are not the group's own."""
-        if args and args[0].startswith("-") and args[0] not in ("--help", "-h", "--version"):
+        """Put `tune` in front of options that are not the group's own, and of scripts."""
+        is_option = bool(args) and args[0].startswith("-") and args[0] not in ("--help", "-h", "--version")
+        if is_option or (args and is_script(args[0])):
             args = ["tune", *args]
         return super().parse_args(ctx, args)
 
@@ -65,7 +69,8 @@ def cli() -> None:
     Short trials of your dataset and your step run in child processes, under budgets for memory, /dev/shm and open
     files. The best settings are written to dltune.json, for training code to load.
 
-    `tune` is implied when the first argument is an option. `dltune COMMAND --help` says more of each command.
+    `tune` is implied when the first argument is an option or a script. `dltune COMMAND --help` says more of each
+    command.
     """
 
 

@@ -12,6 +12,7 @@ from autotune.profiles.saving import check_writable
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, check_names, lacks_password
 from autotune.runner.runner import TrialRunner, start_runner
+from autotune.scripts.importing import check_scripts
 from autotune.search.choices import choose_probe_sizes
 from autotune.search.plan import Plan, make_plan
 from autotune.system.machine import MachineProfile, read_machine
@@ -35,11 +36,13 @@ def check_request(request: TuningRequest) -> None:
     """Refuse what can be seen to fail, before anything is started.
 
     Raises:
-        UsageError: An import string is malformed, or the storage lacks its password.
+        UsageError: An import string is malformed, a script would train when it is imported, or the storage lacks
+            its password.
         OutputError: The output path cannot be written.
         ProfileError: Something else than a tuned file lies at the output path.
     """
     check_names(request.workload)
+    check_scripts(request.workload)
     if request.storage is not None and lacks_password(request.storage):
         raise UsageError(
             f"The storage {request.storage} was given with a password, which is not written down: give the whole URL "

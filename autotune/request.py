@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from autotune.config import BatchSize, FrozenModel, KnobValue, SharingStrategy, StartMethod, Workers
-from autotune.errors import UsageError
+from autotune.import_strings import check_import_string
 from autotune.knobs import KNOBS, KnobName
 from autotune.units import format_seconds
 from autotune.workload import join_title
@@ -51,7 +51,6 @@ def _order_choices(choices: tuple[KnobValue, ...]) -> tuple[KnobValue, ...]:
     return tuple(sorted(numbers)) if len(numbers) == len(choices) else choices
 
 
-_IMPORT_STRING: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 Text = Annotated[str, AfterValidator(_refuse_bytes)]
 MAX_CHOICES: Final = 64  # of one knob
 DENSE_RANGE_WIDTH: Final = 16  # a range of whole numbers that the user gave is searched one by one up to this width
@@ -63,7 +62,7 @@ class WorkloadRequest(FrozenModel):
     """Which workload to tune, and what consumes its batches.
 
     Attributes:
-        dataset: Import string `pkg.mod:attr` of the factory.
+        dataset: Import string of the factory: `pkg.mod:attr`, or `train.py:attr`.
         is_loader: Whether that is a function which makes a loader of the settings, and is called with them.
         dataset_args: Keyword arguments of the factory.
         split: Name of the one to tune, of several loaders or datasets that the factory returns.
@@ -214,26 +213,14 @@ def lacks_password(url: str) -> bool:
     return f":{MASK}@" in url or f"={MASK}" in url
 
 
-def check_import_string(option: str, text: str) -> str:
-    """Refuse what an option gave and cannot be an import string, before anything is started.
-
-    Raises:
-        UsageError: It is not of the form `pkg.mod:attr`.
-    """
-    if _IMPORT_STRING.fullmatch(text):
-        return text
-    hint = ""
-    if text.endswith(".py") or "/" in text:
-        hint = " Give the module's dotted name, not its file: data/images.py is data.images."
-    elif ":" not in text:
-        hint = f" Is the attribute missing, as in {text}:make_dataset?"
-    raise UsageError(f"{option} {text}: not of the form package.module:attribute.{hint}")
+def list_names(workload: WorkloadRequest) -> dict[str, str]:
+    """List the import strings of a request by their options."""
+    named = {"--loader" if workload.is_loader else "--dataset": workload.dataset}
+    given = {"--step": workload.step, "--collate": workload.collate}
+    return named | {option: text for option, text in given.items() if text is not None}
 
 
 def check_names(workload: WorkloadRequest) -> None:
     """Refuse import strings that name nothing; raises UsageError."""
-    check_import_string("--loader" if workload.is_loader else "--dataset", workload.dataset)
-    if workload.step is not None:
-        check_import_string("--step", workload.step)
-    if workload.collate is not None:
-        check_import_string("--collate", workload.collate)
+    for option, text in list_names(workload).items():
+        check_import_string(option, text)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 from autotune.config import LoaderConfig
 from autotune.confirm.ablation import Ablation, ablate, estimate_steps
@@ -15,6 +16,7 @@ from autotune.confirm.interference import InterferenceMonitor
 from autotune.confirm.profile_builder import build_profile, summarize_search
 from autotune.confirm.runs import ConfirmationRuns
 from autotune.errors import OutputError, ProfileError, ResultNotSavedError, TrialError, WorkloadError
+from autotune.live_objects import request_for
 from autotune.preparation import check_request, prepare_run
 from autotune.profiles.file import read_profiles_or_empty
 from autotune.profiles.saving import format_profile, save_profile
@@ -34,6 +36,9 @@ from autotune.trial.interruption import keep_what_was_measured, raise_on_lost_de
 from autotune.trial.protocol import RunTrial
 from autotune.trial.timetable import Timetable
 from autotune.trial.workload_profile import WorkloadProfile
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class TuningResult:
     interrupted: bool = False
 
 
+@overload
 def tune(
     request: TuningRequest,
     *,
@@ -65,11 +71,35 @@ def tune(
     earlier: TunedProfile | None = None,
     timetable: Timetable | None = None,
     starter: Starter | None = None,
+) -> TuningResult: ...
+
+
+@overload
+def tune(
+    request: Iterable[Any] | Dataset[Any] | Callable[..., Any],
+    *,
+    progress: ProgressListener | None = None,
+    **options: Any,
+) -> TuningResult: ...
+
+
+def tune(
+    request: object,
+    *,
+    run_trial: RunTrial | None = None,
+    machine: MachineProfile | None = None,
+    workload: WorkloadProfile | None = None,
+    progress: ProgressListener | None = None,
+    earlier: TunedProfile | None = None,
+    timetable: Timetable | None = None,
+    starter: Starter | None = None,
+    **options: Any,
 ) -> TuningResult:
     """Find the best loader configuration for a workload on this machine, and write it down.
 
     Args:
-        request: What to tune, and how.
+        request: What to tune, and how; or a loader, a dataset or a function that makes one, which trials import again
+            by the name that it has in its module.
         run_trial: Measures one configuration; None does so in child processes.
         machine: What the machine allows; None reads it.
         workload: Profile of the workload; None probes it in a child process.
@@ -77,12 +107,14 @@ def tune(
         earlier: A result to start from, of this machine or of another one; None starts cold.
         timetable: Shares out the time that the request allows; None begins with this call.
         starter: Starts the processes of trials; None makes one when it is needed.
+        options: Beside a loader, a dataset or a function: fields of `TuningRequest` and `WorkloadRequest`.
 
     Returns:
         The result; its profile has been written to `request.output`.
 
     Raises:
-        UsageError: The request asks for what cannot be, or allows too little time to try anything.
+        UsageError: The request asks for what cannot be, allows too little time to try anything, or holds what trials
+            cannot import.
         WorkloadError: The user's code fails where no configuration could help.
         NoFeasibleConfigError: No configuration works within the limits.
         StudyError: The record of trials cannot be used, or another run works on it.
@@ -90,6 +122,7 @@ def tune(
         OutputError: The tuned file cannot be written; a `ResultNotSavedError`, at the end of a run, holds the profile.
         KeyboardInterrupt: Cut short before any configuration was measured.
     """
+    request = request_for(request, options)
     timetable, progress = timetable or Timetable(request), progress or ProgressListener()
     check_request(request)
     with (

@@ -12,6 +12,7 @@ from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from autotune.child.adapters import suggest_call
+from autotune.child.argument_check import check_arguments
 from autotune.child.constructor_calls import SETTINGS, ConstructorCalls, note_constructor_calls, read_setting
 from autotune.child.factory_calls import FactoryCall, ForeignLoader
 from autotune.child.foreign_loaders import describe, name_loaders, refuse_foreign_loader, refuse_loader_within
@@ -138,6 +139,7 @@ def _load_dataset(request: WorkloadRequest, knobs: Mapping[str, KnobValue]) -> L
         is_made = isinstance(factory, Workload | DataLoader | Dataset) or _is_data_module(factory)
         usual = settle_knobs(None if is_made else factory, request)
         values = {**usual, **knobs}
+        check_arguments(None if is_made else factory, {**request.dataset_args, **values}, request.dataset)
         made = factory(**request.dataset_args, **values) if callable(factory) and not is_made else factory
         owner, chosen = _choose(made, request)
     told: dict[str, Any] = {"usual_knobs": usual, "knobs": values, "note": describe_changed_defaults(factory, request)}
@@ -164,17 +166,16 @@ def _load_factory(request: WorkloadRequest, knobs: Mapping[str, KnobValue]) -> L
         raise UsageError(f"--loader {request.dataset}: a {type(factory).__name__}, not a function that makes a loader.")
     usual = settle_knobs(factory, request)
     values = {**usual, **knobs}
-    note = describe_changed_defaults(factory, request)
-    told: dict[str, Any] = {"usual_knobs": usual, "knobs": values, "note": note}
+    told: dict[str, Any] = {"usual_knobs": usual, "knobs": values, "note": describe_changed_defaults(factory, request)}
     call = FactoryCall(request.dataset, factory, {**request.dataset_args, **values}, request.split)
+    check_arguments(factory, {**call.arguments, **call.required}, request.dataset)
     made, defaults = call.repeat({}), _read_defaults(call)
     if isinstance(made, ForeignLoader):
         parts = Workload(dataset=cast("Any", made.batches), batched=False)
         return LoadedWorkload(parts=parts, baseline=defaults, own=adopt_factory(call, made, defaults), **told)
     baseline, size = _read_settings(made), read_setting(made, "batch_size") or defaults.dataloader.batch_size
     baseline = baseline.model_copy(update={"dataloader": baseline.dataloader.model_copy(update={"batch_size": size})})
-    parts = workload_from_dataloader(made)
-    return LoadedWorkload(parts=parts, baseline=baseline, own=adopt_factory(call, made, baseline), **told)
+    return LoadedWorkload(workload_from_dataloader(made), baseline, own=adopt_factory(call, made, baseline), **told)
 
 
 def _read_defaults(call: FactoryCall) -> LoaderConfig:

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from autotune.commands.epilog import TUNES, epilog
 from autotune.commands.errors import INTERRUPTED, NOTHING_MEASURED, exit_on_error
@@ -26,6 +27,7 @@ from autotune.commands.params import (
     read_ranks,
     read_seconds,
 )
+from autotune.errors import UsageError
 from autotune.system.signals import defer_interrupts, raise_on_signals
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 @click.command(
     context_settings={"auto_envvar_prefix": "DLTUNE", "show_default": True},
     epilog=epilog(
+        "dltune train.py",
+        "dltune train.py:train_loader --step train.py:make_step",
         "dltune --dataset data.images:make_dataset --trials 40",
         "dltune --dataset data.images:make_dataset --step train:make_step --batch-size 64",
         "dltune --dataset data.images:make_dataset --dataset-arg root=/data --fix in_order=true",
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
         codes=f"0 done; 1 failed; 2 usage or an error in your code; {TUNES}",
     ),
 )
+@click.argument("script", metavar="[SCRIPT[:NAME]]", required=False)
 @click.option("--dataset", metavar="PKG.MOD:ATTR", help="Factory of a Dataset, DataLoader or data module.")
 @click.option("--loader", metavar="PKG.MOD:FN", help="Function of the settings that makes any loader, instead.")
 @click.option(
@@ -58,6 +63,7 @@ if TYPE_CHECKING:
     envvar="DLTUNE_DATASET_ARG",
     help="Argument of the factory, JSON or a bare word; repeatable.",
 )
+@click.option("--line", type=click.IntRange(1), metavar="N", help="Where SCRIPT makes the loader to tune.")
 @click.option("--split", metavar="NAME", help="Which of several loaders or datasets the factory returns: train.")
 @click.option(
     "--knob",
@@ -177,11 +183,29 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
         follow_launcher(options["ranks"]) as options["ranks"],
         exit_on_error(interrupted=NOTHING_MEASURED),
     ):
+        _read_script(ctx, options)
         request = build_request(options)
         if options["dry_run"]:
             _print_plan(request)
         elif options["afresh"] or request.resume is not None or not _print_standing_answer(request, options):
             run_and_print(request, options)
+
+
+def _read_script(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Put the name of what is to be tuned of a script in the place of --dataset."""
+    script = options.pop("script")
+    line = options.pop("line")
+    if script is None:
+        if line is not None:
+            raise UsageError("--line says where a script makes its loader: give the script, as in dltune train.py.")
+        return
+    for name in ("dataset", "loader"):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"{script} and --{name} exclude each other: give one of them.")
+    from autotune.commands.scripts import choose_name
+
+    options["dataset"], split = choose_name(script, line, dict(options["dataset_args"]))
+    options["loader"], options["split"] = None, options["split"] or split
 
 
 def _print_config(ctx: click.Context) -> None:

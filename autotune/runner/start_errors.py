@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from autotune.errors import UsageError, WorkloadError
 from autotune.request import WorkloadRequest
 from autotune.runner.failures import TrialFailure, advice_for
+from autotune.runner.missing_modules import advise_on_missing_module
 from autotune.trial.protocol import FailureReport, Report
 from autotune.units import format_seconds
 
 EXIT_HINT: Final = (
     "\nSomething called sys.exit(): code at the top of a module that reads sys.argv, perhaps. "
-    'Guard it with if __name__ == "__main__".'
+    'Guard it with if __name__ == "__main__", or have dltune init SCRIPT write what makes the loader into a file.'
 )
 _ADVICE: Final = {
     "timed_out": " If it needs longer, allow it with --stall-time.",
@@ -39,7 +41,8 @@ def timeout_error(seconds: float, workload: WorkloadRequest) -> UsageError:
 
 
 def _explain_failure(failed: FailureReport, workload: WorkloadRequest) -> UsageError | WorkloadError:
-    words = "\n".join(filter(None, (failed.error, advice_for(failed.error))))
+    missing = advise_on_missing_module(failed.error, Path(workload.working_dir))
+    words = "\n".join(filter(None, (failed.error, missing or advice_for(failed.error))))
     kind, _, text = words.partition(": ")
     for ours in (UsageError, WorkloadError):
         if kind.rpartition(".")[2] == ours.__name__:

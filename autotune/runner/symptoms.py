@@ -114,6 +114,25 @@ SUGGESTIONS: Final = {  # for errors of the user's code that are common enough t
         "error."
     ),
     r"Caught \w+ in pin memory thread": "The batch could not be pinned: tune with --fix pin_memory=false.",
+    r"attempted relative import": (
+        "A file that imports from its own package is named with it, from the folder above: PACKAGE.MODULE:NAME."
+    ),
+    r"Cannot re-initialize CUDA in forked subprocess": (
+        "CUDA is used before the workers are forked, at the top of a module or by the dataset, and by the workers "
+        "again: load samples on the CPU and move batches in the step, or start workers with --start-method spawn."
+    ),
+    r"Found no NVIDIA driver|not compiled with CUDA enabled|No CUDA GPUs are available": (
+        "Code at the top of a module, the factory or the dataset asks for CUDA, which is not here: ask for a device in "
+        "the step only, which is given one."
+    ),
+    r"URLError|gaierror|name resolution|Name or service not known|Network is unreachable|Max retries exceeded|"
+    r"HTTP Error \d|LocalEntryNotFoundError|OfflineModeIsEnabled": (
+        "It asks the network for something, as every start of a trial would: fetch it once beforehand, by a call of "
+        "the factory where there is a network, and let it read from disk."
+    ),
+    r"You can use download=True": (
+        "The data is not there yet: fetch it once beforehand, by a call of the dataset with download=True."
+    ),
     r"out of memory|can't allocate memory|\bMemoryError": "Use a smaller --batch-size, or smaller samples.",
     r"Too many open files": "Raise the limit (ulimit -n).",
 }

@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 
 from autotune.child.import_string import import_attribute
 from autotune.errors import UsageError
-from autotune.request import check_import_string
+from autotune.import_strings import check_import_string
 from tests.builders import write_files
+
+
+@pytest.mark.parametrize("text", ["train.py:loader", "../my data/x-1.py:Class.method", "/a/b.c/données.py:créer"])
+def test_a_script_is_named_by_its_path(text: str) -> None:
+    assert check_import_string("--dataset", text) == text
 
 
 @pytest.mark.parametrize("text", ["data:make", "pkg.data.images:make", "pkg:Class.method", "_a.b1:_c", "données:créer"])
@@ -21,9 +26,13 @@ def test_an_import_string_is_a_dotted_module_and_a_dotted_attribute(text: str) -
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("data/images.py", "data/images.py is data.images"),
-        ("data/images.py:make", "not its file"),
-        ("images.py", "not its file"),
+        ("data/images.py", "as in data/images.py:train_loader"),
+        ("data/images:make", "data/images is data.images"),
+        ("images.py", "dltune images.py"),
+        (".py:make", "file.py:attribute"),
+        ("data/.py:make", "file.py:attribute"),
+        ("a.py:b.py:make", "file.py:attribute"),
+        ("images.py:make()", "file.py:attribute"),
         ("pkg.data", "pkg.data:make_dataset"),
         ("", "package.module:attribute"),
         ("pkg.data:", "package.module:attribute"),

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from autotune.cli import cli
+from autotune.commands.scripts import is_script
 from autotune.search.loop import SEARCH_SHARE
 
 NAMES = sorted(cli.commands)
@@ -31,7 +32,7 @@ def list_calls(*command: str) -> Iterator[list[str]]:
     for example in list_examples(*command):
         for call in CALL.findall(example):
             words = shlex.split(call)[1:]
-            yield ["tune", *words] if words[0].startswith("-") else words
+            yield ["tune", *words] if words[0].startswith("-") or is_script(words[0]) else words
 
 
 @pytest.mark.parametrize("name", NAMES)

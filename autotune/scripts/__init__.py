@@ -1,0 +1,1 @@
+"""What a training script says about its loaders: it is read, and never run."""
