@@ -28,10 +28,10 @@ class ImportString(NamedTuple):
 
 def split_import_string(text: str) -> ImportString | None:
     """Take an import string apart; None where it is none."""
+    if found := _OF_A_SCRIPT.fullmatch(text):  # before a module that would be called `train.py`
+        return ImportString(found[1], found[2], is_script=True)
     if found := _OF_A_MODULE.fullmatch(text):
         return ImportString(found[1], found[2], is_script=False)
-    if found := _OF_A_SCRIPT.fullmatch(text):
-        return ImportString(found[1], found[2], is_script=True)
     return None
 
 

@@ -26,17 +26,17 @@ def check_arguments(factory: Any, given: Collection[str], source: str) -> None:
     named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     for name in given:
         if not takes(factory, name):
-            raise UsageError(f"--dataset-arg {name}: {source} takes no such argument{_describe(name, named)}.")
+            raise UsageError(f"--dataset-arg {name}: {source} takes no such argument{_describe(name, named)}")
     missing = [one.name for one in named if one.default is one.empty and one.name not in given]
     if missing:
         options = " ".join(f"--dataset-arg {name}=..." for name in missing)
         raise UsageError(
-            f"{source} must be given {' and '.join(missing)}: {options}. What JSON cannot say is made by a function "
-            f"of your own, which needs no arguments and calls {source.partition(':')[2]}."
+            f"{source} must be given {' and '.join(missing)}: {options} (JSON or a bare word). What JSON cannot say "
+            f"is made by a function of your own that calls {source.partition(':')[2]}."
         )
 
 
 def _describe(name: str, named: Collection[inspect.Parameter]) -> str:
     names = [one.name for one in named]
     close = difflib.get_close_matches(name, names, n=1)
-    return f"; is {close[0]} meant?" if close else f"; it takes {', '.join(names) or 'none'}"
+    return f". Is {close[0]} meant?" if close else f"; it takes {', '.join(names) or 'none'}."

@@ -116,7 +116,7 @@ def _describe(script: Script, call: LoaderCall, factory: Factory, name: str) -> 
         words += ["--split", "train"]
     lines += [f"  {' '.join(words)}"]
     if factory.missing:
-        lines += [f"The script gives no default for {', '.join(factory.missing)}: each is yours to give."]
+        lines += [f"Without a default in the script: {', '.join(factory.missing)}. Put a value in place of each `...`."]
     if rest := [f"{one.name}={one.default}" for one in factory.parameters if one.default is not None]:
         lines += [f"By default, as in the script: {', '.join(rest)}. Another value: --dataset-arg NAME=VALUE."]
     return "\n".join([*lines, *factory.notes])

@@ -9,7 +9,7 @@ from typing import Final
 
 from autotune.scripts.places import find_module
 
-_MISSING: Final = re.compile(r"No module named '([\w.]+)'")
+_MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _PACKAGES: Final = {  # that are installed by another name than they are imported by
     "PIL": "pillow",
     "attr": "attrs",
@@ -36,7 +36,8 @@ def advise_on_missing_module(error: str, folder: Path) -> str:
     if found is None:
         root = missing[1].partition(".")[0]
         return (
-            f"Install it for the Python that runs dltune: {sys.executable} -m pip install {_PACKAGES.get(root, root)}"
+            f"A package is installed for the Python that runs dltune by {sys.executable} -m pip install "
+            f"{_PACKAGES.get(root, root)}; a file of yours is found with its folder in PYTHONPATH."
         )
     place = found.parents[missing[1].count(".") + (found.name == "__init__.py")]
     return (

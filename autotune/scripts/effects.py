@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from autotune.scripts.names import read_path
 from autotune.scripts.source import Script
 
 _HARMLESS: Final = re.compile(
@@ -76,7 +75,7 @@ def _look_into(statement: ast.stmt) -> Iterator[Effect]:
     """Look for calls that train, or that read the command line, where a value is made of them."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Call):
-            name = (read_path(node.func) or ("",))[-1]
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
             if name in _READS_ARGUMENTS:
                 yield _describe(statement)._replace(reads_arguments=True)
                 return

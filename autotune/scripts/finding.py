@@ -50,9 +50,8 @@ class LoaderCall:
 
     @property
     def is_training(self) -> bool:
-        """Whether the names around it say that it is the one of the training."""
-        names = [self.target or "", *(scope.name for scope in self.scopes if isinstance(scope, ast.FunctionDef))]
-        return "train" in names[0].lower() or (not names[0] and "train" in names[-1].lower())
+        """Whether its name says that it is the one of the training."""
+        return "train" in (self.target or "").lower()
 
     def describe(self) -> str:
         """Name it in a list."""

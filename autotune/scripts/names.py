@@ -141,8 +141,6 @@ class _Reader(ast.NodeVisitor):
             self.generic_visit(node)
         elif isinstance(node.ctx, ast.Load):
             self._note(path, node)
-        elif len(path) > 1:
-            self._note(path[:-1], node)  # it must be there to be given an attribute
 
     visit_Subscript = visit_Attribute  # noqa: N815  # as ast calls it
 

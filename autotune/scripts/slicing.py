@@ -72,7 +72,7 @@ def slice_script(script: Script, call: LoaderCall) -> Slice:
         call=call,
         top=tuple(top),
         body=tuple(body),
-        arguments=tuple(sorted(backward.arguments, key=lambda path: (backward.arguments[path], path))),
+        arguments=tuple(sorted(backward.arguments, key=lambda path: backward.arguments[path])),
         borrowed=tuple(sorted({path[0] for path in backward.borrowed})),
         options=options,
         own=own,
@@ -154,7 +154,7 @@ def _list_parameter_defaults(scopes: Sequence[Scope]) -> dict[str, ast.expr | No
         for function in methods:
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 found |= _read_parameter_defaults(function.args)
-    return found
+    return found if "stage" in found else {**found, "stage": ast.Constant("fit")}  # of Lightning's setup()
 
 
 def _read_parameter_defaults(given: ast.arguments) -> dict[str, ast.expr | None]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from autotune.errors import UsageError
-from autotune.scripts.names import Path, list_reads
+from autotune.scripts.names import Path, list_reads, read_path
 from autotune.scripts.pieces import Piece
 from autotune.scripts.rendering import INDENT, Renderer
 from autotune.scripts.slicing import Slice, reads_of
@@ -85,9 +85,7 @@ def write_factory(found: Slice) -> Factory:
 def _find_namespaces(found: Slice) -> dict[str, list[str]]:
     """Find the arguments that are needed as a whole, and hold options; with those options that may be read of them."""
     whole = [path[0] for path in found.arguments if len(path) == 1 and path[0] not in found.options]
-    inner = {
-        one for node in ast.walk(found.script.tree) if isinstance(node, ast.FunctionDef) for one in _attributes(node)
-    }
+    inner = _list_attributes(found.script.tree)
     spaces = {}
     for root in whole:
         known = {path[1] for path in inner if path[0] == root and len(path) > 1 and path[1] in found.options}
@@ -98,11 +96,9 @@ def _find_namespaces(found: Slice) -> dict[str, list[str]]:
     return spaces
 
 
-def _attributes(function: ast.FunctionDef) -> set[Path]:
-    nodes = (
-        node for node in ast.walk(function) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    )
-    return {(node.value.id, node.attr) for node in nodes if isinstance(node.value, ast.Name)}
+def _list_attributes(tree: ast.Module) -> set[Path]:
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return {path for node in nodes if (path := read_path(node)) is not None}
 
 
 def _list_read_options(found: Slice) -> set[str]:
