@@ -38,7 +38,7 @@ class Backward:
         self.arguments: Wanted = {}
         self.borrowed: Wanted = {}
         self._found: set[str] = set()
-        self._left_out: dict[tuple[str, bool], list[int]] = {}
+        self._left_out: dict[tuple[str, bool], set[int]] = {}
         self._notes: list[str] = []
         self._options = options
         self.imported = list_imported(tree)
@@ -142,7 +142,7 @@ class Backward:
             if any(map(self._is_wanted, left_out)) and _OF_SEVERAL_PROCESSES.search(
                 "\n".join(map(ast.unparse, left_out))
             ):
-                self._left_out.setdefault((ast.unparse(statement.test), bool(decided)), []).append(statement.lineno)
+                self._left_out.setdefault((ast.unparse(statement.test), bool(decided)), set()).add(statement.lineno)
                 return self.keep(statement.body if decided else statement.orelse, at_top=at_top)
         if not any(self._is_wanted(one) for one in (*statement.body, *statement.orelse)):
             return []
@@ -170,7 +170,7 @@ class Backward:
             f"({'lines' if len(lines) > 1 else 'line'} {', '.join(map(str, sorted(lines)))})."
             for (test, value), lines in self._left_out.items()
         )
-        return (*branches, *self._notes)
+        return (*branches, *dict.fromkeys(self._notes))
 
     def _keep_loop(
         self, loop: ast.For | ast.While, head: tuple[str | ast.AST, ...], body: list[ast.stmt]

@@ -60,10 +60,7 @@ def slice_script(script: Script, call: LoaderCall) -> Slice:
     own = _find_own_name(call.scopes)
     backward.want(list_reads(call.made))
     body, inner = _keep_scopes(script, backward, call, own)
-    if inner is call.statement:
-        top = backward.keep_until(script.tree.body, inner)
-    else:
-        top = backward.keep(script.tree.body, at_top=True)
+    top = _keep_top(backward, script, inner if inner is call.statement else None)
     top = [*_list_star_imports(script, backward), *_list_packages(backward), *top]
     _refuse_unknown(script, call, backward)
     _refuse_process_group(script, [*top, *body], call)
@@ -78,6 +75,22 @@ def slice_script(script: Script, call: LoaderCall) -> Slice:
         own=own,
         notes=backward.list_notes(),
     )
+
+
+def _keep_top(backward: Backward, script: Script, until: ast.stmt | None) -> list[Piece]:
+    """Keep what is wanted of the top of a script; again, where a function needs what is only defined below it."""
+    defined = {one.name for one in script.tree.body if isinstance(one, ast.FunctionDef | ast.ClassDef)}
+    wanted = dict(backward.wanted)
+    while True:
+        if until is None:
+            top = backward.keep(script.tree.body, at_top=True)
+        else:
+            top = backward.keep_until(script.tree.body, until)
+        below = {path: line for path, line in backward.wanted.items() if path[0] in defined and path not in wanted}
+        if not below:
+            return top
+        wanted |= below
+        backward.wanted = dict(wanted)
 
 
 def _keep_scopes(script: Script, backward: Backward, call: LoaderCall, own: str | None) -> tuple[list[Piece], ast.stmt]:

@@ -109,6 +109,19 @@ def test_a_script_that_would_train_has_its_classes_copied() -> None:
     assert (len(loader.dataset), type(loader.dataset).size) == (4, 6)
 
 
+def test_a_function_may_call_what_is_defined_below_it() -> None:
+    loader = make_loader(
+        """
+        def first(): return second()
+        def second(): return TensorDataset(torch.arange(4))
+        numbers = first()
+        loader = DataLoader(numbers)
+        train(loader)
+        """
+    )
+    assert len(loader) == 4
+
+
 def test_the_branch_of_several_processes_is_left_out_where_the_defaults_tell_that_there_is_one() -> None:
     text = """
         parser = argparse.ArgumentParser()
