@@ -28,6 +28,7 @@ from autotune.profiles.trust import refuse_what_others_may_write
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, check_names
 from autotune.runner.runner import TrialRunner, start_runner
+from autotune.scripts.importing import check_scripts
 from autotune.search.choices import choose_probe_sizes
 from autotune.search.warm_start import rebuild_request
 from autotune.system.hardware import Hardware, Software
@@ -112,6 +113,7 @@ def check(
         return compare_profile(chosen, here, software=read_software(chosen), max_age_seconds=max_age_seconds)
     request = rebuild_request(chosen, here, str(file))
     check_names(request.workload)
+    check_scripts(request.workload)
     look = _measure_again if quick else _identify
     found = look(request, chosen, machine, max_age_seconds, progress or ProgressListener())
     return _record(file, chosen, found) if record else found
