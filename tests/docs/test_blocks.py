@@ -25,6 +25,7 @@ import autotune
 from autotune.cli import cli
 from autotune.commands.params import build_request
 from autotune.commands.project_file import name_parameters
+from autotune.commands.scripts import is_script
 from autotune.commands.tune import tune
 from autotune.profiles.saving import save_profile
 from autotune.system.machine import read_machine
@@ -123,7 +124,9 @@ def test_hardly_any_block_of_python_is_not_run() -> None:
 
 def parse_call(words: list[str], *, is_whole: bool = True) -> None:
     """Parse the arguments behind `dltune`; those of a whole call that tunes must add up to a request."""
-    name, arguments = ("tune", words) if not words or words[0].startswith("-") else (words[0], words[1:])
+    is_of_script = bool(words) and is_script(words[0])
+    is_tuning = not words or words[0].startswith("-") or is_of_script
+    name, arguments = ("tune", words) if is_tuning else (words[0], words[1:])
     try:
         context = cli.commands[name].make_context(name, arguments)
     except click.exceptions.Exit:  # of --help
@@ -132,7 +135,7 @@ def parse_call(words: list[str], *, is_whole: bool = True) -> None:
         if is_whole:
             raise
         return
-    if is_whole and name == "tune" and not {"--dry-run", "--print-config"} & set(words):
+    if is_whole and name == "tune" and not is_of_script and not {"--dry-run", "--print-config"} & set(words):
         build_request(context.params)
 
 
