@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -26,6 +26,9 @@ from autotune.commands.schema import schema
 from autotune.commands.show import show
 from autotune.commands.tune import tune
 from autotune.errors import UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
     *(tune, retune, show, check, compare),
@@ -50,6 +53,12 @@ class TuneByDefault(click.Group):
         if args and args[0].startswith("-") and args[0] not in ("--help", "-h", "--version"):
             args = ["tune", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """List commands and the group's own options, and those of `tune`."""
+        implied = tune.shell_complete(ctx, incomplete) if incomplete.startswith("-") else []
+        found = super().shell_complete(ctx, incomplete)
+        return [*found, *(item for item in implied if item.value not in {own.value for own in found})]
 
 
 @click.group(
