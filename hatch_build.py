@@ -1,4 +1,4 @@
-"""What is added while dltune is built: its manual page, and the address of the repository that a workflow builds in."""
+"""What is added while dltune is built: its manual, and the address of the repository that a release is built in."""
 
 import os
 import re
@@ -31,15 +31,17 @@ class ManPage(BuildHookInterface[Any]):
 
 
 class Repository(MetadataHookInterface):
-    """Names the repository that a workflow of GitHub builds in, and makes the readme's links lead there from PyPI."""
+    """Names the repository that a release is built in (DLTUNE_REPOSITORY), and makes the readme's links lead there.
+
+    The readme is PyPI's page, where links relative to a repository lead nowhere.
+    """
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Set the readme and the addresses."""
         readme = Path(self.root, "README.md").read_text()
-        repository = os.environ.get("GITHUB_REPOSITORY")
+        address = os.environ.get("DLTUNE_REPOSITORY")
         metadata["urls"] = {}
-        if repository is not None:
-            address = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}"
+        if address is not None:
             at_version = {"": f"{address}/blob/v{metadata['version']}", "!": f"{address}/raw/v{metadata['version']}"}
             readme = RELATIVE_LINK.sub(
                 lambda link: f"{link['image']}{link['text']}({at_version[link['image']]}/{link['path']})", readme
