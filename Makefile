@@ -4,14 +4,15 @@ BIN := .venv/bin
 READY := .venv/.ready
 TEST_READY := .venv/.test-ready
 BENCH_READY := .venv/.bench-ready
+DOCS_READY := .venv/.docs-ready
 LOWEST := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/.ready
 WITH_CHILDREN := runner/test_probe.py runner/test_ranks.py runner/test_ranks_of_libraries.py runner/test_runner.py \
 	commands/test_launch.py child report/test_html_in_browser.py \
-	search/test_dashboard.py benchmarks test_end_to_end.py test_integrations.py test_docs.py
+	search/test_dashboard.py benchmarks docs test_end_to_end.py test_integrations.py test_docs.py
 ALONE := tests/faults/test_budgets.py  # it measures; all other tests run in two processes
 
-.PHONY: demo test test-lowest faults test-gpu test-libraries lint types dist check bench bench-gpu replay clean help
+.PHONY: demo test test-lowest faults test-gpu test-libraries lint types dist check bench bench-gpu replay docs clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -94,5 +95,13 @@ replay: $(READY) ## Compare samplers on recorded grids, and hold each grid out o
 	$(BIN)/python -m benchmarks.replay
 	$(BIN)/python -m benchmarks.holdout
 
+$(DOCS_READY): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --group docs
+	@touch $(DOCS_READY)
+
+docs: $(DOCS_READY) ## Build the documentation site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html opens in a browser; searching needs a server: python3 -m http.server --directory site"
+
 clean: ## Remove what was made here
-	rm -rf .venv .venv-dist .venv-lowest .venv-libraries dist .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-dist .venv-lowest .venv-libraries dist .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis site

@@ -34,6 +34,7 @@ from autotune.search.loop import SearchLoop
 from autotune.search.plan import Plan
 from autotune.search.sampler import make_sampler
 from autotune.search.trial_record import TrialRecord
+from autotune.search.warm_start import WarmStart
 from autotune.trial.measurement import Measurement, TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.statistics import student_t
@@ -84,13 +85,14 @@ def _measure(plan: Plan, request: TrialRequest, rate: float) -> Measurement:
     return make_measurement(BATCHES_SHOWN, size, epoch_seconds, EPOCHS_SHOWN)
 
 
-def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:
-    """Run the search over a trace; even seeds are fed by its first pass, odd ones by the second."""
+def replay(trace: Trace, sampler: SamplerName, seed: int, warm: WarmStart | None = None) -> Replayed:
+    """Run the search over a trace, perhaps from an earlier result; odd seeds are fed by its second pass."""
     plan = trace.plan()
     plan = replace(plan, request=plan.request.model_copy(update={"sampler": sampler, "seed": seed}))
     study = optuna.create_study(sampler=make_sampler(plan.request, plan.space), direction="maximize")
     fed_by = seed % 2
-    loop = SearchLoop(plan, Search(study, plan.space), Tape(trace, fed_by, seed), ProgressListener())
+    tape, search = Tape(trace, fed_by, seed), Search(study, plan.space)
+    loop = SearchLoop(plan, search, tape, ProgressListener(), warm=warm)
     stopped = loop.run()
     truth = {config: math.sqrt(one * two) for config, one, two in zip(trace.configs, *trace.passes, strict=True)}
     best = _find_best(trace)

@@ -4,7 +4,7 @@ A trace holds what the probe found of a workload and the throughput of every con
 by short trials in one warm process, twice, each time in another random order: with one pass a sampler is fed, by the
 other it is judged, so that no configuration is both picked and praised for the same stroke of luck.
 
-    python -m benchmarks.traces [--only NAME ...] [--seconds 0.8]
+    python -m benchmarks.traces [--only NAME ...] [--seconds 0.8] [--folder benchmarks/traces]
 """
 
 from __future__ import annotations
@@ -130,12 +130,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=RECORDED, choices=RECORDED)
     parser.add_argument("--seconds", type=float, default=0.8)
+    parser.add_argument("--folder", type=Path, default=TRACES)
     options = parser.parse_args()
-    TRACES.mkdir(parents=True, exist_ok=True)
+    options.folder.mkdir(parents=True, exist_ok=True)
     for name in options.only:
         started = time.monotonic()
         trace = record(find_workload(name), options.seconds)
-        (TRACES / f"{name}.json").write_text(trace.model_dump_json() + "\n")
+        (options.folder / f"{name}.json").write_text(trace.model_dump_json() + "\n")
         print(f"{name}: {len(trace.configs)} configurations, twice, in {time.monotonic() - started:.0f} s", flush=True)
 
 

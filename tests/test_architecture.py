@@ -8,15 +8,12 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import click
 import pytest
 from importlinter.cli import lint_imports
 
 import autotune
 from autotune import errors
-from autotune.cli import COMMANDS, cli
 from autotune.commands.export import TARGETS
-from tests.test_cli import list_options
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "autotune"
@@ -138,25 +135,6 @@ def test_only_programs_print_or_exit() -> None:
         calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
         if not is_within(room, PROGRAMS):
             assert not calls & {"print", "sys.exit", "exit", "click.echo"}, room
-
-
-@pytest.mark.parametrize("option", list_options())
-def test_every_option_stands_in_the_readme(option: str) -> None:
-    assert f"`{option}" in (ROOT / "README.md").read_text()
-
-
-@pytest.mark.parametrize("command", sorted(cli.commands))
-def test_every_command_stands_in_the_readme(command: str) -> None:
-    assert f"dltune {command}" in (ROOT / "README.md").read_text()
-
-
-@pytest.mark.parametrize("command", COMMANDS[1:], ids=lambda command: command.name)
-def test_every_option_of_another_command_than_tune_stands_in_its_row_of_the_readme(command: click.Command) -> None:
-    lines = (ROOT / "README.md").read_text().splitlines()
-    rows = [line for line in lines if line.startswith(f"| `dltune {command.name}")]
-    assert len(rows) == 1
-    options = [max(option.opts, key=len) for option in command.params if isinstance(option, click.Option)]
-    assert [option for option in options if f"`{option}" not in rows[0]] == []
 
 
 @pytest.mark.parametrize("target", TARGETS)

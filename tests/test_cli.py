@@ -65,6 +65,17 @@ def test_a_typo_is_answered_with_what_was_meant(typo: str, meant: str) -> None:
     assert meant in result.stderr
 
 
+def test_a_start_method_may_be_fixed_by_the_name_that_dataloader_has_for_it() -> None:
+    fixed = parse("--fix", "multiprocessing_context=spawn", "--fix", "in_order=true")
+    request = build_request(fixed)
+    assert (request.workload.start_method, request.fixed) == ("spawn", {"in_order": True})
+
+
+def test_two_start_methods_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match="--start-method fork and --fix multiprocessing_context=spawn"):
+        build_request(parse("--fix", "multiprocessing_context=spawn", "--start-method", "fork"))
+
+
 def test_a_missing_dataset_is_a_usage_error() -> None:
     result = invoke("--trials", "3")
     assert result.exit_code == 2

@@ -17,6 +17,7 @@ from autotune.child.loader_building import build_plain_loader, count_epoch_batch
 from autotune.child.probe_batches import BatchSizeProfile, OnPhase, profile_batch_sizes
 from autotune.child.probe_cow import predict_cow_growth
 from autotune.child.probe_data import compare_workers, describe_differing
+from autotune.child.probe_decoders import find_faster_decoder
 from autotune.child.probe_lines import find_costly_lines
 from autotune.child.probe_sharding import (
     count_samples_single_process,
@@ -78,7 +79,7 @@ def profile_workload(
         return traces
     costs = _fit_costs(usual, profiles)
     batch_seconds = costs["load_cost"].per_batch(probe_workers.ROUND_BATCH_SIZE)
-    lines = () if batch_seconds > MAX_LOOK_SECONDS else find_costly_lines(workload)
+    loading = _look_at_loading(workload, batch_seconds)
     rss_bytes = read_resident("self")[0] or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # or its peak
     if order.traces is None:
         found = _look_at_workers(workload, order, on_phase, batch_seconds)._replace(cold=found.cold)
@@ -86,22 +87,17 @@ def profile_workload(
     if not traces.hangs and _enter_worker_phase(order, on_phase):
         costs |= _measure_sharing(workload, [round(profile.samples) for profile in profiles], order.usable_cpus)
     start = describe_start(workload, costs.get("worker_start_cost"))
-    notes = (
-        HANGS if traces.hangs else None,
-        files,
-        *found.notes,
-        start,
-        warn_of_device(device, on_device["accelerator"]),
-    )
+    device_doubt = warn_of_device(device, on_device["accelerator"])
+    notes = (HANGS if traces.hangs else None, files, *found.notes, start, device_doubt)
     return WorkloadProfile(
         leaves_traces=traces != Traces(),
-        costly_lines=lines,
         differing_samples=len(found.differing),
         worker_threads_cpu=found.look.threads_cpu,
         worker_bytes=0 if workload.forks_workers else found.look.memory_bytes,
         rss_bytes=rss_bytes,
         notes=_list_notes(workload, notes),
         **on_device,
+        **loading,
         **_describe_parts(workload),
         **costs,
     )
@@ -142,7 +138,8 @@ def _list_notes(workload: LoadedWorkload, seen: Iterable[str | None]) -> tuple[s
     own = None if workload.own is None else workload.own.describe()
     told = warn_of_libraries(workload)
     shares = describe_idle_workers(workload), describe_epochs(workload)
-    return tuple(filter(None, (own, *told, workload.note, *seen, *shares, doubt_training(workload))))
+    cold = describe_storage(workload.sample_counts.reads, workload.promised_samples or 0, read_memory_limit())
+    return tuple(filter(None, (own, *told, workload.note, *seen, *shares, cold, doubt_training(workload))))
 
 
 def _look_at_workers(
@@ -166,6 +163,13 @@ def _look_at_workers(
     cold = describe_storage(data.reads.values(), workload.promised_samples or 0, read_memory_limit())
     notes = (describe_differing(data.differing), slow, cold, growth, warn_of_affinity(look))
     return WorkerFindings(None, few, many, data.differing, notes, look)
+
+
+def _look_at_loading(workload: LoadedWorkload, batch_seconds: float) -> dict[str, Any]:
+    """Say what loading spends its time in, by the profile's fields, unless a batch takes long."""
+    if batch_seconds > MAX_LOOK_SECONDS:
+        return {}
+    return {"costly_lines": find_costly_lines(workload), "faster_decoder": find_faster_decoder(workload) or ""}
 
 
 def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 LOAD_SECONDS: Final = 0.5  # spent on timing batches of one size
 STEP_SECONDS: Final = 0.25  # spent on timing the step at one size
 MAX_LARGEST_SECONDS: Final = 0.2  # for one batch of the largest size and its step; a slower one is not waited for
-MAX_LOADED_BATCHES: Final = 12
+MAX_LOADED_BATCHES: Final = 12  # of a map-style dataset
+MAX_STREAMED_BATCHES: Final = 1000  # of a stream, which may take long for one batch in many: its next shard or chunk
 MAX_STEPS: Final = 100
 WARM_UP_STEPS: Final = 2
 SMALL_BATCH_DIVISOR: Final = 4  # the second batch size is this many times smaller
@@ -131,13 +132,14 @@ def load_batches(
     """Load batches in this process for a while: the last one, what each took, and how many samples each had."""
     loader = build_plain_loader(workload, size)
     is_map = workload.kind == "map" and loader.delivers_as_sampled  # then the sampler counts
+    most = MAX_LOADED_BATCHES if workload.kind == "map" else MAX_STREAMED_BATCHES
     times: list[CallSeconds] = []
     samples: list[int] = []
     batch: Any = None
     iterator, has_ended = iter(loader), False
     deadline = time.perf_counter() + LOAD_SECONDS
     with single_thread():
-        while len(times) < MAX_LOADED_BATCHES and (len(times) < 2 or time.perf_counter() < deadline):
+        while len(times) < most and (len(times) < 2 or time.perf_counter() < deadline):
             started = read_clocks()
             try:
                 batch = next(iterator)

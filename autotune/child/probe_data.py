@@ -73,7 +73,7 @@ def compare_workers(workload: LoadedWorkload, *, workers_first: bool = False) ->
         return DataLook()
     digested = DigestedSamples(parts.dataset)
     try:
-        with _keep_chances():
+        with keep_chances():
             indices: Sequence[int] = _spread(len(digested))
             with_workers = _read_by_workers(digested, indices, workload) if workers_first else {}
             with single_thread():
@@ -142,7 +142,7 @@ def _read_by_workers(digested: DigestedSamples, indices: Sequence[int], workload
 
 
 @contextmanager
-def _keep_chances() -> Iterator[None]:
+def keep_chances() -> Iterator[None]:
     """Leave the global generators as they were."""
     numpy = sys.modules.get("numpy.random")
     states = random.getstate(), torch.get_rng_state(), None if numpy is None else numpy.get_state()

@@ -16,6 +16,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_workers import ROUND_BATCH_SIZE, single_thread, time_worker_round
+from autotune.child.sample_reads import measure_reads
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.profiles.batches import count_samples, find_tensors
@@ -45,8 +46,8 @@ class NotedCollate:
 def count_samples_single_process(workload: LoadedWorkload) -> None:
     """See how an iterable dataset shares its samples out to workers.
 
-    Its samples are counted in one process, where an epoch is short enough, and one worker shows whether it asks which
-    one it is; both are noted in the workload's `sample_counts`.
+    Its samples are counted in one process, where an epoch is short enough, and what they took is kept; one worker shows
+    whether it asks which one it is. All of it is noted in the workload's `sample_counts`.
     """
     workload.sample_counts.asks_which_worker = _asks_which_worker(workload)
     try:
@@ -74,8 +75,11 @@ def _count_epoch(workload: LoadedWorkload, workers: int) -> int | None:
     loader = build_plain_loader(workload, ROUND_BATCH_SIZE, workers)
     samples = 0
     deadline = time.perf_counter() + MAX_COUNT_SECONDS
-    for batch in loader:
-        samples += count_samples(batch, loader.batch_size or 1)
+    for batch, read in measure_reads(loader):
+        delivered = count_samples(batch, loader.batch_size or 1)
+        samples += delivered
+        if not workers and delivered:
+            workload.sample_counts.reads.append(read.share(delivered))
         if workload.sample_counts.is_multiplied(samples):
             break
         if time.perf_counter() > deadline:

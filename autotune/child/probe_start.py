@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from autotune.child import probe_workers
 from autotune.child.main_script import NAME_IN_WORKERS, read_script
@@ -22,16 +22,34 @@ from autotune.units import format_seconds
 MAX_IMPORT_SECONDS: Final = 30.0  # then nothing is said of it
 NOTABLE_SECONDS: Final = 0.2  # of starting a worker: less is what a fork takes
 DESCRIBED_WORKERS: Final = 8
+MAX_PRELOADED_SHARE: Final = 0.5  # of what importing takes: a process that takes more did not find it done
 IMPORTING: Final = """
-import json, runpy, sys, time
+import importlib, json, multiprocessing, runpy, sys, time
 sys.path[:], script, name, modules = json.loads(sys.argv[1])
-started = time.perf_counter()
+began = time.perf_counter()
 if script is not None:
     runpy.run_path(script, run_name=name)
 for module in modules:
-    __import__(module)
-print(time.perf_counter() - started)
+    importlib.import_module(module)
+seconds = [time.perf_counter() - began]
+if "forkserver" in multiprocessing.get_all_start_methods():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(modules)
+    for _ in range(2):  # the first one waits for the server
+        began = time.perf_counter()
+        process = context.Process(target=importlib.import_module, args=(modules[-1],))
+        process.start()
+        process.join()
+    seconds.append(time.perf_counter() - began)
+print(json.dumps(seconds))
 """
+
+
+class ImportTimes(NamedTuple):
+    """What importing takes a process, in seconds."""
+
+    alone: float
+    preloaded: float | None = None  # from starting to ending one that finds it done; None where there is no forkserver
 
 
 def choose_start_method(workload: LoadedWorkload, usable_cpus: float, *, may_fork: bool) -> LoadedWorkload:
@@ -72,18 +90,21 @@ def describe_start(workload: LoadedWorkload, start: LinearCost | None) -> str | 
     if importing is None:
         return f"{said}."
     named = ", ".join([*([] if script is None else [Path(script).name]), *modules])
+    said = f"{said}. Importing {named} takes a process {format_seconds(importing.alone)}, and each worker does it"
+    if importing.preloaded is None or importing.preloaded > MAX_PRELOADED_SHARE * importing.alone:
+        return f"{said}."
     return (
-        f"{said}. Importing {named} takes a process {format_seconds(importing)}, and each worker does it: by "
-        f"forkserver, after multiprocessing.set_forkserver_preload({json.dumps(modules)}), workers find imported what "
-        "is named there."
+        f"{said}. By forkserver, after multiprocessing.set_forkserver_preload({json.dumps(modules)}), a process that "
+        f"found {'them' if len(modules) > 1 else 'it'} imported was there and done in "
+        f"{format_seconds(importing.preloaded)}."
     )
 
 
-def time_imports(script: str | None, modules: Sequence[str]) -> float | None:
-    """Time in a fresh interpreter what a worker imports, in seconds; None where that fails there."""
-    command = [sys.executable, "-P", "-c", IMPORTING, json.dumps([sys.path, script, NAME_IN_WORKERS, modules])]
+def time_imports(script: str | None, modules: Sequence[str]) -> ImportTimes | None:
+    """Time in a fresh interpreter what a worker imports, and a process after it; None where that fails there."""
+    command = [sys.executable, "-c", IMPORTING, json.dumps([sys.path, script, NAME_IN_WORKERS, modules])]
     try:
         finished = subprocess.run(command, check=True, capture_output=True, text=True, timeout=MAX_IMPORT_SECONDS)
-        return float(finished.stdout.split()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return ImportTimes(*json.loads(finished.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError, TypeError):
         return None

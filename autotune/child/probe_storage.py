@@ -18,7 +18,8 @@ MAX_STORAGE_SHARE: Final = 0.5  # of all bytes; with more, the trials meet the s
 def describe_storage(reads: Collection[SampleRead], samples: int, memory_bytes: int) -> str | None:
     """Say that the page cache cannot hold what an epoch reads, where samples were read from it; else None.
 
-    `reads` are those of some samples, spread over all of them; the first may have opened files, and is out.
+    `reads` are those of some samples, spread over all of them or the first of a stream; the very first may have opened
+    files, and is out.
     """
     seen = list(reads)[1:]
     if len(seen) < MIN_SAMPLES:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from autotune.child.sample_reads import SampleRead
+
 DUPLICATED_RATIO: Final = 1.5  # times the samples of one process
 INCOMPLETE_RATIO: Final = 0.75  # of them
 SHRUNK_EPOCH_RATIO: Final = 0.5  # of an earlier epoch; a shorter one has ended early
@@ -22,6 +24,7 @@ class SampleCountTracker:
             beyond that is meant: an epoch for each of them, as of shards that are drawn again and again.
         is_per_worker: Whether that was seen.
         idle_workers: Workers, of two, that delivered nothing while another did.
+        reads: What samples took in one process, as they came; those of a batch alike.
     """
 
     def __init__(self) -> None:
@@ -29,6 +32,7 @@ class SampleCountTracker:
         self.asks_which_worker = False
         self.is_per_worker = False
         self.idle_workers = 0
+        self.reads: list[SampleRead] = []
 
     def is_multiplied(self, samples: int) -> bool:
         """Tell whether so many samples come only from workers that each deliver as many as one process."""

@@ -171,6 +171,8 @@ def build_request(options: dict[str, Any]) -> TuningRequest:
             f"--dataset PKG.MOD:ATTR and --loader PKG.MOD:FN {given}: name the factory of your dataset or DataLoader, "
             "or a function that makes a loader of the settings."
         )
+    fixed = dict(options["fix"])
+    start_method = _settle_start_method(options["start_method"], fixed.pop("multiprocessing_context", None))
     try:
         return TuningRequest(
             workload=WorkloadRequest(
@@ -186,10 +188,10 @@ def build_request(options: dict[str, Any]) -> TuningRequest:
                 main=options["main"],
                 ranks=options["ranks"],
                 cold=options["cold"],
-                start_method=options["start_method"],
+                start_method=start_method,
             ),
             batch_sizes=options["batch_size"],
-            fixed=dict(options["fix"]),
+            fixed=fixed,
             ranges=dict(options["ranges"]),
             timeout_seconds=options["timeout"],
             trial_seconds=options["trial_time"],
@@ -198,6 +200,15 @@ def build_request(options: dict[str, Any]) -> TuningRequest:
         )
     except ValidationError as error:
         raise UsageError(_explain(error)) from None
+
+
+def _settle_start_method(asked: str | None, fixed: Any) -> Any:
+    """Give the start method that an option asks for, or --fix by DataLoader's name for it; UsageError for two."""
+    if asked is not None and fixed not in (None, asked):
+        raise UsageError(
+            f"--start-method {asked} and --fix multiprocessing_context={fixed} are the same setting: leave one out."
+        )
+    return asked if fixed is None else fixed
 
 
 def _collect_choices(given: Sequence[tuple[str, tuple[Any, ...]]]) -> dict[str, tuple[Any, ...]]:

@@ -28,6 +28,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: Bottlenec
         _suggest_fetching(plan, bottleneck),
         _suggest_collate(plan, config, bottleneck),
         _suggest_lines(plan, bottleneck),
+        _suggest_decoder(plan, bottleneck),
         _suggest_budget(plan, config, bottleneck),
         _suggest_loading_threads(plan),
         _suggest_step_threads(plan, bottleneck),
@@ -68,6 +69,10 @@ def _suggest_lines(plan: Plan, bottleneck: Bottleneck) -> str | None:
         return None
     named = ", ".join(f"{format_percent(one.share)} in {_describe_line(one)}" for one in lines[:MAX_LINES_NAMED])
     return f"Of loading a sample in one process, {named}."
+
+
+def _suggest_decoder(plan: Plan, bottleneck: Bottleneck) -> str | None:
+    return plan.workload.faster_decoder or None if bottleneck in ("io", "cpu") else None
 
 
 def _describe_line(one: CostlyLine) -> str:

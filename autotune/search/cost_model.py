@@ -149,7 +149,7 @@ def find_bottleneck(
     size = config.dataloader.batch_size or workload.probe_batch_size
     load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
     if config.dataloader.num_workers == 0:
-        return "step" if step > load else ("cpu" if workload.cpu_share > 0.5 else "io")
+        return "step" if wait_fraction < 0.5 else ("cpu" if workload.cpu_share > 0.5 else "io")
     stages = predict_stage_times(config, workload, usable_cpus)
     if stages.batch_seconds <= stages.training:
         return "epoch" if stages.training < 2 * step else "transfer"

@@ -227,7 +227,7 @@ class SearchLoop:
 
 
 def _start_from(warm: WarmStart, plan: Plan) -> list[LoaderConfig]:
-    """List what a warm search tries first: what is near the baseline, then the earlier best."""
+    """List what a warm search tries first: the choices nearest to the baseline, then to the earlier best."""
     legal = set(plan.candidates)
-    near = plan.space.nearest(plan.baseline)
-    return list(dict.fromkeys([near, *(config for config in warm.seeds if config in legal)]))
+    near, *seeds = map(plan.space.nearest, (plan.baseline, *warm.seeds))
+    return list(dict.fromkeys([near, *(config for config in seeds if config in legal)]))

@@ -30,8 +30,8 @@ RETRY_DELAYS: Final = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; another run makes it
 TRANSIENT_DB_ERROR: Final = re.compile(r"already exists|unique constraint|duplicate|is locked", re.IGNORECASE)
 HINT_ELSEWHERE: Final = "Give another place with --storage sqlite:///FILE."
 HINT_DRIVER: Final = (
-    "That is the driver of the database: install it. For PostgreSQL, pip install 'dltune[postgresql]' brings one, "
-    "which --storage postgresql+psycopg:// takes."
+    "That is the driver of the database: install it. pip install 'dltune[postgresql]' brings that of "
+    "postgresql+psycopg://, and 'dltune[mysql]' that of mysql+pymysql://."
 )
 
 

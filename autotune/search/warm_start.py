@@ -42,7 +42,7 @@ def plan_warm_start(profile: TunedProfile, here: Hardware) -> WarmStart:
     the answer as it is and with workers in proportion to the CPUs; rates are not carried over.
     """
     if compare_hardware(profile.hardware, here):
-        return WarmStart(seeds=_unique([profile.config, scale_workers(profile, here)]))
+        return start_elsewhere(profile.config, here.usable_cpus / profile.hardware.usable_cpus)
     trials = profile.evidence.trials if profile.evidence is not None else ()
     seen = tuple(
         PriorObservation(line.config, line.samples_per_second)
@@ -58,14 +58,18 @@ def _unique(configs: Iterable[LoaderConfig]) -> tuple[LoaderConfig, ...]:
     return tuple(dict.fromkeys(configs))
 
 
-def scale_workers(profile: TunedProfile, here: Hardware) -> LoaderConfig:
-    """Give a profile's configuration with as many workers for each CPU of this machine as it had there."""
-    loader = profile.dataloader
+def start_elsewhere(config: LoaderConfig, cpu_ratio: float) -> WarmStart:
+    """Try what was best on a machine first, as it is, then for one that has so many times its CPUs."""
+    return WarmStart(seeds=_unique([config, scale_workers(config, cpu_ratio)]))
+
+
+def scale_workers(config: LoaderConfig, cpu_ratio: float) -> LoaderConfig:
+    """Give a configuration with so many times its workers; without any it stays as it is."""
+    loader = config.dataloader
     if not loader.num_workers:
-        return profile.config
-    wanted = round(loader.num_workers * here.usable_cpus / profile.hardware.usable_cpus)
-    workers = min(max(1, wanted), MAX_WORKERS)
-    return profile.config.model_copy(update={"dataloader": loader.model_copy(update={"num_workers": workers})})
+        return config
+    workers = min(max(1, round(loader.num_workers * cpu_ratio)), MAX_WORKERS)
+    return config.model_copy(update={"dataloader": loader.model_copy(update={"num_workers": workers})})
 
 
 def rebuild_request(

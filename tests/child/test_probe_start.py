@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from autotune.child import probe_start, probe_workers
-from autotune.child.probe_start import choose_start_method, describe_start, time_imports
+from autotune.child.probe_start import ImportTimes, choose_start_method, describe_start, time_imports
 from autotune.child.workload_loading import LoadedWorkload, wrap_dataset
 from autotune.config import ProcessSettings
 from autotune.trial.workload_profile import LinearCost
@@ -57,12 +58,19 @@ def test_where_none_works_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) ->
     assert choose_start_method(make_workload(), 2.0, may_fork=False).start_method is None
 
 
-def test_a_slow_start_is_told_with_what_importing_takes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_start, "time_imports", lambda script, modules: 1.5)
+@pytest.mark.parametrize(
+    ("preloaded", "told"),
+    [(0.05, "a process that found them imported was there and done in 50.0 ms."), (1.5, "each worker does it.")],
+    ids=["preloading helps", "preloading does not reach the module"],
+)
+def test_a_slow_start_is_told_with_what_importing_takes_and_what_preloading_gave(
+    monkeypatch: pytest.MonkeyPatch, preloaded: float, told: str
+) -> None:
+    monkeypatch.setattr(probe_start, "time_imports", lambda script, modules: ImportTimes(1.5, preloaded))
     words = describe_start(make_workload("spawn"), SLOW_START) or ""
     assert words.startswith("Workers start by spawn: 8 of them take 17.0 s, 2.0 s more for each.")
     assert "Importing torch, torch.utils.data.dataset takes a process 1.5 s" in words
-    assert 'multiprocessing.set_forkserver_preload(["torch", "torch.utils.data.dataset"])' in words
+    assert words.endswith(told)
 
 
 @pytest.mark.parametrize(("method", "seconds"), [("fork", 2.0), ("spawn", 0.01)])
@@ -71,8 +79,18 @@ def test_workers_that_are_forked_or_start_quickly_are_no_news(method: str, secon
     assert describe_start(make_workload(method), start) is None
 
 
-def test_imports_are_timed_in_a_fresh_interpreter() -> None:
-    assert (time_imports(None, ["json"]) or 9.0) < 9.0
+def test_imports_are_timed_in_a_fresh_interpreter_and_in_a_process_that_finds_them_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(1)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    found = time_imports(None, ["slow_to_import"])
+    assert found is not None
+    assert found.alone >= 1 > (found.preloaded or 9)
+
+
+def test_what_cannot_be_imported_is_not_timed() -> None:
     assert time_imports(None, ["no_such_module"]) is None
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from autotune.child.probe import count_shards, profile_workload
+from autotune.child.probe_batches import load_batches
 from autotune.child.probe_sharding import (
     count_samples_single_process,
     describe_idle_workers,
     workers_duplicate_data,
 )
+from autotune.child.probe_storage import describe_storage
 from autotune.child.probe_workers import (
     count_round_workers,
     fetch_samples,
@@ -33,6 +36,7 @@ from autotune.profiles.worker_init import ShareWatch
 from autotune.trial.protocol import ProbeCommand
 from autotune.trial.workload_profile import WorkloadProfile
 from autotune.workload import Workload
+from tests.builders import GIB, MIB
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -115,6 +119,42 @@ def test_workers_that_share_the_data_out_are_all_busy() -> None:
     count_samples_single_process(workload)
     assert not workers_duplicate_data(workload)
     assert (describe_idle_workers(workload), count_shards(workload)) == (None, None)
+
+
+class Chunks(IterableDataset[torch.Tensor]):
+    """Reads a piece of a file for each sample."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        with self.file.open("rb", buffering=0) as file:
+            while piece := file.read(MIB):
+                yield torch.tensor(len(piece))
+
+
+def test_what_a_sample_of_a_stream_takes_is_kept_with_the_bytes_that_were_read_for_it(tmp_path: Path) -> None:
+    (tmp_path / "shard").write_bytes(bytes(64 * MIB))
+    workload = load(Chunks(tmp_path / "shard"))
+    count_samples_single_process(workload)
+    reads = workload.sample_counts.reads
+    assert workload.sample_counts.samples == 64
+    assert all(MIB <= read.read_bytes < 2 * MIB for read in reads)
+    assert "An epoch reads about 977 GiB" in (describe_storage(reads * 10, 1_000_000, 64 * GIB) or "")
+
+
+class SlowShards(IterableDataset[torch.Tensor]):
+    """Waits for each shard, of two hundred samples that take nothing."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(50):
+            time.sleep(0.02)
+            yield from torch.arange(200)
+
+
+def test_a_stream_is_read_for_long_enough_to_meet_its_next_shards() -> None:
+    _, times, _ = load_batches(load(SlowShards()), 10, lambda phase: None)
+    assert sum(one.wall >= 0.02 for one in times[1:]) > 3
 
 
 def test_a_round_is_timed_and_one_that_fails_in_the_workers_is_unknown() -> None:

@@ -62,3 +62,8 @@ def test_a_step_that_takes_the_workers_cpus_is_pointed_out() -> None:
 
 def test_short_epochs_are_better_joined() -> None:
     assert "several times in one epoch" in advise_on("epoch")
+
+
+def test_a_faster_decoder_is_told_where_loading_bounds_the_run() -> None:
+    assert "cv2 took less." in advise_on("cpu", faster_decoder="cv2 took less.")
+    assert advise_on("step", faster_decoder="cv2 took less.") == ""

@@ -118,6 +118,7 @@ def test_data_of_unknown_length_has_no_count_of_batches() -> None:
         ("step", make_workload(load_cost=make_cost(1e-6), step_cost=make_cost(0.0, 0.05)), 0, 0.3),
         ("cpu", make_workload(cpu_share=1.0, load_cost=make_cost(5e-3)), 0, 0.9),
         ("io", make_workload(cpu_share=0.02, load_cost=make_cost(5e-3)), 0, 0.9),
+        ("io", make_workload(cpu_share=0.02, load_cost=make_cost(1e-6), step_cost=make_cost(0.0, 0.05)), 0, 0.9),
         ("epoch", make_workload(load_cost=make_cost(1e-6), step_cost=make_cost(0.0, 0.05)), 4, 0.5),
     ],
 )

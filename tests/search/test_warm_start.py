@@ -69,8 +69,17 @@ def test_on_another_machine_no_rates_are_carried_over_and_workers_grow_with_the_
 
 
 def test_no_workers_stay_no_workers_on_any_machine() -> None:
-    profile = make_profile(dataloader=make_config(0).dataloader)
-    assert scale_workers(profile, profile.hardware) == profile.config
+    assert scale_workers(make_config(0), 4.0) == make_config(0)
+
+
+def test_workers_in_proportion_that_are_no_choice_are_tried_as_the_nearest_one() -> None:
+    bench = Bench(saturating)
+    earlier = tune_cold(Bench(saturating))
+    earlier = earlier.model_copy(update={"config": make_config(6, 2)})
+    tune_warm(bench, earlier, affinity_cpus=3)  # half as many again, and 9 is not among the choices
+    tried = [config.dataloader.num_workers for config in bench.configs]
+    assert 9 not in tried
+    assert {6, 8} <= set(tried[:4]) or {6, 10} <= set(tried[:4])
 
 
 def test_the_answer_and_the_best_trials_are_tried_first() -> None:

@@ -1,0 +1,211 @@
+"""The blocks of code on the pages do what they say: Python runs, commands are such as there are, data can be read."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+import torch
+import yaml
+from torch import distributed
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import autotune
+from autotune.cli import cli
+from autotune.commands.params import build_request
+from autotune.commands.project_file import name_parameters
+from autotune.commands.tune import tune
+from autotune.profiles.saving import save_profile
+from autotune.system.machine import read_machine
+from tests.builders import make_config, make_profile
+from tests.docs.markdown import (
+    PAGES,
+    REASON,
+    ROOT,
+    Block,
+    list_blocks,
+    list_code_in_sentences,
+    list_commands,
+    name_page,
+    read_page,
+    split_command_line,
+)
+
+LANGUAGES = {"sh", "console", "python", "yaml", "json", "toml", "text"}
+PLACEHOLDERS = {"COMMAND", "TARGET", "SHELL", "..."}  # in a sentence, for what the reader knows better
+OURS = ("autotune", "benchmarks", "pages")
+WITH_PYTHON = [page for page in PAGES if any(not block.reason for block in list_blocks(page, "python"))]
+
+
+class MultiEpochsDataLoader(DataLoader[Any]):
+    """Stands for a class of loaders of the reader's own."""
+
+
+def make_dataset(**_: Any) -> Dataset[Any]:
+    return TensorDataset(torch.zeros(64, 2))
+
+
+def make_loader(**settings: Any) -> DataLoader[Any]:
+    return DataLoader(make_dataset(), **settings)
+
+
+def make_stand_ins() -> dict[str, Any]:
+    """Give what a reader has of their own under the names that the pages use."""
+    dataset = make_dataset()
+    own = {"dataset": dataset, "train_dataset": dataset, "val_dataset": dataset, "loader": DataLoader(dataset)}
+    functions = {"make_dataset": make_dataset, "make_loader": make_loader, "step": lambda _: None}
+    classes = {"MultiEpochsDataLoader": MultiEpochsDataLoader, "DataLoader": DataLoader}
+    beside = {"DistributedSampler": DistributedSampler, "self": SimpleNamespace(), "infos": ["a", "b"]}
+    return {"__name__": "page", "autotune": autotune, **own, **functions, **classes, **beside}
+
+
+@pytest.fixture
+def tuned_folder(workdir: Path) -> Path:
+    """Run in a folder with a dltune.json for this machine."""
+    hardware, config = read_machine().hardware(None), make_config()
+    for name in ("here", "train"):
+        save_profile(workdir / "dltune.json", make_profile(name, hardware=hardware, config=config))
+    return workdir
+
+
+@pytest.fixture
+def world_of_one(tmp_path: Path) -> Iterator[None]:
+    """Be the only one of all training processes, as `torchrun --nproc-per-node 1` makes one."""
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/world", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("tuned_folder", "world_of_one")
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_page)
+def test_the_python_of_a_page_runs_from_its_first_block_to_its_last(page: Path) -> None:
+    names = make_stand_ins()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for block in list_blocks(page, "python"):
+            if not block.reason:
+                exec(compile("\n" * block.line + block.text, name_page(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_every_block_of_a_page_says_what_it_is(page: Path) -> None:
+    assert [(block.line, block.language) for block in list_blocks(page) if block.language not in LANGUAGES] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_python_that_is_not_run_is_python_all_the_same(page: Path) -> None:
+    for block in list_blocks(page, "python"):
+        assert ast.parse(block.text).body
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_a_reason_for_not_running_a_block_stands_before_a_block_of_python(page: Path) -> None:
+    marked = [block for block in list_blocks(page) if block.reason]
+    assert {block.language for block in marked} <= {"python"}
+    assert len(marked) == len(REASON.findall(read_page(page)))
+
+
+def test_hardly_any_block_of_python_is_not_run() -> None:
+    blocks = [block for page in PAGES for block in list_blocks(page, "python")]
+    assert sum(bool(block.reason) for block in blocks) < 0.4 * len(blocks)
+
+
+def parse_call(words: list[str], *, is_whole: bool = True) -> None:
+    """Parse the arguments behind `dltune`; those of a whole call that tunes must add up to a request."""
+    name, arguments = ("tune", words) if not words or words[0].startswith("-") else (words[0], words[1:])
+    try:
+        context = cli.commands[name].make_context(name, arguments)
+    except click.exceptions.Exit:  # of --help
+        return
+    except click.MissingParameter:
+        if is_whole:
+            raise
+        return
+    if is_whole and name == "tune" and not {"--dry-run", "--print-config"} & set(words):
+        build_request(context.params)
+
+
+def check_command(words: list[str]) -> None:
+    """Refuse a command that calls something of ours which is not there."""
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    match words:
+        case ["dltune", *arguments]:
+            parse_call(arguments)
+        case ["torchrun", *arguments]:
+            parse_call(arguments[arguments.index("autotune") + 1 :])
+        case ["make", *wanted]:
+            assert set(wanted) <= {*targets, "test-all"}, wanted
+        case ["python" | ".venv/bin/python", "-m", module, *_] if module.startswith(OURS):
+            assert find_spec(module) is not None, module
+        case ["python" | ".venv/bin/python", script, *_] if script.startswith("examples/"):
+            assert (ROOT / script).exists(), script
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_every_command_of_ours_in_a_block_can_be_given_so(page: Path) -> None:
+    for block in list_blocks(page, "sh", "console"):
+        for words in list_commands(block):
+            check_command(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_every_command_of_ours_in_a_sentence_has_these_options(page: Path) -> None:
+    for text in list_code_in_sentences(page):
+        if text.startswith(("dltune ", "make ", "python ")):
+            for words in split_command_line(text):
+                if words[:1] != ["dltune"]:
+                    check_command(words)
+                elif not PLACEHOLDERS & set(words):
+                    parse_call(words[1:], is_whole=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_an_option_in_a_row_about_a_command_is_one_of_that_command(page: Path) -> None:
+    rows = re.findall(r"^\| `dltune (\w+).*$", page.read_text(), re.MULTILINE)
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| `dltune ")]
+    for name, line in zip(rows, lines, strict=True):
+        options = {name for option in cli.commands[name].params for name in (*option.opts, *option.secondary_opts)}
+        assert set(re.findall(r"`(--[\w-]+)", line)) - options == set(), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_blocks_of_data_can_be_read(page: Path) -> None:
+    readers: dict[str, Callable[[str], Any]] = {
+        "json": json.loads,
+        "toml": tomllib.loads,
+        "yaml": lambda text: list(yaml.safe_load_all(text)),
+    }
+    for block in list_blocks(page, *readers):
+        assert readers[block.language](block.text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_options_in_a_block_of_toml_are_such_as_tune_has(page: Path) -> None:
+    for block in list_blocks(page, "toml"):
+        options = tomllib.loads(block.text)["tool"]["dltune"]
+        context = tune.make_context("tune", [], default_map=name_parameters(_underscore(options), tune))
+        build_request(context.params)
+
+
+def _underscore(options: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("-", "_"): value for name, value in options.items()}
+
+
+@pytest.mark.parametrize(
+    "broken", ["dltune --dataset a:b --trails 3", "dltune --dataset a:b --explain all", "make tset"]
+)
+def test_a_command_that_nobody_can_give_is_found(broken: str) -> None:
+    (words,) = (words for words in list_commands(Block(PAGES[0], 1, "sh", f"{broken}  # in vain\n", "")) if words)
+    with pytest.raises((click.UsageError, AssertionError)):
+        check_command(words)
