@@ -12,7 +12,7 @@ WITH_CHILDREN := runner/test_probe.py runner/test_ranks.py runner/test_ranks_of_
 	search/test_dashboard.py benchmarks docs test_end_to_end.py test_integrations.py test_docs.py
 ALONE := tests/faults/test_budgets.py  # it measures; all other tests run in two processes
 
-.PHONY: demo test test-lowest faults test-gpu test-libraries lint types check bench bench-gpu replay docs clean help
+.PHONY: demo test test-lowest faults test-gpu test-libraries lint types dist check bench bench-gpu replay docs clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -73,7 +73,10 @@ lint: $(READY) ## Check style
 types: $(READY) ## Check types
 	$(BIN)/mypy
 
-check: lint types test test-lowest ## Everything that CI runs
+dist: ## Build sdist and wheel, and try both in fresh environments
+	PYTHON=$(PYTHON) .ci/dist
+
+check: lint types test test-lowest dist ## Everything that CI runs
 
 $(BENCH_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --group bench
@@ -101,4 +104,4 @@ docs: $(DOCS_READY) ## Build the documentation site
 	@echo "site/index.html opens in a browser; searching needs a server: python3 -m http.server --directory site"
 
 clean: ## Remove what was made here
-	rm -rf .venv .venv-lowest .venv-libraries .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis site
+	rm -rf .venv .venv-dist .venv-lowest .venv-libraries dist .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis site

@@ -8,4 +8,4 @@ UNTESTED = "torch"  # an earlier one fetches gigabytes of CUDA: its bound is not
 
 bounds = tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
 pairs = [re.match(r"([\w-]+)>=([\d.]+)", bound).groups() for bound in bounds]
-print("\n".join(f"{name}=={version}" for name, version in pairs if name != UNTESTED))  # noqa: T201
+print("\n".join(f"{name}=={version}" for name, version in pairs if name != UNTESTED))

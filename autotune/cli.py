@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -28,6 +28,9 @@ from autotune.commands.scripts import is_script
 from autotune.commands.show import show
 from autotune.commands.tune import tune
 from autotune.errors import UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
     *(tune, init, retune, show, check, compare),
@@ -54,6 +57,12 @@ class TuneByDefault(click.Group):
         if is_option or (args and is_script(args[0])):
             args = ["tune", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """List commands and the group's own options, and those of `tune`."""
+        implied = tune.shell_complete(ctx, incomplete) if incomplete.startswith("-") else []
+        found = super().shell_complete(ctx, incomplete)
+        return [*found, *(item for item in implied if item.value not in {own.value for own in found})]
 
 
 @click.group(

@@ -96,6 +96,10 @@ def test_importing_the_package_brings_nothing_along() -> None:
     assert list_heavy_after("import autotune") == "[]"
 
 
+def test_importing_the_command_line_costs_click_alone() -> None:
+    assert list_heavy_after("import autotune.cli") == "['click']"
+
+
 def test_importing_the_childs_entry_brings_nothing_along() -> None:
     assert list_heavy_after("import autotune.child.__main__") == "[]"
 

@@ -12,7 +12,7 @@ from autotune.commands.output import print_result
 @click.command(
     epilog=epilog(
         'eval "$(dltune completion bash)"       # in ~/.bashrc',
-        'eval "$(dltune completion zsh)"        # in ~/.zshrc',
+        'eval "$(dltune completion zsh)"        # in ~/.zshrc, after compinit',
         "dltune completion fish > ~/.config/fish/completions/dltune.fish",
     )
 )

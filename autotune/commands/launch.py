@@ -13,8 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from autotune.errors import UsageError
 from autotune.system.own_folders import make_own_folder
 
@@ -59,6 +57,8 @@ class Launch:
         return code
 
     def _hear(self, store: Any) -> int:
+        import psutil  # commands that wait for nobody, and the build of a wheel, do without
+
         while not store.check([END]):
             time.sleep(LOOK_SECONDS)
             if self._is_on_one_host and store.check([LEADER]) and not psutil.pid_exists(int(store.get(LEADER))):

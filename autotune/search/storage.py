@@ -29,6 +29,10 @@ MAX_STORAGE_BYTES: Final = 2**31  # of a SQLite file; a thousand runs leave less
 RETRY_DELAYS: Final = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds; another run makes its tables in a few tenths
 TRANSIENT_DB_ERROR: Final = re.compile(r"already exists|unique constraint|duplicate|is locked", re.IGNORECASE)
 HINT_ELSEWHERE: Final = "Give another place with --storage sqlite:///FILE."
+HINT_DRIVER: Final = (
+    "That is the driver of the database: install it. pip install 'dltune[postgresql]' brings that of "
+    "postgresql+psycopg://, and 'dltune[mysql]' that of mysql+pymysql://."
+)
 
 
 @contextmanager
@@ -141,12 +145,18 @@ def explain(failure: str, advice: str) -> Iterator[None]:
     except StudyError:
         raise
     except Exception as error:
-        raise StudyError(f"{failure}: {find_reason(error)}. {advice}") from error
+        lacks_driver = isinstance(_find_root(error), ModuleNotFoundError)
+        raise StudyError(f"{failure}: {find_reason(error)}. {HINT_DRIVER if lacks_driver else advice}") from error
+
+
+def _find_root(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def find_reason(error: BaseException) -> str:
     """Give the first line of the innermost error: the database's own words."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    error = _find_root(error)
     text = str(error).strip()
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__

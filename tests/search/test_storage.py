@@ -26,6 +26,11 @@ def test_a_storage_that_is_no_database_is_a_clear_error(workdir: Path) -> None:
         read_records(storage="sqlite:///noise.db")
 
 
+def test_a_database_whose_driver_is_missing_is_told_with_what_brings_one() -> None:
+    with pytest.raises(StudyError, match=r"No module named 'cx_Oracle'\. .*pip install 'dltune\[postgresql\]'"):
+        open_storage("oracle+cx_oracle://ada@localhost/db").__enter__()
+
+
 def test_a_storage_of_gigabytes_is_refused_with_its_size(workdir: Path) -> None:
     read_records(storage="sqlite:///big.db")
     with (workdir / "big.db").open("r+b") as file:

@@ -1,0 +1,184 @@
+"""What is published: its version, extras, manual and address, and the workflows and forms of the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from autotune.cli import cli
+from autotune.commands.man_page import write_man_page
+from tests.test_cli import list_options
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+SCHEMAS = (
+    *(("vendor.github-workflows", path) for path in WORKFLOWS),
+    *(("vendor.github-issue-forms", path) for path in FORMS),
+    ("vendor.dependabot", ROOT / ".github" / "dependabot.yml"),
+    ("vendor.citation-file-format", ROOT / "CITATION.cff"),
+)
+
+
+def run_tool(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    tool = Path(sys.executable).with_name(name)
+    if not tool.exists():
+        pytest.skip(f"needs {name}")
+    return subprocess.run([tool, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def read_metadata(**environ: str) -> dict[str, object]:
+    if find_spec("hatchling") is None:
+        pytest.skip("needs hatchling")
+    others = {name: value for name, value in os.environ.items() if name != "DLTUNE_REPOSITORY"}
+    told = subprocess.run(
+        [sys.executable, "-m", "hatchling", "metadata"],
+        env=others | environ,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    return dict(json.loads(told.stdout))
+
+
+def write_release(folder: Path, version: str, changelog: str) -> None:
+    (folder / "pyproject.toml").write_text(f'[project]\nversion = "{version}"\n')
+    (folder / "CHANGELOG.md").write_text(changelog)
+
+
+def tell_release(folder: Path, tag: str) -> subprocess.CompletedProcess[str]:
+    script = ROOT / ".ci" / "release_notes.py"
+    return subprocess.run([sys.executable, script, tag], capture_output=True, text=True, check=False, cwd=folder)
+
+
+def test_the_version_stands_in_one_place() -> None:
+    places = [*(ROOT / "autotune").rglob("*.py"), ROOT / "hatch_build.py", ROOT / "CITATION.cff"]
+    assert [path for path in places if f'"{PROJECT["version"]}"' in path.read_text()] == []
+    assert not re.search("^version:", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+
+
+def test_the_extra_all_has_every_other() -> None:
+    assert EXTRAS["all"] == [f"dltune[{','.join(name for name in EXTRAS if name != 'all')}]"]
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_every_extra_stands_on_the_page_about_installing(extra: str) -> None:
+    assert f"| `{extra}` |" in (ROOT / "docs" / "install.md").read_text()
+
+
+def test_every_extra_that_a_message_or_page_names_exists() -> None:
+    files = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "autotune").rglob("*.py")]
+    named = {names for path in files for names in re.findall(r"dltune\[([\w,]+)\]", path.read_text())}
+    assert {name for names in named for name in names.split(",")} - set(EXTRAS) == set()
+
+
+@pytest.mark.parametrize("command", cli.commands.values(), ids=lambda command: command.name)
+def test_the_manual_tells_of_a_command_and_its_options(command: click.Command) -> None:
+    page = write_man_page(cli, "dltune", "1.2.3")
+    section = page.partition(f".SS dltune {command.name}\n")[2].partition(".SS ")[0]
+    assert [option for option in list_options(command) if option.replace("-", r"\-") not in section] == []
+    assert "Examples:" in section
+
+
+def test_the_manual_says_its_version_and_what_dltune_is() -> None:
+    lines = write_man_page(cli, "dltune", "1.2.3").splitlines()
+    assert lines[0] == '.TH DLTUNE 1 "" "dltune 1.2.3" "User Commands"'
+    assert lines[2].startswith(r"dltune \- find the DataLoader settings")
+
+
+def test_the_manual_keeps_a_help_text_from_being_read_as_roff() -> None:
+    command = click.Command("save", help="Write to\n.dltune/ and 'C:\\new'.\n\n\b\nAs\n  it stands", epilog="-1")
+    page = write_man_page(click.Group("tool", commands=[command], help="A tool."), "tool", "1")
+    assert "Write to\n\\&.dltune/ and \\(aqC:\\enew\\(aq.\n" in page
+    assert ".nf\nAs\n  it stands\n.fi\n" in page
+    assert "\n\\-1\n" in page
+
+
+def test_a_release_names_its_repository_and_its_readme_leads_there() -> None:
+    told = read_metadata(DLTUNE_REPOSITORY="https://github.com/ada/loaders")
+    blob = f"https://github.com/ada/loaders/blob/v{PROJECT['version']}"
+    assert told["urls"] == {
+        "Repository": "https://github.com/ada/loaders",
+        "Changelog": "https://github.com/ada/loaders/blob/HEAD/CHANGELOG.md",
+        "Issues": "https://github.com/ada/loaders/issues",
+    }
+    readme = json.dumps(told["readme"])
+    assert f"({blob}/docs/limits.md)" in readme
+    assert f"({blob.replace('blob', 'raw')}/docs/images/terminal.svg)" in readme
+    assert re.findall(r"\]\((?![a-z]+://|#)[^)]*\)", readme) == []
+
+
+def test_a_build_elsewhere_names_no_address_and_leaves_the_readme_as_it_is() -> None:
+    told = read_metadata()
+    assert not told.get("urls")
+    assert json.dumps((ROOT / "README.md").read_text()) in json.dumps(told["readme"])
+
+
+@pytest.mark.parametrize(("schema", "path"), SCHEMAS, ids=lambda part: getattr(part, "name", part))
+def test_a_file_for_github_holds_to_its_schema(schema: str, path: Path) -> None:
+    found = run_tool("check-jsonschema", "--builtin-schema", schema, path)
+    assert found.returncode == 0, found.stdout
+
+
+def test_zizmor_finds_nothing_to_abuse_in_the_workflows() -> None:
+    found = run_tool("zizmor", "--offline", "--no-progress", ROOT / ".github")
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_takes_each_action_at_a_commit_and_says_which_version_that_is(path: Path) -> None:
+    actions = re.findall(r"uses: (?!\./)(.+)", path.read_text())
+    assert actions
+    assert [action for action in actions if not re.match(r"[\w./-]+@[0-9a-f]{40}  # v\d", action)] == []
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_may_write_only_in_the_jobs_that_publish(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    assert "write" not in json.dumps(workflow["permissions"])
+    writers = {name for name, job in workflow["jobs"].items() if "write" in json.dumps(job.get("permissions", {}))}
+    assert writers == ({"publish", "announce"} if path.name == "release.yml" else set())
+
+
+def test_nothing_is_published_before_it_is_switched_on_or_without_the_gate() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
+    assert [jobs[name]["needs"] for name in ("build", "publish", "announce")] == ["gate", "build", "publish"]
+    assert jobs["publish"]["if"] == "vars.DLTUNE_PUBLISH == 'true'"
+    assert jobs["publish"]["environment"]["name"] == "pypi"
+
+
+def test_the_notes_of_a_release_are_the_section_of_its_version(tmp_path: Path) -> None:
+    changelog = "# Changes\n\n## [Unreleased]\n\n## [1.2.0] - 2027-01-31\n\n- New.\n\n## [1.1.0]\n\n- Old.\n"
+    write_release(tmp_path, "1.2.0", changelog)
+    told = tell_release(tmp_path, "v1.2.0")
+    assert (told.returncode, told.stdout) == (0, "- New.\n")
+
+
+@pytest.mark.parametrize(
+    ("tag", "changelog", "words"),
+    [
+        ("v1.3.0", "## [1.2.0]\n\n- New.\n", "name the tag v1.2.0"),
+        ("v1.2.0", "## [Unreleased]\n\n- New.\n", "says nothing of 1.2.0"),
+        ("v1.2.0", "## [1.2.0]\n\n## [1.1.0]\n\n- Old.\n", "says nothing of 1.2.0"),
+    ],
+)
+def test_a_release_without_its_own_tag_or_notes_is_refused(
+    tag: str, changelog: str, words: str, tmp_path: Path
+) -> None:
+    write_release(tmp_path, "1.2.0", changelog)
+    told = tell_release(tmp_path, tag)
+    assert told.returncode == 1
+    assert words in told.stderr
