@@ -18,8 +18,9 @@ from autotune.knobs import (
     knob_values,
     list_differences,
 )
-from autotune.profiles.export import TARGETS, Target, export
+from autotune.profiles.export import export
 from autotune.profiles.schema import TunedProfile
+from autotune.profiles.targets import TARGETS, Target
 from autotune.report.summary import list_settings
 from autotune.report.usage import describe_use_in_code, usage_snippet_without_dltune
 from tests.builders import make_config, make_profile
