@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -18,7 +19,8 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Tensor
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
 from autotune.profiles.load import TunedLoader
-from tests.builders import make_config, make_profile
+from tests.builders import make_config, make_profile, write_profiles
+from tests.profiles.test_load import make_hardware_here
 from tests.test_integrations import check_settings, take_create_loader
 
 ROOT = Path(__file__).parent.parent
@@ -368,3 +370,34 @@ def test_applied_to_a_module_only_the_copies_ahead_are_lost() -> None:
 def test_an_unknown_library_is_answered_with_the_known_ones(to: Any) -> None:
     with pytest.raises(UsageError, match=f"'{to}' is none of statefuldataloader, hf, accelerate, lightning, timm"):
         make_tuned().kwargs_for(to)
+
+
+# The page
+
+
+def list_blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "frameworks.md").read_text(), re.DOTALL | re.MULTILINE)
+
+
+def make_names(library: str) -> dict[str, Any]:
+    """Make what a block of the page takes for granted."""
+    if library == "transformers":
+        return {"model": Regression(), "dataset": [{"x": [float(n)], "labels": [n]} for n in range(SAMPLES)]}
+    if library == "lightning":
+        modules = pytest.importorskip("tests.data_modules")
+        return {"model": modules.Idle(), "datamodule": modules.Numbers()}
+    return {"dataset": make_numbers()}
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.filterwarnings("ignore")  # what a library says of the small things that the page leaves out
+@pytest.mark.parametrize("library", ["lightning", "transformers", "accelerate", "torchdata"])
+def test_the_block_of_the_page_runs_as_it_stands(library: str, workdir: Path) -> None:
+    pytest.importorskip(library)
+    write_profiles(workdir, make_profile(hardware=make_hardware_here(), dataloader=make_config(2, 2, 8).dataloader))
+    first, (block,) = list_blocks()[0], [block for block in list_blocks() if f"from {library}" in block]
+    names = make_names(library)
+    exec(first, names)
+    exec(block, names)
+    loader = names.get("loader") or getattr(names.get("trainer"), "train_dataloader", None)
+    assert loader is None or loader.num_workers == 2
