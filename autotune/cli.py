@@ -44,7 +44,7 @@ _EPILOG: Final = epilog(
     "dltune export --to hf -o loader.yaml",
     "dltune report",
     "dltune doctor --data /data/images",
-    more="\b\nIn training code:\n  DataLoader(dataset, **autotune.load('dltune.json').loader_kwargs())",
+    more="\b\nIn training code:\n  loader = autotune.load('dltune.json').make_loader(dataset, shuffle=True)",
 )
 
 

@@ -97,6 +97,24 @@ def leaves_nothing() -> Iterator[None]:
     assert await_nothing_left(before) == []
 
 
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Look for nothing on the network, and write no cache but here."""
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def fresh_accelerate() -> Iterator[None]:
+    """Give accelerate's process-wide state back as it was found."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the long ones: of two processes, one would be left with them at the end."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))

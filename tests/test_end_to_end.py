@@ -17,12 +17,14 @@ import pytest
 from torch.utils.data import DataLoader
 
 from autotune import load
+from autotune.report.outcome import MAX_LINES, WIDTH
 from autotune.report.text import ACTIVITIES
 from tests.misbehaving import make_honest
 
 ROOT = str(Path(__file__).parent.parent)
 QUICK = ("--batch-size", "8", "--trial-time", "0.3s", "--epochs", "2", "--max-workers", "2", "--step-time", "1ms")
 WITHOUT_SHM = "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec"
+PASTE_READY = '  loader = autotune.load("dltune.json").make_loader(dataset, shuffle=True)'
 pytestmark = pytest.mark.usefixtures("leaves_nothing", "workdir")
 
 
@@ -82,12 +84,17 @@ def test_a_run_says_where_its_time_went_and_leaves_none_of_it_out() -> None:
     seconds = [getattr(phase, activity) for phase in record.time_spent for activity in ACTIVITIES]
     assert sum(seconds) == pytest.approx(record.seconds, abs=0.1)
     assert spent["confirmation"].starting > spent["search"].starting
+    assert finished.stdout.splitlines()[-1] == PASTE_READY
 
 
-def test_quiet_shows_nothing_but_the_result() -> None:
+def test_quiet_shows_nothing_but_the_result_whose_last_line_can_be_pasted() -> None:
     finished = run("make_honest", "--trials", "1", "--quiet")
     assert finished.stderr == ""
     assert "Wrote dltune.json" in finished.stdout
+    lines = finished.stdout.splitlines()
+    assert lines[-1] == PASTE_READY
+    assert len(lines) <= MAX_LINES
+    assert max(map(len, lines)) <= WIDTH
 
 
 def test_verbose_shows_what_the_child_is_doing() -> None:

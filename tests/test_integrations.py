@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.profiles.export import Target
+from autotune.profiles.targets import Target
 from tests.builders import make_config
 from tests.profiles.test_export import export_config
 
@@ -28,14 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator:UserWarning"),
     pytest.mark.usefixtures("offline"),
 ]
-
-
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Look for nothing on the network, and write no cache but here."""
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
 
 
 @pytest.fixture(params=list(CONFIGS.values()), ids=list(CONFIGS))
@@ -81,16 +72,6 @@ def test_a_stateful_loader_of_an_export_resumes_where_it_stopped() -> None:
     rest = list(resumed)
     delivered = torch.cat([batch[0] for batch in (*seen, *rest)])
     assert delivered.tolist() == DATA.tensors[0].tolist()
-
-
-@pytest.fixture
-def fresh_accelerate() -> Iterator[None]:
-    """Give accelerate's process-wide state back as it was found."""
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
-    yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
 
 
 @pytest.mark.usefixtures("fresh_accelerate")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch.multiprocessing import set_sharing_strategy
 from torch.utils.data import DataLoader
 
@@ -12,6 +10,7 @@ from autotune.child.stack_writing import AnsweringWorker
 from autotune.child.stoppable_loader import StoppableDataLoader
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.profiles.ready_loaders import list_order
 from autotune.profiles.worker_init import make_worker_init
 from autotune.system.versions import read_start_method_in_force
 
@@ -29,7 +28,7 @@ def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> MeasuredLoad
         return workload.own.make(settings)
     if config.dataloader.num_workers:
         settings = {"worker_init_fn": init, "timeout": parts.timeout} | settings
-    order = _order_kwargs(workload)
+    order = list_order(parts)
     return StoppableDataLoader(
         parts.dataset, collate_fn=parts.collate_fn, generator=parts.generator, **settings, **order
     )
@@ -54,18 +53,6 @@ def build_plain_loader(
     return build_loader(
         workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, **extra), process=process)
     )
-
-
-def _order_kwargs(workload: LoadedWorkload) -> dict[str, Any]:
-    parts = workload.parts
-    if parts.batch_sampler is not None:
-        return {"batch_sampler": parts.batch_sampler}
-    order: dict[str, Any] = {"drop_last": parts.drop_last} if parts.batched else {"batch_size": None}
-    if workload.kind == "iterable":
-        return order
-    if parts.sampler is not None:
-        return order | {"sampler": parts.sampler}
-    return order | {"shuffle": parts.shuffle is not False}
 
 
 def count_epoch_batches(loader: MeasuredLoader, workload: LoadedWorkload) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from pydantic import ValidationError
 from torch.multiprocessing import get_sharing_strategy
@@ -25,6 +25,7 @@ from autotune.config import DataLoaderSettings, KnobValue, LoaderConfig, Process
 from autotune.errors import UsageError
 from autotune.knobs import KnobName, config_from_knobs, knob_values
 from autotune.profiles.factory_arguments import list_parameters
+from autotune.profiles.ready_loaders import read_start_method, take_apart
 from autotune.request import WorkloadRequest
 from autotune.system.versions import read_start_method_in_force
 from autotune.workload import Workload
@@ -175,7 +176,7 @@ def _load_factory(request: WorkloadRequest, knobs: Mapping[str, KnobValue]) -> L
         return LoadedWorkload(parts=parts, baseline=defaults, own=adopt_factory(call, made, defaults), **told)
     baseline, size = _read_settings(made), read_setting(made, "batch_size") or defaults.dataloader.batch_size
     baseline = baseline.model_copy(update={"dataloader": baseline.dataloader.model_copy(update={"batch_size": size})})
-    return LoadedWorkload(workload_from_dataloader(made), baseline, own=adopt_factory(call, made, baseline), **told)
+    return LoadedWorkload(take_apart(made), baseline, own=adopt_factory(call, made, baseline), **told)
 
 
 def _read_defaults(call: FactoryCall) -> LoaderConfig:
@@ -208,7 +209,7 @@ def wrap_dataset(made: Any, source: str, calls: ConstructorCalls | None = None) 
 
 
 def _adopt(loader: DataLoader[Any], source: str, calls: ConstructorCalls) -> LoadedWorkload:
-    baseline, parts = _read_settings(loader), workload_from_dataloader(loader)
+    baseline, parts = _read_settings(loader), take_apart(loader)
     own = adopt_loader(loader, baseline, calls, source)
     if own is not None:  # what its class makes of a worker_init_fn, it will make again
         parts = dataclasses.replace(parts, worker_init_fn=own.read_given("worker_init_fn"))
@@ -258,24 +259,6 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
     return parts
 
 
-def workload_from_dataloader(loader: DataLoader[Any]) -> Workload:
-    """Take a ready DataLoader apart."""
-    iterable = isinstance(loader.dataset, IterableDataset)
-    own_batches = loader.batch_size is None and loader.batch_sampler is not None
-    return Workload(
-        dataset=loader.dataset,
-        sampler=None if iterable or own_batches else loader.sampler,
-        batch_sampler=loader.batch_sampler if own_batches else None,
-        batched=loader.batch_sampler is not None or loader.batch_size is not None,
-        collate_fn=loader.collate_fn,
-        worker_init_fn=loader.worker_init_fn,
-        generator=loader.generator,
-        drop_last=loader.drop_last,
-        timeout=loader.timeout,
-        multiprocessing_context=_read_start_method(loader),
-    )
-
-
 def _read_settings(loader: DataLoader[Any]) -> LoaderConfig:
     workers = loader.num_workers
     return LoaderConfig(
@@ -289,12 +272,6 @@ def _read_settings(loader: DataLoader[Any]) -> LoaderConfig:
         ),
         process=ProcessSettings(
             sharing_strategy=cast("SharingStrategy", get_sharing_strategy()),
-            multiprocessing_context=_read_start_method(loader),
+            multiprocessing_context=read_start_method(loader),
         ),
     )
-
-
-def _read_start_method(loader: DataLoader[Any]) -> StartMethod | None:
-    """Read how its workers are to start; None for as the interpreter does, and for a context of no real processes."""
-    method = getattr(loader.multiprocessing_context, "get_start_method", lambda: None)()
-    return cast("StartMethod", method) if method in get_args(StartMethod) else None

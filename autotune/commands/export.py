@@ -13,9 +13,9 @@ from autotune.commands.output import refuse_tuned_file, write_or_print
 from autotune.commands.params import FILE
 
 if TYPE_CHECKING:
-    from autotune.profiles.export import Target
+    from autotune.profiles.targets import Target
 
-# as in profiles.export, which brings pydantic along, and help costs click alone
+# as in profiles.targets, which brings pydantic along, and help costs click alone
 TARGETS: Final = ("kwargs", "statefuldataloader", "hf", "accelerate", "lightning", "timm", "yaml", "json", "env")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -235,7 +236,7 @@ def _print_plan(request: TuningRequest) -> None:
 def _print_standing_answer(request: TuningRequest, options: dict[str, Any]) -> bool:
     """Print what an earlier run answered, where it was measured to hold still; else tell why not, or that none did."""
     from autotune.checking import find_answer, verify
-    from autotune.report.text import describe_standing
+    from autotune.report.outcome import describe_standing
 
     if (answer := find_answer(request)) is None:
         return False
@@ -245,7 +246,7 @@ def _print_standing_answer(request: TuningRequest, options: dict[str, Any]) -> b
             progress.show_warning(f"profile {answer.name} is searched anew: {'; '.join(found.reasons)}")
             return False
     assert found.remeasured is not None
-    text = describe_standing(answer, request.output, found.remeasured.samples_per_second)
+    text = describe_standing(answer, request.output, found.remeasured.samples_per_second, width=_read_width())
     print_result(answer.model_dump_json(indent=2) if options["as_json"] else text)
     return True
 
@@ -256,7 +257,8 @@ def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tune
 
     with raise_on_signals():
         with Starter(request.workload.working_dir) as starter, _make_listener(request, options) as progress:
-            from autotune.report.text import describe_outcome, describe_time_spent  # while torch is being imported
+            from autotune.report.outcome import describe_outcome  # while torch is being imported
+            from autotune.report.text import describe_time_spent
             from autotune.tuning import tune
 
             found = tune(request, progress=progress, earlier=earlier, starter=starter)
@@ -265,12 +267,21 @@ def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tune
                 text = found.profile.model_dump_json(indent=2)
             else:
                 kind, cut = found.plan.workload.kind, found.interrupted
-                text = describe_outcome(found.profile, kind, found.runner_up, request.output, interrupted=cut)
+                text = describe_outcome(
+                    found.profile, kind, found.runner_up, request.output, interrupted=cut, width=_read_width()
+                )
                 spent = found.profile.search.time_spent if options["timings"] else ()
-                text = "\n".join([text, *(f"  {phase.phase:<12} {describe_time_spent(phase)}" for phase in spent)])
+                text = "\n".join([*(f"{phase.phase:<12} {describe_time_spent(phase)}" for phase in spent), text])
             print_result(text, f" The result is in {request.output}.")
     if found.interrupted:
         sys.exit(INTERRUPTED)
+
+
+def _read_width() -> int:
+    """Read how many columns the summary has: those of the terminal, if it goes to one."""
+    from autotune.report.outcome import WIDTH
+
+    return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
 
 
 def _make_listener(request: TuningRequest, options: dict[str, Any]) -> ProgressListener:

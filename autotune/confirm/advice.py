@@ -118,10 +118,10 @@ def _suggest_step_threads(plan: Plan, bottleneck: Bottleneck) -> str | None:
 def _suggest_epochs(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
     if bottleneck != "epoch":
         return None
-    keep = "" if config.dataloader.persistent_workers else "persistent_workers=True, or "
+    keep = "" if config.dataloader.persistent_workers else "persistent_workers=True or "
     return (
         f"Epochs are short, and filling the queue anew takes much of each: {keep}a sampler that goes through the data "
-        "several times in one epoch, would spread that cost."
+        "several times in one epoch would spread that cost."
     )
 
 

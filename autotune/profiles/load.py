@@ -8,26 +8,30 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 from autotune.config import DataLoaderSettings, LoaderConfig
-from autotune.errors import ProfileError
+from autotune.errors import ProfileError, UsageError
 from autotune.profiles.clamp import clamp_config
 from autotune.profiles.factory_arguments import choose_arguments
 from autotune.profiles.matching import MatchQuality, compare_hardware
+from autotune.profiles.ready_loaders import list_kept, remake_chosen
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.selection import describe_local_hardware, nearest_profile
+from autotune.profiles.targets import LIBRARIES, NO_RESUMING, Library, find_target, translate
 from autotune.profiles.worker_init import make_worker_init
 from autotune.system.environment import read_local_world_size
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.versions import read_start_method_in_force
 
 if TYPE_CHECKING:
-    from torch.utils.data import Dataset
+    from torch.utils.data import DataLoader, Dataset
 
 WORKERS_ONLY: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context")
 OnMismatch = Literal["warn", "error", "default"]
+Tunable = TypeVar("Tunable")
 
 
 class TunedLoader:
@@ -56,6 +60,39 @@ class TunedLoader:
             own batches, and without what the user's own class of loaders decides by itself.
         """
         return self.profile.workload.leave_out_decided(self.config.loader_kwargs())
+
+    def kwargs_for(self, to: Library) -> dict[str, Any]:
+        """Give the arguments for a library that makes the loader itself, by its own names.
+
+        A warning names each setting that the library has no place for and that nothing else keeps, and what to do.
+
+        Args:
+            to: `hf` for `transformers.TrainingArguments`, `accelerate` for `accelerate.utils.DataLoaderConfiguration`
+                (its loader is still yours to make), `timm` for `timm.data.create_loader`, `lightning` for a
+                LightningDataModule that takes arguments of DataLoader, `statefuldataloader` for torchdata's
+                StatefulDataLoader.
+
+        Returns:
+            Keyword arguments, to be given beside the library's own.
+
+        Raises:
+            UsageError: There is no such library.
+        """
+        if to not in LIBRARIES:
+            raise UsageError(f"{to!r} is none of {', '.join(LIBRARIES)}.")
+        target = find_target(to, is_called=True)
+        arguments = self._translate(to, beside_make_loader=not target.makes_loader)
+        if to == "statefuldataloader" and not self.config.dataloader.in_order:
+            warnings.warn(f"{target.reader}: {NO_RESUMING}", stacklevel=2)
+        return arguments
+
+    def _translate(self, to: Library, *, beside_make_loader: bool) -> dict[str, Any]:
+        """Say the configuration in the words of a library, and warn of what is lost; called by what the user calls."""
+        target = find_target(to, is_called=True)
+        found = translate(target, self.profile.workload, self.config)
+        for setting in found.list_lost(beside_make_loader=beside_make_loader):
+            warnings.warn(f"{target.reader}: {setting.describe()}", stacklevel=3)
+        return dict(found.arguments)
 
     @property
     def knobs(self) -> dict[str, Any]:
@@ -95,6 +132,37 @@ class TunedLoader:
             tuned = self.knobs if self.profile.workload.is_function_made else {}
             return source(**{**tuned, **own, **choose_arguments(source, kwargs)})
         return DataLoader(source, **kwargs)
+
+    def apply_to(self, target: Tunable, **own: Any) -> Tunable:
+        """Give a ready loader the tuned settings, or the training loader of a Lightning module.
+
+        Its dataset, sampler, collate function and all else that is no setting stay as they are.
+
+        Args:
+            target: A DataLoader; or a LightningDataModule or LightningModule, whose `train_dataloader` gives a loader
+                with the tuned settings from now on, whenever Lightning calls it.
+            **own: Further arguments of DataLoader; they win over the tuned ones.
+
+        Returns:
+            A DataLoader in its place, with the process settings applied; or the module itself.
+
+        Raises:
+            UsageError: It is neither, or a loader of a class that is made in a way of its own.
+        """
+        ask: Any = getattr(target, "train_dataloader", None)
+        if callable(ask):
+            self._translate("lightning", beside_make_loader=True)
+            target.train_dataloader = partial(self._ask_and_remake, ask, own)  # type: ignore[attr-defined]  # it has one
+            return target
+        return remake_chosen(target, self.profile.workload.split, partial(self._remake, own))  # type: ignore[no-any-return]  # what it was given
+
+    def _ask_and_remake(self, ask: Callable[[], Any], own: dict[str, Any]) -> Any:
+        return remake_chosen(ask(), self.profile.workload.split, partial(self._remake, own))
+
+    def _remake(self, own: dict[str, Any], loader: DataLoader[Any]) -> DataLoader[Any]:
+        kept = list_kept(loader, self.loader_kwargs() | own)
+        remade: DataLoader[Any] = self.make_loader(type(loader), **kept | own)
+        return remade
 
 
 def load(

@@ -19,7 +19,7 @@ class AblationBar:
 
     label: str  # cut where it is too long
     value: str
-    words: str  # all of both
+    words: str  # all of both, with the interval
     kept: float  # length of what was there already
     changed: float = 0.0  # length of what the setting gained or lost
     is_loss: bool = False
@@ -42,12 +42,12 @@ def plot_ablation(profile: TunedProfile) -> list[AblationBar]:
 
 def _plot_step(scale: Scale, before: float, step: AblationStep) -> AblationBar:
     after, bounds = step.samples_per_second, _find_interval(step)
-    value = f"{format_rate(after)}   {describe_gain(step)}"
+    value = f"{format_rate(after)}   {step.speedup:.2f}x{', noise' if step.is_noise else ''}"  # with a bar beside it
     kept = scale.place(min(before, after))
     return AblationBar(
         label=_cut(f"+ {step.setting}", value),
         value=value,
-        words=f"{step.setting}: {value}",
+        words=f"{step.setting}: {format_rate(after)}   {describe_gain(step)}",
         kept=kept,
         changed=round(scale.place(max(before, after)) - kept, 1),
         is_loss=after < before,

@@ -18,7 +18,13 @@ from autotune.knobs import describe_loader, describe_switches
 from autotune.profiles.schema import TunedProfile
 from autotune.report.ablation_chart import plot_ablation
 from autotune.report.axes import PLOT
-from autotune.report.summary import collect_parts, format_number
+from autotune.report.summary import (
+    collect_parts,
+    describe_gain_found,
+    describe_what_binds,
+    format_number,
+    list_settings,
+)
 from autotune.report.throughput_chart import plot_throughput
 from autotune.report.usage import usage_snippet_without_dltune
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
@@ -38,11 +44,17 @@ _WORDS: Final = {write.__name__: write for write in _WRITERS}  # as the template
 def render_html(profile: TunedProfile, file: str) -> str:
     """Write the report as a whole HTML document; `file` is the path by which training code names the tuned file."""
     style, script = _read_part("report.css"), _read_part("report.js")
+    settings = list_settings(profile)
+    changed = [setting for setting in settings if setting.was is not None]
     return (
         _open_environment()
         .get_template("report.html")
         .render(
             collect_parts(profile, file),
+            lead=describe_gain_found(profile),
+            bound=describe_what_binds(profile),
+            chips=changed or settings,
+            as_before=[setting for setting in settings if changed and setting.was is None],
             plain_use=usage_snippet_without_dltune(profile),
             throughput=plot_throughput(profile),
             ablation=plot_ablation(profile),

@@ -68,6 +68,29 @@ def describe_headline(profile: TunedProfile) -> str:
     return f"{format_number(result.samples_per_second)} samples per second"
 
 
+def describe_gain_found(profile: TunedProfile) -> str:
+    """Say what stands behind the headline: what was reached before and is now, and how sure that is."""
+    result, base = profile.result, profile.result.baseline
+    if base is None or result.speedup is None:
+        return ""
+    reached = f"{format_number(result.samples_per_second)} samples/s"
+    if result.verdict == "keep":
+        return f"{reached}; no gain beyond noise was found"
+    before = f"{reached} instead of {format_number(base.samples_per_second)}"
+    if result.speedup_ci95 is None:
+        return f"{before}, not confirmed"
+    low, high = (format_factor(bound) for bound in result.speedup_ci95)
+    return f"{before}; {low} to {high} × with {format_percent(CONFIDENCE)} certainty"
+
+
+def describe_what_binds(profile: TunedProfile) -> str:
+    """Say in a sentence or two what keeps the answer from being faster, before what is advised about it."""
+    result = profile.result
+    waits = format_percent(result.data_wait_fraction)
+    bound = f"Bound by {BOTTLENECKS[result.bottleneck]}; waiting for data takes {waits} of the time."
+    return bound if result.advice else f"{bound} Nothing beyond the settings stood out."
+
+
 def format_factor(factor: float) -> str:
     """Write a factor with three significant digits."""
     return f"{factor:.{2 if factor < 10 else 1 if factor < 100 else 0}f}"
@@ -173,7 +196,7 @@ def list_settings(profile: TunedProfile) -> list[Setting]:
 
 def _make_setting(name: str, value: Any, base: LoaderConfig) -> Setting:
     was = base.by_name().get(name)
-    return Setting(name, str(value), None if was == value else str(was))
+    return Setting(name, str(value), None if was == value else "unset" if was is None else str(was))
 
 
 def provenance(profile: TunedProfile) -> list[tuple[str, str]]:

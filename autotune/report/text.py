@@ -1,4 +1,4 @@
-"""A result in words, for the terminal: what ends a run, and what `dltune show` says."""
+"""A result in words, for the terminal: the sentences of it, and all of them, as `dltune show` says them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from autotune.config import Interval, LoaderConfig
-from autotune.knobs import TABLE, describe_config, describe_loader
+from autotune.knobs import TABLE, describe_loader
 from autotune.profiles.nodes import NodeSpread
 from autotune.profiles.schema import AblationStep, PhaseTime, ProfileResult, TunedProfile
-from autotune.report.usage import describe_use_in_code
 from autotune.system.hardware import Hardware
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
@@ -30,38 +29,8 @@ ACTIVITIES: Final = {
 }
 
 
-def describe_outcome(
-    profile: TunedProfile, kind: str, runner_up: LoaderConfig | None, output: str, *, interrupted: bool
-) -> str:
-    """Write the summary that ends a run; `runner_up` is a faster configuration passed over for a smaller one."""
-    lines = [_describe_best(profile), f"  {_describe_numbers(profile.result)}", *_list_ranks(profile)]
-    lines.append(f"  {_describe_use(profile)}")
-    if runner_up is not None:
-        lines.append(f"  {describe_config(runner_up)} was faster within noise; the one that costs less was chosen")
-    if interrupted:
-        rounds = profile.result.confirmed_rounds
-        state = f"confirmed in {rounds} rounds" if rounds else "not confirmed"
-        lines.append(f"  cut short: this is the best so far, {state}; run the same command again to continue")
-    lines += describe_warnings(profile)
-    lines.append(f"Wrote {output} (profile {profile.name}).   Training code:")
-    lines.append(f"  {describe_use_in_code(profile, kind, output)}")
-    return "\n".join(lines)
-
-
-def describe_standing(profile: TunedProfile, output: str, samples_per_second: float) -> str:
-    """Write that an earlier answer holds: what it reaches now beside what it promised."""
-    promised = format_rate(profile.result.samples_per_second)
-    lines = [
-        _describe_best(profile),
-        f"  tuned {profile.created_at:%Y-%m-%d}, still holds: {format_rate(samples_per_second)} now, {promised} then"
-        "; --afresh searches again",
-        f"Profile {profile.name} of {output} stays as it is.   Training code:",
-        f"  {describe_use_in_code(profile, profile.workload.kind or 'map', output)}",
-    ]
-    return "\n".join(lines)
-
-
-def _describe_best(profile: TunedProfile) -> str:
+def describe_best(profile: TunedProfile) -> str:
+    """Say which settings are the answer."""
     size = profile.dataloader.batch_size
     batch = "your own batches" if size is None else f"batch_size={size}"
     label = "Keep:" if profile.result.verdict == "keep" else "Best:"
@@ -75,7 +44,8 @@ def _list_process_settings(config: LoaderConfig) -> list[str]:
     return [knob.name if value is True else f"{knob.name}={value}" for knob, value in beside if value != knob.default]
 
 
-def _describe_numbers(result: ProfileResult) -> str:
+def describe_numbers(result: ProfileResult) -> str:
+    """Say what the answer reaches, and how much faster that is."""
     interval = result.samples_per_second_ci95
     certainty = "" if interval is None else f" [{interval[0]:,.0f}-{interval[1]:,.0f}]"
     words = [f"{'predicted ' if result.is_predicted else ''}{result.samples_per_second:,.0f} samples/s{certainty}"]
@@ -93,7 +63,7 @@ def _describe_numbers(result: ProfileResult) -> str:
     return "   ".join(words)
 
 
-def _list_ranks(profile: TunedProfile) -> list[str]:
+def list_ranks(profile: TunedProfile) -> list[str]:
     """Say what the training processes of the host reach together; nothing for one."""
     ranks = profile.workload.local_world_size
     if ranks == 1:
@@ -118,17 +88,20 @@ def _describe_speedup(speedup: float, interval: Interval | None) -> str:
     return f"{speedup:.2f}" if interval is None else f"{speedup:.2f} [{interval[0]:.2f}-{interval[1]:.2f}]"
 
 
-def _describe_use(profile: TunedProfile) -> str:
+def describe_bound(result: ProfileResult) -> str:
+    """Say what keeps the answer from being faster, and how sure the answer is."""
+    sure = f"confirmed in {result.confirmed_rounds} interleaved rounds" if result.confirmed_rounds else "not confirmed"
+    sure = "predicted, nothing was measured" if result.is_predicted else sure
+    return f"bound by {BOTTLENECKS[result.bottleneck]}{_describe_copies(result)}   {sure}"
+
+
+def list_peaks(profile: TunedProfile) -> list[str]:
+    """Say how much memory was used at most, of what was allowed; nothing where nothing was measured."""
     result, budgets = profile.result, profile.budgets
     if result.is_predicted:
-        return f"bound by {BOTTLENECKS[result.bottleneck]}   predicted, nothing was measured"
-    words = (
-        f"peak host {format_bytes(result.peak_host_bytes)} of {format_bytes(budgets.memory_bytes)}",
-        f"shm {format_bytes(result.peak_shm_bytes)} of {format_bytes(budgets.shm_bytes)}",
-        f"bound by {BOTTLENECKS[result.bottleneck]}{_describe_copies(result)}",
-        f"confirmed in {result.confirmed_rounds} interleaved rounds" if result.confirmed_rounds else "not confirmed",
-    )
-    return "   ".join(words)
+        return []
+    host = f"peak host {format_bytes(result.peak_host_bytes)} of {format_bytes(budgets.memory_bytes)}"
+    return [f"  {host}   shm {format_bytes(result.peak_shm_bytes)} of {format_bytes(budgets.shm_bytes)}"]
 
 
 def _describe_copies(result: ProfileResult) -> str:
@@ -140,12 +113,25 @@ def _describe_copies(result: ProfileResult) -> str:
 
 def describe_warnings(profile: TunedProfile) -> list[str]:
     """List what the reader must know before using the answer: knobs that change training, and warnings."""
-    result = profile.result
-    gains = "   + ".join(f"{step.setting} {describe_gain(step)}" for step in result.ablation)
-    lines = [f"  What each setting gave{_tell_source(result)}:  {gains}"] if gains else []
+    lines = list_gains(profile.result)
     lines += [] if profile.nodes is None else [f"  {_describe_nodes(profile.nodes)}"]
-    lines += [f"  advice: {sentence}" for sentence in result.advice]
-    return lines + [f"  note: {note}" for note in warnings_of(profile)]
+    return lines + list_advice(profile) + list_notes(profile)
+
+
+def list_gains(result: ProfileResult) -> list[str]:
+    """Say what each setting gave, in one line; nothing where that is not known."""
+    gains = "   + ".join(f"{step.setting} {describe_gain(step)}" for step in result.ablation)
+    return [f"  What each setting gave{_tell_source(result)}:   {gains}"] if gains else []
+
+
+def list_advice(profile: TunedProfile) -> list[str]:
+    """List what would help beyond the settings, each in a line."""
+    return [f"  advice: {sentence}" for sentence in profile.result.advice]
+
+
+def list_notes(profile: TunedProfile) -> list[str]:
+    """List the warnings of a run, each in a line."""
+    return [f"  note: {note}" for note in warnings_of(profile)]
 
 
 def _describe_nodes(nodes: NodeSpread) -> str:
@@ -201,10 +187,11 @@ def describe_profile(profile: TunedProfile) -> str:
         f"{profile.name}   {profile.workload.title}   {profile.created_at:%Y-%m-%d %H:%M} UTC",
         f"  {describe_gpu(there)}   {there.usable_cpus:g} CPUs   RAM {format_bytes(there.memory_limit_bytes)}   "
         f"/dev/shm {format_bytes(there.shm_limit_bytes)}   torch {software.torch}   Python {software.python}",
-        f"  {_describe_best(profile)}",
-        f"  {_describe_numbers(profile.result)}",
-        *_list_ranks(profile),
-        f"  {_describe_use(profile)}",
+        f"  {describe_best(profile)}",
+        f"  {describe_numbers(profile.result)}",
+        *list_ranks(profile),
+        f"  {describe_bound(profile.result)}",
+        *list_peaks(profile),
         f"  {found.trials} trials ({found.feasible} ok, {found.infeasible} infeasible, {found.skipped} skipped) in "
         f"{format_seconds(found.seconds)}: {found.stopped}",
     ]

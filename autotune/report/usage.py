@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import json
 
-from autotune.knobs import TABLE, WORKER_SETTINGS
+from autotune.knobs import TABLE
 from autotune.profiles.schema import TunedProfile
 
 
 def describe_use_in_code(profile: TunedProfile, kind: str, output: str) -> str:
     """Write it in one line; only a dataset of kind `map` can be shuffled by a loader."""
-    tuned, given = f'autotune.load("{output}")', _list_given(profile, kind)
-    makes_dataset = profile.config.knobs and profile.workload.loader_class is None
-    if makes_dataset:
-        tuned, given[0] = f"(tuned := {tuned})", f"{_name_factory(profile)}(**tuned.knobs){_write_choice(profile)}"
-    is_set_up = any(knob.read(profile.config) != knob.default for knob in WORKER_SETTINGS)
-    if profile.workload.loader_class is not None:
-        choice = _write_choice(profile) if profile.workload.is_function_made else ""
-        plain = f"{tuned}.make_loader({', '.join([_name_maker(profile), *given])}){choice}"
-    elif is_set_up or makes_dataset:
-        plain = f"{tuned}.make_loader({', '.join(given)})"
-    else:
-        plain = f"DataLoader({', '.join([*given, f'**{tuned}.loader_kwargs()'])})"
-    return f"autotune.device_prefetch({plain}, device)" if profile.process.device_prefetch else plain
+    tuned = f'autotune.load("{output}")'
+    return _write_loader(profile, kind, f"(tuned := {tuned})" if _makes_dataset(profile) else tuned)
 
 
 def usage_snippet(profile: TunedProfile, file: str) -> str:
-    """Write the code that loads the answer from its file."""
-    return f"import autotune\n\nloader = {describe_use_in_code(profile, profile.workload.kind or 'map', file)}"
+    """Write the code that loads the answer from its file, in lines that a phone need not break within a word."""
+    loader = _write_loader(profile, profile.workload.kind or "map", "tuned")
+    return f'import autotune\ntuned = autotune.load("{file}")\nloader = {loader}'
+
+
+def _write_loader(profile: TunedProfile, kind: str, tuned: str) -> str:
+    """Write what makes the loader, given what the tuned configuration is called."""
+    given, choice = _list_given(profile, kind), ""
+    if profile.workload.loader_class is not None:
+        given = [_name_maker(profile), *given]
+        choice = _write_choice(profile) if profile.workload.is_function_made else ""
+    elif _makes_dataset(profile):
+        given[0] = f"{_name_factory(profile)}(**tuned.knobs){_write_choice(profile)}"
+    made = f"{tuned}.make_loader({', '.join(given)}){choice}"
+    return f"autotune.device_prefetch({made}, device)" if profile.process.device_prefetch else made
+
+
+def _makes_dataset(profile: TunedProfile) -> bool:
+    """Whether training code must make the dataset with tuned arguments."""
+    return bool(profile.config.knobs) and profile.workload.loader_class is None
 
 
 def usage_snippet_without_dltune(profile: TunedProfile) -> str:

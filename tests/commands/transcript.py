@@ -22,7 +22,7 @@ from autotune.commands.display import PlainDisplay
 from autotune.config import LoaderConfig
 from autotune.confirm.remeasurement import Remeasurement
 from autotune.profiles.saving import save_profile
-from autotune.report.text import describe_outcome
+from autotune.report.outcome import describe_outcome
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest

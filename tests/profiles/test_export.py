@@ -15,8 +15,9 @@ import autotune
 from autotune.commands import export as export_command
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
-from autotune.profiles.export import LOADER_ARGUMENTS, TARGETS, Export, Target, export
+from autotune.profiles.export import Export, export
 from autotune.profiles.schema import TunedProfile
+from autotune.profiles.targets import LOADER_ARGUMENTS, TARGETS, Target
 from tests.builders import make_config, make_profile
 
 DATA: Any = range(256)
@@ -120,7 +121,7 @@ def test_what_each_target_loses_of_an_unusual_configuration(to: Target, lost: li
     ("to", "lost"),
     [
         ("kwargs", ["non_blocking", "device_prefetch"]),
-        ("hf", ["non_blocking", "device_prefetch"]),
+        ("hf", ["device_prefetch"]),
         ("accelerate", [*LOADER_ARGUMENTS[:-1], "device_prefetch"]),
         ("lightning", ["device_prefetch"]),
         ("timm", []),

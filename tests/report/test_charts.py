@@ -184,7 +184,15 @@ def test_a_setting_that_cost_throughput_is_drawn_as_a_loss() -> None:
     chart = draw(make_full_profile())["ablation"]
     assert len(find(chart, "bar gained")) == 2
     assert len(find(chart, "bar lost")) == 1
-    assert "1,350/s   0.90x [0.85-0.95]" in list_texts(chart)
+    assert "1,350/s   0.90x" in list_texts(chart)
+    assert any((title.text or "").endswith("1,350/s   0.90x [0.85-0.95]") for title in chart.iter("title"))
+
+
+def test_a_setting_within_noise_is_called_so_beside_its_name() -> None:
+    steps = [step.model_copy(update={"speedup_ci95": (0.9, 1.6)}) for step in make_full_profile().result.ablation]
+    chart = draw(make_full_profile(result=make_profile_result(ablation=tuple(steps))))["ablation"]
+    assert "+ persistent_workers=True" in list_texts(chart)
+    assert "1,800/s   1.33x, noise" in list_texts(chart)
 
 
 @pytest.mark.parametrize("changes", [{"ablation": ()}, {"baseline": None, "speedup": None, "speedup_ci95": None}])
@@ -197,10 +205,11 @@ def test_without_recorded_trials_there_is_no_chart_of_them() -> None:
 
 
 def test_a_setting_that_is_cut_shows_that_it_was_cut_and_is_told_whole_to_who_points_at_it() -> None:
-    chart = draw(make_full_profile())["ablation"]
-    assert "+ num_workers=4" in list_texts(chart)
-    assert "+ persistent_workers=T…" in list_texts(chart)
-    assert any((title.text or "").startswith("persistent_workers=True: 1,800/s") for title in chart.iter("title"))
+    long = "sharing_strategy=file_descriptor_and_system"
+    steps = [step.model_copy(update={"setting": long}) for step in make_full_profile().result.ablation]
+    chart = draw(make_full_profile(result=make_profile_result(ablation=tuple(steps))))["ablation"]
+    assert any(re.fullmatch(r"\+ sharing_strategy=file_\w+…", text) for text in list_texts(chart))
+    assert any((title.text or "").startswith(f"{long}: 1,800/s") for title in chart.iter("title"))
 
 
 def make_hostile() -> TunedProfile:

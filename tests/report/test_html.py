@@ -20,18 +20,20 @@ def test_the_answer_stands_first() -> None:
     text = read(make_full_profile()).text
     for words in ("1.80 × the throughput of PyTorch's defaults", "1,800 samples/s", "1,750 to 1,850 (95 %)"):
         assert 0 <= text.index(words) < text.index("Throughput against workers")
-    assert 'autotune.load("dltune.json").loader_kwargs()' in text
+    assert 'tuned = autotune.load("dltune.json") loader = tuned.make_loader(dataset, shuffle=True)' in text
 
 
 def test_all_parts_are_there_when_there_is_something_to_say() -> None:
     page = read(make_full_profile())
     assert page.texts["h2"] == [
+        "Paste into your training code",
+        "What else would help",
         "Before you use it",
+        "The numbers",
         "Throughput against workers",
         "What each setting gave",
         "Where the time of a batch goes",
         "Which settings matter",
-        "What would help beyond the settings",
         "The confirmation, round by round",
         "Every trial",
         "The same again",
@@ -62,6 +64,25 @@ def test_a_baseline_that_was_kept_is_the_headline() -> None:
     assert "no gain beyond noise" in read(make_full_profile(result=kept)).text
 
 
+def test_the_headline_stands_on_what_was_reached_before_and_how_sure_that_is() -> None:
+    assert "1,800 samples/s instead of 1,000; 1.70 to 1.90 × with 95 % certainty" in read(make_full_profile()).text
+    unsure = make_profile_result(speedup_ci95=None, confirmed_rounds=0)
+    assert "instead of 1,000, not confirmed" in read(make_full_profile(result=unsure)).text
+
+
+def test_what_binds_the_answer_is_told_with_what_is_advised_or_that_nothing_is() -> None:
+    bound = "Bound by the training step; waiting for data takes 10 % of the time."
+    assert f"{bound} Use __getitems__." in read(make_full_profile()).text
+    assert f"{bound} Nothing beyond the settings stood out." in read(make_profile()).text
+
+
+def test_settings_that_did_not_change_stand_aside() -> None:
+    assert "As before: pin_memory=False , in_order=True" in read(make_full_profile()).text
+    kept = make_profile_result(verdict="keep", speedup=1.0, speedup_ci95=(1.0, 1.0))
+    same = make_profile(config=make_config(), result=kept)
+    assert "As before" not in read(same).text
+
+
 def test_the_best_of_each_batch_size_and_earlier_answers_are_tables() -> None:
     rows = tuple(
         BatchSizeResult(batch_size=size, config=make_config(4, 2, size), samples_per_second=rate)
@@ -89,7 +110,7 @@ def test_a_setting_is_shown_with_what_it_was_before() -> None:
     settings = {setting.name: (setting.value, setting.was) for setting in list_settings(make_profile())}
     assert settings["num_workers"] == ("4", "0")
     assert settings["batch_size"] == ("64", "32")
-    assert settings["prefetch_factor"] == ("2", "None")
+    assert settings["prefetch_factor"] == ("2", "unset")
     assert settings["persistent_workers"] == ("True", "False")
     assert settings["in_order"] == ("True", None)
     assert settings["sharing_strategy"] == ("file_descriptor", None)

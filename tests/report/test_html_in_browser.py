@@ -144,6 +144,24 @@ def test_paper_is_white_even_for_those_who_read_in_the_dark(visit: Visit) -> Non
     )
 
 
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_how_much_faster_which_settings_what_to_paste_and_what_else_would_help_are_in_the_first_screen(
+    visit: Visit, size: dict[str, int]
+) -> None:
+    visit.page.set_viewport_size(size)
+    answers = (
+        visit.page.get_by_role("heading", level=1),
+        visit.page.get_by_role("list", name="Settings"),
+        visit.page.get_by_label("Training code", exact=True),
+        visit.page.get_by_role("heading", name="What else would help"),
+        visit.page.get_by_text(make_full_profile().result.advice[0]),
+    )
+    boxes = [answer.bounding_box() for answer in answers]
+    bottoms = [box["y"] + box["height"] for box in boxes if box is not None]
+    assert len(bottoms) == len(answers)
+    assert max(bottoms) <= size["height"]
+
+
 def test_a_phone_scrolls_the_page_downward_only(visit: Visit) -> None:
     visit.page.set_viewport_size(PHONE)
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]

@@ -1,0 +1,403 @@
+"""One line of a tuned file in a real, short training of each library: its own loader has the tuned settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset, WeightedRandomSampler
+
+from autotune.config import LoaderConfig, ProcessSettings
+from autotune.errors import UsageError
+from autotune.profiles.load import TunedLoader
+from tests.builders import make_config, make_profile, write_profiles
+from tests.profiles.test_load import make_hardware_here
+from tests.test_integrations import check_settings, take_create_loader
+
+ROOT = Path(__file__).parent.parent
+SAMPLES = 64
+TUNED = make_config(2, 5, 8, ProcessSettings(non_blocking=True), pin_memory=True, persistent_workers=True)
+PLAIN = make_config(0, batch_size=16)
+DEVICE_PREFETCH = ProcessSettings(non_blocking=True, device_prefetch=True)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),  # of Lightning
+    pytest.mark.usefixtures("offline"),
+]
+
+
+def make_tuned(config: LoaderConfig = TUNED, **workload: Any) -> TunedLoader:
+    profile = make_profile(dataloader=config.dataloader, process=config.process)
+    profile = profile.model_copy(update={"workload": profile.workload.model_copy(update=workload)})
+    return TunedLoader(profile, config, "exact")
+
+
+def make_numbers() -> TensorDataset:
+    return TensorDataset(torch.arange(float(SAMPLES)))
+
+
+def list_seen(loader: Any) -> list[float]:
+    return [number for batch in loader for number in batch[0].tolist()]
+
+
+class Regression(torch.nn.Module):
+    """A weight that keeps the sizes of the batches that it learns from, and gives its loss as transformers wants it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._layer = torch.nn.Linear(1, 1)
+        self.batch_sizes: list[int] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.batch_sizes.append(len(x))
+        return {"loss": (self._layer(x) - labels).square().mean()}
+
+
+# transformers
+
+
+def train_with_transformers(tuned: TunedLoader, folder: Path) -> tuple[Any, list[int]]:
+    """Train for two steps; give the loader that the Trainer trained with, and the sizes of its batches."""
+    transformers = pytest.importorskip("transformers")
+    found = []
+
+    class Look(transformers.TrainerCallback):  # type: ignore[misc, name-defined]  # its types are not read
+        def on_step_end(self, *_: Any, train_dataloader: Any, **__: Any) -> None:
+            found.append(train_dataloader)
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=2,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        **tuned.kwargs_for("hf"),
+    )
+    model, rows = Regression(), [{"x": [float(n)], "labels": [2.0 * n]} for n in range(SAMPLES)]
+    transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Look()]).train()
+    return found[-1], model.batch_sizes
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.parametrize("config", [TUNED, PLAIN], ids=["tuned", "plain"])
+def test_a_trainer_of_transformers_trains_with_the_tuned_settings(config: LoaderConfig, tmp_path: Path) -> None:
+    loader, sizes = train_with_transformers(make_tuned(config), tmp_path)
+    check_settings(loader, config)
+    assert sizes == [config.dataloader.batch_size] * 2
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.parametrize("config", [TUNED, PLAIN], ids=["tuned", "plain"])
+def test_its_copies_do_not_block_where_that_was_tuned(config: LoaderConfig, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    kwargs = make_tuned(config).kwargs_for("hf")
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), **kwargs)
+    trainer = transformers.Trainer(model=Regression(), args=arguments)
+    assert trainer.accelerator.non_blocking == config.process.non_blocking
+
+
+# accelerate
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_loop_under_accelerate_trains_with_the_tuned_settings() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    tuned, layer = make_tuned(), torch.nn.Linear(1, 1)
+    plan = accelerate.utils.DataLoaderConfiguration(**tuned.kwargs_for("accelerate"))
+    accelerator = accelerate.Accelerator(cpu=True, dataloader_config=plan)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
+    made = tuned.make_loader(make_numbers(), shuffle=True)
+    layer, optimizer, loader = accelerator.prepare(layer, optimizer, made)
+    sizes = []
+    for (numbers,), _ in zip(loader, range(2), strict=False):
+        accelerator.backward(layer(numbers.unsqueeze(1)).square().mean())
+        optimizer.step()
+        sizes.append(len(numbers))
+    check_settings(loader, TUNED)
+    assert sizes == [8, 8]
+    assert accelerator.non_blocking is True
+
+
+# Lightning
+
+
+def fit(model: Any, *data: Any, **options: Any) -> DataLoader[Any]:
+    """Train for two steps, and give the loader that the Trainer trained with."""
+    pytorch = pytest.importorskip("lightning.pytorch")
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = pytorch.Trainer(max_steps=2, accelerator="cpu", **quiet, **options)
+    trainer.fit(model, *data)
+    assert trainer.global_step == 2
+    loader: DataLoader[Any] = trainer.train_dataloader
+    return loader
+
+
+def halve(samples: list[Any]) -> list[torch.Tensor]:
+    return [torch.stack([sample[0] for sample in samples]) / 2]
+
+
+def make_module(loader: Any) -> Any:
+    """Make a data module whose training loader is the given one, made by the user in the usual way."""
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Numbers(lightning.LightningDataModule):  # type: ignore[misc, name-defined]  # its types are not read
+        def train_dataloader(self) -> Any:
+            return loader
+
+    return Numbers()
+
+
+@pytest.mark.parametrize("config", [TUNED, PLAIN], ids=["tuned", "plain"])
+def test_a_data_module_of_lightning_trains_with_the_tuned_settings(config: LoaderConfig) -> None:
+    modules = pytest.importorskip("tests.data_modules")
+    loader = fit(modules.Idle(), make_tuned(config).apply_to(modules.Numbers()))
+    check_settings(loader, config)
+    assert loader.batch_size == config.dataloader.batch_size
+    assert loader.drop_last is True
+
+
+def test_a_model_of_lightning_that_hands_out_its_data_itself_trains_with_them() -> None:
+    modules = pytest.importorskip("tests.data_modules")
+
+    class Whole(modules.Idle):  # type: ignore[misc, name-defined]  # found at run time
+        def train_dataloader(self) -> Any:
+            return DataLoader(make_numbers(), batch_size=4, shuffle=True)
+
+    check_settings(fit(make_tuned().apply_to(Whole())), TUNED)
+
+
+def test_sampler_collate_function_and_generator_stay_as_they_are_in_training() -> None:
+    modules = pytest.importorskip("tests.data_modules")
+    sampler, generator = WeightedRandomSampler([1.0] * SAMPLES, 32), torch.Generator()
+    plain = DataLoader(make_numbers(), 4, sampler=sampler, collate_fn=halve, generator=generator, timeout=60)
+    loader = fit(modules.Idle(), make_tuned().apply_to(make_module(plain)))
+    assert (loader.sampler, loader.collate_fn, loader.generator) == (sampler, halve, generator)
+    assert (loader.timeout, loader.batch_size, len(loader)) == (60, 8, 4)
+
+
+def test_of_several_loaders_the_one_that_was_tuned_gets_the_settings() -> None:
+    several = {"left": DataLoader(make_numbers()), "right": DataLoader(make_numbers())}
+    found = make_tuned(split="right").apply_to(make_module(several)).train_dataloader()
+    assert found["left"] is several["left"]
+    check_settings(found["right"], TUNED)
+    in_order = make_tuned(split="1").apply_to(make_module([*several.values()])).train_dataloader()
+    assert (in_order[0].num_workers, in_order[1].num_workers) == (0, 2)
+
+
+def test_several_loaders_of_which_none_was_tuned_are_refused() -> None:
+    module = make_tuned(split="train").apply_to(make_module({"left": DataLoader(make_numbers())}))
+    with pytest.raises(UsageError, match="A dict is not the DataLoader that was tuned, and holds none called train"):
+        module.train_dataloader()
+
+
+RANKS = """
+import json, sys, torch
+from pathlib import Path
+from lightning.pytorch import LightningDataModule, Trainer
+from torch.utils.data import DataLoader
+from tests.data_modules import Idle
+from tests.test_frameworks import make_numbers, make_tuned
+
+class Numbers(LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(make_numbers(), batch_size=4, shuffle=True, drop_last=True)
+
+if __name__ == "__main__":
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = Trainer(max_steps=2, accelerator="cpu", devices=2, strategy="ddp", **quiet)
+    trainer.fit(Idle(), make_tuned().apply_to(Numbers()))
+    loader = trainer.train_dataloader
+    names = ("num_workers", "prefetch_factor", "batch_size", "persistent_workers", "drop_last")
+    told = {name: getattr(loader, name) for name in names}
+    told |= {"sampler": type(loader.sampler).__name__, "indices": list(loader.sampler)}
+    Path(sys.argv[1], str(trainer.global_rank)).write_text(json.dumps(told))
+"""
+
+
+def test_lightning_shares_the_samples_among_processes_whose_loaders_have_the_tuned_settings(tmp_path: Path) -> None:
+    pytest.importorskip("tests.data_modules")
+    script = tmp_path / "train.py"
+    script.write_text(RANKS)
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, script, tmp_path], env=environ, check=True, capture_output=True, timeout=300)
+    told = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    for one in told:
+        assert one["sampler"] == "DistributedSampler"
+        assert (one["num_workers"], one["prefetch_factor"], one["batch_size"]) == (2, 5, 8)
+        assert one["persistent_workers"]
+        assert one["drop_last"]
+    assert sorted(told[0]["indices"] + told[1]["indices"]) == list(range(SAMPLES))
+
+
+# Any loader
+
+
+def test_a_ready_loader_keeps_its_samples_and_gets_the_settings() -> None:
+    loader = make_tuned().apply_to(DataLoader(make_numbers(), batch_size=4))
+    check_settings(loader, TUNED)
+    assert list_seen(loader) == list_seen(DataLoader(make_numbers()))
+
+
+def test_a_batch_sampler_and_samples_one_by_one_stay_as_they_are() -> None:
+    batches = BatchSampler(SequentialSampler(make_numbers()), 3, drop_last=False)
+    by_sampler = make_tuned().apply_to(DataLoader(make_numbers(), batch_sampler=batches))
+    one_by_one = make_tuned().apply_to(DataLoader(make_numbers(), batch_size=None))
+    assert (by_sampler.batch_sampler, by_sampler.num_workers) == (batches, 2)
+    assert (one_by_one.batch_sampler, one_by_one.batch_size, one_by_one.num_workers) == (None, None, 2)
+
+
+def test_what_only_workers_need_goes_where_none_were_tuned() -> None:
+    ready = DataLoader(make_numbers(), num_workers=1, timeout=60, multiprocessing_context="fork")
+    loader = make_tuned(PLAIN).apply_to(ready)
+    check_settings(loader, PLAIN)
+    assert len(list_seen(loader)) == SAMPLES
+
+
+def test_the_start_method_of_a_loader_stays_where_none_was_tuned() -> None:
+    ready = DataLoader(make_numbers(), num_workers=1, multiprocessing_context="spawn")
+    assert make_tuned().apply_to(ready).multiprocessing_context.get_start_method() == "spawn"
+
+
+def test_a_setting_given_beside_wins_over_the_tuned_one() -> None:
+    loader = make_tuned().apply_to(DataLoader(make_numbers()), batch_size=3)
+    assert (loader.batch_size, loader.num_workers) == (3, 2)
+
+
+def test_a_class_that_is_made_in_its_own_way_is_answered_with_make_loader() -> None:
+    from tests.own_loaders import PicksItsPrefetch
+
+    ready = PicksItsPrefetch(make_numbers())
+    with pytest.raises(UsageError, match=r"PicksItsPrefetch is made in a way of its own.*make_loader\(PicksItsPrefet"):
+        make_tuned().apply_to(ready)
+
+
+def test_what_is_no_loader_is_refused() -> None:
+    with pytest.raises(UsageError, match="A TensorDataset is not the DataLoader that was tuned"):
+        make_tuned().apply_to(make_numbers())
+
+
+# timm, whose loader factory is run as in tests/test_integrations.py
+
+
+class Images(torch.utils.data.Dataset[Any]):
+    transform: Any = None
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((3, 8, 8), index, dtype=torch.uint8), index % 2
+
+
+def test_timms_own_loader_trains_with_the_tuned_settings() -> None:
+    if find_spec("timm") is None:
+        pytest.skip("timm is not installed")
+    kwargs = make_tuned(make_config(2, 2, 8, pin_memory=True, persistent_workers=False)).kwargs_for("timm")
+    device, layer = torch.device("cpu"), torch.nn.Linear(3 * 8 * 8, 2)
+    loader = take_create_loader()(Images(), input_size=(3, 8, 8), is_training=True, device=device, **kwargs)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
+    for (images, labels), _ in zip(loader, range(2), strict=False):
+        torch.nn.functional.cross_entropy(layer(images.flatten(1)), labels).backward()
+        optimizer.step()
+        assert len(images) == 8
+    inner = loader.loader
+    found = (inner.batch_size, inner.num_workers, inner.pin_memory, inner.persistent_workers)
+    assert found == (8, 2, True, False)
+
+
+# torchdata
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 calls it
+def test_torchdatas_stateful_loader_has_the_tuned_settings() -> None:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    config = make_config(2, 5, 8, persistent_workers=True)
+    loader = torchdata.StatefulDataLoader(make_numbers(), **make_tuned(config).kwargs_for("statefuldataloader"))
+    check_settings(loader, config)
+    assert sorted(list_seen(loader)) == list_seen(DataLoader(make_numbers()))
+
+
+# What a library has no place for
+
+
+@pytest.mark.parametrize(
+    ("to", "config", "lost"),
+    [
+        ("hf", TUNED, []),
+        ("accelerate", TUNED, []),
+        ("lightning", TUNED, []),
+        ("statefuldataloader", TUNED, ["non_blocking"]),
+        ("timm", TUNED, ["prefetch_factor"]),
+        ("timm", make_config(2, 2, 8), []),
+        ("timm", make_config(0, batch_size=None), ["batch_size"]),
+        ("hf", make_config(0, batch_size=None), ["batch_size"]),
+        ("hf", make_config(2, 2, 8, ProcessSettings(sharing_strategy="file_system")), ["sharing_strategy"]),
+        ("hf", make_config(2, 2, 8, DEVICE_PREFETCH, pin_memory=True), ["device_prefetch"]),
+        ("accelerate", make_config(2, 2, 8, DEVICE_PREFETCH, pin_memory=True), ["device_prefetch"]),
+        ("accelerate", make_config(2, 2, 8, ProcessSettings(sharing_strategy="file_system")), []),
+        ("statefuldataloader", make_config(2, 2, 8, in_order=False), ["in_order"]),
+    ],
+)
+def test_a_warning_names_what_a_library_cannot_hold(to: Any, config: LoaderConfig, lost: list[str]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_tuned(config).kwargs_for(to)
+    said = [str(one.message) for one in caught]
+    assert len(said) == len(lost)
+    assert all(name in one for name, one in zip(lost, said, strict=True))
+    assert {one.filename for one in caught} <= {__file__}
+
+
+def test_applied_to_a_module_only_the_copies_ahead_are_lost() -> None:
+    process = ProcessSettings(non_blocking=True, device_prefetch=True, sharing_strategy="file_system")
+    tuned = make_tuned(make_config(2, 2, 8, process, pin_memory=True))
+    with pytest.warns(UserWarning, match="device_prefetch=True is not held: go through") as caught:
+        tuned.apply_to(make_module(DataLoader(make_numbers())))
+    assert [one.filename for one in caught] == [__file__]
+
+
+@pytest.mark.parametrize("to", ["transformers", "yaml"])
+def test_an_unknown_library_is_answered_with_the_known_ones(to: Any) -> None:
+    with pytest.raises(UsageError, match=f"'{to}' is none of statefuldataloader, hf, accelerate, lightning, timm"):
+        make_tuned().kwargs_for(to)
+
+
+# The page
+
+
+def list_blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "frameworks.md").read_text(), re.DOTALL | re.MULTILINE)
+
+
+def make_names(library: str) -> dict[str, Any]:
+    """Make what a block of the page takes for granted."""
+    if library == "transformers":
+        return {"model": Regression(), "dataset": [{"x": [float(n)], "labels": [n]} for n in range(SAMPLES)]}
+    if library == "lightning":
+        modules = pytest.importorskip("tests.data_modules")
+        return {"model": modules.Idle(), "datamodule": modules.Numbers()}
+    return {"dataset": make_numbers()}
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.filterwarnings("ignore")  # what a library says of the small things that the page leaves out
+@pytest.mark.parametrize("library", ["lightning", "transformers", "accelerate", "torchdata"])
+def test_the_block_of_the_page_runs_as_it_stands(library: str, workdir: Path) -> None:
+    pytest.importorskip(library)
+    write_profiles(workdir, make_profile(hardware=make_hardware_here(), dataloader=make_config(2, 2, 8).dataloader))
+    first, (block,) = list_blocks()[0], [block for block in list_blocks() if f"from {library}" in block]
+    names = make_names(library)
+    exec(first, names)
+    exec(block, names)
+    loader = names.get("loader") or getattr(names.get("trainer"), "train_dataloader", None)
+    assert loader is None or loader.num_workers == 2
