@@ -33,7 +33,7 @@ AS_JSON: Final = click.option(
     "--json", "as_json", is_flag=True, envvar="DLTUNE_JSON", help="Print the profile as one JSON document on stdout."
 )
 QUIET: Final = click.option("-q", "--quiet", is_flag=True, help="Show nothing but the result and errors.")
-TIMINGS: Final = click.option("--timings", is_flag=True, help="Say at the end where the time of the run went.")
+TIMINGS: Final = click.option("--timings", is_flag=True, help="Say where the time of the run went.")
 VERBOSE: Final = click.option(
     "-v", "--verbose", is_flag=True, help="Show phases, skipped configurations and tracebacks of trials."
 )
