@@ -18,7 +18,7 @@ from autotune.profiles.file import read_file
 from autotune.search.storage import open_storage
 from tests.faults.test_storage import BRIEF, make_command, run
 
-pytest.importorskip("psycopg")
+pytest.importorskip("psycopg", reason="psycopg is not installed (make test-all installs it)")
 BINARIES = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
 SERVER_USER = "postgres"  # whom Debian's package makes; the server refuses to run as root
 START_SECONDS = 30.0
