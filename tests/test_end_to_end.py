@@ -113,6 +113,7 @@ def test_a_dry_run_plans_and_writes_nothing(workdir: Path) -> None:
     assert list(workdir.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_dataset_that_works_only_without_workers_keeps_them_off() -> None:
     finished = run("make_fails_in_workers", "--trials", "3")
     assert finished.returncode == 0, finished.stderr

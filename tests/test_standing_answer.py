@@ -57,6 +57,11 @@ def test_an_answer_that_still_holds_is_measured_again_and_not_searched() -> None
     assert "still holds" in told
     assert "trial" not in told.split("Best:")[0].split("Keep:")[0]
     assert OUTPUT.read_text() == before
+
+
+@pytest.mark.slow
+def test_an_answer_is_searched_anew_where_that_is_asked_for() -> None:
+    change_answer(samples_per_second_ci95=(1.0, 1e9))
     assert "trial  1/2" in tune("--afresh")
 
 

@@ -19,9 +19,11 @@ def open_ranks(factory: str, ranks: int = 2, stall_seconds: float = 30.0, **opti
     return runner
 
 
-def run_ranks(factory: str, ranks: int = 2, workers: int = 1, stall: float = 30.0, **options: Any) -> TrialResult:
+def run_ranks(
+    factory: str, ranks: int = 2, workers: int = 1, stall: float = 30.0, seconds: float = 20.0, **options: Any
+) -> TrialResult:
     with open_ranks(factory, ranks, stall, **options) as runner:
-        return runner.run(make_request(workers))
+        return runner.run(make_request(workers, seconds=seconds))
 
 
 def measure_ranks(factory: str, ranks: int = 2, workers: int = 1, **options: Any) -> Measurement:
@@ -52,7 +54,7 @@ def test_what_each_rank_delivers_is_counted(factory: str, shares: list[int]) -> 
 
 @pytest.mark.slow
 def test_what_a_rank_would_deliver_in_an_epoch_too_long_for_a_trial_is_counted_as_well() -> None:
-    found = measure_ranks("make_unshared", step_seconds=0.2)
+    found = measure_ranks("make_unshared", seconds=1.0, step_seconds=0.2)
     assert found.epochs[0].closed_after is not None
     assert [rank.samples for rank in found.ranks] == [64, 64]
 
@@ -63,14 +65,16 @@ def test_a_rank_that_runs_out_of_data_ends_the_epoch_of_all() -> None:
 
 
 def test_the_rank_that_the_others_wait_for_is_the_one_that_is_slow() -> None:
-    first, second = measure_ranks("make_odd", workers=0, dataset_args={"deed": "wait", "seconds": 0.01}).ranks
+    first, second = measure_ranks(
+        "make_odd", workers=0, seconds=1.0, dataset_args={"deed": "wait", "seconds": 0.01}
+    ).ranks
     assert second.wait_seconds > 2 * first.wait_seconds
     assert second.late_steps > 0.8 * second.steps > 0
 
 
 @pytest.mark.slow
 def test_the_measurement_is_that_of_the_slowest_rank() -> None:
-    found = measure_ranks("make_odd", workers=0, dataset_args={"deed": "wait", "seconds": 0.01})
+    found = measure_ranks("make_odd", workers=0, seconds=1.0, dataset_args={"deed": "wait", "seconds": 0.01})
     waited = sum(trace.wait_seconds for trace in found.epochs)
     assert waited == pytest.approx(max(rank.wait_seconds for rank in found.ranks), rel=0.1)
 

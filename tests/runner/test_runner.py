@@ -35,7 +35,7 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def honest(leaves_nothing: None) -> Iterator[TrialRunner]:
     with open_runner("make_honest") as runner:
-        runner.probe((8, 8), LIMITS)
+        runner.limit(LIMITS)
         yield runner
 
 

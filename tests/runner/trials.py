@@ -37,10 +37,11 @@ def open_runner(
     return TrialRunner(request, stall_seconds, sandbox=sandbox, on_warning=on_warning, starter=starter)
 
 
-def make_request(workers: int, *, fresh: bool = False, epochs: int = 2) -> TrialRequest:
+def make_request(workers: int, *, fresh: bool = False, epochs: int = 2, seconds: float = 20.0) -> TrialRequest:
+    """Make a trial of whole epochs, however busy this machine is; fewer seconds cut a long one short."""
     extra = {"prefetch_factor": 2} if workers else {}
     loader = DataLoaderSettings(batch_size=8, num_workers=workers, **extra)
-    return TrialRequest(config=LoaderConfig(dataloader=loader), epochs=epochs, seconds=1.0, fresh=fresh)
+    return TrialRequest(config=LoaderConfig(dataloader=loader), epochs=epochs, seconds=seconds, fresh=fresh)
 
 
 def run_one(factory: str, workers: int, stall_seconds: float = 30.0) -> TrialResult:
