@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def coverage_init(registry: Plugins, options: Any) -> None:
     """Let a process of a trial save what was counted so far with each message."""
     if "autotune.child" in sys.orig_argv:
-        socket.socket.sendall = _save_and_send  # type: ignore[method-assign]
+        socket.socket.sendall = _save_and_send  # type: ignore[assignment]
 
 
 _send = socket.socket.sendall
