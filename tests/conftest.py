@@ -19,7 +19,7 @@ from tests.kept_server import list_kept
 BESIDE = {Path("/tmp")} if os.environ.get("PYTEST_XDIST_WORKER") else set()  # where other sessions have their folders
 # Inherited by every process that a test starts: others on this machine are not our business.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
-LEAVE_SECONDS = 20.0 if WORKER else 5.0  # the names of runs that are killed beside us look like ours
+LEAVE_SECONDS = 60.0 if WORKER else 5.0  # the names of runs that are killed beside us look like ours
 if not os.environ.get("DLTUNE_TEST_SESSION", "").endswith(f"/{WORKER}"):  # not yet one of this process or above it
     os.environ["DLTUNE_TEST_SESSION"] = f"{uuid.uuid4().hex}/{WORKER}"
     if WORKER:  # what the tests beside ours leave for a moment is not our business either
