@@ -4,15 +4,17 @@ BIN := .venv/bin
 READY := .venv/.ready
 TEST_READY := .venv/.test-ready
 BENCH_READY := .venv/.bench-ready
+COVERAGE_READY := .venv/.coverage-ready
 DOCS_READY := .venv/.docs-ready
 LOWEST := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/.ready
-WITH_CHILDREN := runner/test_probe.py runner/test_ranks.py runner/test_ranks_of_libraries.py runner/test_runner.py \
-	commands/test_launch.py child report/test_html_in_browser.py \
-	search/test_dashboard.py benchmarks docs test_end_to_end.py test_integrations.py test_docs.py
+WITH_CHILDREN := runner/test_probe.py runner/test_ranks.py runner/test_runner.py child benchmarks docs \
+	test_end_to_end.py test_standing_answer.py test_docs.py  # and what is marked slow
 ALONE := tests/faults/test_budgets.py  # it measures; all other tests run in two processes
+IN_TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-lowest faults test-gpu test-libraries lint types dist check bench bench-gpu replay docs clean help
+.PHONY: demo test test-all coverage test-lowest faults test-gpu test-libraries lint types dist check bench bench-gpu replay docs
+.PHONY: clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,10 +35,22 @@ $(TEST_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps timm  # only read; torchvision is left out
 	@touch $(TEST_READY)
 
-test: $(TEST_READY) ## Set up, then run the tests
+test: $(READY) ## Set up, then run the tests that are not marked slow: under five minutes on two cores
+	$(BIN)/python -m pytest tests -m "not slow" $(IN_TWO)
+
+test-all: test $(TEST_READY) ## Then the slow ones: faults, chaos, other libraries (half a gigabyte), a browser
 	$(BIN)/python -m pytest $(ALONE)
-	$(BIN)/python -m pytest tests $(ALONE:%=--ignore %) \
-		--numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests -m slow $(ALONE:%=--ignore %) $(IN_TWO)
+
+$(COVERAGE_READY): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --group coverage
+	@touch $(COVERAGE_READY)
+
+coverage: $(COVERAGE_READY) ## Run the tests that are not marked slow, and print which branches they take, children's included
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest tests -m "not slow" $(IN_TWO)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 $(LOWEST_READY): pyproject.toml constraints.txt .ci/lowest.py
 	$(PYTHON) -m venv .venv-lowest
@@ -52,8 +66,8 @@ test-lowest: $(LOWEST_READY) ## Run one tuning and the tests that start no proce
 		--trial-time 300ms --no-resume --output .venv-lowest/dltune.json --storage sqlite:///.venv-lowest/studies.db
 	$(LOWEST)/dltune check .venv-lowest/dltune.json
 	$(LOWEST)/dltune report .venv-lowest/dltune.json --format md
-	$(LOWEST)/python -m pytest tests --ignore tests/faults --ignore tests/gpu $(WITH_CHILDREN:%=--ignore tests/%) \
-		--numprocesses 2 --dist loadfile
+	$(LOWEST)/python -m pytest tests -m "not slow" --ignore tests/faults --ignore tests/gpu \
+		$(WITH_CHILDREN:%=--ignore tests/%) $(IN_TWO)
 
 faults: $(READY) ## Run the fault tests alone, and print what became of each fault
 	$(BIN)/python -m pytest tests/faults --fault-matrix
@@ -76,7 +90,7 @@ types: $(READY) ## Check types
 dist: ## Build sdist and wheel, and try both in fresh environments
 	PYTHON=$(PYTHON) .ci/dist
 
-check: lint types test test-lowest dist ## Everything that CI runs
+check: lint types test-all test-lowest docs dist ## Everything that CI runs
 
 $(BENCH_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --group bench
@@ -104,4 +118,5 @@ docs: $(DOCS_READY) ## Build the documentation site
 	@echo "site/index.html opens in a browser; searching needs a server: python3 -m http.server --directory site"
 
 clean: ## Remove what was made here
-	rm -rf .venv .venv-dist .venv-lowest .venv-libraries dist .dltune dltune.json examples/.data .pytest_cache .mypy_cache .ruff_cache .hypothesis site
+	rm -rf .venv .venv-dist .venv-lowest .venv-libraries dist site .dltune dltune.json examples/.data .coverage*
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

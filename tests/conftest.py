@@ -14,10 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.kept_server import list_kept
+
 BESIDE = {Path("/tmp")} if os.environ.get("PYTEST_XDIST_WORKER") else set()  # where other sessions have their folders
 # Inherited by every process that a test starts: others on this machine are not our business.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
-LEAVE_SECONDS = 20.0 if WORKER else 5.0  # the names of runs that are killed beside us look like ours
+LEAVE_SECONDS = 60.0 if WORKER else 5.0  # the names of runs that are killed beside us look like ours
 if not os.environ.get("DLTUNE_TEST_SESSION", "").endswith(f"/{WORKER}"):  # not yet one of this process or above it
     os.environ["DLTUNE_TEST_SESSION"] = f"{uuid.uuid4().hex}/{WORKER}"
     if WORKER:  # what the tests beside ours leave for a moment is not our business either
@@ -46,7 +48,7 @@ def _list_processes() -> list[str]:
         try:
             inherited = process.environ()
             is_ours = "DLTUNE_TRIAL" in inherited and inherited.get("DLTUNE_TEST_SESSION") == SESSION
-            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+            if is_ours and process.pid not in list_kept() and process.status() != psutil.STATUS_ZOMBIE:
                 left.append(f"{process.pid} {process.name()}")
         except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
             continue

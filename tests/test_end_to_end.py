@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,15 +25,17 @@ QUICK = ("--batch-size", "8", "--trial-time", "0.3s", "--epochs", "2", "--max-wo
 WITHOUT_SHM = "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec"
 PASTE_READY = '  loader = autotune.load("dltune.json").make_loader(dataset, shuffle=True)'
 pytestmark = pytest.mark.usefixtures("leaves_nothing", "workdir")
+Finished = subprocess.CompletedProcess[str]
 
 
 def make_command(factory: str, *options: str) -> list[str]:
     return [sys.executable, "-m", "autotune.cli", "--dataset", f"tests.misbehaving:{factory}", *options]
 
 
-def start(factory: str, *options: str) -> subprocess.Popen[str]:
+def start(factory: str, *options: str, folder: Path | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
         make_command(factory, *QUICK, *options),
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": ROOT},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -42,8 +43,8 @@ def start(factory: str, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def run(factory: str, *options: str) -> subprocess.CompletedProcess[str]:
-    process = start(factory, *options)
+def run(factory: str, *options: str, folder: Path | None = None) -> Finished:
+    process = start(factory, *options, folder=folder)
     stdout, stderr = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
@@ -60,45 +61,56 @@ def await_trials(process: subprocess.Popen[str], count: int) -> list[str]:
     return seen
 
 
-def test_a_run_writes_a_file_whose_arguments_a_real_loader_takes(workdir: Path) -> None:
-    finished = run("make_honest", "--trials", "4")
-    assert finished.returncode == 0, finished.stderr
-    assert "samples/s" in finished.stdout
-    loader = DataLoader(make_honest(), shuffle=True, **load("dltune.json").loader_kwargs())
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("quiet")
+
+
+@pytest.fixture(scope="module")
+def quiet(folder: Path) -> Finished:
+    return run("make_honest", "--trials", "4", "--timings", "--quiet", folder=folder)
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return run("make_chatty", "--trials", "1", "--json", "--verbose", folder=tmp_path_factory.mktemp("chatty"))
+
+
+def test_a_run_writes_a_file_whose_arguments_a_real_loader_takes(quiet: Finished, folder: Path) -> None:
+    assert quiet.returncode == 0, quiet.stderr
+    assert "samples/s" in quiet.stdout
+    loader = DataLoader(make_honest(), shuffle=True, **load(folder / "dltune.json").loader_kwargs())
     assert sum(len(batch) for batch in loader) == 64
-    assert {path.name for path in workdir.iterdir()} == {"dltune.json", ".dltune"}
+    assert {path.name for path in folder.iterdir()} == {"dltune.json", ".dltune"}
 
 
-def test_json_puts_one_document_on_stdout_and_nothing_else() -> None:
-    finished = run("make_chatty", "--trials", "1", "--json")
-    assert finished.returncode == 0, finished.stderr
-    assert json.loads(finished.stdout)["workload"]["dataset"] == "tests.misbehaving:make_chatty"
-
-
-def test_a_run_says_where_its_time_went_and_leaves_none_of_it_out() -> None:
-    finished = run("make_honest", "--trials", "2", "--timings")
-    assert all(activity in finished.stdout for activity in ACTIVITIES.values()), finished.stderr
-    record = load("dltune.json").profile.search
-    spent = {phase.phase: phase for phase in record.time_spent}
-    assert list(spent) == ["probe", "search", "confirmation", "explanation"]
-    seconds = [getattr(phase, activity) for phase in record.time_spent for activity in ACTIVITIES]
-    assert sum(seconds) == pytest.approx(record.seconds, abs=0.1)
-    assert spent["confirmation"].starting > spent["search"].starting
-    assert finished.stdout.splitlines()[-1] == PASTE_READY
-
-
-def test_quiet_shows_nothing_but_the_result_whose_last_line_can_be_pasted() -> None:
-    finished = run("make_honest", "--trials", "1", "--quiet")
-    assert finished.stderr == ""
-    assert "Wrote dltune.json" in finished.stdout
-    lines = finished.stdout.splitlines()
+def test_quiet_shows_nothing_but_the_result_whose_last_line_can_be_pasted(quiet: Finished, folder: Path) -> None:
+    assert quiet.stderr == ""
+    assert "Wrote dltune.json" in quiet.stdout
+    phases = load(folder / "dltune.json").profile.search.time_spent
+    lines = quiet.stdout.splitlines()[len(phases) :]  # --timings stands before it
     assert lines[-1] == PASTE_READY
     assert len(lines) <= MAX_LINES
     assert max(map(len, lines)) <= WIDTH
 
 
-def test_verbose_shows_what_the_child_is_doing() -> None:
-    assert "calling tests.misbehaving:make_honest" in run("make_honest", "--trials", "1", "--verbose").stderr
+def test_a_run_says_where_its_time_went_and_leaves_none_of_it_out(quiet: Finished, folder: Path) -> None:
+    assert all(activity in quiet.stdout for activity in ACTIVITIES.values()), quiet.stdout
+    record = load(folder / "dltune.json").profile.search
+    spent = {phase.phase: phase for phase in record.time_spent}
+    assert list(spent) == ["probe", "search", "confirmation", "explanation"]
+    seconds = [getattr(phase, activity) for phase in record.time_spent for activity in ACTIVITIES]
+    assert sum(seconds) == pytest.approx(record.seconds, abs=0.1)
+    assert spent["confirmation"].starting > spent["search"].starting
+
+
+def test_json_puts_one_document_on_stdout_and_nothing_else(chatty: Finished) -> None:
+    assert chatty.returncode == 0, chatty.stderr
+    assert json.loads(chatty.stdout)["workload"]["dataset"] == "tests.misbehaving:make_chatty"
+
+
+def test_verbose_shows_what_the_child_is_doing(chatty: Finished) -> None:
+    assert "calling tests.misbehaving:make_chatty" in chatty.stderr
 
 
 def test_a_dry_run_plans_and_writes_nothing(workdir: Path) -> None:
@@ -108,6 +120,7 @@ def test_a_dry_run_plans_and_writes_nothing(workdir: Path) -> None:
     assert list(workdir.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_dataset_that_works_only_without_workers_keeps_them_off() -> None:
     finished = run("make_fails_in_workers", "--trials", "3")
     assert finished.returncode == 0, finished.stderr
@@ -119,9 +132,9 @@ def test_a_dataset_that_works_only_without_workers_keeps_them_off() -> None:
     ("factory", "words"),
     [
         ("make_raising", "ValueError: no such bucket"),
-        ("make_missing", "has no 'make_missing'"),
-        ("make_none", "returned None"),
-        ("make_exit", "SystemExit: 0"),
+        pytest.param("make_missing", "has no 'make_missing'", marks=pytest.mark.slow),
+        pytest.param("make_none", "returned None", marks=pytest.mark.slow),
+        pytest.param("make_exit", "SystemExit: 0", marks=pytest.mark.slow),
     ],
 )
 def test_a_broken_factory_exits_2_with_a_sentence(factory: str, words: str, workdir: Path) -> None:
@@ -133,6 +146,7 @@ def test_a_broken_factory_exits_2_with_a_sentence(factory: str, words: str, work
     assert not (workdir / "dltune.json").exists()
 
 
+@pytest.mark.slow
 def test_a_module_that_does_not_exist_exits_2() -> None:
     finished = run("make_honest", "--dataset", "no_such_module:make")
     assert finished.returncode == 2
@@ -161,6 +175,7 @@ def read_until_hung_up(terminal: io.RawIOBase) -> Iterator[bytes]:
             yield data
 
 
+@pytest.mark.slow
 def test_a_hanging_factory_exits_2_after_the_stall_time() -> None:
     finished = run("make_hanging", "--stall-time", "4s")
     assert finished.returncode == 2
@@ -178,16 +193,15 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_130() -> None:
 
 
 def test_a_killed_run_continues_where_it_stood() -> None:
-    process = start("make_honest", "--trials", "8", "--sampler", "random", "--no-resume")
+    process = start("make_honest", "--trials", "5", "--sampler", "random", "--no-resume")
     seen = await_trials(process, 3)
     process.kill()
     process.communicate(timeout=60)
-    time.sleep(0.5)
-    finished = run("make_honest", "--trials", "8", "--sampler", "random")
+    finished = run("make_honest", "--trials", "5", "--sampler", "random")
     assert finished.returncode == 0, finished.stderr
     resumed = next(line for line in finished.stderr.splitlines() if line.startswith("resumed"))
     assert int(resumed.split()[1]) >= len(seen)
-    assert load("dltune.json").profile.search.trials == 8
+    assert load("dltune.json").profile.search.trials == 5
 
 
 def can_mount() -> bool:
@@ -198,6 +212,7 @@ def can_mount() -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs a user namespace that may mount a tmpfs")
 def test_a_small_shm_ends_with_a_feasible_configuration_and_says_what_was_skipped() -> None:
     floats = 2**20  # 4 MiB a sample

@@ -24,6 +24,7 @@ SPAWNED = make_config(2, 4, 8, ProcessSettings(multiprocessing_context="spawn"),
 CONFIGS = {"plain": PLAIN, "tuned": TUNED, "spawned": SPAWNED}
 SETTINGS = ("num_workers", "pin_memory", "persistent_workers", "in_order", "prefetch_factor")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator:UserWarning"),
     pytest.mark.usefixtures("offline"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,25 @@ from autotune.profiles.schema import TunedProfile
 from autotune.request import TuningRequest
 from tests.test_end_to_end import run
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing", "workdir")
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 OUTPUT = Path("dltune.json")
 
 
-def tune(*options: str) -> str:
-    finished = run("make_waiting", "--trials", "2", *options)
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("first_run")
+    tune(folder=folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def answered(first_run: Path, workdir: Path) -> None:
+    """Find what a run has left in the folder."""
+    shutil.copytree(first_run, workdir, dirs_exist_ok=True)
+
+
+def tune(*options: str, folder: Path | None = None) -> str:
+    finished = run("make_waiting", "--trials", "2", *options, folder=folder)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout + finished.stderr
 
@@ -37,18 +51,21 @@ def read_request() -> TuningRequest:
 
 
 def test_an_answer_that_still_holds_is_measured_again_and_not_searched() -> None:
-    tune()
     change_answer(samples_per_second_ci95=(1.0, 1e9))
     before = OUTPUT.read_text()
     told = tune()
     assert "still holds" in told
     assert "trial" not in told.split("Best:")[0].split("Keep:")[0]
     assert OUTPUT.read_text() == before
+
+
+@pytest.mark.slow
+def test_an_answer_is_searched_anew_where_that_is_asked_for() -> None:
+    change_answer(samples_per_second_ci95=(1.0, 1e9))
     assert "trial  1/2" in tune("--afresh")
 
 
 def test_an_answer_that_does_not_hold_any_more_is_searched_anew_and_says_why() -> None:
-    tune()
     change_answer(samples_per_second=1e7, samples_per_second_ci95=(9e6, 1.1e7), baseline=None)
     told = tune()
     assert "of its predicted throughput" in told
@@ -57,7 +74,6 @@ def test_an_answer_that_does_not_hold_any_more_is_searched_anew_and_says_why() -
 
 
 def test_another_request_is_not_answered_by_what_the_file_holds() -> None:
-    tune()
     request = read_request()
     assert find_answer(request) is not None
     assert find_answer(request.model_copy(update={"epochs": 3})) is None
@@ -66,11 +82,9 @@ def test_another_request_is_not_answered_by_what_the_file_holds() -> None:
 
 
 def test_what_was_measured_answers_a_request_for_a_prediction() -> None:
-    tune()
     assert find_answer(read_request().model_copy(update={"trials": 0})) is not None
 
 
 def test_what_was_only_predicted_or_never_confirmed_answers_nothing() -> None:
-    tune()
     change_answer(confirmed_rounds=0)
     assert find_answer(read_request()) is None

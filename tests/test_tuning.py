@@ -120,9 +120,9 @@ def test_a_gain_within_noise_keeps_the_baseline() -> None:
 
 def test_the_same_seed_asks_for_the_same_configurations(workdir: Path) -> None:
     first, second, other = Bench(saturating), Bench(saturating), Bench(saturating)
-    run(first, make_request(seed=3, sampler="tpe"))
-    run(second, make_request(seed=3, sampler="tpe", resume=False))
-    run(other, make_request(seed=4, sampler="tpe"))
+    run(first, make_request(seed=3, sampler="tpe", trials=12))
+    run(second, make_request(seed=3, sampler="tpe", trials=12, resume=False))
+    run(other, make_request(seed=4, sampler="tpe", trials=12))
     assert first.configs == second.configs
     assert first.configs != other.configs
 
@@ -135,7 +135,7 @@ def test_no_configuration_is_measured_twice_in_the_search() -> None:
 
 def test_a_configuration_over_a_budget_is_skipped_not_tried() -> None:
     bench = Bench(saturating)
-    request = make_request(max_shm="2MB", batch_sizes=(32, 512), sampler="random")
+    request = make_request(max_shm="2MB", batch_sizes=(32, 512), sampler="random", trials=15)
     outcome = run(bench, request)
     assert outcome.profile.search.skipped > 0
     for config in bench.configs:
@@ -477,6 +477,11 @@ def test_an_error_once_in_many_trials_costs_no_result_and_is_a_warning_with_its_
     assert "ruled out" not in warning
 
 
+def make_small_grid() -> TuningRequest:
+    pins = {"persistent_workers": True, "in_order": True, "sharing_strategy": "file_descriptor"}
+    return make_request(batch_sizes=(32, 64), ranges={"num_workers": (0, 1)}, fixed=pins, sampler="grid", trials=100)
+
+
 def test_one_exception_without_workers_costs_no_result() -> None:
     struck: list[LoaderConfig] = []
 
@@ -486,8 +491,7 @@ def test_one_exception_without_workers_costs_no_result() -> None:
             return "workload_failed"
         return None
 
-    request = make_request(batch_sizes=(32, 64), ranges={"num_workers": (0, 1)}, sampler="grid", trials=100)
-    outcome = run(Bench(saturating, fails_once), request)
+    outcome = run(Bench(saturating, fails_once), make_small_grid())
     assert struck
     assert all(record.is_feasible for record in outcome.records)
     assert any("In 1 of" in warning for warning in outcome.profile.result.warnings)
@@ -497,8 +501,7 @@ def test_a_step_that_fails_at_one_batch_size_costs_that_batch_size_only() -> Non
     def fails(config: LoaderConfig) -> TrialKind | None:
         return "workload_failed" if config.dataloader.batch_size == 64 else None
 
-    request = make_request(batch_sizes=(32, 64), ranges={"num_workers": (0, 1)}, sampler="grid", trials=100)
-    outcome = run(Bench(saturating, fails), request)
+    outcome = run(Bench(saturating, fails), make_small_grid())
     assert (outcome.profile.dataloader.batch_size, outcome.profile.dataloader.num_workers) == (32, 1)
 
 
@@ -648,7 +651,7 @@ class Warnings(ProgressListener):
 
 def test_a_study_that_vanishes_is_said_once_and_the_run_goes_to_its_end(workdir: Path) -> None:
     view = Warnings()
-    outcome = run(after(5, (workdir / ".dltune" / "studies.db").unlink), progress=view)
+    outcome = run(after(5, (workdir / ".dltune" / "studies.db").unlink), make_request(trials=8), view)
     (sentence,) = view.heard
     assert "Trials can no longer be stored in .dltune/studies.db" in sentence
     assert outcome.profile.result.confirmed_rounds == ROUNDS
@@ -657,10 +660,10 @@ def test_a_study_that_vanishes_is_said_once_and_the_run_goes_to_its_end(workdir:
 
 def test_what_was_stored_before_a_study_was_lost_is_still_there(workdir: Path) -> None:
     database = workdir / ".dltune" / "studies.db"
-    run(after(5, lambda: database.rename(database.with_name("moved.db"))))
+    run(after(5, lambda: database.rename(database.with_name("moved.db"))), make_request(trials=8))
     database.with_name("moved.db").rename(database)
     view = Stops()
-    run(Bench(saturating), progress=view)
+    run(Bench(saturating), make_request(trials=8), view)
     assert view.resumed == 5
 
 
@@ -801,7 +804,10 @@ class SlowBench(Bench):
         return super().__call__(request)
 
 
-@pytest.mark.parametrize("timeout_seconds", [8.0, 30.0, 45.0, 60.0, 90.0, 150.0])
+LIMITS_OF_TIME = (8.0, 30.0, 45.0, *(pytest.param(longer, marks=pytest.mark.slow) for longer in (60.0, 90.0, 150.0)))
+
+
+@pytest.mark.parametrize("timeout_seconds", LIMITS_OF_TIME)
 @pytest.mark.parametrize("start_seconds", [0.5, 5.0, 20.0])
 def test_a_run_keeps_to_its_time_but_for_one_measurement_and_says_what_it_left_out(
     timeout_seconds: float, start_seconds: float

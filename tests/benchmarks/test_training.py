@@ -88,6 +88,7 @@ def test_everything_is_ready_before_a_run() -> None:
     assert stage.device == CPU
 
 
+@pytest.mark.slow
 def test_a_training_process_says_when_it_is_ready_and_trains_when_told() -> None:
     trainer = Trainer(make_workplace())
     try:
@@ -101,6 +102,7 @@ def test_a_training_process_says_when_it_is_ready_and_trains_when_told() -> None
     assert [run.trained.samples for run in runs] == [128, 128]
 
 
+@pytest.mark.slow
 def test_a_training_process_that_fails_says_why() -> None:
     trainer = Trainer(make_workplace(step="benchmarks.workloads.device_steps:make_nothing"))
     try:

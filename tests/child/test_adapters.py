@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from autotune.child.loader_building import build_loader
 from autotune.child.workload_loading import load_workload
@@ -19,11 +18,12 @@ from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.workload_profile import WorkloadProfile
 from tests.builders import make_config
+from tests.kept_server import KeptStarter
 
 ROOT = str(Path(__file__).parents[2])
 LIMITS = Budgets(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
 QUIET: Any = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
-pytestmark = pytest.mark.usefixtures("leaves_nothing", "offline")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("leaves_nothing", "offline")]
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def open_runner(dataset: str, **arguments: object) -> TrialRunner:
     request = WorkloadRequest(dataset=dataset, dataset_args=arguments, step_seconds=1e-4, working_dir=ROOT)
-    return TrialRunner(request, stall_seconds=120.0)
+    return TrialRunner(request, stall_seconds=120.0, starter=KeptStarter(ROOT))
 
 
 def probe(dataset: str, **arguments: object) -> WorkloadProfile:
@@ -110,6 +110,8 @@ def test_the_loader_that_lightning_makes_of_a_dataset_is_the_baseline() -> None:
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 calls it
 def test_a_stateful_loader_is_measured_as_one() -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
     loaded = load_workload(WorkloadRequest(dataset="tests.data_modules:StatefulNumbers"))
     assert loaded.baseline is not None
     assert loaded.baseline.dataloader == DataLoaderSettings(batch_size=8)
@@ -132,7 +134,7 @@ def test_what_accelerate_has_prepared_is_refused_and_can_be_made_by_a_function()
     with pytest.raises(UsageError, match=r"DataLoaderShard, which has its own .*--loader"):
         load_workload(WorkloadRequest(dataset="tests.data_modules:make_prepared"))
     request = WorkloadRequest(dataset="tests.data_modules:make_prepared", is_loader=True, working_dir=ROOT)
-    with TrialRunner(request, stall_seconds=120.0) as runner:
+    with TrialRunner(request, stall_seconds=120.0, starter=KeptStarter(ROOT)) as runner:
         runner.limit(LIMITS)
         assert count_samples(runner.run(TrialRequest(config=make_config(2, 2, 8), epochs=1, seconds=5.0))) == 64
 

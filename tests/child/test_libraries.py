@@ -282,6 +282,7 @@ def load(adapter: Adapter) -> LoadedWorkload:
     return load_workload(WorkloadRequest(dataset=f"{MODULE}:make_loader", is_loader=adapter.option == "--loader"))
 
 
+@pytest.mark.slow
 @each(TABLE)
 def test_a_loader_that_is_given_as_the_table_says_is_the_one_that_is_measured(
     adapter: Adapter, users_module: ModuleType
@@ -302,6 +303,7 @@ def find_class(adapter: Adapter, workload: LoadedWorkload, users_module: ModuleT
     return next(base for base in bases if f"{base.__module__}.{base.__qualname__}" == adapter.name)
 
 
+@pytest.mark.slow
 @each(one for one in TABLE if one.call is not None and one.library != "streaming")  # which is measured as it is
 def test_what_cannot_be_measured_as_it_is_returned_is_refused_with_the_librarys_own_way(
     adapter: Adapter, users_module: ModuleType
@@ -315,6 +317,7 @@ def test_what_cannot_be_measured_as_it_is_returned_is_refused_with_the_librarys_
         load_workload(WorkloadRequest(dataset=f"{MODULE}:made"))
 
 
+@pytest.mark.slow
 @each(one for one in TABLE if one.warning is not None)
 def test_a_run_is_told_what_to_know_of_the_measurements(adapter: Adapter, users_module: ModuleType) -> None:
     assert any(note.endswith(adapter.warning or "") for note in warn_of_libraries(load(adapter)))

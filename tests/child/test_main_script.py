@@ -52,6 +52,7 @@ def count_imports(folder: Path, main: str, dataset: str, method: str = "spawn", 
     return len(list(folder.glob("imported_*")))
 
 
+@pytest.mark.slow
 def test_spawned_workers_import_the_script_which_does_not_run_beside_them(tmp_path: Path) -> None:
     write_files(tmp_path, {"train.py": NOTES + GUARD, "data.py": DATA})
     assert count_imports(tmp_path, "train.py", "data:make_numbers") == WORKERS
@@ -62,11 +63,13 @@ def test_a_script_that_holds_the_factory_is_imported_once_by_every_process(tmp_p
     assert count_imports(tmp_path, "train.py", "train:make_numbers") == 1 + WORKERS
 
 
+@pytest.mark.slow
 def test_a_module_may_be_the_script(tmp_path: Path) -> None:
     write_files(tmp_path, {"pkg/__init__.py": "", "pkg/train.py": DATA + NOTES + GUARD})
     assert count_imports(tmp_path, "pkg.train", "pkg.train:make_numbers") == 1 + WORKERS
 
 
+@pytest.mark.slow
 def test_a_script_imports_what_lies_beside_it(tmp_path: Path) -> None:
     script = NOTES + "import beside" + GUARD
     write_files(tmp_path, {"scripts/train.py": script, "scripts/beside.py": "", "data.py": DATA})

@@ -15,6 +15,7 @@ from autotune.runner.runner import TrialRunner
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
 from tests.builders import make_config, make_limits
+from tests.kept_server import KeptStarter
 
 ROOT = str(Path(__file__).parents[2])
 FACTORY = "tests.own_loaders:make_repeated"
@@ -65,6 +66,10 @@ def test_a_function_of_the_settings_is_called_with_other_values_without_loading_
     assert change_knobs(load_workload(ask()), {"repeats": 4}) is None
 
 
+def open_runner(request: WorkloadRequest) -> TrialRunner:
+    return TrialRunner(request, stall_seconds=60.0, starter=KeptStarter(ROOT))
+
+
 def run(runner: TrialRunner, repeats: KnobValue | None, *, fresh: bool = False) -> TrialResult:
     knobs = {} if repeats is None else {"repeats": repeats}
     config = make_config(1, batch_size=10).model_copy(update={"knobs": knobs})
@@ -78,7 +83,7 @@ def count_samples(result: TrialResult) -> int:
 
 @pytest.mark.parametrize("dataset", [FACTORY, FUNCTION])
 def test_every_trial_has_the_values_that_it_asks_for_whether_warm_or_fresh(dataset: str) -> None:
-    with TrialRunner(ask(dataset, step_seconds=1e-4, working_dir=ROOT), stall_seconds=60.0) as runner:
+    with open_runner(ask(dataset, step_seconds=1e-4, working_dir=ROOT)) as runner:
         runner.limit(make_limits())
         seen = [count_samples(run(runner, repeats)) for repeats in (1, 4, None)]
         seen.append(count_samples(run(runner, 1, fresh=True)))
@@ -87,7 +92,7 @@ def test_every_trial_has_the_values_that_it_asks_for_whether_warm_or_fresh(datas
 
 def test_a_value_with_which_the_factory_fails_fails_the_trial_only() -> None:
     request = ask(knobs={"repeats": (1, 2, -1)}, step_seconds=1e-4, working_dir=ROOT)
-    with TrialRunner(request, stall_seconds=60.0) as runner:
+    with open_runner(request) as runner:
         runner.limit(make_limits())
         failed, worked = run(runner, -1), run(runner, 2)
     assert "ValueError: repeats must be positive" in failed.message

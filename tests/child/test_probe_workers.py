@@ -41,6 +41,12 @@ from tests.builders import GIB, MIB
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count every epoch to its end, on a busy machine as well."""
+    monkeypatch.setattr("autotune.child.probe_sharding.MAX_COUNT_SECONDS", 30.0)
+
+
 def load(dataset: Dataset[object], **parts: object) -> LoadedWorkload:
     return LoadedWorkload(parts=Workload(dataset=dataset, **parts))  # type: ignore[arg-type]  # as a test names them
 

@@ -45,6 +45,7 @@ def run_srun(*command: str) -> list[tuple[int, str]]:
     return [(task.returncode, words) for task, words in zip(tasks, said, strict=True)]
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_first_process_tunes_for_all_of_them(workdir: Path) -> None:
     found = run_torchrun(*COMMAND)
     assert found.returncode == 0, found.stderr
@@ -53,6 +54,7 @@ def test_under_torchrun_the_first_process_tunes_for_all_of_them(workdir: Path) -
     assert (profile.workload.local_world_size, len(profile.result.ranks)) == (2, 2)
 
 
+@pytest.mark.slow
 def test_under_torchrun_an_error_is_said_once_and_all_end() -> None:
     found = run_torchrun("-m", "autotune", "--dataset", "tests.misbehaving:no_such_factory", *QUICK)
     assert found.returncode == 1
@@ -60,6 +62,7 @@ def test_under_torchrun_an_error_is_said_once_and_all_end() -> None:
     assert "rank      : 0 (local_rank: 0)" in found.stderr.partition("Root Cause")[2]
 
 
+@pytest.mark.slow
 def test_under_srun_both_processes_end_alike() -> None:
     (first, said), (second, other) = run_srun(*COMMAND)
     assert (first, second, other) == (0, 0, ""), said

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.faults.capabilities import explain_lack
 from tests.faults.matrix import Matrix
 
+FOLDER = Path(__file__).parent
 MATRIX = pytest.StashKey[Matrix]()
 
 
@@ -17,6 +20,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[MATRIX] = Matrix()
     config.pluginmanager.register(_Notes(config.stash[MATRIX]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave all of this folder to `make test-all`."""
+    for item in items:
+        if FOLDER in item.path.parents:
+            item.add_marker("slow")
 
 
 class _Notes:

@@ -26,11 +26,13 @@ from autotune.errors import DltuneError, WorkloadError
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.runner.sandbox import SandboxSupport
+from autotune.runner.starting import Starter
 from autotune.trial.budgets import Budgets
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import ProgressReport, TrialRequest
 from autotune.trial.workload_profile import WorkloadProfile
 from tests.conftest import await_nothing_left, list_leftovers
+from tests.kept_server import KeptStarter, list_kept
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -97,7 +99,9 @@ class Scene(FrozenModel):
     sandboxed: bool = True
     daemonic: bool = False
 
-    def open_runner(self, on_progress: Callable[[ProgressReport], None] = lambda progress: None) -> TrialRunner:
+    def open_runner(
+        self, on_progress: Callable[[ProgressReport], None] = lambda progress: None, starter: Starter | None = None
+    ) -> TrialRunner:
         """Make the runner, with limits in force."""
         request = WorkloadRequest(
             dataset=self.factory if self.factory.startswith("user_") else f"tests.{self.factory}",
@@ -108,13 +112,15 @@ class Scene(FrozenModel):
             device="cpu",
             working_dir=self.working_dir,
         )
-        runner = TrialRunner(request, self.stall_seconds, on_progress, None if self.sandboxed else SandboxSupport())
+        sandbox = None if self.sandboxed else SandboxSupport()
+        starter = starter or KeptStarter(self.working_dir)
+        runner = TrialRunner(request, self.stall_seconds, on_progress, sandbox, starter=starter)
         runner.limit(self.budgets)
         return runner
 
-    def play(self) -> list[TrialResult]:
+    def play(self, starter: Starter | None = None) -> list[TrialResult]:
         """Run the trials one after another."""
-        with self.open_runner() as runner:
+        with self.open_runner(starter=starter) as runner:
             return [runner.run(play.to_request()) for play in self.plays]
 
 
@@ -244,7 +250,8 @@ def list_trial_processes() -> list[psutil.Process]:
             inherited = process.environ()
         except psutil.Error:
             continue
-        if "DLTUNE_TRIAL" in inherited and inherited.get("DLTUNE_TEST_SESSION") == os.environ["DLTUNE_TEST_SESSION"]:
+        is_ours = inherited.get("DLTUNE_TEST_SESSION") == os.environ["DLTUNE_TEST_SESSION"]
+        if is_ours and "DLTUNE_TRIAL" in inherited and process.pid not in list_kept():
             found.append(process)
     return found
 
@@ -258,7 +265,7 @@ def is_alive(pid: int) -> bool:
 
 def _play_and_tell(scene: Scene) -> None:
     before = set(list_leftovers())
-    results = tuple(scene.play())
+    results = tuple(scene.play(Starter(scene.working_dir)))
     review = Review(results=results, left=tuple(await_nothing_left(before)))
     sys.stdout.write(review.model_dump_json() + "\n")
     sys.stdout.flush()

@@ -11,6 +11,7 @@ from autotune.trial.protocol import TrialRequest
 from tests.builders import make_config
 from tests.faults.liars import LIES
 from tests.faults.stage import LIMITS, ROOT
+from tests.kept_server import KeptStarter
 
 pytestmark = pytest.mark.fault("Hostile files", needs="plain")
 
@@ -20,7 +21,7 @@ def test_a_child_that_sends_what_is_no_report_is_named_crashed(lie: str) -> None
     workload = WorkloadRequest(
         dataset="tests.faults.liars:make_liar", dataset_args={"lie": lie}, step_seconds=1e-4, working_dir=str(ROOT)
     )
-    with TrialRunner(workload, 30.0) as runner:
+    with TrialRunner(workload, 30.0, starter=KeptStarter(str(ROOT))) as runner:
         runner.limit(LIMITS)
         result = runner.run(TrialRequest(config=make_config(0, batch_size=8), epochs=2, seconds=1.0))
     assert result.kind == "crashed"

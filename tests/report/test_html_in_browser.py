@@ -18,7 +18,7 @@ from tests.report.hostile import make_hostile_profile
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make test installs it)")
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make test-all installs it)")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = (
@@ -29,7 +29,10 @@ CHARTS = {"Throughput against workers", "What each setting gave"}
 PHONE = {"width": 360, "height": 740}
 DESK = {"width": 1280, "height": 900}
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.runner.trials import LIMITS, make_request, open_runner
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("leaves_nothing")]
 
 
 @pytest.mark.parametrize(

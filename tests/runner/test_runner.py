@@ -16,10 +16,10 @@ from autotune.runner.process import TrialProcess
 from autotune.runner.process_tree import kill_trial
 from autotune.runner.runner import TrialRunner
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
-from autotune.runner.starting import Starter
 from autotune.runner.watchdog import Watchdog
 from autotune.trial.protocol import LoadCommand
 from tests.faults.stage import await_condition, list_trial_processes
+from tests.kept_server import KeptStarter
 from tests.runner.trials import LIMITS, PLAIN, ROOT, make_request, open_runner, run_one
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -35,7 +35,7 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def honest(leaves_nothing: None) -> Iterator[TrialRunner]:
     with open_runner("make_honest") as runner:
-        runner.probe((8, 8), LIMITS)
+        runner.limit(LIMITS)
         yield runner
 
 
@@ -55,7 +55,7 @@ def test_the_seconds_of_a_trial_begin_when_workers_are_there_that_take_longer_to
         runner.limit(LIMITS)
         result = runner.run(spawned.model_copy(update={"config": config}))
     assert result.measurement is not None, result.message
-    assert result.measurement.epochs[0].batches > 30  # not those alone that were there when the first one was
+    assert result.measurement.epochs[0].batches > 8  # not those alone that were there when the first one was
 
 
 @pytest.mark.usefixtures("either_way")
@@ -147,7 +147,7 @@ def test_what_the_start_of_a_process_took_is_known_afterwards() -> None:
 
 @pytest.mark.usefixtures("either_way")
 def test_a_hung_worker_is_a_stalled_trial() -> None:
-    result = run_one("make_hangs_in_workers", workers=2, stall_seconds=5.0)
+    result = run_one("make_hangs_in_workers", workers=2, stall_seconds=3.0)
     assert result.kind == "stalled"
     assert result.samples == 8  # of the batch that it waits for
 
@@ -183,12 +183,10 @@ def list_running(server: int | None) -> list[int]:
 @pytest.mark.parametrize("sandbox", [detect_sandbox(), SandboxSupport()], ids=["sandboxed", "plain"])
 def test_a_trial_that_must_end_is_halted_before_anything_else_is_done(sandbox: SandboxSupport) -> None:
     workload = WorkloadRequest(dataset="tests.misbehaving:make_hanging", step_seconds=1e-4, working_dir=ROOT)
-    starter = Starter(ROOT)
-    child = AttentiveChild(starter, LIMITS, sandbox, lambda progress: None)
+    child = AttentiveChild(KeptStarter(ROOT), LIMITS, sandbox, lambda progress: None)
     death = child.command(
-        LoadCommand(workload=workload), Watchdog(budgets=LIMITS, stall_seconds=30.0, deadline_seconds=4.0)
+        LoadCommand(workload=workload), Watchdog(budgets=LIMITS, stall_seconds=30.0, deadline_seconds=1.0)
     )
-    starter.close()
     assert isinstance(death, TrialFailure)
     assert death.kind == "timed_out"
 
@@ -254,7 +252,7 @@ def test_in_a_child_that_replaces_another_workers_find_torchs_shared_memory_mana
 
 
 def test_a_stalled_trial_quotes_what_its_worker_last_said() -> None:
-    result = run_one("make_unpicklable", workers=1, stall_seconds=8.0)
+    result = run_one("make_unpicklable", workers=1, stall_seconds=3.0)
     assert result.kind == "stalled"
     assert "cannot pickle 'generator' object" in result.message
 

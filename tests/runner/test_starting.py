@@ -13,8 +13,9 @@ import pytest
 from autotune.runner import starting
 from autotune.runner.fork_server import Forked
 from autotune.runner.runner import TrialRunner
+from autotune.runner.starting import Starter
 from autotune.trial.measurement import TrialResult
-from tests.runner.trials import LIMITS, make_request, open_runner
+from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
 pytestmark = [
     pytest.mark.usefixtures("leaves_nothing"),
@@ -57,7 +58,7 @@ def test_what_a_process_finds_around_it_does_not_depend_on_how_it_was_started(
     """The factory of the dataset tells its folder, its environment, and how much of its memory is shared."""
     monkeypatch.setattr(starting, "CAN_FORK", way == "forked")
     note = tmp_path / "note"
-    with open_runner("make_telling", dataset_args={"note": str(note)}) as runner:
+    with open_runner("make_telling", starter=Starter(ROOT), dataset_args={"note": str(note)}) as runner:
         runner.limit(LIMITS)
         assert run_fresh(runner).kind == "completed"
         assert was_forked(runner) == (way == "forked")
@@ -94,14 +95,14 @@ def test_threads_that_a_fork_would_lose_make_interpreters_be_started(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(THREADED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with open_runner("make_telling") as runner:
+    with open_runner("make_telling", starter=Starter(ROOT)) as runner:
         runner.limit(LIMITS)
         assert run_fresh(runner).kind == "completed"
         assert not was_forked(runner)
 
 
 def test_the_forking_process_ends_with_the_runner() -> None:
-    with open_runner("make_telling") as runner:
+    with open_runner("make_telling", starter=Starter(ROOT)) as runner:
         runner.limit(LIMITS)
         run_fresh(runner)
         server = find_server(runner)

@@ -11,9 +11,11 @@ from autotune.request import WorkloadRequest
 from autotune.runner.process import OnWarning
 from autotune.runner.runner import TrialRunner
 from autotune.runner.sandbox import SandboxSupport
+from autotune.runner.starting import Starter
 from autotune.trial.budgets import Budgets
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
+from tests.kept_server import KeptStarter
 
 ROOT = str(Path(__file__).parents[2])
 PLAIN = "DLTUNE_TEST_PLAIN"
@@ -21,19 +23,25 @@ LIMITS = Budgets(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofil
 
 
 def open_runner(
-    factory: str, stall_seconds: float = 30.0, on_warning: OnWarning = lambda sentence: None, **options: Any
+    factory: str,
+    stall_seconds: float = 30.0,
+    on_warning: OnWarning = lambda sentence: None,
+    starter: Starter | None = None,
+    **options: Any,
 ) -> TrialRunner:
     request = WorkloadRequest.model_validate(
         {"dataset": f"tests.misbehaving:{factory}", "step_seconds": 1e-4, "working_dir": ROOT, **options}
     )
     sandbox = SandboxSupport() if PLAIN in os.environ else None
-    return TrialRunner(request, stall_seconds, sandbox=sandbox, on_warning=on_warning)
+    starter = starter or KeptStarter(ROOT)
+    return TrialRunner(request, stall_seconds, sandbox=sandbox, on_warning=on_warning, starter=starter)
 
 
-def make_request(workers: int, *, fresh: bool = False, epochs: int = 2) -> TrialRequest:
+def make_request(workers: int, *, fresh: bool = False, epochs: int = 2, seconds: float = 20.0) -> TrialRequest:
+    """Make a trial of whole epochs, however busy this machine is; fewer seconds cut a long one short."""
     extra = {"prefetch_factor": 2} if workers else {}
     loader = DataLoaderSettings(batch_size=8, num_workers=workers, **extra)
-    return TrialRequest(config=LoaderConfig(dataloader=loader), epochs=epochs, seconds=1.0, fresh=fresh)
+    return TrialRequest(config=LoaderConfig(dataloader=loader), epochs=epochs, seconds=seconds, fresh=fresh)
 
 
 def run_one(factory: str, workers: int, stall_seconds: float = 30.0) -> TrialResult:

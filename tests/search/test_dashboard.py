@@ -16,7 +16,7 @@ from tests.builders import make_machine
 from tests.test_tuning import Bench, make_request, saturating, waiting_workload
 
 URL = "sqlite:///.dltune/studies.db"
-pytestmark = pytest.mark.usefixtures("workdir")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workdir")]
 
 
 def ask(path: str) -> Any:
