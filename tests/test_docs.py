@@ -141,6 +141,7 @@ def test_bash_can_read_every_script() -> None:
         assert read.returncode == 0, f"{read.stderr}\n{script}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(JOBS.glob("*.sh")), ids=lambda path: path.name)
 def test_shellcheck_finds_nothing_in_the_scripts_of_jobs(path: Path) -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
@@ -150,6 +151,7 @@ def test_shellcheck_finds_nothing_in_the_scripts_of_jobs(path: Path) -> None:
     assert found.returncode == 0, found.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(JOBS.glob("kubernetes_*.yaml")), ids=lambda path: path.name)
 def test_the_schemas_of_kubernetes_hold_for_its_examples(path: Path) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate")

@@ -29,6 +29,7 @@ TUNED = make_config(2, 5, 8, ProcessSettings(non_blocking=True), pin_memory=True
 PLAIN = make_config(0, batch_size=16)
 DEVICE_PREFETCH = ProcessSettings(non_blocking=True, device_prefetch=True)
 pytestmark = [
+    pytest.mark.slow,  # real training in libraries that only `make test-all` installs
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator:UserWarning"),
     pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),  # of Lightning

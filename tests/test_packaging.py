@@ -107,6 +107,7 @@ def test_the_manual_keeps_a_help_text_from_being_read_as_roff() -> None:
     assert "\n\\-1\n" in page
 
 
+@pytest.mark.slow
 def test_a_release_names_its_repository_and_its_readme_leads_there() -> None:
     told = read_metadata(DLTUNE_REPOSITORY="https://github.com/ada/loaders")
     blob = f"https://github.com/ada/loaders/blob/v{PROJECT['version']}"
@@ -121,18 +122,21 @@ def test_a_release_names_its_repository_and_its_readme_leads_there() -> None:
     assert re.findall(r"\]\((?![a-z]+://|#)[^)]*\)", readme) == []
 
 
+@pytest.mark.slow
 def test_a_build_elsewhere_names_no_address_and_leaves_the_readme_as_it_is() -> None:
     told = read_metadata()
     assert not told.get("urls")
     assert json.dumps((ROOT / "README.md").read_text()) in json.dumps(told["readme"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schema", "path"), SCHEMAS, ids=lambda part: getattr(part, "name", part))
 def test_a_file_for_github_holds_to_its_schema(schema: str, path: Path) -> None:
     found = run_tool("check-jsonschema", "--builtin-schema", schema, path)
     assert found.returncode == 0, found.stdout
 
 
+@pytest.mark.slow
 def test_zizmor_finds_nothing_to_abuse_in_the_workflows() -> None:
     found = run_tool("zizmor", "--offline", "--no-progress", ROOT / ".github")
     assert found.returncode == 0, found.stdout
