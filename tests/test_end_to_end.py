@@ -192,6 +192,7 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_130() -> None:
     assert load("dltune.json").profile.result.confirmed_rounds == 0
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_where_it_stood() -> None:
     process = start("make_honest", "--trials", "5", "--sampler", "random", "--no-resume")
     seen = await_trials(process, 3)

@@ -39,6 +39,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=200)
 
 
+@pytest.mark.slow
 def test_a_loader_at_the_top_of_a_script_is_tuned_without_a_file(workdir: Path) -> None:
     write_files(workdir, {"scripts/train.py": "import beside\n" + AT_TOP + GUARD, "scripts/beside.py": ""})
     found = run("scripts/train.py", *BRIEFLY)

@@ -54,6 +54,7 @@ def test_an_iterable_that_does_not_shard_itself_is_found_out() -> None:
         assert runner.probe((8, 8), LIMITS).workers_duplicate_data
 
 
+@pytest.mark.slow
 def test_what_leaves_threads_when_it_is_read_is_read_by_workers_of_processes_that_never_read_it() -> None:
     request = WorkloadRequest(dataset="tests.own_loaders:make_threaded_stream", step_seconds=1e-4, working_dir=ROOT)
     with TrialRunner(request, stall_seconds=10.0, starter=KeptStarter(ROOT)) as runner:
@@ -65,6 +66,7 @@ def test_what_leaves_threads_when_it_is_read_is_read_by_workers_of_processes_tha
     assert [result.kind for result in results] == ["completed"] * 3
 
 
+@pytest.mark.slow
 def test_a_file_that_each_worker_opens_by_itself_is_not_opened_for_it() -> None:
     with open_runner("make_lazily_opened") as runner:
         profile = runner.probe((4, 4), LIMITS)
