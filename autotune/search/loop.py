@@ -103,7 +103,8 @@ class SearchLoop:
         self._worker_check = WorkerCheck(plan.candidates, self._try_to_the_end, is_suspected=is_suspected)
         self.knowledge = SearchKnowledge(plan, self._worker_check.excludes)
         first = self._worker_check.order(plan.initial_configs() if warm is None else _start_from(warm, plan))
-        self._stopping = StopCriteria(plan, self.knowledge, first, has_time, is_warm=warm is not None)
+        knows_rates = warm is not None and bool(warm.observations)  # else it knows only where to look first
+        self._stopping = StopCriteria(plan, self.knowledge, first, has_time, is_warm=knows_rates)
         self._repeats = 0
         self._remeasured: set[LoaderConfig] = set()
         self.knowledge.learn_prior(() if warm is None else warm.observations)
