@@ -40,7 +40,7 @@ class ServerKind:
         assert self.programs is not None
         program, *rest = words.format(folder=folder, user=self.user, database=DATABASE).split()
         become = ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups"]
-        return [*become, str(self.programs / program), *rest]
+        return ["env", f"TMPDIR={folder}", *become, str(self.programs / program), *rest]
 
 
 def _find(pattern: str, program: str) -> Path | None:
