@@ -34,7 +34,8 @@ def test_a_file_that_was_dropped_is_read_from_the_storage(data: Path) -> None:
     cold.drop()
     _, first = measure_read(file.read_bytes)
     _, second = measure_read(file.read_bytes)
-    assert (first.storage_bytes, second.storage_bytes) == (4 * MIB, 0)
+    assert first.storage_bytes >= 4 * MIB
+    assert second.storage_bytes < MIB  # a page of the interpreter's own may be read meanwhile
 
 
 def test_what_is_dropped_is_told_with_whether_that_works(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
