@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from autotune.errors import UsageError
@@ -24,6 +25,11 @@ class ImportString(NamedTuple):
     place: str
     attribute: str
     is_script: bool
+
+    @property
+    def module(self) -> str:
+        """The name that it is imported by; a script's is that of its file."""
+        return PurePath(self.place).stem if self.is_script else self.place
 
 
 def split_import_string(text: str) -> ImportString | None:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from autotune.errors import UsageError
+from autotune.import_strings import ImportString, split_import_string
 
 NAME_IN_WORKERS: Final = "__mp_main__"  # of the script, by which `if __name__ == "__main__"` is passed over
 
@@ -29,11 +30,11 @@ def become_script(main: str, dataset: str) -> None:
     script = _make_script(Path(main)) if is_file else _make_module(main)
     if is_file:
         sys.path.insert(0, str(Path(main).resolve().parent))
-    origin, name = script.__file__, _name_module(dataset)
-    if origin is not None and _find_dataset(dataset) == Path(origin):
+    origin, named = script.__file__, split_import_string(dataset)
+    if origin is not None and named is not None and _find_origin(named) == Path(origin):
         found = runpy.run_path(origin, run_name=NAME_IN_WORKERS) if is_file else _run_module(main)
         script.__dict__.update(found)
-        sys.modules[name] = sys.modules[NAME_IN_WORKERS] = script
+        sys.modules[named.module] = sys.modules[NAME_IN_WORKERS] = script
     sys.modules["__main__"] = script
     sys.argv[:] = [str(origin)]
 
@@ -68,18 +69,11 @@ def _run_module(name: str) -> dict[str, Any]:
     return runpy.run_module(name, run_name=NAME_IN_WORKERS, alter_sys=True)
 
 
-def _name_module(dataset: str) -> str:
-    """Name the module that an import string names; a script's is called as its file."""
-    place = dataset.partition(":")[0]
-    return Path(place).stem if place.endswith(".py") else place
-
-
-def _find_dataset(dataset: str) -> Path | None:
+def _find_origin(named: ImportString) -> Path | None:
     """Find the file that an import string would be imported from; None where there is none."""
-    place = dataset.partition(":")[0]
-    if place.endswith(".py"):
-        return Path(place).resolve()
-    spec = _find_spec(place)
+    if named.is_script:
+        return Path(named.place).resolve()
+    spec = _find_spec(named.place)
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 

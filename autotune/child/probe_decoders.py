@@ -5,8 +5,6 @@ Libraries are imported, and images decoded, in a process of its own: they may le
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from autotune.child.fresh_interpreter import ask_fresh_interpreter
 from autotune.child.image_decoders import DECODERS, PILLOW, load_pillow, time_decoders
 from autotune.child.probe_data import keep_chances
 from autotune.child.probe_workers import single_thread
@@ -120,9 +119,5 @@ def time_elsewhere(images: Sequence[bytes]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         for number, image in enumerate(images):
             (Path(folder) / str(number)).write_bytes(image)
-        command = [sys.executable, "-c", TIMING, json.dumps(sys.path), folder]
-        try:
-            done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=MAX_TIMING_SECONDS)
-            return {str(name): float(seconds) for name, seconds in json.loads(done.stdout.splitlines()[-1]).items()}
-        except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-            return {}
+        found: dict[str, float] = ask_fresh_interpreter(TIMING, folder, timeout_seconds=MAX_TIMING_SECONDS) or {}
+    return found

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 from autotune.child import probe_workers
+from autotune.child.fresh_interpreter import ask_fresh_interpreter
 from autotune.child.main_script import NAME_IN_WORKERS, read_script
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import ProcessSettings, StartMethod
@@ -25,7 +24,8 @@ DESCRIBED_WORKERS: Final = 8
 MAX_PRELOADED_SHARE: Final = 0.5  # of what importing takes: a process that takes more did not find it done
 IMPORTING: Final = """
 import importlib, json, multiprocessing, runpy, sys, time
-sys.path[:], script, name, modules = json.loads(sys.argv[1])
+sys.path[:] = json.loads(sys.argv[1])
+script, name, modules = json.loads(sys.argv[2])
 began = time.perf_counter()
 if script is not None:
     runpy.run_path(script, run_name=name)
@@ -102,9 +102,6 @@ def describe_start(workload: LoadedWorkload, start: LinearCost | None) -> str | 
 
 def time_imports(script: str | None, modules: Sequence[str]) -> ImportTimes | None:
     """Time in a fresh interpreter what a worker imports, and a process after it; None where that fails there."""
-    command = [sys.executable, "-c", IMPORTING, json.dumps([sys.path, script, NAME_IN_WORKERS, modules])]
-    try:
-        finished = subprocess.run(command, check=True, capture_output=True, text=True, timeout=MAX_IMPORT_SECONDS)
-        return ImportTimes(*json.loads(finished.stdout.splitlines()[-1]))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError, TypeError):
-        return None
+    order = json.dumps([script, NAME_IN_WORKERS, modules])
+    seconds = ask_fresh_interpreter(IMPORTING, order, timeout_seconds=MAX_IMPORT_SECONDS)
+    return None if seconds is None else ImportTimes(*seconds)

@@ -31,7 +31,7 @@ def check_scripts(workload: WorkloadRequest) -> None:
             lacking = f"{option} {text}: importing {parts.place} makes no {parts.attribute}."
             raise UsageError(f"{lacking}{_explain(script, parts.attribute)}")
         if effects := find_effects(script):
-            module = f"{option} {Path(parts.place).stem}:{parts.attribute}"
+            module = f"{option} {parts.module}:{parts.attribute}"
             raise UsageError(f"{option} {text}: {describe_effects(effects)} {_name_ways_out(script, module)}")
 
 
