@@ -52,7 +52,7 @@ def choose_name(file: str, line: int | None, given: Collection[str]) -> tuple[st
     call = ask_for_loader(script, line)
     reached = reach(script, call)
     if reached is None:
-        write_workload(script, call, None, force=False)
+        _write_factory(script, call, script.path.with_name(WORKLOAD_FILE), force=False)
         sys.exit(NOTHING_TUNED)
     if missing := [name for name in reached.missing if name not in given]:
         raise UsageError(f"{file}, {call.describe()}: {', '.join(missing)} must be given: {_call(file, reached)}")
@@ -80,15 +80,19 @@ def ask_for_loader(script: Script, line: int | None) -> LoaderCall:
 def write_workload(script: Script, call: LoaderCall, output: Path | None, *, force: bool) -> None:
     """Write the factory of a loader, and say what to run; where a name reaches it, only the latter."""
     from autotune.scripts.reaching import reach
+
+    reached = reach(script, call) if output is None else None
+    if reached is not None:
+        print_result(f"No file is needed for {call.describe()}: {_call(str(script.path), reached)}")
+        return
+    _write_factory(script, call, output or script.path.with_name(WORKLOAD_FILE), force=force)
+
+
+def _write_factory(script: Script, call: LoaderCall, path: Path, *, force: bool) -> None:
     from autotune.scripts.slicing import slice_script
     from autotune.scripts.writing import write_factory
 
-    reached = reach(script, call)
-    if reached is not None and output is None:
-        print_result(f"No file is needed for {call.describe()}: {_call(str(script.path), reached)}")
-        return
     factory = write_factory(slice_script(script, call))
-    path = output or script.path.with_name(WORKLOAD_FILE)
     name = _name_module(path, factory)
     if path.exists() and not force and _read(path) != factory.text:
         raise UsageError(
