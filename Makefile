@@ -5,6 +5,7 @@ READY := .venv/.ready
 TEST_READY := .venv/.test-ready
 BENCH_READY := .venv/.bench-ready
 COVERAGE_READY := .venv/.coverage-ready
+MUTATION_READY := .venv/.mutation-ready
 DOCS_READY := .venv/.docs-ready
 LOWEST := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/.ready
@@ -13,7 +14,7 @@ WITH_CHILDREN := runner/test_probe.py runner/test_ranks.py runner/test_runner.py
 ALONE := tests/faults/test_budgets.py  # it measures; all other tests run in two processes
 IN_TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all coverage test-lowest faults test-gpu test-libraries lint types dist check bench bench-gpu replay docs
+.PHONY: demo test test-all coverage mutation test-lowest faults test-gpu test-libraries lint types dist check bench bench-gpu replay docs
 .PHONY: clean help
 
 help: ## List the targets
@@ -51,6 +52,16 @@ coverage: $(COVERAGE_READY) ## Run the tests that are not marked slow, and print
 	$(BIN)/coverage run -m pytest tests -m "not slow" $(IN_TWO)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+$(MUTATION_READY): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --group mutation
+	@touch $(MUTATION_READY)
+
+mutation: $(MUTATION_READY) ## Break the rooms that decide in a thousand ways, and print what no test notices (two minutes)
+	rm -rf mutants
+	$(BIN)/python -m mutmut run --max-children 2 > mutants.log 2>&1 || { tail -n 40 mutants.log; exit 1; }
+	$(BIN)/python -m mutmut results
+	@tr '\r' '\n' < mutants.log | tail -n 2
 
 $(LOWEST_READY): pyproject.toml constraints.txt .ci/lowest.py
 	$(PYTHON) -m venv .venv-lowest
@@ -119,4 +130,4 @@ docs: $(DOCS_READY) ## Build the documentation site
 
 clean: ## Remove what was made here
 	rm -rf .venv .venv-dist .venv-lowest .venv-libraries dist site .dltune dltune.json examples/.data .coverage*
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis mutants mutants.log

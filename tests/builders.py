@@ -176,11 +176,11 @@ def make_result(
     return TrialResult(kind=kind, config=config, measurement=measurement, **changes)
 
 
-def make_contestant(config: LoaderConfig, *rates: float, peak_host_bytes: int = 0) -> ConfirmationRuns:
-    """Build a contestant that was measured at these throughputs, one a round."""
+def make_contestant(config: LoaderConfig, *rates: float, **peaks: Any) -> ConfirmationRuns:
+    """Build a contestant that was measured at these throughputs, one a round, with these peaks of memory."""
     contestant = ConfirmationRuns(config)
     for rate in rates:
-        contestant.note(make_result(config, rate, peak_host_bytes=peak_host_bytes), epochs=10)
+        contestant.note(make_result(config, rate, **peaks), epochs=10)
     return contestant
 
 

@@ -63,7 +63,7 @@ class SearchSpace:
             return
         draw = random.Random(count)  # noqa: S311  # the same for every run of one request
         for _ in range(limit):
-            yield tuple(draw.choice(found) if len(found) > 1 else found[0] for found in self.choices.values())
+            yield tuple(map(draw.choice, self.choices.values()))
 
 
 def nearest_choice(value: Any, choices: Sequence[Choice]) -> Any:

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from autotune.config import LoaderConfig
+from autotune.config import Interval, LoaderConfig
 from autotune.confirm.confirmation import Confirmation
 from autotune.confirm.decision import FINALISTS, MIN_SPEEDUP, Decision, decide, select_finalists
 from autotune.confirm.runs import ConfirmationRuns
@@ -39,6 +39,11 @@ CONVENTION = make_convention()
 
 def choose(baseline: ConfirmationRuns, finalists: Sequence[ConfirmationRuns]) -> Decision | None:
     return decide(Confirmation(baseline, tuple(finalists)), CONVENTION, LIMITS)
+
+
+def width(interval: Interval | None) -> float:
+    assert interval is not None
+    return interval[1] / interval[0]
 
 
 def usual(workers: int, **changes: bool) -> LoaderConfig:
@@ -80,6 +85,12 @@ def test_where_the_best_is_out_of_order_the_same_in_order_is_measured_beside_it(
     odd = make_config(8, 4, persistent_workers=True, in_order=False)
     ordered = make_config(8, 4, persistent_workers=True)
     assert pick([make_record(odd, 1000.0)]) == [odd, ordered, usual(8)]
+    assert pick([make_record(odd, 1000.0), make_record(usual(4), 910.0)]) == [odd, ordered, usual(8)]
+
+
+def test_who_just_reaches_a_share_of_the_best_is_close_to_it_or_worth_a_look() -> None:
+    assert pick([make_record(usual(8), 1000.0), make_record(make_config(2, 8), 920.0)])[1] == usual(2)
+    assert pick_workers([make_record(usual(8), 1000.0), make_record(usual(2), 750.0)]) == [8, 2]
 
 
 def test_out_of_order_is_not_chosen_for_what_another_setting_gave() -> None:
@@ -91,7 +102,18 @@ def test_out_of_order_is_not_chosen_for_what_another_setting_gave() -> None:
     assert decision.config == ordered.config
 
 
-@pytest.mark.parametrize(("gain", "is_kept"), [(1.01, True), (1.05, False)])
+def expect_gain(gain: float) -> Callable[[Sequence[LoaderConfig]], Sequence[SpeedupPrediction]]:
+    """Expect of the configuration that leaves conventions so much more than of the one that keeps them."""
+
+    def predict_speedups(path: Sequence[LoaderConfig]) -> Sequence[SpeedupPrediction]:
+        kept, left = path
+        assert len(CONVENTION.list_departures(kept)) < len(CONVENTION.list_departures(left))
+        return [SpeedupPrediction(ratio=gain, log_error=0.04)]
+
+    return predict_speedups
+
+
+@pytest.mark.parametrize(("gain", "is_kept"), [(1.01, True), (1.02, False), (1.05, False)])
 def test_where_leaving_conventions_is_not_expected_to_pay_what_keeps_them_enters_the_final_instead(
     gain: float, is_kept: bool
 ) -> None:
@@ -101,7 +123,7 @@ def test_where_leaving_conventions_is_not_expected_to_pay_what_keeps_them_enters
         records,
         CONVENTION,
         lambda config: True,
-        predict_speedups=lambda path: [SpeedupPrediction(ratio=gain, log_error=0.04)],
+        predict_speedups=expect_gain(gain),
     )
     assert finalists == (
         [usual(8), few] if is_kept else [odd, make_config(8, 4, persistent_workers=True), usual(8), few]
@@ -110,12 +132,19 @@ def test_where_leaving_conventions_is_not_expected_to_pay_what_keeps_them_enters
 
 def test_a_sibling_that_is_not_within_the_limits_does_not_enter_the_final() -> None:
     odd = make_config(8, 1, persistent_workers=True)
-    assert select_finalists([make_record(odd, 1000.0)], CONVENTION, lambda config: False) == [odd]
+    records = [make_record(odd, 1000.0)]
+    assert select_finalists(records, CONVENTION, lambda config: False) == [odd]
+    assert select_finalists(records, CONVENTION, lambda config: config != usual(8), None, expect_gain(1.0)) == [odd]
 
 
 def test_where_the_best_changes_training_the_best_that_does_not_is_measured_beside_it() -> None:
-    large, small = make_config(8, batch_size=256, persistent_workers=True), usual(8)
-    assert pick([make_record(large, 1000.0), make_record(small, 900.0)]) == [large, small]
+    large = make_config(8, batch_size=256, persistent_workers=True)
+    for small in (usual(8), usual(4)):
+        assert pick([make_record(large, 1000.0), make_record(small, 900.0)]) == [large, small]
+
+
+def test_where_the_search_tried_nothing_that_trains_as_before_the_best_does_so_beside_itself() -> None:
+    assert pick([make_record(make_config(8, batch_size=256, persistent_workers=True), 1000.0)])[1:] == [usual(8)]
 
 
 def test_a_batch_size_that_was_asked_for_does_not_count_as_a_change_of_training() -> None:
@@ -188,6 +217,22 @@ def test_of_two_within_noise_the_one_that_costs_less_wins_and_the_faster_is_name
         assert decision.samples_per_second == pytest.approx(199.0)
 
 
+def test_the_faster_one_that_was_passed_over_for_a_cheaper_one_is_named() -> None:
+    small, large = make_contestant(usual(4), 199.0, 199.0), make_contestant(usual(8), 200.0, 200.0)
+    decision = choose(make_contestant(BASELINE, 100.0, 100.0), [small, large])
+    assert decision is not None
+    assert (decision.config, decision.runner_up) == (usual(4), usual(8))
+
+
+def test_of_two_within_noise_the_one_that_leaves_fewer_conventions_wins_though_it_holds_more() -> None:
+    one = make_contestant(make_config(4, 4, persistent_workers=True), 200.0, 200.0, peak_host_bytes=GIB)
+    two = make_contestant(make_config(4, 4), 200.0, 200.0, peak_host_bytes=GIB // 2)
+    for finalists in ([one, two], [two, one]):
+        decision = choose(make_contestant(BASELINE, 100.0, 100.0), finalists)
+        assert decision is not None
+        assert decision.config == one.config
+
+
 def test_of_two_alike_but_for_memory_the_one_that_needs_less_of_it_wins() -> None:
     shared = make_config(4, 8, persistent_workers=True), make_config(4, 4, persistent_workers=True)
     much, little = (
@@ -217,6 +262,16 @@ def test_a_setting_that_may_only_have_been_lucky_does_not_leave_its_convention()
     assert decision.config == usual(4)
 
 
+@pytest.mark.parametrize(("other", "is_left"), [((100.0, 100.0, 100.0), True), ((60.0, 100.0, 170.0), False)])
+def test_where_others_scatter_leaving_a_convention_has_to_gain_more(other: tuple[float, ...], is_left: bool) -> None:
+    odd = make_contestant(make_config(4, 4, persistent_workers=True), 200.0, 200.0, 200.0)
+    sibling = make_contestant(usual(4), 188.0, 188.0, 188.0)
+    baseline = make_contestant(BASELINE, 50.0, 50.0, 50.0)
+    decision = choose(baseline, [odd, sibling, make_contestant(usual(2), *other)])
+    assert decision is not None
+    assert decision.config == (odd.config if is_left else usual(4))
+
+
 def test_fewer_workers_do_not_win_by_a_setting_that_does_not_pay() -> None:
     """Else two losses of 3 % would add up: one for fewer workers, one for the convention."""
     many, few = (
@@ -229,10 +284,17 @@ def test_fewer_workers_do_not_win_by_a_setting_that_does_not_pay() -> None:
     assert decision.config == many.config
 
 
-def test_a_conventional_sibling_that_comes_near_a_budget_yields_to_a_setting_that_does_not() -> None:
-    near = int(0.9 * LIMITS.memory_bytes)
-    frugal = make_contestant(make_config(4, 1, persistent_workers=True), 200.0, 200.0, peak_host_bytes=GIB)
-    sibling = make_contestant(usual(4), 200.0, 200.0, peak_host_bytes=near)
+@pytest.mark.parametrize(
+    "near",
+    [{"peak_host_bytes": int(0.9 * LIMITS.memory_bytes)}, {"peak_shm_bytes": int(0.9 * LIMITS.shm_bytes)}],
+    ids=["memory", "shared memory"],
+)
+def test_a_conventional_sibling_that_comes_near_a_budget_yields_to_a_setting_that_does_not(
+    near: dict[str, int],
+) -> None:
+    little = dict.fromkeys(near, GIB)
+    frugal = make_contestant(make_config(4, 1, persistent_workers=True), 200.0, 200.0, **little)
+    sibling = make_contestant(usual(4), 200.0, 200.0, **near)
     decision = choose(make_contestant(BASELINE, 100.0, 100.0), [frugal, sibling])
     assert decision is not None
     assert decision.config == frugal.config
@@ -261,6 +323,54 @@ def test_what_leaving_a_convention_gained_is_told_with_its_interval() -> None:
     assert 1 < gain.speedup_ci95[0] < 1.25 < gain.speedup_ci95[1]
 
 
+def test_what_each_step_away_from_convention_gained_is_told_by_itself() -> None:
+    kept = make_contestant(usual(4), 150.0, 150.0, 150.0)
+    ordered = make_contestant(make_config(4, 4, persistent_workers=True), 200.0, 200.0, 200.0)
+    unordered = make_contestant(make_config(4, 4, persistent_workers=True, in_order=False), 300.0, 300.0, 300.0)
+    decision = choose(make_contestant(BASELINE, 100.0, 100.0, 100.0), [kept, ordered, unordered])
+    assert decision is not None
+    assert decision.config == unordered.config
+    gains = {gain.setting: gain.speedup for gain in decision.departures}
+    assert gains == pytest.approx({"in_order=False": 1.5, "prefetch_factor=4 in_order=False": 2.0})
+
+
+def test_what_another_batch_size_gained_is_told_against_the_best_that_trains_as_before() -> None:
+    runs = [make_contestant(usual(workers), rate, rate, rate) for workers, rate in ((2, 120.0), (4, 150.0))]
+    large = make_contestant(make_config(8, batch_size=256, persistent_workers=True), 300.0, 300.0, 300.0)
+    decision = choose(make_contestant(BASELINE, 100.0, 100.0, 100.0), [*runs, large])
+    assert decision is not None
+    assert decision.config == large.config
+    (gain,) = decision.departures
+    assert gain.setting == "batch_size=256 num_workers=8"
+    assert gain.speedup == pytest.approx(2.0)
+
+
+def test_what_is_promised_allows_for_the_scatter_of_everything_that_was_measured_beside_it() -> None:
+    unordered = make_contestant(usual(4, in_order=False), 250.0, 250.0, 250.0)
+    kept, baseline = make_contestant(usual(4), 200.0, 200.0, 200.0), make_contestant(BASELINE, 100.0, 100.0, 100.0)
+    quiet, wild = (make_contestant(usual(2), *rates) for rates in ((90.0, 90.0, 90.0), (70.0, 90.0, 115.0)))
+    calm, shaky = (choose(baseline, [kept, unordered, other]) for other in (quiet, wild))
+    assert calm is not None
+    assert shaky is not None
+    assert calm.config == shaky.config == unordered.config
+    assert shaky.ci95 == unordered.ci95([kept, unordered, wild], [baseline])
+    for widths in (
+        [width(decision.ci95) for decision in (calm, shaky)],
+        [width(decision.speedup_ci95) for decision in (calm, shaky)],
+        [width(decision.departures[0].speedup_ci95) for decision in (calm, shaky)],
+    ):
+        assert widths == sorted(widths)
+        assert widths[0] < widths[1]
+
+
+@pytest.mark.parametrize(("other", "verdict"), [((105.0, 105.0, 105.0), "faster"), ((60.0, 105.0, 170.0), "keep")])
+def test_a_small_gain_is_in_doubt_where_others_scatter(other: tuple[float, ...], verdict: str) -> None:
+    gaining = make_contestant(make_config(4), 106.0, 106.0, 106.0)
+    decision = choose(make_contestant(BASELINE, 100.0, 100.0, 100.0), [gaining, make_contestant(usual(8), *other)])
+    assert decision is not None
+    assert decision.verdict == verdict
+
+
 def test_an_answer_that_keeps_every_convention_has_nothing_to_tell_of_leaving_them() -> None:
     decision = choose(make_contestant(BASELINE, 100.0, 100.0), [make_contestant(usual(4), 200.0, 200.0)])
     assert decision is not None
@@ -279,7 +389,17 @@ def test_the_baseline_is_kept_unless_the_gain_is_beyond_doubt(rates: tuple[float
     decision = choose(make_contestant(BASELINE, 100.0, 100.0, 100.0), [make_contestant(make_config(4), *rates)])
     assert decision is not None
     assert (decision.config, decision.verdict, decision.speedup) == (BASELINE, "keep", 1.0)
+    assert decision.speedup_ci95 == (1.0, 1.0)
     assert decision.samples_per_second == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize(("rate", "verdict", "speedup"), [(0.5, "faster", 2.0), (0.25, "keep", 1.0)])
+def test_samples_that_take_seconds_each_are_decided_on_as_others_are(rate: float, verdict: str, speedup: float) -> None:
+    decision = choose(make_contestant(BASELINE, *[0.25] * 3), [make_contestant(make_config(4), *[rate] * 3)])
+    assert decision is not None
+    assert decision.verdict == verdict
+    assert decision.speedup == pytest.approx(speedup)
+    assert choose(make_contestant(BASELINE, 0.25), []) is not None
 
 
 def test_noise_that_both_share_in_every_round_does_not_hide_a_gain() -> None:

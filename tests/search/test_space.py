@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -82,9 +83,29 @@ def test_all_configurations_of_a_space_are_listed_once() -> None:
     assert len(configs) == without + having
 
 
+def test_a_space_of_some_knobs_leaves_the_device_prefetch_out() -> None:
+    assert SearchSpace.of(batch_size=(32,)).choices["device_prefetch"] == (False,)
+
+
+def test_of_a_space_that_is_larger_than_asked_for_a_varied_part_is_drawn_and_always_the_same() -> None:
+    space = SearchSpace.of(batch_size=(16, 32), num_workers=tuple(range(1, 33)), prefetch_factor=(2, 4, 8))
+    drawn = list(space.configs(limit=100))
+    assert drawn == list(space.configs(limit=100))
+    assert 50 < len(set(drawn)) == len(drawn) <= 100
+    assert set(drawn) < set(space.configs())
+    assert {config.dataloader.batch_size for config in drawn} == {16, 32}
+
+
+def test_a_space_that_is_just_as_large_as_asked_for_is_listed_whole() -> None:
+    space = SearchSpace.of(batch_size=(16, 32), num_workers=(2,), prefetch_factor=(2,), pin_memory=(False,))
+    count = math.prod(len(choices) for choices in space.choices.values())
+    assert list(space.configs(limit=count)) == list(space.configs())
+
+
 def test_the_start_method_of_the_workload_is_kept_in_every_configuration() -> None:
     space = plan(workload=make_workload(multiprocessing_context="spawn"))
     assert {config.process.multiprocessing_context for config in space.configs()} == {"spawn"}
+    assert space.from_params({"num_workers": 2}).process.multiprocessing_context == "spawn"
 
 
 def test_a_pinned_knob_has_one_value_and_is_not_searched() -> None:

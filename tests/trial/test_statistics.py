@@ -19,6 +19,19 @@ def test_students_quantiles_far_out_are_those_of_the_tables(degrees: int, quanti
     assert student_t(degrees, tail=0.005) == pytest.approx(quantile, rel=1e-2)
 
 
+@pytest.mark.parametrize("tail", [0.1, 0.15, 0.2, 0.3, 0.4, 0.45])
+def test_students_quantiles_are_near_the_closed_form_of_four_degrees(tail: float) -> None:
+    """Shaw, Journal of Computational Finance 9 (4), 2006: even numbers of degrees up to four have one."""
+    root = math.sqrt(4 * tail * (1 - tail))
+    assert student_t(4, tail) == pytest.approx(2 * math.sqrt(math.cos(math.acos(root) / 3) / root - 1), rel=5e-5)
+
+
+def test_students_quantiles_of_many_degrees_are_exact_to_six_places() -> None:
+    assert student_t(20) == pytest.approx(2.0859634, rel=5e-7)
+    assert student_t(30) == pytest.approx(2.0422725, rel=5e-7)
+    assert student_t(30, tail=0.005) == pytest.approx(2.7499957, rel=5e-7)
+
+
 def test_an_interval_for_the_best_of_several_is_wider_than_one_for_a_single_contestant() -> None:
     rates = [99.0, 100.0, 101.0]
     (low, high), (lower, higher) = throughput_ci95(rates) or (0, 0), throughput_ci95(rates, picked_of=3) or (0, 0)

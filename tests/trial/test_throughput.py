@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.trial.statistics import student_t
-from autotune.trial.throughput import estimate, measure_steady, steady_window, throughput_upper_bound
+from autotune.trial.throughput import (
+    UNSEEN_SPREAD,
+    UNSEEN_WEIGHT,
+    estimate,
+    measure_steady,
+    steady_window,
+    throughput_upper_bound,
+)
 from tests.builders import make_config, make_measurement, make_measurement_of, make_trace
 
 PACE = 0.1
@@ -63,6 +70,26 @@ def test_the_error_of_a_steady_pace_is_known_only_from_four_blocks_on() -> None:
     assert found.half_width == pytest.approx(student_t(7) * 0.05 * math.sqrt(8 / 7) / math.sqrt(8))
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_four_rounds_of_workers_are_four_blocks_and_one_batch_less_is_too_few(workers: int) -> None:
+    batches = max(1, workers)  # of a round, and of the queue
+    gaps = [PACE] * 2 * batches + [2 * PACE] * 3 * batches
+
+    def half_width(closed_after: int) -> float | None:
+        return measure_steady([make_trace(gaps, closed_after=closed_after)], make_config(workers, 1)).half_width
+
+    assert half_width(5 * batches - 1) is None
+    assert half_width(5 * batches) == pytest.approx(student_t(3) * PACE / 2 / math.sqrt(4))
+
+
+def test_the_error_of_a_steady_pace_is_that_of_the_longest_epoch() -> None:
+    calm, wild = [PACE] * 12, [PACE, 3 * PACE] * 4
+    for gaps in ([2.0, *wild], [0.1, *wild]):
+        found = measure_steady([make_trace([1.0, *calm]), make_trace(gaps)], make_config(0))
+        assert found.half_width == pytest.approx(0.0)
+        assert found.batch_seconds == pytest.approx((12 + 16) * PACE / 20)
+
+
 def test_a_truncated_epoch_is_completed_at_its_steady_pace() -> None:
     trace = make_trace([PACE] * 10, closed_after=10)
     found = estimate(make_measurement(trace, epoch_batches=100), make_config(0), epochs=1)
@@ -108,6 +135,23 @@ def test_an_epoch_of_unknown_length_is_scored_by_its_steady_pace_alone() -> None
     trace = make_trace([3.0] + [PACE] * 20, turnover_seconds=5.0, closed_after=21)
     found = estimate(make_measurement(trace, epoch_batches=None), make_config(0), epochs=10)
     assert found.samples_per_second == pytest.approx(32 / PACE)
+    assert found.epoch_seconds == pytest.approx(PACE)
+    assert found.relative_error == pytest.approx(0.0)
+
+
+def test_the_error_of_a_pace_is_that_of_an_endless_run() -> None:
+    trace = make_trace([3.0] + [PACE, 2 * PACE] * 4, closed_after=9, wait_seconds=1.05)
+    config = make_config(0)
+    steady = measure_steady([trace], config)
+    found = estimate(make_measurement(trace, epoch_batches=None), config, epochs=10)
+    assert steady.half_width is not None
+    assert found.relative_error == pytest.approx(steady.half_width / (1.5 * PACE))
+    assert found.wait_fraction == pytest.approx(1.05 / (3.0 + 12 * PACE))
+
+
+def test_an_epoch_of_one_batch_is_paced_by_it() -> None:
+    found = estimate(make_measurement(make_trace([PACE]), epoch_batches=None), make_config(0), epochs=1)
+    assert found.samples_per_second == pytest.approx(32 / PACE)
 
 
 def test_a_pace_without_an_error_makes_an_endless_run_infinitely_uncertain() -> None:
@@ -120,6 +164,19 @@ def test_the_share_of_waiting_is_taken_over_all_epochs() -> None:
     traces = (make_trace([PACE] * 10, wait_seconds=0.9), make_trace([PACE] * 30, wait_seconds=0.1))
     found = estimate(make_measurement(*traces, epoch_batches=30), make_config(0), epochs=3)
     assert found.wait_fraction == pytest.approx(1.0 / 4.0)
+
+
+@pytest.mark.parametrize("epoch_batches", [10, None])
+def test_nobody_waits_longer_than_the_run_took(epoch_batches: int | None) -> None:
+    trace = make_trace([PACE] * 10, wait_seconds=1.5)
+    found = estimate(make_measurement(trace, epoch_batches=epoch_batches), make_config(0), epochs=3)
+    assert found.wait_fraction == 1.0
+
+
+def test_what_a_fresh_process_costs_in_addition_counts_once_in_a_run() -> None:
+    trace = make_trace([PACE] * 10)
+    found = estimate(make_measurement(trace, epoch_batches=10), make_config(0), epochs=4, cold_seconds=2.0)
+    assert found.samples_per_second == pytest.approx(4 * 320 / (2.0 + 4 * 1.0))
 
 
 @given(rate=st.floats(0.1, 1e6), epochs=st.integers(1, 1000))
@@ -135,6 +192,33 @@ def test_more_equal_epochs_make_an_estimate_more_certain() -> None:
     ]
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > errors[-1]
+
+
+def test_epochs_to_come_share_the_error_of_the_mean_of_those_seen_and_vary_once_each_beside_it() -> None:
+    trace = make_trace([PACE] * 10)
+    found = estimate(make_measurement(*[trace] * 5, epoch_batches=10), make_config(0), epochs=10)
+    settled, seen, ahead = 3, 5, 5
+    spread = UNSEEN_SPREAD * math.sqrt(UNSEEN_WEIGHT / (UNSEEN_WEIGHT + settled - 1))  # of an epoch of one second
+    variance = (seen + ahead) * spread**2 + (ahead * spread) ** 2 / settled
+    assert found.relative_error == pytest.approx(student_t(UNSEEN_WEIGHT + settled - 1) * math.sqrt(variance) / 10)
+
+
+@pytest.mark.parametrize("gaps", [[PACE, 2 * PACE] * 4, [1.5 * PACE] * 3])
+def test_batches_that_were_not_run_add_the_error_of_their_pace(gaps: list[float]) -> None:
+    """It is twice the spread that is assumed, where too few batches were seen to tell."""
+    trace = make_trace([1.5 * PACE, *gaps], closed_after=1 + len(gaps))
+    config = make_config(0)
+    found = estimate(make_measurement(trace, trace, epoch_batches=100), config, epochs=2)
+    half_width = measure_steady([trace], config).half_width or 2 * UNSEEN_SPREAD * 1.5 * PACE
+    of_epochs = student_t(UNSEEN_WEIGHT) * math.sqrt(2) * UNSEEN_SPREAD * 100
+    of_pace = 2 * (99 - len(gaps)) * half_width / (1.5 * PACE)
+    assert found.relative_error == pytest.approx(math.hypot(of_epochs, of_pace) / 200)
+
+
+def test_epochs_that_were_run_whole_have_no_error_of_a_pace() -> None:
+    trace = make_trace([PACE, 2 * PACE] * 6)
+    found = estimate(make_measurement(trace, epoch_batches=12), make_config(0), epochs=1)
+    assert found.relative_error == pytest.approx(student_t(UNSEEN_WEIGHT) * UNSEEN_SPREAD)
 
 
 def test_epochs_that_differ_make_an_estimate_less_certain() -> None:
@@ -171,6 +255,25 @@ def test_a_whole_epoch_with_a_slow_start_never_scores_above_its_own_bound(
 @pytest.mark.parametrize("batches", [0, 1, 2])
 def test_nothing_is_out_of_reach_after_fewer_than_three_batches(batches: int) -> None:
     assert throughput_upper_bound(make_trace([9.0] * batches), make_config(0), None) == math.inf
+
+
+def test_after_three_batches_a_run_without_workers_has_a_bound() -> None:
+    """One and a half times the error of the pace above it, which is not known so early."""
+    bound = throughput_upper_bound(make_trace([9.0, PACE, PACE]), make_config(0), None)
+    assert bound == pytest.approx(32 / (PACE * (1 - 1.5 * 2 * UNSEEN_SPREAD)))
+
+
+def test_the_bound_of_a_pace_whose_error_is_known_is_one_and_a_half_times_that_error_above_it() -> None:
+    trace = make_trace([9.0] + [PACE, 2 * PACE] * 4)
+    steady = measure_steady([trace], make_config(0))
+    assert steady.half_width is not None
+    bound = throughput_upper_bound(trace, make_config(0), None)
+    assert bound == pytest.approx(32 / (steady.batch_seconds - 1.5 * steady.half_width))
+
+
+def test_the_bound_of_a_whole_epoch_without_a_steady_part_leaves_only_its_start_out() -> None:
+    trace = make_trace([9.0, 1.0, 2.0, 3.0])
+    assert throughput_upper_bound(trace, make_config(4, 4), epoch_batches=4) == pytest.approx(4 * 32 / 6.0)
 
 
 def test_an_epoch_whose_queue_is_still_being_handed_out_has_no_bound() -> None:
