@@ -31,6 +31,8 @@ from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.device_prefetch import make_copier, prefetch_batches
+from autotune.system.kernel_files import PROC
+from autotune.system.shared_memory import list_mapped_segments, remove_shm_segments
 from autotune.trial.measurement import EpochTrace, Measurement
 from autotune.trial.protocol import TrialRequest
 
@@ -117,6 +119,7 @@ class TrialRun:
         self._iterator: Iterator[Any] | None = None
         self._batch: Any = None
         self._preparing = 0.0  # seconds that are not the trial's
+        self._worker_pids: set[int] = set()
 
     def count_samples(self) -> int:
         """Count the samples gone through so far, those of the batch under way included."""
@@ -160,11 +163,14 @@ class TrialRun:
         """Let go of the workers that the loader keeps, which end now, by the order that their queues bring them.
 
         An iterator that knows its loader, as litdata's does, is part of a cycle. Left to the garbage collector, the
-        queues would be closed before it, and each worker be waited for in vain, 5 s.
+        queues would be closed before it, and each worker be waited for in vain, 5 s. Batches that nobody fetched stay
+        in /dev/shm for as long as this process lives, where they have names: a later trial would count them as its own.
         """
         self._iterator = self._batch = None
         if isinstance(self._loader, StoppableDataLoader):
             self._loader._iterator = None
+        ended = [pid for pid in self._worker_pids if not (PROC / str(pid)).exists()]
+        remove_shm_segments(ended, spared=list_mapped_segments())
 
     def _read_clock(self) -> float:
         """Read the seconds of the trial; they begin when all workers are there, where starting them takes seconds."""
@@ -189,6 +195,7 @@ class TrialRun:
         self._recorder = recorder
         abandoned = False
         self._iterator = iter(self._loader)  # kept: letting go of it would take the workers down
+        self._worker_pids.update(worker.pid for worker in getattr(self._iterator, "_workers", ()))
         batches = self._iterator if self._copier is None else prefetch_batches(self._iterator, self._copier)
         timer.ask()
         self._ranks.ask()

@@ -15,12 +15,13 @@ from pydantic import ValidationError
 
 from autotune.runner.autopsy import examine_standstill
 from autotune.runner.failures import TrialFailure, diagnose_exit, diagnose_stall
-from autotune.runner.process_tree import describe_survivors, kill_trial, list_trial_processes, remove_shm_segments
+from autotune.runner.process_tree import describe_survivors, kill_trial, list_trial_processes
 from autotune.runner.sandbox import SandboxSupport
 from autotune.runner.scratch import make_scratch
 from autotune.runner.starting import Starter
 from autotune.runner.usage import NEAR_BUDGET_POLL_SECONDS, ResourceUsage, UsageMonitor
 from autotune.runner.watchdog import BudgetBreach, Watchdog
+from autotune.system.shared_memory import remove_shm_segments
 from autotune.trial.budgets import Budgets
 from autotune.trial.channel import Channel, ChannelClosedError, MessageTooLongError
 from autotune.trial.measurement import TrialKind

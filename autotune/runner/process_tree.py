@@ -13,11 +13,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
-from autotune.system.kernel_files import PROC, SHM, read_text
+from autotune.system.kernel_files import PROC, read_text
 from autotune.system.processes import is_cleaner
 
 TRIAL_ID_VARIABLE: Final = "DLTUNE_TRIAL"
@@ -98,11 +97,3 @@ def describe_survivors(pids: Sequence[int]) -> str:
         "They wait for a disk or a network that does not answer, or run as another user, and may disturb what is "
         f"measured. End them before training: kill -9 {' '.join(map(str, pids))}"
     )
-
-
-def remove_shm_segments(pids: Iterable[int], shm: Path = SHM) -> None:
-    """Remove the shared-memory names that dead processes of a trial left behind; those of others are never touched."""
-    for pid in pids:
-        for path in shm.glob(f"torch_{pid}_*"):
-            with contextlib.suppress(OSError):
-                path.unlink()

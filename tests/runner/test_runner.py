@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.config import ProcessSettings
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.request import WorkloadRequest
 from autotune.runner.failures import TrialFailure
 from autotune.runner.process import TrialProcess
@@ -17,7 +17,7 @@ from autotune.runner.process_tree import kill_trial
 from autotune.runner.runner import TrialRunner
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
 from autotune.runner.watchdog import Watchdog
-from autotune.trial.protocol import LoadCommand
+from autotune.trial.protocol import LoadCommand, TrialRequest
 from tests.faults.stage import await_condition, list_trial_processes
 from tests.kept_server import KeptStarter
 from tests.runner.trials import LIMITS, PLAIN, ROOT, make_request, open_runner, run_one
@@ -97,6 +97,18 @@ def test_workers_are_gone_before_the_next_trial_starts(honest: TrialRunner) -> N
     those_that_wait = 2 if detect_sandbox().own_pids else 1  # this one and init, or the keeper
     family = [child, *child.children(recursive=True)]
     assert sum("autotune.child" in " ".join(process.cmdline()) for process in family) == 1 + those_that_wait
+
+
+def test_batches_that_nobody_fetched_are_gone_from_shared_memory_before_the_next_trial_starts() -> None:
+    if not detect_sandbox().own_shm:
+        pytest.skip("this machine has no /dev/shm for a trial alone, in which what is left can be counted")
+    loader = DataLoaderSettings(batch_size=8, num_workers=2, prefetch_factor=16)
+    config = LoaderConfig(dataloader=loader, process=ProcessSettings(sharing_strategy="file_system"))
+    abandoned = TrialRequest(config=config, epochs=1, seconds=0.2)  # 32 batches wait then, a tenth of a second each
+    with open_runner("make_honest", dataset_args={"samples": 10_000, "floats": 4096}, step_seconds=0.1) as runner:
+        runner.limit(LIMITS)
+        assert runner.run(abandoned).peak_shm_bytes > 0
+        assert runner.run(make_request(0, epochs=1, seconds=0.2)).peak_shm_bytes == 0
 
 
 def test_a_dataset_that_answers_whole_batches_works() -> None:
