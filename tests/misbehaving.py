@@ -66,13 +66,17 @@ def make_lazily_opened() -> LazilyOpened:
 class Waiting(Honest):
     """Samples that are waited for: several times as many workers as CPUs are useful."""
 
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
     def __getitem__(self, index: int) -> Any:
-        time.sleep(5e-4)
+        time.sleep(self._seconds)
         return super().__getitem__(index)
 
 
-def make_waiting() -> Waiting:
-    return Waiting(SAMPLES, 16)
+def make_waiting(seconds: float = 5e-4) -> Waiting:
+    return Waiting(seconds)
 
 
 def make_telling(note: str | None = None) -> Honest:

@@ -38,6 +38,8 @@ def _blaming_others() -> Iterator[None]:
 class Alone:
     """A training process without others to wait for."""
 
+    decision_lag = 0  # batches after which a decision is carried out
+
     def __init__(self) -> None:
         self._epochs = 0  # of all trials
 
@@ -78,6 +80,8 @@ class Alone:
 
 class Lockstep(Alone):
     """One rank's part in keeping step; rank 0 decides for all of them."""
+
+    decision_lag = 1  # the next exchange brings it to the others
 
     def __init__(self, rank: int, size: int, now: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()

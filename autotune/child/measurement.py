@@ -227,7 +227,8 @@ class TrialRun:
         if self._device.type == "cuda" and elapsed >= len(self._peaks) * PEAK_INTERVAL_SECONDS:
             self._peaks.append(read_peak(self._device))
         if recorder.is_closing:
-            return self._ranks.decide("abandon", lambda: self._stopping.should_abandon(elapsed))
+            batches = recorder.batches + self._ranks.decision_lag
+            return self._ranks.decide("abandon", lambda: self._stopping.should_abandon(batches, elapsed))
         is_over = recorder.batches == self._leave_after
         if not is_over and not self._ranks.decide("stop", lambda: self._should_stop(recorder, elapsed)):
             return False

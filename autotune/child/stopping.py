@@ -18,6 +18,7 @@ FIRST_EPOCH_SHARE: Final = 0.6  # of the trial's time, when there are later epoc
 MIN_SNAPSHOT_INTERVAL_SECONDS: Final = 0.1
 MAX_EPOCH_BATCHES: Final = 4096  # keeps the record small
 ABANDON_FACTOR: Final = 2.0  # of the trial's time; then the queue is not even drained
+ROUND_FACTOR: Final = 2.0  # of the seconds after which that was first so: until then the workers' round is waited for
 MIN_LATER_EPOCHS: Final = 2
 MAX_OVERTIME_RATIO: Final = 0.5  # of the trial's time, to see a third epoch: the second is often slower than the rest
 UNLIMITED_BATCHES: Final = 1 << 62
@@ -37,6 +38,7 @@ class StoppingRule:
         self._next_snapshot = MIN_SNAPSHOT_INTERVAL_SECONDS
         self._is_beyond_hope = False
         self._knows_pace = False
+        self._is_late_since = math.inf
 
     def should_stop_epoch(
         self, batches: int, snapshot: Callable[[], EpochTrace], *, is_first: bool, elapsed: float
@@ -58,9 +60,17 @@ class StoppingRule:
         self._knows_pace = is_first and self._is_steady_precise(trace)
         return self._knows_pace
 
-    def should_abandon(self, elapsed: float) -> bool:
-        """Decide, so many seconds into the trial, whether even draining the queue would take too long."""
-        return elapsed > ABANDON_FACTOR * self.request.seconds
+    def should_abandon(self, batches: int, elapsed: float) -> bool:
+        """Decide whether to leave the queue undrained, so many batches into the epoch and seconds into the trial.
+
+        Workers begin a round together, and where a batch takes seconds they end it together: an epoch left after the
+        first batch of one would show the pace of a single worker, however many there are.
+        """
+        if elapsed <= ABANDON_FACTOR * self.request.seconds:
+            return False
+        self._is_late_since = min(self._is_late_since, elapsed)
+        is_round_over = batches % max(1, self.request.config.dataloader.num_workers) == 0
+        return is_round_over or elapsed > ROUND_FACTOR * self._is_late_since
 
     def next_epoch_batches(self, traces: Sequence[EpochTrace], elapsed: float) -> int | StopReason:
         """Give the most batches of the next epoch, or why the trial ends after these, so many seconds into it."""

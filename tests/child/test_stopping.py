@@ -90,8 +90,22 @@ def test_nothing_is_hopeless_where_there_is_nothing_to_beat() -> None:
 
 def test_the_queue_is_not_even_drained_long_after_the_time_is_up() -> None:
     rule = make_rule(seconds=3.0)
-    assert not rule.should_abandon(5.9)
-    assert rule.should_abandon(6.1)
+    assert not rule.should_abandon(60, 5.9)
+    assert rule.should_abandon(61, 6.1)
+
+
+def test_a_round_of_workers_that_has_begun_to_arrive_is_waited_for() -> None:
+    rule = make_rule(config=make_config(4), seconds=1.0)
+    assert not rule.should_abandon(1, 5.0)
+    assert not rule.should_abandon(3, 5.2)
+    assert rule.should_abandon(4, 5.2)
+
+
+def test_a_round_that_takes_twice_as_long_as_was_too_long_is_not_waited_for() -> None:
+    rule = make_rule(config=make_config(4), seconds=1.0)
+    assert not rule.should_abandon(1, 5.0)
+    assert not rule.should_abandon(2, 10.0)
+    assert rule.should_abandon(2, 10.1)
 
 
 def test_a_run_that_was_seen_whole_is_done() -> None:

@@ -99,6 +99,15 @@ def test_workers_are_gone_before_the_next_trial_starts(honest: TrialRunner) -> N
     assert sum("autotune.child" in " ".join(process.cmdline()) for process in family) == 1 + those_that_wait
 
 
+def test_what_workers_gain_shows_where_a_batch_takes_longer_than_the_trial() -> None:
+    with open_runner("make_waiting", dataset_args={"seconds": 0.1}) as runner:
+        runner.limit(LIMITS)
+        alone, four = (runner.run(make_request(workers, epochs=1, seconds=0.1)) for workers in (0, 4))
+    assert alone.measurement is not None, alone.message
+    assert four.measurement is not None, four.message
+    assert [one.measurement.epochs[0].batches for one in (alone, four) if one.measurement] == [1, 4]
+
+
 def test_batches_that_nobody_fetched_are_gone_from_shared_memory_before_the_next_trial_starts() -> None:
     if not detect_sandbox().own_shm:
         pytest.skip("this machine has no /dev/shm for a trial alone, in which what is left can be counted")
