@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 Path = tuple[str, ...]
 _CHANGERS: Final = {"shuffle", "setattr"}  # functions that change what they are given
-_WATCHERS: Final = {"parse_args", "parse_known_args"}  # methods that give something, and change nothing
+_WATCHERS: Final = {"parse_args", "parse_known_args", "save_hyperparameters"}  # methods that change no data
 
 
 class Read(NamedTuple):

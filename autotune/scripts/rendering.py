@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import copy
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
-from autotune.scripts.names import Path, read_path
+from autotune.scripts.names import Path, list_parameters, read_path
 from autotune.scripts.pieces import Piece
 
 INDENT = "    "
@@ -40,7 +40,8 @@ class Renderer:
         """Write a node, whose first line will stand in this column."""
         changed = list(self._find_changes(node))
         if not hasattr(node, "lineno") or self._may_not_move(node, changed):
-            return textwrap.indent(ast.unparse(self._rewrite(node)), " " * column).lstrip()
+            rewritten = _Rewriter(self._word).visit(copy.deepcopy(node))
+            return textwrap.indent(ast.unparse(rewritten), " " * column).lstrip()
         start, end = _place(node)
         first = min([start[0], *(one.lineno for one in getattr(node, "decorator_list", ()))])
         if first < start[0]:
@@ -60,20 +61,22 @@ class Renderer:
         middle = b"".join(self._lines[start[0] : end[0] - 1])
         return self._lines[start[0] - 1][start[1] :] + middle + self._lines[end[0] - 1][: end[1]]
 
-    def _word(self, node: ast.AST) -> str | None:
+    def _word(self, node: ast.AST, bound: Set[str]) -> str | None:
+        """Give what is written in place of a name; None for itself, as where a function around it binds that name."""
         path = read_path(node)
-        if path is None:
+        if path is None or path[0] in bound:
             return None
         if path in self._words:
             return self._words[path]
         return path[1] if len(path) == 2 and path[0] == self._own else None
 
-    def _find_changes(self, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    def _find_changes(self, node: ast.AST, bound: Set[str] = frozenset()) -> Iterator[tuple[ast.AST, str]]:
         """Find what is written in other words, in the order in which it stands there."""
-        if (word := self._word(node)) is not None:
+        if (word := self._word(node, bound)) is not None:
             yield node, word
             return
-        found = [change for child in ast.iter_child_nodes(node) for change in self._find_changes(child)]
+        inner = bound | _list_bound(node)
+        found = [change for child in ast.iter_child_nodes(node) for change in self._find_changes(child, inner)]
         yield from sorted(found, key=lambda change: _place(change[0]))
 
     def _may_not_move(self, node: ast.AST, changed: Sequence[tuple[ast.AST, str]]) -> bool:
@@ -83,15 +86,28 @@ class Renderer:
             return True
         return bool(changed) and any(isinstance(one, ast.JoinedStr) for one in inner)
 
-    def _rewrite(self, node: ast.AST) -> ast.AST:
-        renderer = self
 
-        class Rewriter(ast.NodeTransformer):
-            def visit(self, node: ast.AST) -> ast.AST:
-                word = renderer._word(node)
-                return ast.Name(word) if word is not None else super().generic_visit(node)
+class _Rewriter(ast.NodeTransformer):
+    """Puts words in place of names, but for those that a function around them binds."""
 
-        return Rewriter().visit(copy.deepcopy(node))
+    def __init__(self, word: Callable[[ast.AST, Set[str]], str | None]) -> None:
+        self._word = word
+        self._bound: Set[str] = frozenset()
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if (word := self._word(node, self._bound)) is not None:
+            return ast.Name(word)
+        around, self._bound = self._bound, self._bound | _list_bound(node)
+        changed: ast.AST = self.generic_visit(node)
+        self._bound = around
+        return changed
+
+
+def _list_bound(node: ast.AST) -> frozenset[str]:
+    """List the parameters of a function."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return frozenset(list_parameters(node.args))
+    return frozenset()
 
 
 def _place(node: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:

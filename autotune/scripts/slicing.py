@@ -117,8 +117,12 @@ def _keep_set_up(script: Script, backward: Backward, cls: ast.ClassDef, asked: S
             kept[:0] = backward.keep(method.body)
             _take_parameters(backward, method, own)
     _refuse_methods(script, backward, cls, own)
+    made = {path for piece in kept for path in piece.writes}  # in one of several branches, perhaps
     for path in [path for path in backward.wanted if path[0] == own]:
         line = backward.wanted[path]
+        if len(path) > 1 and path in made:
+            del backward.wanted[path]
+            continue
         if len(path) == 1:
             raise UsageError(
                 f"{script.path}, line {line}: the loader is made by a method of {cls.name} that needs the whole object."

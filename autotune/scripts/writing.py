@@ -146,14 +146,29 @@ def _list_parameters(found: Slice, names: dict[Path, str], renderer: Renderer) -
 def _part(found: Slice, told: set[str]) -> tuple[list[Piece], list[Piece]]:
     """Part what stood at the top into what may stand there again, and what is made when the factory is called."""
     head, moved = list(found.top), list[Piece]()
-    late = set(told)
+    late, pinned = set(told), _list_made_for_defaults(found)
     while True:
-        new = [piece for piece in head if not _may_stand_at_top(piece) or late & {read.path[0] for read in piece.reads}]
+        new = [
+            piece
+            for piece in head
+            if late & {read.path[0] for read in piece.reads} or not (piece in pinned or _may_stand_at_top(piece))
+        ]
         if not new:
             return head, moved
         moved = [piece for piece in found.top if piece in new or piece in moved]
         head = [piece for piece in head if piece not in new]
         late |= {path[0] for piece in moved for path in piece.writes}
+
+
+def _list_made_for_defaults(found: Slice) -> list[Piece]:
+    """List what makes the names that defaults of the factory's arguments read, which is where it is defined."""
+    defaults = [found.options.get(path[-1]) for path in found.arguments]
+    names = {read.path[0] for read in list_reads(*defaults)}
+    pinned: list[Piece] = []
+    while new := [one for one in found.top if one not in pinned and names & {path[0] for path in one.writes}]:
+        pinned += new
+        names |= {read.path[0] for read in reads_of(new)}
+    return pinned
 
 
 def _may_stand_at_top(piece: Piece) -> bool:

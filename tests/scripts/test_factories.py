@@ -326,3 +326,48 @@ def test_any_script_gives_a_factory_that_is_python_or_one_sentence(pieces: list[
     for call in find_loaders(script):
         with contextlib.suppress(UsageError):
             compile(write_factory(slice_script(script, call)).text, "factory", "exec")
+
+
+NOTEBOOK = """
+import os
+SIZE = int(os.environ.get("DLTUNE_TEST_SIZE", "7"))
+
+class Numbers(torch.utils.data.Dataset):
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        return self.size + index
+
+class Data(Base):
+    def __init__(self, size: int = SIZE, batch_size: int = 2):
+        super().__init__()
+        self.save_hyperparameters()
+        self.size = size
+        self.batch_size = batch_size
+
+    def setup(self, stage=None):
+        if stage == "fit" or stage is None:
+            self.numbers = Numbers(self.size)
+
+    def train_dataloader(self):
+        return DataLoader(self.numbers, batch_size=self.batch_size)
+
+trainer.fit(Data())
+"""
+
+
+def test_a_class_that_is_copied_beside_a_method_keeps_what_belongs_to_its_own_objects() -> None:
+    loader = make_loader(NOTEBOOK, size=5)
+    assert [batch.tolist() for batch in loader] == [[5, 6], [7, 8], [9]]
+
+
+def test_a_default_that_the_script_works_out_is_worked_out_before_the_factory_is_defined() -> None:
+    assert len(make_loader(NOTEBOOK).dataset) == 7
+
+
+def test_what_one_branch_sets_up_need_not_be_given() -> None:
+    assert make_factory(NOTEBOOK).missing == ()
