@@ -17,6 +17,7 @@ Numbers = NDArray[np.floating]
 
 COLUMNS: Final = (KNOBS["num_workers"], *(knob for knob in reversed(NUMBERS) if knob.name != "num_workers"))
 OWN_COLUMN: Final = len(COLUMNS) + len(SWITCHES)  # the first of the user's own knobs
+MAX_SPAN: Final = 8.0  # from the first to the last of many numbers: in small steps none is rougher
 WORD_DISTANCE: Final = 100.0  # between choices that have nothing in common, far beyond the scale of any number
 
 
@@ -26,7 +27,7 @@ class Coordinates:
 
     Attributes:
         own: The places of each choice of the user's own knobs, by name: numbers lie one apart in their order, since
-            choices are dense where it matters; words lie far from each other.
+            choices are dense where it matters, and nearer where there are many; words lie far from each other.
     """
 
     own: Mapping[str, Mapping[Any, float]]
@@ -56,7 +57,8 @@ class Coordinates:
 def _lay_out(values: list[Any]) -> dict[Any, float]:
     if any(isinstance(value, str | bool) for value in values):
         return {value: WORD_DISTANCE * number for number, value in enumerate(values)}
-    return {value: float(number) for number, value in enumerate(sorted(values))}
+    spacing = min(1.0, MAX_SPAN / max(1, len(values) - 1))
+    return {value: spacing * number for number, value in enumerate(sorted(values))}
 
 
 def _count_doublings(knob: Knob, config: LoaderConfig) -> float:

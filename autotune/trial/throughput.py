@@ -131,11 +131,12 @@ def _blend_spread(lengths: Sequence[float], mean: float) -> tuple[float, float]:
 def measure_steady(traces: Sequence[EpochTrace], config: LoaderConfig) -> SteadyState:
     """Find the pace over whole rounds of workers, after the queue was handed out and before it drains.
 
-    Where the epochs are too short for that, it is that over everything, the start included.
+    Where the epochs are too short for that, it is that over everything, the start included; of an epoch that was cut
+    short, over whole rounds, as what drains of the last one takes as long as a round and is less.
     """
     spans = [span for trace in traces if (span := steady_window(trace, config)) is not None]
     if not spans:
-        return _measure_unsteady(traces)
+        return _measure_unsteady(traces, max(1, config.dataloader.num_workers))
     batches = sum(count for count, _ in spans)
     seconds = sum(times[-1] - times[0] for _, times in spans)
     _, longest = max(spans, key=lambda span: span[0])
@@ -156,11 +157,19 @@ def steady_window(trace: EpochTrace, config: LoaderConfig) -> tuple[int, tuple[f
     return count, trace.batch_seconds[queue - 1 : queue + count]
 
 
-def _measure_unsteady(traces: Sequence[EpochTrace]) -> SteadyState:
+def _measure_unsteady(traces: Sequence[EpochTrace], workers: int) -> SteadyState:
     """Take everything from the start of the workers on: slower than the truth, but never the burst of a full queue."""
-    batches = max(1, sum(trace.batches for trace in traces))
-    seconds = sum(trace.end_seconds for trace in traces)
-    return SteadyState(max(MIN_BATCH_SECONDS, seconds / batches), half_width=None)
+    spans = [_take_whole_rounds(trace, workers) for trace in traces]
+    batches = max(1, sum(count for count, _ in spans))
+    return SteadyState(max(MIN_BATCH_SECONDS, sum(seconds for _, seconds in spans) / batches), half_width=None)
+
+
+def _take_whole_rounds(trace: EpochTrace, workers: int) -> tuple[int, float]:
+    """Count the batches of an epoch and their seconds; of one that was cut short, those of whole rounds of workers."""
+    whole = trace.batches - trace.batches % workers
+    if trace.closed_after is None or not whole:
+        return trace.batches, trace.end_seconds
+    return whole, trace.batch_seconds[whole - 1]
 
 
 def _bound_blocks(times: tuple[float, ...], workers: int) -> float | None:

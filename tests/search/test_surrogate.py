@@ -4,10 +4,12 @@ import math
 from collections.abc import Callable
 
 import pytest
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
+from autotune.search.coordinates import Coordinates
 from autotune.search.surrogate import Surrogate
 from tests.builders import make_config
 
@@ -173,3 +175,11 @@ def test_before_any_trial_what_a_setting_gains_is_the_models_and_as_unsure_as_th
     (gain,) = Surrogate(CANDIDATES, model).predict_speedups([make_config(1), make_config(2)])
     assert gain.ratio == pytest.approx(2.0)
     assert gain.log_error > 0.1
+
+
+@pytest.mark.parametrize(("choices", "places"), [((2, 4, 8), (0.0, 1.0, 2.0)), (tuple(range(41)), (0.0, 0.2, 0.4))])
+def test_numbers_that_are_listed_in_small_steps_lie_nearer_to_each_other(
+    choices: tuple[int, ...], places: tuple[float, ...]
+) -> None:
+    laid_out = Coordinates.of([make_config(2).model_copy(update={"knobs": {"size": one}}) for one in choices])
+    assert tuple(laid_out.own["size"][one] for one in choices[:3]) == pytest.approx(places)

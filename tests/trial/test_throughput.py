@@ -63,6 +63,20 @@ def test_epochs_shorter_than_the_queue_are_paced_by_everything_the_start_include
     assert measure_steady([trace], make_config(8, 4)).batch_seconds == pytest.approx(1.4 / 3)
 
 
+def test_of_an_epoch_that_was_cut_short_the_last_round_that_drained_in_part_is_no_pace() -> None:
+    burst = [4.0, 0.0, 0.0, 0.0]
+    config = make_config(4, 4)
+    trace = make_trace([*burst, *burst, 4.0], closed_after=5)
+    assert measure_steady([trace], config).batch_seconds == pytest.approx(1.0)
+    found = estimate(make_measurement(trace, epoch_batches=41), config, epochs=1)
+    assert found.epoch_seconds == pytest.approx(12.0 + 32 * 1.0)
+
+
+def test_of_an_epoch_that_was_cut_short_within_its_first_round_everything_is_its_pace() -> None:
+    trace = make_trace([2.0, 0.5], closed_after=1)
+    assert measure_steady([trace], make_config(4, 4)).batch_seconds == pytest.approx(1.25)
+
+
 def test_the_error_of_a_steady_pace_is_known_only_from_four_blocks_on() -> None:
     gaps = [0.1, 0.1, 0.2, 0.2] * 4
     assert measure_steady([make_trace(gaps[:4])], make_config(0)).half_width is None
