@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 import pytest
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
