@@ -98,6 +98,9 @@ class DataLoaderSettings(FrozenModel):
             passes its own `batch_sampler` (or `batch_size=None`).
         num_workers: Worker processes; 0 loads in the training process.
         prefetch_factor: Batches that each worker prepares ahead; None without workers.
+        pin_memory: Whether batches are put into pinned memory, from which a device copies faster.
+        persistent_workers: Whether workers live on from epoch to epoch.
+        in_order: Whether batches come in the order in which the sampler drew them; False changes training.
     """
 
     batch_size: BatchSize | None
@@ -125,6 +128,7 @@ class ProcessSettings(FrozenModel):
     """Settings of the training process beside the loader's: how workers start, and how batches travel.
 
     Attributes:
+        sharing_strategy: How tensors in shared memory go from worker to training process, as torch calls it.
         multiprocessing_context: Start method for the workers; None is the interpreter's default.
         non_blocking: Whether training code must copy with `batch.to(device, non_blocking=True)`, which lets the host
             go on during a copy from pinned memory.
@@ -148,6 +152,8 @@ class LoaderConfig(FrozenModel):
     """One point of the search: what the loader is given, how its process is set up, and the user's own knobs.
 
     Attributes:
+        dataloader: What the loader is given.
+        process: How the training process and its workers are set up.
         knobs: Arguments of the user's factory that are searched as well, by name.
     """
 
@@ -184,3 +190,23 @@ class LoaderConfig(FrozenModel):
             if self.process.multiprocessing_context is not None:
                 kwargs["multiprocessing_context"] = self.process.multiprocessing_context
         return kwargs
+
+
+class Configured(FrozenModel):
+    """Something that is told of a configuration.
+
+    Attributes:
+        config: The configuration.
+    """
+
+    config: LoaderConfig
+
+    @property
+    def dataloader(self) -> DataLoaderSettings:
+        """What the loader is given."""
+        return self.config.dataloader
+
+    @property
+    def process(self) -> ProcessSettings:
+        """How its process is set up."""
+        return self.config.process

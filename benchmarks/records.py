@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from autotune.config import FrozenModel, Interval, LoaderConfig
 from autotune.profiles.atomic_write import write_atomically
-from autotune.profiles.schema import PhaseTime
+from autotune.profiles.search_record import PhaseTime
 from benchmarks.training.messages import DeviceFacts, Reading, Trained, TrainingRun
 
 TunerName = Literal["dltune", "random", "loadtune", "hand", "defaults"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from autotune.profiles.schema import TunedFile
+from autotune.commands.schema import make_json_schema
 from benchmarks.analysis.verdicts import format_table
 
 Schema = Mapping[str, Any]
@@ -25,8 +24,7 @@ LARGEST_SHOWN: Final = 10**9  # a bound above it only keeps arithmetic from over
 
 def describe_schema() -> str:
     """Write a section for each object, the file first, then in the order in which they are met."""
-    document = TunedFile.model_json_schema(by_alias=True)
-    return "\n\n".join(_describe(name, schema) for name, schema in _walk(document))
+    return "\n\n".join(_describe(name, schema) for name, schema in _walk(make_json_schema()))
 
 
 def _walk(document: Schema) -> Iterator[tuple[str, Schema]]:
@@ -42,21 +40,12 @@ def _walk(document: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def _describe(name: str, schema: Schema) -> str:
-    summary, meanings = read_docstring(schema.get("description", ""))
-    head = ("field", "value", "default", "meaning")[: 4 if meanings else 3]
     rows = [
-        (f"`{field}`", write_type(one), _write_default(field, one, schema), meanings.get(field, ""))[: len(head)]
+        (f"`{field}`", write_type(one), _write_default(field, one, schema), one["description"])
         for field, one in schema.get("properties", {}).items()
     ]
-    table = format_table(head, rows) if rows else ""
-    return "\n\n".join(part for part in (f"## {name}", summary, table) if part)
-
-
-def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Take a docstring in Google's style apart: what stands before the attributes, and what each of them is."""
-    summary, _, attributes = inspect.cleandoc(text).partition("\nAttributes:\n")
-    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE)
-    return summary.strip(), {name: re.sub(r"\s+", " ", meaning) for name, meaning in found}
+    table = format_table(("field", "value", "default", "meaning"), rows) if rows else ""
+    return "\n\n".join(part for part in (f"## {name}", schema["description"], table) if part)
 
 
 def write_type(schema: Schema) -> str:

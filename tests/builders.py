@@ -15,17 +15,13 @@ from autotune.profiles.saving import format_file
 from autotune.profiles.schema import (
     AblationStep,
     Baseline,
-    BatchTimeBreakdown,
     ConfirmedRounds,
     ProfileResult,
     RecordedBudgets,
-    ScalingPoint,
-    SearchEvidence,
-    SearchRecord,
-    TrialSummary,
     TunedFile,
     TunedProfile,
 )
+from autotune.profiles.search_record import BatchTimeBreakdown, ScalingPoint, SearchEvidence, SearchRecord, TrialSummary
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.system.cgroups import CpuThrottling
 from autotune.system.cpu_load import CpuCounters

@@ -386,6 +386,7 @@ def test_the_schema_is_a_json_schema_that_accepts_a_saved_file(workdir: Path) ->
     document = json.loads((workdir / "dltune.json").read_text())
     assert schema["$schema"].startswith("https://json-schema.org/")
     assert set(document) == set(schema["properties"])
+    assert schema["$defs"]["Hardware"]["properties"]["gpu"]["description"].startswith("Name of the accelerator")
 
 
 def test_help_imports_nothing_heavy() -> None:

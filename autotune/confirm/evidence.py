@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.config import MAX_RATE, LoaderConfig
 from autotune.knobs import TABLE, config_from_knobs, knob_values
-from autotune.profiles.schema import BatchTimeBreakdown, ScalingPoint, SearchEvidence, TrialSummary
+from autotune.profiles.search_record import BatchTimeBreakdown, ScalingPoint, SearchEvidence, TrialSummary
 from autotune.search.cost_model import predict_copy
 from autotune.search.demand import BudgetViolation, describe_violations
 from autotune.search.plan import Plan

@@ -22,11 +22,10 @@ from autotune.profiles.schema import (
     BatchSizeResult,
     Bottleneck,
     ConfirmedRounds,
-    PhaseTime,
     ProfileResult,
-    SearchRecord,
     TunedProfile,
 )
+from autotune.profiles.search_record import PhaseTime, SearchRecord
 from autotune.search.cost_model import find_bottleneck
 from autotune.search.loop import SearchOutcome
 from autotune.search.plan import Plan

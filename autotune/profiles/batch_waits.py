@@ -14,6 +14,9 @@ class BatchWaits(FrozenModel):
     """Seconds that the step waited for a batch, by percentile; the first batch of an epoch starts workers, and is out.
 
     Attributes:
+        p50: Half of the waits were no longer.
+        p95: 95 % of them were no longer.
+        p99: 99 % of them were no longer.
         pause: Mean of the long ones, where most batches were there at once; 0 where they were not.
         pause_share: Share of the batches that came after such a pause; 0 likewise.
     """

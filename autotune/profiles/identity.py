@@ -17,6 +17,8 @@ class WorkloadIdentity(FrozenModel):
     """What was tuned: which dataset, how many samples of what size, and which step consumed them.
 
     Attributes:
+        dataset: Import string of the factory.
+        dataset_args: What it was given.
         split: Which one it is of several loaders or datasets that the factory returns; None where it returns one.
         samples: Samples in an epoch; None when an iterable dataset does not tell.
         sample_bytes: Bytes of tensors in one sample, mean.

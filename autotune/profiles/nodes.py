@@ -10,7 +10,13 @@ from autotune.config import BoundedRate, FrozenModel, Interval
 
 
 class NodeReading(FrozenModel):
-    """What the answer reached on one of several equal machines."""
+    """What the answer reached on one of several equal machines.
+
+    Attributes:
+        node: Name of the machine.
+        samples_per_second: What it reached there.
+        created_at: When that was measured.
+    """
 
     node: Annotated[str, Field(min_length=1, max_length=255)]
     samples_per_second: BoundedRate

@@ -20,18 +20,15 @@ from autotune.config import (
     BoundedCount,
     BoundedRate,
     BoundedSeconds,
-    DataLoaderSettings,
+    Configured,
     Fraction,
     FrozenModel,
     Interval,
-    LoaderConfig,
-    ProcessSettings,
-    Product,
-    Workers,
 )
 from autotune.profiles.batch_waits import BatchWaits
 from autotune.profiles.identity import WorkloadIdentity
 from autotune.profiles.nodes import NodeSpread
+from autotune.profiles.search_record import SearchEvidence, SearchRecord
 from autotune.system.hardware import Hardware, Software
 
 SCHEMA_VERSION: Final = 2
@@ -39,24 +36,15 @@ SCHEMA_ID: Final = f"urn:dltune:schema:{SCHEMA_VERSION}"
 Bottleneck = Literal["step", "cpu", "io", "transfer", "copy", "epoch"]
 
 
-class Configured(FrozenModel):
-    """Something that is told of a configuration."""
-
-    config: LoaderConfig
-
-    @property
-    def dataloader(self) -> DataLoaderSettings:
-        """What the loader is given."""
-        return self.config.dataloader
-
-    @property
-    def process(self) -> ProcessSettings:
-        """How its process is set up."""
-        return self.config.process
-
-
 class Baseline(Configured):
-    """What the tuned configuration is compared with."""
+    """What the tuned configuration is compared with.
+
+    Attributes:
+        config: Its settings.
+        description: What it is, in words, as `PyTorch's defaults`.
+        samples_per_second: Its throughput in the same rounds, median.
+        data_wait_fraction: Share of its run that the step spent waiting for data.
+    """
 
     description: str
     samples_per_second: BoundedRate
@@ -64,7 +52,13 @@ class Baseline(Configured):
 
 
 class BatchSizeResult(Configured):
-    """The best configuration measured for one batch size."""
+    """The best configuration measured for one batch size.
+
+    Attributes:
+        config: Its settings.
+        batch_size: The batch size; None where the training code makes its own batches.
+        samples_per_second: What it reached in the search.
+    """
 
     batch_size: BatchSize | None
     samples_per_second: BoundedRate
@@ -73,13 +67,18 @@ class BatchSizeResult(Configured):
 class AblationStep(FrozenModel):
     """What one setting gave: measured beside the configuration without it, or as the trials of the search let expect.
 
-    An estimate is the model's as corrected by the trials, with its own interval; nothing was measured for it.
+    Attributes:
+        setting: The setting, as in `num_workers=4`.
+        samples_per_second: With it and all those before it.
+        speedup: Over the configuration without it.
+        speedup_ci95: Its 95 % interval; one that holds 1 is within noise; None in files of earlier versions.
+        is_estimate: Whether it is the model's, as corrected by the trials; nothing was measured for it then.
     """
 
     setting: str
-    samples_per_second: BoundedRate  # with it and all those before it
+    samples_per_second: BoundedRate
     speedup: BoundedRate
-    speedup_ci95: Interval | None = None  # one that holds 1 is within noise; None in files of earlier versions
+    speedup_ci95: Interval | None = None
     is_estimate: bool = False
 
     @property
@@ -89,10 +88,16 @@ class AblationStep(FrozenModel):
 
 
 class ConfirmedRounds(Configured):
-    """What the confirmation measured of one configuration: the raw numbers behind every figure of the result."""
+    """What the confirmation measured of one configuration: the raw numbers behind every figure of the result.
 
-    samples_per_second: tuple[BoundedRate, ...] = ()  # of each round from the first on, until it fell behind
-    failures: tuple[str, ...] = ()  # in words; each of these trials was tried once more
+    Attributes:
+        config: Its settings.
+        samples_per_second: Of each round from the first on, until it fell behind.
+        failures: In words; each of these trials was tried once more.
+    """
+
+    samples_per_second: tuple[BoundedRate, ...] = ()
+    failures: tuple[str, ...] = ()
 
 
 class RankResult(FrozenModel):
@@ -114,17 +119,23 @@ class ProfileResult(FrozenModel):
         samples_per_second: Throughput of a training run of `epochs` epochs, median of the confirming rounds.
         samples_per_second_ci95: Its 95 % interval; None when the run was not confirmed.
         confirmed_rounds: Interleaved rounds in fresh processes; 0 when the run was cut short.
+        epochs: Length of the training run that it is the throughput of.
         is_predicted: Whether nothing was measured, and all is what the probe lets expect.
         baseline: What it is compared with; None when the baseline could not run.
-        speedup: Throughput over the baseline's, from pairs of the same round.
+        speedup: Throughput over the baseline's, from pairs of the same round; None when the baseline could not run.
+        speedup_ci95: Its 95 % interval; None when the run was not confirmed.
         verdict: `faster`, or `keep` when the gain is within noise and the baseline was kept.
         ceiling_samples_per_second: What the step alone reaches on a batch that is always ready.
         data_wait_fraction: Share of the run that the step spent waiting for data.
         batch_waits: How long it waited for single batches; None where that is not known.
+        bottleneck: What bounds it: the training step, the CPUs, waiting for input and output, the transfer from
+            workers, the copy to the device, or starting epochs.
         peak_host_bytes: Largest host memory seen: private and shared pages of the process tree.
+        peak_shm_bytes: Largest use of `/dev/shm` seen.
         peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
         copy_bytes_per_second: What the run copies to the device, bytes per second; None on the CPU.
         copy_ceiling: What copying alone reaches with memory pinned or pageable as in the answer; None likewise.
+        by_batch_size: The best measured for each batch size, where several were searched.
         ranks: How those processes kept up with each other, by their number; empty for one process.
         rounds: What the confirmation measured of the baseline and each finalist; the medians and intervals above are
             derived from it. Empty in files of earlier versions.
@@ -132,6 +143,7 @@ class ProfileResult(FrozenModel):
             keeps it, in the same rounds.
         ablation: What each setting gave, cumulatively, in the order in which a careful hand would set them.
         advice: What would help beyond the settings of a loader.
+        warnings: What to know of the workload, the machine or the measurement.
     """
 
     samples_per_second: BoundedRate
@@ -162,7 +174,15 @@ class ProfileResult(FrozenModel):
 
 
 class RecordedBudgets(FrozenModel):
-    """The budgets under which a profile was tuned; on the CPU there is none for device memory."""
+    """The budgets under which a profile was tuned, for one training process.
+
+    Attributes:
+        memory_bytes: Host memory of the process and its workers.
+        shm_bytes: Their use of `/dev/shm`.
+        nofile: Open files of each process.
+        gpu_bytes: Device memory; None on the CPU.
+        max_workers: The most workers that were considered.
+    """
 
     memory_bytes: BoundedBytes
     shm_bytes: BoundedBytes
@@ -171,88 +191,15 @@ class RecordedBudgets(FrozenModel):
     max_workers: BoundedCount
 
 
-class PhaseTime(FrozenModel):
-    """What a phase of a run spent its seconds on."""
-
-    phase: str
-    starting: BoundedSeconds = 0.0  # processes, their imports, the user's factory
-    warming_up: BoundedSeconds = 0.0
-    measuring: BoundedSeconds = 0.0
-    taking_down: BoundedSeconds = 0.0  # workers and processes
-    own: BoundedSeconds = 0.0  # work of the tuner itself
-
-
-class SearchRecord(FrozenModel):
-    """How the configuration was found.
-
-    Attributes:
-        time_spent: Where the seconds of each phase went; empty in files of earlier versions.
-        prediction_error: Median relative distance between the throughput predicted before a trial and the one it
-            measured; None when nothing was measured.
-    """
-
-    trials: BoundedCount  # feasible + infeasible + skipped
-    feasible: BoundedCount
-    infeasible: BoundedCount  # they broke a limit or failed
-    skipped: BoundedCount  # they were predicted to break a limit
-    sampler: str
-    seed: BoundedCount
-    study: str
-    seconds: BoundedSeconds  # of the whole run so far
-    time_spent: tuple[PhaseTime, ...] = ()
-    prediction_error: BoundedRate | None = None
-    stopped: str  # why
-
-
-class TrialSummary(Configured):
-    """One line of the search, for people who ask why a configuration was not chosen."""
-
-    number: BoundedCount  # in the order in which it was tried, from 1
-    outcome: Literal["completed", "stopped_early", "skipped", "failed"]  # early when hopeless, skipped without a trial
-    samples_per_second: BoundedRate | None = None  # in the warm process of the search; None when it did not complete
-    relative_error: BoundedRate | None = None  # half-width of the 95 % interval, as a share; None where unknown
-    expected_samples_per_second: BoundedRate = 0.0
-    peak_host_bytes: BoundedBytes = 0  # 0 when not sampled
-    peak_shm_bytes: BoundedBytes = 0
-    reason: str = ""
-
-
-class ScalingPoint(FrozenModel):
-    """What the model, corrected by the trials, expects at a number of workers; its error is one standard deviation."""
-
-    num_workers: Workers
-    samples_per_second: BoundedRate
-    relative_error: BoundedRate
-
-
-class BatchTimeBreakdown(FrozenModel):
-    """Where the time of one batch goes, in seconds, at the tuned batch size, measured by the probe."""
-
-    samples: Annotated[int, Field(ge=1, le=2**63 - 1)]  # in that batch; a mean where the workload makes its own
-    load: Product  # fetching its samples, in one process
-    collate: Product
-    transfer: Product  # from a worker to the training process
-    copy_seconds: Product = 0.0  # from there to the device; 0 on the CPU
-    step: Product
-
-
-class SearchEvidence(FrozenModel):
-    """What the answer rests on.
-
-    Attributes:
-        batch_time: Where a batch's time goes; None where the probe could not tell.
-        knob_importance: By how much the expected throughput varies along each knob, all else as in the answer, as a
-            share of the sum over all knobs.
-    """
-
-    trials: tuple[TrialSummary, ...] = ()
-    scaling_curve: tuple[ScalingPoint, ...] = ()
-    batch_time: BatchTimeBreakdown | None = None
-    knob_importance: dict[str, Fraction] = Field(default_factory=dict)
-
-
 class PastResult(Configured):
-    """What an earlier tuning of the same profile had found."""
+    """What an earlier tuning of the same profile had found.
+
+    Attributes:
+        config: Its answer.
+        created_at: When it ended.
+        samples_per_second: What it promised.
+        torch: Version of torch then.
+    """
 
     created_at: AwareDatetime
     samples_per_second: BoundedRate
@@ -263,9 +210,19 @@ class TunedProfile(Configured):
     """One profile of dltune.json: the best configuration for one workload on one machine.
 
     Attributes:
+        config: The answer.
+        name: Name of the profile, made of the machine and a digest of the workload.
+        hardware: The machine that it was measured on.
+        software: The versions that it was measured with.
+        workload: What was tuned.
+        result: What was measured of the answer.
+        budgets: Within which it was found.
+        search: How it was found.
+        evidence: What it rests on.
         nodes: What it was seen to reach on machines like that one; None where nobody has looked.
         request: What was asked for, to ask for it again; None in files of earlier versions, as is evidence.
         history: Earlier results of this profile, oldest first.
+        created_at: When the tuning ended.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -288,7 +245,13 @@ class TunedProfile(Configured):
 
 
 class TunedFile(FrozenModel):
-    """The whole of dltune.json."""
+    """The whole of dltune.json.
+
+    Attributes:
+        $schema: Name of this schema.
+        schema_version: Version of it; files of earlier ones are read as well.
+        profiles: One for each machine and workload.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 

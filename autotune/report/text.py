@@ -8,7 +8,8 @@ from typing import Final
 from autotune.config import Interval, LoaderConfig
 from autotune.knobs import TABLE, describe_loader
 from autotune.profiles.nodes import NodeSpread
-from autotune.profiles.schema import AblationStep, PhaseTime, ProfileResult, TunedProfile
+from autotune.profiles.schema import AblationStep, ProfileResult, TunedProfile
+from autotune.profiles.search_record import PhaseTime
 from autotune.system.hardware import Hardware
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 

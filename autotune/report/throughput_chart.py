@@ -11,7 +11,8 @@ from typing import Final, Literal
 
 from autotune.config import CONFIDENCE
 from autotune.knobs import describe_config, find_knob, list_differences
-from autotune.profiles.schema import ScalingPoint, SearchEvidence, TrialSummary, TunedProfile
+from autotune.profiles.schema import TunedProfile
+from autotune.profiles.search_record import ScalingPoint, SearchEvidence, TrialSummary
 from autotune.report.axes import LETTER_WIDTH, PLOT, Scale, make_scale
 from autotune.units import format_percent, format_rate
 

@@ -46,7 +46,13 @@ class Hardware(FrozenModel):
         gpu: Name of the accelerator; None on a machine without one.
         gpu_count: Accelerators of that name.
         gpu_memory_bytes: Memory of one.
+        compute_capability: CUDA's, as in `9.0`; None where not told.
+        pcie: Its link, as in `gen5 x16`; None where not told.
+        cpu: Model of the CPU; None where not told.
         usable_cpus: The smaller of affinity and every cgroup quota, in CPUs.
+        memory_limit_bytes: Physical memory, or the limit of the cgroup where that is smaller.
+        shm_limit_bytes: Size of `/dev/shm`.
+        nofile_limit: Open files that a process may have.
     """
 
     gpu: str | None
@@ -62,7 +68,17 @@ class Hardware(FrozenModel):
 
 
 class Software(FrozenModel):
-    """Versions, the start method, and variables that limit threads, under which a profile was measured."""
+    """Versions, the start method, and variables that limit threads, under which a profile was measured.
+
+    Attributes:
+        dltune: Version of dltune.
+        torch: Version of torch.
+        cuda: Version of CUDA that torch was built with; None for a CPU build.
+        driver: Version of the accelerator's driver; None where not told.
+        python: Version of Python.
+        start_method: How workers start where nothing else is said.
+        thread_variables: Variables that limit threads of libraries, as set in the environment.
+    """
 
     dltune: str
     torch: str
@@ -70,4 +86,4 @@ class Software(FrozenModel):
     driver: str | None = None
     python: str
     start_method: StartMethod
-    thread_variables: dict[str, str] = Field(default_factory=dict)  # as set in the environment
+    thread_variables: dict[str, str] = Field(default_factory=dict)

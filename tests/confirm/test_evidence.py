@@ -17,7 +17,7 @@ from autotune.confirm.evidence import (
     sweep_knob,
     worker_scaling_curve,
 )
-from autotune.profiles.schema import SearchEvidence
+from autotune.profiles.search_record import SearchEvidence
 from autotune.request import TuningRequest
 from autotune.search.plan import Plan, make_plan
 from autotune.search.surrogate import Prediction

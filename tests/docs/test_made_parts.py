@@ -12,10 +12,10 @@ import yaml
 
 import autotune
 from autotune.cli import COMMANDS
-from autotune.profiles.schema import TunedFile
+from autotune.commands.schema import make_json_schema, read_docstring
 from benchmarks.analysis.verdicts import format_value
 from pages.commands import READ_ON, describe_command
-from pages.json_schema import describe_schema, read_docstring
+from pages.json_schema import describe_schema
 from pages.links import list_linked_files, name_page, point_to_pages
 from pages.parts import BUILT, KEPT, fill, list_parts
 from pages.public_names import GROUPS, list_names
@@ -92,12 +92,13 @@ def test_an_option_of_tune_is_set_in_the_environment_by_its_own_name(command: cl
 
 
 def test_every_object_and_every_field_of_the_file_has_its_place() -> None:
-    document = TunedFile.model_json_schema(by_alias=True)
+    document = make_json_schema()
     text = describe_schema()
     objects = {"TunedFile": document, **{name: one for name, one in document["$defs"].items() if "properties" in one}}
     for name, schema in objects.items():
         section = text.partition(f"## {name}\n")[2].partition("\n## ")[0]
         assert [field for field in schema["properties"] if f"| `{field}`" not in section] == [], name
+        assert [field for field, one in schema["properties"].items() if not one["description"]] == [], name
 
 
 def test_what_a_docstring_says_of_its_attributes_is_taken_from_it() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.profiles.schema import SearchEvidence, TrialSummary, TunedProfile
+from autotune.profiles.schema import TunedProfile
+from autotune.profiles.search_record import SearchEvidence, TrialSummary
 from autotune.report.axes import PLOT, make_scale
 from autotune.report.html import render_html
 from autotune.report.throughput_chart import differs_only_in_workers

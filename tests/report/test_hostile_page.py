@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig
-from autotune.profiles.schema import AblationStep, BatchTimeBreakdown, ProfileResult, ScalingPoint, SearchEvidence
+from autotune.profiles.schema import AblationStep, ProfileResult
+from autotune.profiles.search_record import BatchTimeBreakdown, ScalingPoint, SearchEvidence
 from autotune.report.html import render_html
 from autotune.report.markdown import render_markdown
 from tests.builders import make_config, make_evidence, make_full_profile, make_profile_result, make_trial_line

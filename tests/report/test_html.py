@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from autotune.config import LoaderConfig
-from autotune.profiles.schema import BatchSizeResult, PastResult, SearchEvidence
+from autotune.profiles.schema import BatchSizeResult, PastResult
+from autotune.profiles.search_record import SearchEvidence
 from autotune.report.summary import describe_headline, format_factor, list_figures, list_settings
 from autotune.report.usage import usage_snippet_without_dltune
 from tests.builders import make_config, make_full_profile, make_profile, make_profile_result, make_trial_line

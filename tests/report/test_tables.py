@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from xml.etree.ElementTree import fromstring
 
-from autotune.profiles.schema import BatchTimeBreakdown, SearchEvidence, TunedProfile
+from autotune.profiles.schema import TunedProfile
+from autotune.profiles.search_record import BatchTimeBreakdown, SearchEvidence
 from autotune.report.html import render_html
 from tests.builders import (
     make_config,
