@@ -10,6 +10,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
@@ -78,6 +79,12 @@ def announce_epoch(loader: MeasuredLoader, number: int) -> None:
             part.set_epoch(number)  # type: ignore[union-attr]  # it was asked for a moment ago
 
 
+def list_workers(iterator: Iterator[Any] | None) -> list[BaseProcess]:
+    """List the processes that work for torch's iterator; another library may call anything by that name."""
+    workers = getattr(iterator, "_workers", None)
+    return [one for one in workers if isinstance(one, BaseProcess)] if isinstance(workers, list) else []
+
+
 class TrialRun:
     """One trial under way: its loader, its stopping rule, its traces.
 
@@ -143,7 +150,7 @@ class TrialRun:
             try:
                 trace = self._run_epoch(plan)
             except Exception as error:
-                annotate_dead_workers(error, getattr(self._iterator, "_workers", ()))
+                annotate_dead_workers(error, list_workers(self._iterator))
                 raise
             self._traces.append(trace)
             self._recorder = None
@@ -195,7 +202,7 @@ class TrialRun:
         self._recorder = recorder
         abandoned = False
         self._iterator = iter(self._loader)  # kept: letting go of it would take the workers down
-        self._worker_pids.update(worker.pid for worker in getattr(self._iterator, "_workers", ()))
+        self._worker_pids.update(worker.pid or 0 for worker in list_workers(self._iterator))
         batches = self._iterator if self._copier is None else prefetch_batches(self._iterator, self._copier)
         timer.ask()
         self._ranks.ask()

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
 from autotune.child.lockstep import Alone
-from autotune.child.measurement import TrialRun
+from autotune.child.measurement import TrialRun, list_workers
 from autotune.child.probe_sharding import count_samples_single_process
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.trial.measurement import Measurement
@@ -161,3 +161,17 @@ def test_a_trial_begins_with_no_full_garbage_collection_due() -> None:
     bring_full_collection_near()
     measure(Workload(dataset=witness), 0, 4, epochs=1)
     assert witness.seen[0] == 0
+
+
+@pytest.mark.parametrize("workers", [4, [1, 2], "four", None])
+def test_what_another_library_calls_workers_is_taken_for_no_process_of_torch(workers: object) -> None:
+    class Batches:
+        _workers = workers
+
+        def __iter__(self) -> Iterator[int]:
+            return self
+
+        def __next__(self) -> int:
+            raise StopIteration
+
+    assert list_workers(iter(Batches())) == []
