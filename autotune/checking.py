@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from autotune.config import FrozenModel, Interval
-from autotune.confirm.confirmation import Confirmation, confirm, measure_round
+from autotune.confirm.confirmation import confirm
 from autotune.confirm.interference import InterferenceMonitor
 from autotune.confirm.nodes import add_reading
 from autotune.confirm.remeasurement import Remeasurement, compare_with_prediction
-from autotune.confirm.runs import ConfirmationRuns
 from autotune.errors import UsageError
 from autotune.preparation import prepare_run
-from autotune.profiles.file import read_profiles_or_empty
 from autotune.profiles.identity import WorkloadIdentity
 from autotune.profiles.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
 from autotune.profiles.nodes import NodeReading
@@ -42,8 +40,6 @@ from autotune.trial.timetable import Timetable
 
 MIN_KEPT_RATIO: Final = 0.9  # of the predicted throughput, or of the baseline: what surely reaches less is retuned
 QUICK_TRIAL_SECONDS: Final = 2.0  # whatever the trials of the tuning took; a quick check takes at least four such
-VERIFYING_ROUNDS: Final = 2
-OF_THE_RUN: Final = {"output", "storage", "study_name", "resume", "timeout_seconds", "explain", "isolation"}
 
 
 class CheckResult(FrozenModel):
@@ -143,7 +139,7 @@ def _identify(
 ) -> CheckResult:
     """Compare a profile with the workload as a few batches show it."""
     with start_runner(request, progress) as runner:
-        found = _look_at_workload(runner, request, machine)
+        found = look_at_workload(runner, request, machine)
     return compare_profile(
         profile,
         machine.hardware(found.accelerator),
@@ -153,7 +149,8 @@ def _identify(
     )
 
 
-def _look_at_workload(runner: TrialRunner, request: TuningRequest, machine: MachineProfile) -> IdentityReport:
+def look_at_workload(runner: TrialRunner, request: TuningRequest, machine: MachineProfile) -> IdentityReport:
+    """Load the workload, and tell what it is; without workers, and without a measurement."""
     try:
         return runner.identify(choose_probe_sizes(request)[0], plan_budgets(machine, request))
     except OSError as error:
@@ -183,58 +180,6 @@ def _measure_again(
         max_age_seconds=max_age_seconds,
         remeasured=compare_with_prediction(final, profile),
     )
-
-
-def find_answer(request: TuningRequest) -> TunedProfile | None:
-    """Find what an earlier run answered to the same request on a machine like this; None without a confirmed one.
-
-    A request for a prediction is answered by what was measured with any number of trials.
-    """
-    machine = read_machine()
-    left_out = OF_THE_RUN if request.trials else OF_THE_RUN | {"trials"}
-    asked = _leave_out(request.record(), left_out)
-    for profile in reversed(read_profiles_or_empty(Path(request.output))):
-        here = describe_local_hardware(machine, profile)
-        is_same = profile.request is not None and _leave_out(profile.request, left_out) == asked
-        if is_same and profile.result.confirmed_rounds and not compare_hardware(profile.hardware, here):
-            return profile
-    return None
-
-
-def _leave_out(request: dict[str, Any], names: Set[str]) -> dict[str, Any]:
-    return {name: value for name, value in request.items() if name not in names}
-
-
-def verify(request: TuningRequest, profile: TunedProfile, progress: ProgressListener) -> CheckResult:
-    """Check by a measurement or two that the answer of an earlier run still holds.
-
-    One round that reaches what was promised, within its interval, is enough; else another one is looked at.
-
-    Raises:
-        UsageError: The workload is not what it was.
-        WorkloadError: The workload fails.
-        TrialError: The machine refuses to run trials.
-    """
-    machine, runs = read_machine(), ConfirmationRuns(profile.config)
-    with start_runner(request, progress) as runner:
-        found = _look_at_workload(runner, request, machine)
-        for number in range(1, VERIFYING_ROUNDS + 1):
-            measure_round(request, runs, runner.run, progress, number)
-            if _keeps_promise(runs, profile):
-                break
-    baseline = ConfirmationRuns(profile.config if profile.result.baseline is None else profile.result.baseline.config)
-    return compare_profile(
-        profile,
-        machine.hardware(found.accelerator),
-        software=found.software,
-        workload=identify(request.workload, found),
-        remeasured=compare_with_prediction(Confirmation(baseline, entrants=(runs,)), profile),
-    )
-
-
-def _keeps_promise(runs: ConfirmationRuns, profile: TunedProfile) -> bool:
-    promised = profile.promised_ci95
-    return promised is not None and runs.rate >= promised[0]
 
 
 def compare_profile(

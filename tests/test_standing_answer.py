@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.checking import find_answer
+from autotune.confirm.remeasurement import Remeasurement
 from autotune.profiles.file import read_file
 from autotune.profiles.saving import save_profile
 from autotune.profiles.schema import TunedProfile
 from autotune.request import TuningRequest
+from autotune.standing_answer import find_answer, list_surplus
 from tests.test_end_to_end import run
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -71,6 +72,26 @@ def test_an_answer_that_does_not_hold_any_more_is_searched_anew_and_says_why() -
     assert "of its predicted throughput" in told
     assert "trial  1/2" in told
     assert read_file(OUTPUT).profiles[0].result.samples_per_second < 1e7
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_much_too_modest_is_searched_anew_and_says_why() -> None:
+    change_answer(samples_per_second=10.0, samples_per_second_ci95=(9.0, 11.0), baseline=None)
+    told = tune()
+    assert "of its predicted throughput" in told
+    assert "trial  1/2" in told
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_surplus"), [((1.3, 1.6), True), ((1.2, 1.6), False), ((0.5, 0.6), False), (None, False)]
+)
+def test_what_surely_reaches_a_quarter_more_than_was_promised_is_named(
+    kept: tuple[float, float] | None, is_surplus: bool
+) -> None:
+    found = Remeasurement(
+        samples_per_second=1.45, predicted=1.0, speedup=None, speedup_ci95=None, kept=1.45, kept_ci95=kept
+    )
+    assert bool(list_surplus(found)) is is_surplus
 
 
 def test_another_request_is_not_answered_by_what_the_file_holds() -> None:

@@ -235,8 +235,8 @@ def _print_plan(request: TuningRequest) -> None:
 
 def _print_standing_answer(request: TuningRequest, options: dict[str, Any]) -> bool:
     """Print what an earlier run answered, where it was measured to hold still; else tell why not, or that none did."""
-    from autotune.checking import find_answer, verify
     from autotune.report.outcome import describe_standing
+    from autotune.standing_answer import find_answer, verify
 
     if (answer := find_answer(request)) is None:
         return False
