@@ -14,6 +14,7 @@ import pytest
 
 from autotune.runner.standing import Frame, ask_where, read_stacks, write_stack
 from autotune.trial.stacks import STACK_SIGNAL, STACKS_FILE
+from tests.faults.stage import await_condition
 
 WRITTEN = """\
 Thread 0x00007f1 [pin] (most recent call first):
@@ -85,6 +86,7 @@ def find_children(process: subprocess.Popen[str]) -> list[int]:
 def test_a_process_and_what_it_forked_say_where_they_stand(tmp_path: Path) -> None:
     with start(STANDS, tmp_path, lines=2) as process:
         pids = [process.pid, *find_children(process)]
+        await_condition(lambda: all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in pids))
         found = ask_where(pids, tmp_path / STACKS_FILE)
         assert [one.pid for one in found] == sorted(pids)
         assert [[frame.function for frame in stack] for one in found for stack in one.threads] == [
