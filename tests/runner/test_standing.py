@@ -83,10 +83,14 @@ def find_children(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
+def sleeps(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_SLEEPING
+
+
 def test_a_process_and_what_it_forked_say_where_they_stand(tmp_path: Path) -> None:
     with start(STANDS, tmp_path, lines=2) as process:
         pids = [process.pid, *find_children(process)]
-        await_condition(lambda: all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in pids))
+        await_condition(lambda: all(map(sleeps, pids)), "both processes to sleep")
         found = ask_where(pids, tmp_path / STACKS_FILE)
         assert [one.pid for one in found] == sorted(pids)
         assert [[frame.function for frame in stack] for one in found for stack in one.threads] == [
