@@ -21,8 +21,8 @@ class ManPage(BuildHookInterface[Any]):
         if version == "editable":
             return
         sys.path.insert(0, self.root)
-        from autotune.cli import cli
-        from autotune.commands.man_page import write_man_page
+        from autotune.cli.main import cli
+        from autotune.cli.man_page import write_man_page
 
         self._folder = tempfile.TemporaryDirectory()
         page = Path(self._folder.name, "dltune.1")

@@ -1,5 +1,5 @@
 """`python -m autotune` is `dltune`."""
 
-from autotune.cli import main
+from autotune.cli.main import main
 
 main()

@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from autotune.config import FrozenModel, Interval
-from autotune.confirm.confirmation import confirm
-from autotune.confirm.interference import InterferenceMonitor
-from autotune.confirm.nodes import add_reading
-from autotune.confirm.remeasurement import Remeasurement, compare_with_prediction
 from autotune.errors import UsageError
 from autotune.preparation import prepare_run
 from autotune.profiles.identity import WorkloadIdentity
@@ -37,6 +33,10 @@ from autotune.trial.identity import identify
 from autotune.trial.interruption import spawn_error
 from autotune.trial.protocol import IdentityReport
 from autotune.trial.timetable import Timetable
+from autotune.validation.interference import InterferenceMonitor
+from autotune.validation.nodes import add_reading
+from autotune.validation.remeasurement import Remeasurement, compare_with_prediction
+from autotune.validation.rounds import confirm
 
 MIN_KEPT_RATIO: Final = 0.9  # of the predicted throughput, or of the baseline: what surely reaches less is retuned
 QUICK_TRIAL_SECONDS: Final = 2.0  # whatever the trials of the tuning took; a quick check takes at least four such
@@ -170,8 +170,8 @@ def _measure_again(
         plan = prepare_run(request, machine, None, runner, progress, Timetable(request))
         monitor = InterferenceMonitor(plan.machine.usable_cpus)
         final = confirm(plan, [profile.config], runner.run, progress, monitor)
-    if final.cut_by is not None:
-        raise final.cut_by
+    if final.interrupted_by is not None:
+        raise final.interrupted_by
     return compare_profile(
         profile,
         plan.hardware,
@@ -221,9 +221,11 @@ def _list_shortfalls(found: Remeasurement | None) -> tuple[str, ...]:
         return ("it does not run any more",)
     if found.speedup is not None and found.speedup_ci95 is not None and found.speedup_ci95[1] < MIN_KEPT_RATIO:
         return (f"it is slower than the baseline: {_describe_ratio(found.speedup, found.speedup_ci95)} times as fast",)
-    if found.kept_ci95 is not None and found.kept_ci95[1] < MIN_KEPT_RATIO:
+    if found.ratio_to_prediction_ci95 is not None and found.ratio_to_prediction_ci95[1] < MIN_KEPT_RATIO:
         beside = "" if found.machine_change is None else ", after what the baseline itself changed"
-        return (f"it keeps {_describe_ratio(found.kept, found.kept_ci95)} of its predicted throughput{beside}",)
+        return (
+            f"it keeps {_describe_ratio(found.ratio_to_prediction, found.ratio_to_prediction_ci95)} of its predicted throughput{beside}",
+        )
     return ()
 
 

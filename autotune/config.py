@@ -1,4 +1,4 @@
-"""A configuration: what a DataLoader is given and how its process is set up; and the number types of all values."""
+"""A DataLoader configuration, and the bounded number types that all JSON values use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
-    StrictBool,
-    StrictStr,
-    model_serializer,
     model_validator,
 )
 
@@ -25,20 +21,20 @@ Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
-# What a file or another process tells is not trusted: these bounds are beyond every machine, and keep sums and products
-# of such numbers within what a float holds, and loops over them short.
+# Numbers from files and other processes are not trusted. These bounds exceed every machine, keep sums and products of
+# such numbers within the range of a float, and keep loops over them short.
 BoundedCount = Annotated[int, Field(ge=0, le=2**63 - 1)]
 BoundedBytes = BoundedCount
 MAX_RATE: Final = 1e30
 BoundedRate = Annotated[float, Field(ge=0, le=MAX_RATE)]
-Product = BoundedRate  # of numbers that were told
+Product = BoundedRate  # of bounded numbers
 BoundedSeconds = Annotated[float, Field(ge=0, le=1e9)]
 BoundedCpus = Annotated[float, Field(ge=1e-4, le=1e6)]
 BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Prefetch = Annotated[int, Field(ge=1, le=2**16)]
 MAX_WORKERS: Final = 4096
 Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
-CONFIDENCE: Final = 0.95  # of every interval: probability that it holds the truth
+CONFIDENCE: Final = 0.95  # of every interval: probability that it covers the true value
 MAX_TEXT_LENGTH: Final = 20_000  # characters: a traceback is shorter, a tensor's text is not
 
 
@@ -53,54 +49,42 @@ def _shorten(text: str) -> str:
     if len(text) <= MAX_TEXT_LENGTH:
         return text
     half = MAX_TEXT_LENGTH // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half:,} characters left out]\n{text[-half:]}"
+    return f"{text[:half]}\n[{len(text) - 2 * half:,} characters omitted]\n{text[-half:]}"
 
 
 Bounded = Annotated[float, Field(ge=-MAX_RATE, le=MAX_RATE)]
 Interval = Annotated[tuple[Bounded, Bounded], AfterValidator(_refuse_reversed_bounds)]
-"""A 95 % confidence interval: lower and upper bound in the unit of the value it belongs to."""
+"""A 95% confidence interval: lower and upper bound, in the unit of the value."""
 LongText = Annotated[str, AfterValidator(_shorten)]
-"""Text for people, cut in the middle where it is longer than anybody reads."""
-
-
-KnobInt = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
-KnobFloat = Annotated[float, Field(strict=True, ge=-MAX_RATE, le=MAX_RATE)]
-KnobText = Annotated[StrictStr, Field(max_length=200)]
-KnobValue = StrictBool | KnobInt | KnobFloat | KnobText
-"""A value of a knob that the user's own factory has."""
+"""Text for people, shortened in the middle if it is too long to read."""
 
 
 class FrozenModel(BaseModel):
-    """Base of all values that are read or written as JSON: frozen, strict about unknown fields.
+    """Base of all JSON values: frozen, and strict about unknown fields.
 
-    What pydantic needs to check one is built when the first is made: half of them are never made by code that loads.
+    Validators are built on first use, because code that loads a profile never builds half of the models.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Copy with changes; pydantic itself would take a field that does not exist, and change nothing."""
+        """Copy with changes; unlike pydantic, reject fields that do not exist."""
         if unknown := set(update or ()) - set(type(self).model_fields):
             raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
         return super().model_copy(update=update, deep=deep)
-
-
-def _leave_out(written: dict[str, Any], field: str, *, unless: Any) -> dict[str, Any]:
-    """Leave out of a file what earlier versions do not know, unless it says something."""
-    return written if unless else {name: value for name, value in written.items() if name != field}
 
 
 class DataLoaderSettings(FrozenModel):
     """Arguments of `torch.utils.data.DataLoader`, in a combination it accepts.
 
     Attributes:
-        batch_size: Samples per batch and per process. None leaves batching to the training code, which
-            passes its own `batch_sampler` (or `batch_size=None`).
-        num_workers: Worker processes; 0 loads in the training process.
-        prefetch_factor: Batches that each worker prepares ahead; None without workers.
-        pin_memory: Whether batches are put into pinned memory, from which a device copies faster.
-        persistent_workers: Whether workers live on from epoch to epoch.
-        in_order: Whether batches come in the order in which the sampler drew them; False changes training.
+        batch_size: Samples per batch and process. None leaves batching to the training code, which passes its own
+            `batch_sampler` or `batch_size=None`.
+        num_workers: Worker processes; 0 loads in the main process.
+        prefetch_factor: Batches that each worker loads in advance; None without workers.
+        pin_memory: Whether batches are copied into page-locked memory.
+        persistent_workers: Whether workers stay alive between epochs.
+        in_order: Whether batches are returned in the order of the sampler; False changes training.
     """
 
     batch_size: BatchSize | None
@@ -125,16 +109,14 @@ class DataLoaderSettings(FrozenModel):
 
 
 class ProcessSettings(FrozenModel):
-    """Settings of the training process beside the loader's: how workers start, and how batches travel.
+    """Settings of the training process that are not arguments of the DataLoader, and the workers' start method.
 
     Attributes:
-        sharing_strategy: How tensors in shared memory go from worker to training process, as torch calls it.
-        multiprocessing_context: Start method for the workers; None is the interpreter's default.
-        non_blocking: Whether training code must copy with `batch.to(device, non_blocking=True)`, which lets the host
-            go on during a copy from pinned memory.
-        device_prefetch: Whether training code must go through `autotune.device_prefetch(loader, device)`, which
-            copies the next batch while the step computes on this one.
-        worker_threads: Threads that libraries may use in each worker; None leaves that to them.
+        sharing_strategy: How workers share tensors with the main process (torch.multiprocessing).
+        multiprocessing_context: Start method of the workers; None is Python's default.
+        non_blocking: Whether training code must copy with `batch.to(device, non_blocking=True)`.
+        device_prefetch: Whether training code must iterate over `autotune.device_prefetch(loader, device)`.
+        worker_threads: Threads that libraries may use in each worker; None leaves their defaults.
     """
 
     sharing_strategy: SharingStrategy = "file_descriptor"
@@ -143,39 +125,26 @@ class ProcessSettings(FrozenModel):
     device_prefetch: bool = False
     worker_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
 
-    @model_serializer(mode="wrap")
-    def _leave_out_usual_threads(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _leave_out(write(self), "worker_threads", unless=self.worker_threads)
-
 
 class LoaderConfig(FrozenModel):
-    """One point of the search: what the loader is given, how its process is set up, and the user's own knobs.
+    """A configuration: a value for each setting.
 
     Attributes:
-        dataloader: What the loader is given.
-        process: How the training process and its workers are set up.
-        knobs: Arguments of the user's factory that are searched as well, by name.
+        dataloader: Arguments of the DataLoader.
+        process: Settings of the training process and its workers.
     """
 
     dataloader: DataLoaderSettings
     process: ProcessSettings = Field(default_factory=ProcessSettings)
-    knobs: dict[str, KnobValue] = Field(default_factory=dict)
-
-    def __hash__(self) -> int:
-        return hash((self.dataloader, self.process, tuple(sorted(self.knobs.items()))))
-
-    @model_serializer(mode="wrap")
-    def _leave_out_no_knobs(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _leave_out(write(self), "knobs", unless=self.knobs)
 
     def by_name(self) -> dict[str, Any]:
-        """Give every setting by its name, whichever part of the configuration holds it."""
-        return {**dict(self.dataloader), **dict(self.process), **self.knobs}
+        """Return every field by its name, whichever part of the configuration holds it."""
+        return {**dict(self.dataloader), **dict(self.process)}
 
     def loader_kwargs(self) -> dict[str, Any]:
-        """Give the arguments for `DataLoader`, leaving out those it refuses in this combination.
+        """Return the arguments for `DataLoader`, without those that it rejects in this combination.
 
-        `batch_size` is absent when the configuration leaves batching alone.
+        `batch_size` is absent if the configuration leaves batching to the training code.
         """
         settings = self.dataloader
         kwargs: dict[str, Any] = {"num_workers": settings.num_workers, "pin_memory": settings.pin_memory}
@@ -193,7 +162,7 @@ class LoaderConfig(FrozenModel):
 
 
 class Configured(FrozenModel):
-    """Something that is told of a configuration.
+    """Base of values that describe one configuration.
 
     Attributes:
         config: The configuration.
@@ -203,10 +172,10 @@ class Configured(FrozenModel):
 
     @property
     def dataloader(self) -> DataLoaderSettings:
-        """What the loader is given."""
+        """Arguments of the DataLoader."""
         return self.config.dataloader
 
     @property
     def process(self) -> ProcessSettings:
-        """How its process is set up."""
+        """Settings of the training process and its workers."""
         return self.config.process

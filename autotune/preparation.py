@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from autotune.confirm.confirmation import ROUNDS
-from autotune.confirm.decision import FINALISTS
 from autotune.errors import UsageError
 from autotune.profiles.saving import check_writable
 from autotune.progress import ProgressListener
@@ -20,6 +18,8 @@ from autotune.trial.budgets import plan_budgets
 from autotune.trial.interruption import spawn_error
 from autotune.trial.timetable import Timetable
 from autotune.trial.workload_profile import WorkloadProfile
+from autotune.validation.decision import FINALISTS
+from autotune.validation.rounds import ROUNDS
 
 MAX_CONFIRMING_TRIALS: Final = ROUNDS * (FINALISTS + 1)
 

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from autotune.checking import CheckResult, compare_profile, look_at_workload
-from autotune.confirm.confirmation import Confirmation, measure_round
-from autotune.confirm.remeasurement import Remeasurement, compare_with_prediction
-from autotune.confirm.runs import ConfirmationRuns
 from autotune.profiles.file import read_profiles_or_empty
 from autotune.profiles.matching import compare_hardware
 from autotune.profiles.schema import TunedProfile
@@ -19,6 +16,9 @@ from autotune.request import TuningRequest
 from autotune.runner.runner import start_runner
 from autotune.system.machine import read_machine
 from autotune.trial.identity import identify
+from autotune.validation.remeasurement import Remeasurement, compare_with_prediction
+from autotune.validation.rounds import Validation, measure_run
+from autotune.validation.runs import CandidateRuns
 
 VERIFYING_ROUNDS: Final = 2
 MAX_KEPT_RATIO: Final = 1.25  # of the predicted throughput: what surely reaches more is not what was tuned
@@ -36,7 +36,7 @@ def find_answer(request: TuningRequest) -> TunedProfile | None:
     for profile in reversed(read_profiles_or_empty(Path(request.output))):
         here = describe_local_hardware(machine, profile)
         is_same = profile.request is not None and _leave_out(profile.request, left_out) == asked
-        if is_same and profile.result.confirmed_rounds and not compare_hardware(profile.hardware, here):
+        if is_same and profile.result.validation_runs and not compare_hardware(profile.hardware, here):
             return profile
     return None
 
@@ -56,15 +56,15 @@ def verify(request: TuningRequest, profile: TunedProfile, progress: ProgressList
         WorkloadError: The workload fails.
         TrialError: The machine refuses to run trials.
     """
-    machine, runs = read_machine(), ConfirmationRuns(profile.config)
+    machine, runs = read_machine(), CandidateRuns(profile.config)
     with start_runner(request, progress) as runner:
         found = look_at_workload(runner, request, machine)
         for number in range(1, VERIFYING_ROUNDS + 1):
-            measure_round(request, runs, runner.run, progress, number)
+            measure_run(request, runs, runner.run, progress, number)
             if _keeps_promise(runs, profile):
                 break
-    baseline = ConfirmationRuns(profile.config if profile.result.baseline is None else profile.result.baseline.config)
-    remeasured = compare_with_prediction(Confirmation(baseline, entrants=(runs,)), profile)
+    baseline = CandidateRuns(profile.config if profile.result.baseline is None else profile.result.baseline.config)
+    remeasured = compare_with_prediction(Validation(baseline, entrants=(runs,)), profile)
     checked = compare_profile(
         profile,
         machine.hardware(found.accelerator),
@@ -76,14 +76,14 @@ def verify(request: TuningRequest, profile: TunedProfile, progress: ProgressList
     return checked.model_copy(update={"fits": not reasons, "reasons": reasons})
 
 
-def _keeps_promise(runs: ConfirmationRuns, profile: TunedProfile) -> bool:
-    promised = profile.promised_ci95
+def _keeps_promise(runs: CandidateRuns, profile: TunedProfile) -> bool:
+    promised = profile.predicted_ci95
     return promised is not None and promised[0] <= runs.rate <= MAX_KEPT_RATIO * promised[1]
 
 
 def list_surplus(found: Remeasurement) -> tuple[str, ...]:
     """Say that a profile reaches much more than it states, where that is sure."""
-    if found.kept_ci95 is None or found.kept_ci95[0] <= MAX_KEPT_RATIO:
+    if found.ratio_to_prediction_ci95 is None or found.ratio_to_prediction_ci95[0] <= MAX_KEPT_RATIO:
         return ()
-    low, high = found.kept_ci95
-    return (f"it reaches {found.kept:.2f} [{low:.2f}-{high:.2f}] of its predicted throughput",)
+    low, high = found.ratio_to_prediction_ci95
+    return (f"it reaches {found.ratio_to_prediction:.2f} [{low:.2f}-{high:.2f}] of its predicted throughput",)

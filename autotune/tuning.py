@@ -8,13 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from autotune.config import LoaderConfig
-from autotune.confirm.ablation import Ablation, ablate, estimate_steps
-from autotune.confirm.answer import Answer, describe_haste, predict_answer, settle_answer
-from autotune.confirm.confirmation import ROUNDS, Confirmation, confirm
-from autotune.confirm.decision import select_finalists
-from autotune.confirm.interference import InterferenceMonitor
-from autotune.confirm.profile_builder import build_profile, summarize_search
-from autotune.confirm.runs import ConfirmationRuns
 from autotune.errors import OutputError, ProfileError, ResultNotSavedError, TrialError, WorkloadError
 from autotune.live_objects import request_for
 from autotune.preparation import check_request, prepare_run
@@ -32,10 +25,17 @@ from autotune.search.storage import open_storage
 from autotune.search.trial_record import TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.signals import defer_interrupts
-from autotune.trial.interruption import keep_what_was_measured, raise_on_lost_device
+from autotune.trial.interruption import capture_interruption, raise_on_lost_device
 from autotune.trial.protocol import RunTrial
 from autotune.trial.timetable import Timetable
 from autotune.trial.workload_profile import WorkloadProfile
+from autotune.validation.ablation import Ablation, ablate, estimate_steps
+from autotune.validation.answer import Answer, describe_haste, predict_answer, settle_answer
+from autotune.validation.decision import select_finalists
+from autotune.validation.interference import InterferenceMonitor
+from autotune.validation.profile_builder import build_profile, summarize_search
+from autotune.validation.rounds import ROUNDS, Validation, confirm
+from autotune.validation.runs import CandidateRuns
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -148,24 +148,24 @@ def _confirm(
     progress: ProgressListener,
     timetable: Timetable,
     settle: Callable[[], None] | None,
-) -> Confirmation:
+) -> Validation:
     """Measure the best of the search again, as far as the search came to its end and time allows.
 
     `settle` ends what of ours still runs, before others on the machine are looked at; None where trials run elsewhere.
     """
     timetable.spent.begin("confirmation")
-    final = Confirmation(ConfirmationRuns(plan.baseline))
-    if found.cut_by is not None or not plan.request.trials or not timetable.allows_finals(1):
+    final = Validation(CandidateRuns(plan.baseline))
+    if found.interrupted_by is not None or not plan.request.trials or not timetable.allows_finals(1):
         return final
-    with keep_what_was_measured() as cut:
+    with capture_interruption() as cut:
         finalists = select_finalists(
-            found.records, plan.convention, found.is_legal, found.expected, found.predict_speedups
+            found.records, plan.defaults, found.is_legal, found.expected, found.predict_speedups
         )
         monitor = None if settle is None else InterferenceMonitor(plan.machine.usable_cpus, settle=settle)
         final = confirm(plan, finalists, measure, progress, monitor, timetable.allows_finals, found.expected)
-        if final.cut_by is None:
+        if final.interrupted_by is None:
             study.finish()
-    return replace(final, cut_by=final.cut_by or cut.cause)
+    return replace(final, interrupted_by=final.interrupted_by or cut.cause)
 
 
 def _explain(
@@ -178,7 +178,7 @@ def _explain(
 ) -> Ablation:
     """Tell what each setting gave, where there is a confirmed answer to explain; in full where there is time left."""
     timetable.spent.begin("explanation")
-    decision, is_confirmed = answer.decision, answer.final.rounds and answer.final.cut_by is None
+    decision, is_confirmed = answer.decision, answer.final.rounds and answer.final.interrupted_by is None
     if not is_confirmed or decision.verdict != "faster" or decision.speedup is None:
         return Ablation()
     match plan.request.explain:
@@ -201,17 +201,20 @@ def _write_down(
 ) -> TuningResult:
     """Save what was found; then raise what had cut the run short, unless it was the user."""
     runner.close()
-    cut_by, output = found.cut_by or answer.final.cut_by or steps.cut_by, Path(plan.request.output)
+    interrupted_by, output = (
+        found.interrupted_by or answer.final.interrupted_by or steps.interrupted_by,
+        Path(plan.request.output),
+    )
     doubts, rounds = answer.doubts, answer.final.rounds
-    if cut_by is None and rounds < ROUNDS and not doubts:
+    if interrupted_by is None and rounds < ROUNDS and not doubts:
         doubts = (describe_haste(rounds),)
     search = summarize_search(plan, found, study, timetable)
     notes = (*found.findings, *doubts)
     profile = build_profile(plan, found, answer, steps, search, notes, read_profiles_or_empty(output))
     _save(output, profile)
-    if isinstance(cut_by, TrialError | WorkloadError):
-        raise type(cut_by)(f"{cut_by} The best so far was written to {output}.", cut_by.details)
-    return TuningResult(profile, plan, found.records, answer.decision.runner_up, interrupted=cut_by is not None)
+    if isinstance(interrupted_by, TrialError | WorkloadError):
+        raise type(interrupted_by)(f"{interrupted_by} The best so far was written to {output}.", interrupted_by.details)
+    return TuningResult(profile, plan, found.records, answer.decision.runner_up, interrupted=interrupted_by is not None)
 
 
 def _save(output: Path, profile: TunedProfile) -> None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from autotune.config import LoaderConfig
-from autotune.confirm.confirmation import confirm
-from autotune.confirm.decision import Decision, decide
-from autotune.knobs import config_from_knobs
 from autotune.progress import ProgressListener
 from autotune.search.plan import Plan
+from autotune.settings import config_from_values
 from autotune.trial.budgets import Budgets
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
+from autotune.validation.decision import Decision, decide
+from autotune.validation.rounds import confirm
 from benchmarks.traces import TRACES, Trace, make_measurement
 
 RUNS: Final = 2000
@@ -69,14 +69,14 @@ def simulate(plan: Plan, truths: tuple[float, ...], spread: float, seed: int) ->
             measurement=make_measurement(EPOCH_BATCHES, BATCH_SIZE, BATCH_SIZE * EPOCH_BATCHES / rate, 1),
         )
 
-    decision = decide(confirm(plan, configs[1:], run_trial, ProgressListener()), plan.convention, plan.budgets)
+    decision = decide(confirm(plan, configs[1:], run_trial, ProgressListener()), plan.defaults, plan.budgets)
     assert decision is not None
     return _judge(decision, rates[decision.config], rates[plan.baseline])
 
 
 def _name_finalist(plan: Plan, number: int) -> LoaderConfig:
-    values = {**plan.convention.values, "batch_size": plan.baseline.dataloader.batch_size, "num_workers": number}
-    return config_from_knobs(values)
+    values = {**plan.defaults.values, "batch_size": plan.baseline.dataloader.batch_size, "num_workers": number}
+    return config_from_values(values)
 
 
 def _judge(decision: Decision, true: float, true_baseline: float) -> Covered:

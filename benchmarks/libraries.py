@@ -24,9 +24,9 @@ from typing import Final, NamedTuple
 
 from autotune import TunedProfile
 from autotune.config import FrozenModel, Interval, LoaderConfig
-from autotune.knobs import describe_config
 from autotune.profiles.saving import save_profile
 from autotune.profiles.schema import ConfirmedRounds
+from autotune.settings import describe_config
 from benchmarks.progress import say
 from benchmarks.training.environment import make_environment
 from benchmarks.training.own_loop import STEP_SECONDS
@@ -202,7 +202,7 @@ def describe(results: Sequence[LibraryResult]) -> list[str]:
 def _write_prediction(result: LibraryResult) -> str:
     if result.speedup is None:
         return "keep"
-    if result.verdict == "keep":
+    if result.verdict == "no_change":
         return f"keep; {result.compared}: {result.speedup:.2f} x"
     return f"{result.speedup:.2f} x{_write_interval(result)}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from autotune.knobs import describe_config
+from autotune.settings import describe_config
 from benchmarks.records import Tuning
 
 _started = time.monotonic()

@@ -23,7 +23,7 @@ from typing import Final
 
 from autotune import TunedProfile
 from autotune.config import DataLoaderSettings, FrozenModel, Interval, LoaderConfig
-from autotune.knobs import describe_config
+from autotune.settings import describe_config
 from autotune.system.machine import read_machine
 from benchmarks.analysis.verdicts import format_table
 from benchmarks.progress import say
@@ -44,7 +44,7 @@ class RanksResult(FrozenModel):
     workload: str
     ranks: int
     promised: float
-    promised_ci95: Interval | None
+    predicted_ci95: Interval | None
     tuning_seconds: float
     choices: dict[str, str]  # the configuration of each tuner, in words
     grid: dict[str, float]  # one run each
@@ -120,7 +120,7 @@ def measure(name: str, ranks: int, alone: LoaderConfig, rounds: int) -> RanksRes
         workload=name,
         ranks=ranks,
         promised=profile.result.samples_per_second,
-        promised_ci95=profile.result.samples_per_second_ci95,
+        predicted_ci95=profile.result.samples_per_second_ci95,
         tuning_seconds=seconds,
         choices={tuner: describe_config(config) for tuner, config in choices.items()},
         grid={describe_config(config): rate for config, rate in grid.items()},

@@ -22,7 +22,7 @@ class TunerTrial(FrozenModel):
     """One trial of a tuner, as it stands in the tuner's own record."""
 
     config: LoaderConfig
-    fate: str  # `measured`, `skipped` or `repeated`
+    status: str  # `measured`, `skipped` or `repeated`
     completed: bool
     score: float  # samples per second that the tuner credits it with
     finished_seconds: float  # when it was written down, since the tuner was started

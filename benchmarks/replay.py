@@ -26,7 +26,6 @@ from typing import Final
 import optuna
 
 from autotune.config import FrozenModel, LoaderConfig
-from autotune.confirm.decision import select_finalists
 from autotune.progress import ProgressListener
 from autotune.request import SamplerName
 from autotune.search.ask_tell import Search
@@ -38,6 +37,7 @@ from autotune.search.warm_start import WarmStart
 from autotune.trial.measurement import Measurement, TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.statistics import student_t
+from autotune.validation.decision import select_finalists
 from benchmarks.traces import TRACES, Trace, make_measurement
 
 RESULTS: Final = Path("benchmarks/results/replay.json")
@@ -100,7 +100,7 @@ def replay(trace: Trace, sampler: SamplerName, seed: int, warm: WarmStart | None
     measured = [record for record in known.records if record.is_feasible]
     finalists = select_finalists(
         known.records,
-        plan.convention,
+        plan.defaults,
         truth.__contains__,
         known.smoothed_throughput(),
         known.surrogate.predict_speedups,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from autotune.knobs import describe_config
+from autotune.settings import describe_config
 from benchmarks.progress import say
 from benchmarks.records import Entrant
 from benchmarks.screening import Track

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from autotune.config import LoaderConfig
-from autotune.knobs import describe_config
+from autotune.settings import describe_config
 from benchmarks.progress import say
 from benchmarks.records import Entrant, Prediction, Screened, Tuning
 from benchmarks.training.messages import Order, Ready, Workplace
 from benchmarks.training.trainer import Trainee, TrainingError
-from benchmarks.workloads.grid import list_spread, make_sibling
+from benchmarks.workloads.grid import default_variant, list_spread
 from benchmarks.workloads.workload import BenchWorkload
 
 EARLY_SECONDS: Final = 30.0  # after which a good configuration should be known
@@ -167,5 +167,5 @@ def _list_extras(workload: BenchWorkload, tunings: Sequence[Tuning]) -> Iterable
         if tuning.tuner == "dltune":
             early, last = tuning.best_after(EARLY_SECONDS), tuning.best_after(tuning.seconds)
             yield from ((label, config) for label, config in (("early", early), ("search", last)) if config is not None)
-            yield "sibling", make_sibling(tuning.config)
+            yield "sibling", default_variant(tuning.config)
     yield from (("spread", config) for config in list_spread(workload))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from autotune import DltuneError
-from autotune.knobs import describe_config
+from autotune.settings import describe_config
 from benchmarks.budget import Budget
 from benchmarks.progress import say, say_choice
 from benchmarks.records import Tuning, WorkloadResult, read_results, save_result

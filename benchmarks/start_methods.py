@@ -21,7 +21,7 @@ from typing import Final
 
 from autotune import TunedProfile
 from autotune.config import FrozenModel, Interval
-from autotune.knobs import describe_config
+from autotune.settings import describe_config
 from benchmarks.analysis.verdicts import format_table
 from benchmarks.progress import say
 from benchmarks.training.environment import make_environment
@@ -41,7 +41,7 @@ class MethodResult(FrozenModel):
     main: bool  # whether the script was named
     choice: str
     promised: float
-    promised_ci95: Interval | None
+    predicted_ci95: Interval | None
     tuning_seconds: float
     runs: tuple[float, ...]
 
@@ -66,7 +66,7 @@ def measure(method: str, rounds: int, *, names_main: bool) -> MethodResult:
         main=names_main,
         choice=describe_config(profile.config),
         promised=profile.result.samples_per_second,
-        promised_ci95=profile.result.samples_per_second_ci95,
+        predicted_ci95=profile.result.samples_per_second_ci95,
         tuning_seconds=seconds,
         runs=runs,
     )

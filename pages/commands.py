@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from autotune.cli import COMMANDS, cli
+from autotune.cli.main import COMMANDS, cli
 from benchmarks.analysis.verdicts import format_table
 
 READ_ON: Final[Mapping[str, str]] = {  # the section about an option

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from autotune.commands.schema import make_json_schema
+from autotune.cli.schema import make_json_schema
 from benchmarks.analysis.verdicts import format_table
 
 Schema = Mapping[str, Any]

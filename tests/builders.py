@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
-from autotune.confirm.runs import ConfirmationRuns
-from autotune.profiles.identity import WorkloadIdentity
-from autotune.profiles.saving import format_file
 from autotune.profiles.schema import (
-    AblationStep,
     Baseline,
-    ConfirmedRounds,
+    BatchTime,
+    CandidateResult,
+    Contribution,
     ProfileResult,
     RecordedBudgets,
+    ScalingPoint,
+    SearchRecord,
+    TrialSummary,
     TunedFile,
     TunedProfile,
+    ValidationRun,
+    WorkloadIdentity,
 )
-from autotune.profiles.search_record import BatchTimeBreakdown, ScalingPoint, SearchEvidence, SearchRecord, TrialSummary
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.system.cgroups import CpuThrottling
 from autotune.system.cpu_load import CpuCounters
@@ -30,6 +32,7 @@ from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets
 from autotune.trial.measurement import EpochTrace, Measurement, TrialKind, TrialResult
 from autotune.trial.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
+from autotune.validation.runs import CandidateRuns
 
 KIB = 1024
 MIB = 1024**2
@@ -117,9 +120,10 @@ def make_request(**changes: Any) -> TuningRequest:
     return TuningRequest(workload=WorkloadRequest(dataset="pkg.data:make_dataset"), **changes)
 
 
-def make_ranks_request(ranks: int, **changes: Any) -> TuningRequest:
-    """Build a request for so many training processes."""
-    return TuningRequest(workload=WorkloadRequest(dataset="pkg.data:make_dataset", ranks=ranks), **changes)
+def make_multi_process_request(processes: int, **changes: Any) -> TuningRequest:
+    """Build a request for this many training processes on the host."""
+    workload = WorkloadRequest(dataset="pkg.data:make_dataset", nproc_per_node=processes)
+    return TuningRequest(workload=workload, **changes)
 
 
 def make_config(
@@ -158,10 +162,10 @@ def make_measurement(*epochs: EpochTrace, epoch_batches: int | None) -> Measurem
     return Measurement(epochs=epochs, epoch_batches=epoch_batches, stopped="done")
 
 
-def make_measurement_of(rate: float, wait_fraction: float = 0.0) -> Measurement:
+def make_measurement_of(rate: float, wait_share: float = 0.0) -> Measurement:
     """Build a measurement whose throughput is exactly `rate` samples per second, for any number of epochs."""
     seconds = 1000 / rate
-    trace = make_trace([seconds / 10] * 10, samples_per_batch=100, wait_seconds=wait_fraction * seconds)
+    trace = make_trace([seconds / 10] * 10, samples_per_batch=100, wait_seconds=wait_share * seconds)
     return make_measurement(trace, epoch_batches=10)
 
 
@@ -172,25 +176,25 @@ def make_result(
     return TrialResult(kind=kind, config=config, measurement=measurement, **changes)
 
 
-def make_contestant(config: LoaderConfig, *rates: float, **peaks: Any) -> ConfirmationRuns:
-    """Build a contestant that was measured at these throughputs, one a round, with these peaks of memory."""
-    contestant = ConfirmationRuns(config)
-    for rate in rates:
-        contestant.note(make_result(config, rate, **peaks), epochs=10)
-    return contestant
+def make_candidate(config: LoaderConfig, *rates: float, **peaks: Any) -> CandidateRuns:
+    """Build a candidate that was measured at these throughputs, one per run, with these peaks of memory."""
+    candidate = CandidateRuns(config)
+    for number, rate in enumerate(rates, start=1):
+        candidate.add(number, make_result(config, rate, **peaks), epochs=10)
+    return candidate
 
 
 def make_hardware(**changes: Any) -> Hardware:
     return make_machine().hardware(None).model_copy(update=changes)
 
 
-def make_profile(name: str = "cpu-4c-test", **changes: Any) -> TunedProfile:
-    """Build a profile: 4 workers, batches of 64, 1.8 times the baseline."""
+def make_profile(**changes: Any) -> TunedProfile:
+    """Build a profile: 4 workers, batches of 64, 1.8x faster than the baseline."""
     usual: dict[str, Any] = {
         "hardware": make_hardware(),
         "software": make_software(),
         "workload": WorkloadIdentity(
-            dataset="pkg.data:make_dataset", samples=1000, sample_bytes=4096, step="emulated 2.0 ms"
+            dataset="pkg.data:make_dataset", samples=1000, sample_bytes=4096, step="simulated 2.0 ms"
         ),
         "config": LoaderConfig(
             dataloader=changes.pop("dataloader", make_config(4, 2, 64, persistent_workers=True).dataloader),
@@ -198,39 +202,30 @@ def make_profile(name: str = "cpu-4c-test", **changes: Any) -> TunedProfile:
         ),
         "result": make_profile_result(),
         "budgets": RecordedBudgets(memory_bytes=8 * GIB, shm_bytes=4 * GIB, nofile=1024, max_workers=64),
-        "search": SearchRecord(
-            trials=20,
-            feasible=17,
-            infeasible=1,
-            skipped=2,
-            sampler="tpe",
-            seed=0,
-            study="study",
-            seconds=95.0,
-            stopped="all 20 trials done",
-        ),
+        "search": make_search_record(),
+        "request": make_request().record(),
         "created_at": datetime(2026, 1, 2, 3, 4, tzinfo=UTC),
     }
-    return TunedProfile(name=name, **usual | changes)
+    return TunedProfile(**usual | changes)
 
 
 def make_profile_result(**changes: Any) -> ProfileResult:
     usual: dict[str, Any] = {
         "samples_per_second": 1800.0,
         "samples_per_second_ci95": (1750.0, 1850.0),
-        "confirmed_rounds": 3,
+        "validation_runs": 3,
         "epochs": 10,
         "baseline": Baseline(
             description="PyTorch's defaults",
             config=make_config(),
             samples_per_second=1000.0,
-            data_wait_fraction=0.7,
+            wait_share=0.7,
         ),
         "speedup": 1.8,
         "speedup_ci95": (1.7, 1.9),
         "verdict": "faster",
-        "ceiling_samples_per_second": 2000.0,
-        "data_wait_fraction": 0.1,
+        "upper_bound_samples_per_second": 2000.0,
+        "wait_share": 0.1,
         "bottleneck": "step",
         "peak_host_bytes": GIB,
         "peak_shm_bytes": 64 * MIB,
@@ -239,65 +234,80 @@ def make_profile_result(**changes: Any) -> ProfileResult:
     return ProfileResult(**usual | changes)
 
 
-def make_trial_line(number: int = 1, config: LoaderConfig | None = None, **changes: Any) -> TrialSummary:
-    """Build a line of the evidence: a trial that completed."""
-    config = config or make_config(4)
+def make_trial_summary(number: int = 1, config: LoaderConfig | None = None, **changes: Any) -> TrialSummary:
+    """Build the summary of a trial that completed."""
     usual: dict[str, Any] = {
         "outcome": "completed",
         "samples_per_second": 1500.0,
         "relative_error": 0.05,
-        "expected_samples_per_second": 1400.0,
+        "predicted_samples_per_second": 1400.0,
         "peak_host_bytes": GIB,
         "peak_shm_bytes": 32 * MIB,
     }
-    return TrialSummary(number=number, config=config, **usual | changes)
+    return TrialSummary(number=number, config=config or make_config(4), **usual | changes)
 
 
-def make_failed_line(number: int, config: LoaderConfig, reason: str) -> TrialSummary:
+def make_failed_summary(number: int, config: LoaderConfig, reason: str) -> TrialSummary:
     unknown = {"samples_per_second": None, "relative_error": None, "peak_host_bytes": 0, "peak_shm_bytes": 0}
-    return make_trial_line(number, config, outcome="failed", reason=reason, **unknown)
+    return make_trial_summary(number, config, outcome="failed", reason=reason, **unknown)
 
 
-def make_evidence(**changes: Any) -> SearchEvidence:
-    """Build evidence for `make_profile`: five trials, one of which is the answer and one failed, and a curve."""
+def make_search_record(**changes: Any) -> SearchRecord:
+    """Build the search behind `make_profile`: five trials, of which one is its configuration and one failed."""
     usual: dict[str, Any] = {
         "trials": (
-            make_trial_line(1, make_config(), samples_per_second=990.0, peak_shm_bytes=0),
-            make_trial_line(2, make_config(4, 2, 64, persistent_workers=True), samples_per_second=1790.0),
-            make_trial_line(3, make_config(8, 2, 64, persistent_workers=True), samples_per_second=1750.0),
-            make_trial_line(4, make_config(2, 4, 32), samples_per_second=1200.0, outcome="stopped_early"),
-            make_failed_line(5, make_config(16, 8, 64), "It filled /dev/shm: 64 MiB used of 64 MiB."),
+            make_trial_summary(1, make_config(), samples_per_second=990.0, peak_shm_bytes=0),
+            make_trial_summary(2, make_config(4, 2, 64, persistent_workers=True), samples_per_second=1790.0),
+            make_trial_summary(3, make_config(8, 2, 64, persistent_workers=True), samples_per_second=1750.0),
+            make_trial_summary(4, make_config(2, 4, 32), samples_per_second=1200.0, outcome="stopped_early"),
+            make_failed_summary(5, make_config(16, 8, 64), "It filled /dev/shm: 64 MiB used of 64 MiB."),
         ),
-        "scaling_curve": tuple(
+        "sampler": "model",
+        "seed": 0,
+        "seconds": 35.0,
+        "phase_seconds": {"profiling": 5.0, "search": 20.0, "validation": 10.0},
+        "stop_reason": "less than 2% gain in the last 4 trials",
+        "prediction_error": 0.06,
+        "scaling": tuple(
             ScalingPoint(num_workers=workers, samples_per_second=rate, relative_error=0.04)
             for workers, rate in ((0, 980.0), (2, 1400.0), (4, 1780.0), (8, 1760.0))
         ),
-        "batch_time": BatchTimeBreakdown(samples=64, load=0.060, collate=0.004, transfer=0.001, step=0.032),
-        "knob_importance": {"num_workers": 0.8, "persistent_workers": 0.15, "in_order": 0.05},
+        "batch_time": BatchTime(
+            samples=64, load_seconds=0.060, collate_seconds=0.004, transfer_seconds=0.001, step_seconds=0.032
+        ),
     }
-    return SearchEvidence(**usual | changes)
+    return SearchRecord(**usual | changes)
 
 
-def make_rounds() -> tuple[ConfirmedRounds, ...]:
-    """Build the rounds behind the result of `make_profile_result`, and those of a finalist that failed."""
+def make_candidate_results() -> tuple[CandidateResult, ...]:
+    """Build the validation runs behind `make_profile_result`, and those of a candidate that failed."""
     rates = {
         make_config(): (990.0, 1000.0, 1010.0),
         make_config(4, 2, 64, persistent_workers=True): (1790.0, 1800.0, 1815.0),
     }
-    ran = [ConfirmedRounds(config=config, samples_per_second=seen) for config, seen in rates.items()]
-    return (*ran, ConfirmedRounds(config=make_config(8), failures=("crashed: it died",)))
+    ran = [
+        CandidateResult(
+            config=config,
+            runs=tuple(
+                ValidationRun(number=number, samples_per_second=rate) for number, rate in enumerate(seen, start=1)
+            ),
+        )
+        for config, seen in rates.items()
+    ]
+    return (*ran, CandidateResult(config=make_config(8), failures=("crashed: it died",)))
 
 
-def make_ablation() -> tuple[AblationStep, ...]:
-    """Build the steps from the baseline of `make_profile_result` to its answer: a gain, a loss, a gain."""
+def make_contributions() -> tuple[Contribution, ...]:
+    """Build the steps from the baseline of `make_profile_result` to its configuration: a gain, a loss, a gain."""
     rates = (("num_workers=4", 1500.0), ("batch_size=64", 1350.0), ("persistent_workers=True", 1800.0))
     before = (1000.0, 1500.0, 1350.0)
     return tuple(
-        AblationStep(
+        Contribution(
             setting=setting,
             samples_per_second=rate,
             speedup=rate / was,
             speedup_ci95=(0.94 * rate / was, 1.06 * rate / was),
+            is_estimate=True,
         )
         for (setting, rate), was in zip(rates, before, strict=True)
     )
@@ -306,14 +316,13 @@ def make_ablation() -> tuple[AblationStep, ...]:
 def make_full_profile(**changes: Any) -> TunedProfile:
     """Build a profile with everything that a report can show."""
     usual: dict[str, Any] = {
-        "evidence": make_evidence(),
-        "request": make_request(batch_sizes=(32, 64)).record(),
+        "request": make_request(search={"batch_size": (32, 64)}).record(),
         "result": make_profile_result(
-            rounds=make_rounds(),
-            departures=(
-                AblationStep(setting="batch_size=64", samples_per_second=1800.0, speedup=1.2, speedup_ci95=(1.1, 1.3)),
+            candidates=make_candidate_results(),
+            gains=(
+                Contribution(setting="batch_size=64", samples_per_second=1800.0, speedup=1.2, speedup_ci95=(1.1, 1.3)),
             ),
-            ablation=make_ablation(),
+            contributions=make_contributions(),
             advice=("Use __getitems__.",),
             warnings=("The samples differ in size.",),
         ),
@@ -334,5 +343,5 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
 def write_profiles(folder: Path, *profiles: TunedProfile) -> Path:
     """Write a tuned file that holds these profiles."""
     path = folder / "dltune.json"
-    path.write_text(format_file(TunedFile(schema_version=2, profiles=profiles)))
+    path.write_text(TunedFile(profiles=profiles).model_dump_json(indent=2))
     return path

@@ -13,7 +13,7 @@ from importlinter.cli import lint_imports
 
 import autotune
 from autotune import errors
-from autotune.commands.export import TARGETS
+from autotune.cli.export import TARGETS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "autotune"

@@ -10,11 +10,9 @@ from rich.console import Console
 
 from autotune import checking
 from autotune.checking import CheckResult, check, compare_profile, read_software
-from autotune.commands.check import describe_check
-from autotune.commands.display import ConfirmationDisplay
+from autotune.cli.check import describe_check
+from autotune.cli.display import ConfirmationDisplay
 from autotune.config import LoaderConfig
-from autotune.confirm.confirmation import MIN_ENTRANTS, ROUNDS, confirm
-from autotune.confirm.remeasurement import Remeasurement, compare_with_prediction
 from autotune.errors import UsageError
 from autotune.profiles.file import read_file
 from autotune.profiles.schema import TunedProfile
@@ -25,6 +23,8 @@ from autotune.system.machine import read_machine
 from autotune.system.versions import read_start_method, read_torch
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
+from autotune.validation.remeasurement import Remeasurement, compare_with_prediction
+from autotune.validation.rounds import MIN_ENTRANTS, ROUNDS, confirm
 from tests.builders import (
     make_config,
     make_limits,
@@ -49,8 +49,8 @@ def make_remeasured(share: float, speedup: float | None = 3.0, width: float = 0.
         predicted=PREDICTED,
         speedup=speedup,
         speedup_ci95=(speedup * (1 - width), speedup * (1 + width)) if speedup is not None else None,
-        kept=share,
-        kept_ci95=(share * (1 - width), share * (1 + width)) if share else None,
+        ratio_to_prediction=share,
+        ratio_to_prediction_ci95=(share * (1 - width), share * (1 + width)) if share else None,
     )
 
 
@@ -124,11 +124,13 @@ def test_a_prediction_is_held_against_what_the_baseline_itself_changed(
 
 
 def test_settings_that_were_kept_do_not_become_stale_by_a_slower_machine() -> None:
-    result = make_profile_result(verdict="keep", samples_per_second=1000.0, samples_per_second_ci95=(980.0, 1020.0))
+    result = make_profile_result(
+        verdict="no_change", samples_per_second=1000.0, samples_per_second_ci95=(980.0, 1020.0)
+    )
     kept = make_profile(dataloader=make_config().dataloader, result=result)
     found = remeasure_at(kept, 500.0, 500.0)
     assert found.speedup is None
-    assert found.kept == pytest.approx(1.0, rel=0.01)
+    assert found.ratio_to_prediction == pytest.approx(1.0, rel=0.01)
     assert compare_profile(kept, kept.hardware, remeasured=found).fits
 
 
@@ -139,7 +141,7 @@ def test_where_the_baseline_is_another_one_the_plain_prediction_counts() -> None
     result = PROFILE.result.model_copy(update={"baseline": other})
     found = remeasure_at(PROFILE.model_copy(update={"result": result}), 900.0, 500.0)
     assert found.machine_change is None
-    assert found.kept == pytest.approx(0.5, rel=0.01)
+    assert found.ratio_to_prediction == pytest.approx(0.5, rel=0.01)
 
 
 def test_a_profile_is_measured_again_in_turn_with_its_baseline() -> None:

@@ -15,10 +15,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from autotune.cli import cli
-from autotune.commands.params import build_request
-from autotune.commands.project_file import name_parameters, read_project_options
-from autotune.commands.tune import tune
+from autotune.cli.main import cli
+from autotune.cli.params import build_request
+from autotune.cli.project_file import name_parameters, read_project_options
+from autotune.cli.tune import tune
 from autotune.config import ProcessSettings
 from autotune.errors import UsageError
 from autotune.profiles.saving import save_profile
@@ -419,7 +419,7 @@ def test_retune_opens_the_storage_that_is_given_and_not_that_of_the_profile(
 
 
 def test_the_command_line_can_be_imported_where_clicks_types_are_not_generic_yet() -> None:
-    code = "import click; click.ParamType = type('ParamType', (), {'convert': None}); import autotune.commands.params"
+    code = "import click; click.ParamType = type('ParamType', (), {'convert': None}); import autotune.cli.params"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

@@ -189,7 +189,7 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_130() -> None:
     stdout, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "not confirmed" in stdout
-    assert load("dltune.json").profile.result.confirmed_rounds == 0
+    assert load("dltune.json").profile.result.validation_runs == 0
 
 
 @pytest.mark.slow
@@ -242,6 +242,6 @@ def test_without_trials_the_answer_is_predicted_in_a_moment_and_never_called_mea
     assert "expected about" in finished.stderr
     result = load("dltune.json").profile.result
     assert result.is_predicted
-    assert (result.confirmed_rounds, result.rounds, result.speedup) == (0, (), None)
+    assert (result.validation_runs, result.rounds, result.speedup) == (0, (), None)
     assert result.samples_per_second_ci95 is not None
     assert result.samples_per_second_ci95[0] < result.samples_per_second < result.samples_per_second_ci95[1]

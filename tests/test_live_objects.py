@@ -34,7 +34,7 @@ def test_an_object_is_named_by_the_variable_that_holds_it() -> None:
 
 def test_options_go_to_the_request_or_to_its_workload_and_functions_are_named() -> None:
     request = request_for(NUMBERS, {"trials": 3, "step": make_numbers, "ranks": 2})
-    assert (request.trials, request.workload.ranks) == (3, 2)
+    assert (request.trials, request.workload.nproc_per_node) == (3, 2)
     assert request.workload.step == "tests.test_live_objects:make_numbers"
 
 

@@ -15,8 +15,8 @@ import click
 import pytest
 import yaml
 
-from autotune.cli import cli
-from autotune.commands.man_page import write_man_page
+from autotune.cli.main import cli
+from autotune.cli.man_page import write_man_page
 from tests.test_cli import list_options
 
 ROOT = Path(__file__).parent.parent

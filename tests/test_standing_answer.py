@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.confirm.remeasurement import Remeasurement
 from autotune.profiles.file import read_file
 from autotune.profiles.saving import save_profile
 from autotune.profiles.schema import TunedProfile
 from autotune.request import TuningRequest
 from autotune.standing_answer import find_answer, list_surplus
+from autotune.validation.remeasurement import Remeasurement
 from tests.test_end_to_end import run
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -89,7 +89,12 @@ def test_what_surely_reaches_a_quarter_more_than_was_promised_is_named(
     kept: tuple[float, float] | None, is_surplus: bool
 ) -> None:
     found = Remeasurement(
-        samples_per_second=1.45, predicted=1.0, speedup=None, speedup_ci95=None, kept=1.45, kept_ci95=kept
+        samples_per_second=1.45,
+        predicted=1.0,
+        speedup=None,
+        speedup_ci95=None,
+        ratio_to_prediction=1.45,
+        ratio_to_prediction_ci95=kept,
     )
     assert bool(list_surplus(found)) is is_surplus
 
@@ -107,5 +112,5 @@ def test_what_was_measured_answers_a_request_for_a_prediction() -> None:
 
 
 def test_what_was_only_predicted_or_never_confirmed_answers_nothing() -> None:
-    change_answer(confirmed_rounds=0)
+    change_answer(validation_runs=0)
     assert find_answer(read_request()) is None

@@ -14,7 +14,6 @@ import pytest
 
 from autotune import load
 from autotune.config import DataLoaderSettings, LoaderConfig
-from autotune.confirm.confirmation import ROUNDS
 from autotune.errors import (
     NoFeasibleConfigError,
     OutputError,
@@ -35,6 +34,7 @@ from autotune.trial.protocol import TrialRequest
 from autotune.trial.timetable import Timetable
 from autotune.trial.workload_profile import WorkloadProfile
 from autotune.tuning import TuningResult, tune
+from autotune.validation.rounds import ROUNDS
 from tests.builders import GIB, make_config, make_cost, make_gpu_workload, make_machine, make_result, make_workload
 
 Rate = Callable[[LoaderConfig], float]
@@ -102,7 +102,7 @@ def test_the_speedup_is_over_the_baseline_of_the_same_rounds() -> None:
     assert result.baseline is not None
     assert result.baseline.dataloader == DataLoaderSettings(batch_size=32)
     assert result.speedup == pytest.approx(12 * 1.33, rel=0.02)
-    assert result.confirmed_rounds == ROUNDS
+    assert result.validation_runs == ROUNDS
 
 
 def test_of_configurations_within_noise_the_smallest_wins() -> None:
@@ -114,7 +114,7 @@ def test_of_configurations_within_noise_the_smallest_wins() -> None:
 
 def test_a_gain_within_noise_keeps_the_baseline() -> None:
     outcome = run(Bench(lambda config: 100.0 + 0.01 * config.dataloader.num_workers))
-    assert outcome.profile.result.verdict == "keep"
+    assert outcome.profile.result.verdict == "no_change"
     assert outcome.profile.dataloader.num_workers == 0
 
 
@@ -189,7 +189,7 @@ def test_an_interrupted_search_writes_the_best_so_far() -> None:
         make_request(), run_trial=interrupt_later, machine=make_machine(affinity_cpus=2), workload=waiting_workload()
     )
     assert outcome.interrupted
-    assert outcome.profile.result.confirmed_rounds == 0
+    assert outcome.profile.result.validation_runs == 0
     assert outcome.profile.result.samples_per_second == pytest.approx(
         max(saturating(request.config) for request in bench.asked), rel=0.01
     )
@@ -277,7 +277,7 @@ def test_a_throughput_above_the_ceiling_refutes_the_ceiling_and_ends_nothing() -
     view = Stops()
     outcome = run(Bench(lambda config: 4000.0), progress=view)
     assert "of what the step allows" not in view.reason
-    assert outcome.profile.result.ceiling_samples_per_second is None
+    assert outcome.profile.result.upper_bound_samples_per_second is None
 
 
 def test_the_search_ends_when_nothing_improves() -> None:
@@ -379,14 +379,14 @@ def test_trials_of_another_machine_are_never_taken_over() -> None:
 def test_a_baseline_that_is_kept_honours_every_pin() -> None:
     fixed = {"num_workers": 3, "in_order": True}
     outcome = run(Bench(lambda config: 100.0), make_request(fixed=fixed))
-    assert outcome.profile.result.verdict == "keep"
+    assert outcome.profile.result.verdict == "no_change"
     assert outcome.profile.dataloader.num_workers == 3
 
 
 def test_a_request_that_pins_everything_is_measured_and_confirmed() -> None:
     outcome = run(Bench(saturating), make_request(fixed={"num_workers": 0}))
     assert outcome.profile.search.trials == 1
-    assert outcome.profile.result.confirmed_rounds == ROUNDS
+    assert outcome.profile.result.validation_runs == ROUNDS
 
 
 def test_a_measurement_that_all_others_contradict_is_repeated() -> None:
@@ -581,7 +581,7 @@ class FailsFresh(Bench):
 
 def test_what_fails_only_in_fresh_processes_leaves_the_best_of_the_search_unconfirmed_with_the_reason() -> None:
     result = run(FailsFresh(saturating)).profile.result
-    assert result.confirmed_rounds == 0
+    assert result.validation_runs == 0
     assert result.samples_per_second == pytest.approx(12 * 133, rel=0.01)
     (warning,) = result.warnings
     assert "the best of the search, unconfirmed" in warning
@@ -654,7 +654,7 @@ def test_a_study_that_vanishes_is_said_once_and_the_run_goes_to_its_end(workdir:
     outcome = run(after(5, (workdir / ".dltune" / "studies.db").unlink), make_request(trials=8), view)
     (sentence,) = view.heard
     assert "Trials can no longer be stored in .dltune/studies.db" in sentence
-    assert outcome.profile.result.confirmed_rounds == ROUNDS
+    assert outcome.profile.result.validation_runs == ROUNDS
     assert outcome.profile.search.trials > 5
 
 
@@ -686,7 +686,7 @@ def test_an_interrupt_while_the_result_is_written_down_does_not_cost_it() -> Non
         workload=waiting_workload(),
         timetable=InterruptsAtTheEnd(request),
     )
-    assert load("dltune.json").profile.result.confirmed_rounds == ROUNDS
+    assert load("dltune.json").profile.result.validation_runs == ROUNDS
 
 
 def test_a_second_run_of_the_same_request_at_the_same_time_is_refused() -> None:
@@ -694,7 +694,7 @@ def test_a_second_run_of_the_same_request_at_the_same_time_is_refused() -> None:
         with pytest.raises(StudyError, match=r"worked on by another dltune \(process \d+\)"):
             run(Bench(saturating))
 
-    assert run(after(5, run_again)).profile.result.confirmed_rounds == ROUNDS
+    assert run(after(5, run_again)).profile.result.validation_runs == ROUNDS
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -826,10 +826,10 @@ def test_a_run_keeps_to_its_time_but_for_one_measurement_and_says_what_it_left_o
     final_seconds = start_seconds + request.trial_seconds
     assert bench.now <= timeout_seconds + final_seconds
     if timeout_seconds > 2 * final_seconds:
-        assert result.confirmed_rounds >= 1
+        assert result.validation_runs >= 1
         assert result.speedup is not None
     said = [warning for warning in result.warnings if "--timeout" in warning]
-    assert len(said) == (result.confirmed_rounds < ROUNDS)
+    assert len(said) == (result.validation_runs < ROUNDS)
 
 
 def test_a_run_without_time_for_the_confirmation_writes_what_it_saw_and_is_continued_by_the_next(
@@ -840,7 +840,7 @@ def test_a_run_without_time_for_the_confirmation_writes_what_it_saw_and_is_conti
     timetable.note_start(60.0)
     parts: dict[str, Any] = {"machine": make_machine(affinity_cpus=2), "workload": waiting_workload()}
     result = tune(request, run_trial=bench, timetable=timetable, **parts).profile.result
-    assert (result.confirmed_rounds, result.samples_per_second_ci95) == (0, None)
+    assert (result.validation_runs, result.samples_per_second_ci95) == (0, None)
     assert any("seen once" in warning for warning in result.warnings)
     run(Bench(saturating), progress=view)
     assert view.resumed == 2
@@ -853,13 +853,13 @@ def test_a_baseline_that_is_the_best_seen_when_time_is_over_is_kept() -> None:
     timetable.note_start(60.0)
     parts: dict[str, Any] = {"machine": make_machine(affinity_cpus=2), "workload": waiting_workload()}
     found = tune(request, run_trial=bench, timetable=timetable, **parts).profile
-    assert (found.dataloader.num_workers, found.result.verdict) == (0, "keep")
+    assert (found.dataloader.num_workers, found.result.verdict) == (0, "no_change")
 
 
 # Knobs of the user's own
 
 
-KNOBS: Any = {"decoder": ("pil", "cv2"), "cache": (0, 64, 256, 1024)}
+SETTINGS: Any = {"decoder": ("pil", "cv2"), "cache": (0, 64, 256, 1024)}
 
 
 def decoding(config: LoaderConfig) -> float:
@@ -868,8 +868,8 @@ def decoding(config: LoaderConfig) -> float:
     return saturating(config) * (2 if config.knobs["decoder"] == "cv2" else 1) * cache
 
 
-def test_knobs_of_the_users_own_are_searched_explained_written_and_loaded_like_the_others() -> None:
-    workload = WorkloadRequest(dataset="pkg:make", knobs=KNOBS)
+def test_settings_of_the_users_own_are_searched_explained_written_and_loaded_like_the_others() -> None:
+    workload = WorkloadRequest(dataset="pkg:make", knobs=SETTINGS)
     profile = run(Bench(decoding), TuningRequest(workload=workload, batch_sizes=(32,))).profile
     assert profile.config.knobs["decoder"] == "cv2"
     assert profile.config.knobs["cache"] in (256, 1024)
@@ -891,7 +891,7 @@ def test_of_values_that_are_equally_fast_the_factorys_own_stays() -> None:
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
 def test_every_sampler_proposes_knobs_of_the_users_own(sampler: str) -> None:
-    workload = WorkloadRequest(dataset="pkg:make", knobs=KNOBS)
+    workload = WorkloadRequest(dataset="pkg:make", knobs=SETTINGS)
     bench = Bench(decoding)
     run(bench, TuningRequest(workload=workload, batch_sizes=(32,), sampler=sampler, trials=12))
     assert {config.knobs["decoder"] for config in bench.configs} == {"pil", "cv2"}

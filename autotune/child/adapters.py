@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from autotune.child.constructor_calls import SETTINGS
+from autotune.child.constructor_calls import LOADER_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Adapter:
     @property
     def settings(self) -> tuple[str, ...]:
         """The settings that its call hands on."""
-        return tuple(name for name in SETTINGS if re.search(rf"\b{name}\b", self.call or ""))
+        return tuple(name for name in LOADER_SETTINGS if re.search(rf"\b{name}\b", self.call or ""))
 
     @property
     def hint(self) -> str | None:

@@ -16,14 +16,14 @@ from torch.utils.data import DataLoader
 
 from autotune.child.stoppable_loader import StoppableDataLoader, make_stoppable
 from autotune.errors import UsageError
-from autotune.knobs import KNOBS, TABLE, KnobName
 from autotune.profiles.factory_arguments import choose_arguments, list_parameters
+from autotune.settings import SETTINGS, SettingName
 
-SETTINGS: Final[tuple[KnobName, ...]] = tuple(
-    name for name in get_args(KnobName) if KNOBS[name].section == "dataloader"
+LOADER_SETTINGS: Final[tuple[SettingName, ...]] = tuple(
+    name for name in get_args(SettingName) if SETTINGS[name].section == "dataloader"
 )
 NEEDING_WORKERS: Final = (  # refused, or idle, without
-    *(knob.name for knob in TABLE if knob.needs == "num_workers"),
+    *(knob.name for knob in SETTINGS.values() if knob.needs == "num_workers"),
     "multiprocessing_context",
     "timeout",
 )
@@ -43,7 +43,7 @@ class ConstructorCall:
 
     cls: type[DataLoader[Any]]
     arguments: Mapping[str, Any] = field(repr=False)
-    fixed: frozenset[KnobName] = frozenset()
+    fixed: frozenset[SettingName] = frozenset()
     changed: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -99,7 +99,7 @@ class ConstructorCalls:
     def _find_changed(self, loader: DataLoader[Any]) -> dict[str, Any]:
         """Find the attributes of what its constructor takes that are not what they were when it was done."""
         was = self._made.get(id(loader), vars(loader))
-        taken = {*_list_names(type(loader)), *_list_names(DataLoader)} - {*SETTINGS, *SET_ONCE}
+        taken = {*_list_names(type(loader)), *_list_names(DataLoader)} - {*LOADER_SETTINGS, *SET_ONCE}
         return {name: now for name, now in vars(loader).items() if name in taken and now is not was.get(name)}
 
 
@@ -176,7 +176,7 @@ def _set_new(make: Any) -> None:
 
 def check_settings(loader: DataLoader[Any], given: Mapping[str, Any], maker: str) -> None:
     """Refuse a loader that has other settings than its maker was given; raises UsageError."""
-    for name in SETTINGS:
+    for name in LOADER_SETTINGS:
         has = read_setting(loader, name)
         is_told = has is not None or (name != "batch_size" and hasattr(loader, name))  # batches may be made elsewhere
         is_capped = name == "num_workers" and 0 < (has or 0) < given.get(name, 0)  # in training, too
@@ -186,7 +186,7 @@ def check_settings(loader: DataLoader[Any], given: Mapping[str, Any], maker: str
             )
 
 
-def read_setting(loader: DataLoader[Any], name: KnobName) -> Any:
+def read_setting(loader: DataLoader[Any], name: SettingName) -> Any:
     """Read a setting of a loader; its batch size may be that of its batch sampler."""
     value = getattr(loader, name, None)
     return getattr(loader.batch_sampler, name, None) if value is None and name == "batch_size" else value

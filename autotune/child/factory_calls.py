@@ -8,13 +8,13 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from autotune.child.constructor_calls import SETTINGS, check_settings, make_loaders_stoppable
+from autotune.child.constructor_calls import LOADER_SETTINGS, check_settings, make_loaders_stoppable
 from autotune.child.foreign_loaders import describe, name_loaders
 from autotune.child.splits import choose_loader
 from autotune.child.stoppable_loader import StoppableDataLoader, StoppableSampler
 from autotune.errors import UsageError
-from autotune.knobs import KNOBS, KnobName
 from autotune.profiles.factory_arguments import choose_arguments, list_parameters, takes
+from autotune.settings import SETTINGS, SettingName
 
 
 class ForeignLoader:
@@ -72,15 +72,15 @@ class FactoryCall:
     split: str | None = None
 
     @property
-    def fixed(self) -> frozenset[KnobName]:
+    def fixed(self) -> frozenset[SettingName]:
         """Settings that it does not take, or that are among its arguments."""
-        return frozenset(name for name in SETTINGS if name in self.arguments or not takes(self.factory, name))
+        return frozenset(name for name in LOADER_SETTINGS if name in self.arguments or not takes(self.factory, name))
 
     @property
     def required(self) -> dict[str, Any]:
         """Settings that it must be given, at their usual values."""
         needed = {one.name for one in list_parameters(self.factory) if one.default is one.empty}
-        return {name: KNOBS[name].convention for name in SETTINGS if name in needed and name not in self.arguments}
+        return {name: SETTINGS[name].recommended for name in SETTINGS if name in needed and name not in self.arguments}
 
     def repeat(self, settings: dict[str, Any]) -> MeasuredLoader:
         """Have a loader made with these settings instead of its own.
@@ -89,7 +89,10 @@ class FactoryCall:
             UsageError: It makes something else of them, or nothing that can be gone through.
         """
         asked = self.required | settings
-        named = {*SETTINGS, *(one.name for one in list_parameters(self.factory))}  # more would meet what it sets itself
+        named = {
+            *LOADER_SETTINGS,
+            *(one.name for one in list_parameters(self.factory)),
+        }  # more would meet what it sets itself
         wanted = {name: asked[name] for name in asked if name in named and name not in self.fixed}
         given = choose_arguments(self.factory, wanted)
 

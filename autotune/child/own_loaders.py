@@ -10,13 +10,13 @@ from typing import Any, Final, Self
 from torch.utils.data import DataLoader
 
 from autotune.child.adapters import suggest_call
-from autotune.child.constructor_calls import SETTINGS, ConstructorCall, ConstructorCalls, describe_class
+from autotune.child.constructor_calls import LOADER_SETTINGS, ConstructorCall, ConstructorCalls, describe_class
 from autotune.child.factory_calls import FactoryCall, MeasuredLoader
 from autotune.child.stoppable_loader import StoppableDataLoader
 from autotune.child.tracebacks import name_error, shut_down_workers
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import UsageError
-from autotune.knobs import KNOBS, KnobName
+from autotune.settings import SETTINGS, SettingName
 
 TELLING_METHODS: Final = (  # a class that has one of its own is made, or iterates, in another way than DataLoader
     "__init__",
@@ -48,7 +48,7 @@ class OwnLoader:
     """
 
     call: ConstructorCall | FactoryCall
-    fixed: Mapping[KnobName, Any] = field(default_factory=dict)
+    fixed: Mapping[SettingName, Any] = field(default_factory=dict)
     ends_with_sampler: bool = True
     delivers_as_sampled: bool = True
     takes_batch_size: bool | None = None  # None where its parts tell
@@ -133,22 +133,22 @@ def list_own_methods(cls: type[DataLoader[Any]]) -> list[str]:
     return [name for name in TELLING_METHODS if name in found]
 
 
-def _read_values(names: Iterable[KnobName], own: LoaderConfig) -> dict[KnobName, Any]:
-    return {name: KNOBS[name].read(own) for name in names}
+def _read_values(names: Iterable[SettingName], own: LoaderConfig) -> dict[SettingName, Any]:
+    return {name: SETTINGS[name].read(own) for name in names}
 
 
-def _find_fixed(call: ConstructorCall, own: DataLoaderSettings) -> list[KnobName]:
+def _find_fixed(call: ConstructorCall, own: DataLoaderSettings) -> list[SettingName]:
     """Find the settings that a class does not take as they are given, by giving it another value of each."""
-    others: dict[KnobName, Any] = {
+    others: dict[SettingName, Any] = {
         "num_workers": 2 if own.num_workers == 1 else 1,
-        "prefetch_factor": (own.prefetch_factor or KNOBS["prefetch_factor"].default) + 1,
+        "prefetch_factor": (own.prefetch_factor or SETTINGS["prefetch_factor"].default) + 1,
         "pin_memory": not own.pin_memory,
         "persistent_workers": not own.persistent_workers,
         "in_order": not own.in_order,
     }
     if own.batch_size is not None:
         others["batch_size"] = own.batch_size + 1
-    return [name for name in SETTINGS if name in others and not _is_taken(call, name, others[name])]
+    return [name for name in LOADER_SETTINGS if name in others and not _is_taken(call, name, others[name])]
 
 
 def _explain_refusal(call: ConstructorCall) -> str:
@@ -159,7 +159,7 @@ def _explain_refusal(call: ConstructorCall) -> str:
     return ""
 
 
-def _is_taken(call: ConstructorCall, name: KnobName, value: Any) -> bool:
+def _is_taken(call: ConstructorCall, name: SettingName, value: Any) -> bool:
     try:
         loader = call.repeat({"num_workers": 1, name: value})
     except Exception:  # whatever its constructor says to a value that it does not want

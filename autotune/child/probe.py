@@ -189,7 +189,7 @@ def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
         "baseline": workload.baseline,
         "loader_class": None if own is None else own.call.name,
         "knobs": dict(workload.usual_knobs),
-        "fixed_knobs": dict(workload.fixed),
+        "fixed_settings": dict(workload.fixed),
         "loader_decides": () if own is None else tuple(own.fixed),
         "multiprocessing_context": workload.start_method,
     }

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from autotune.child.adapters import suggest_call
 from autotune.child.argument_check import check_arguments
-from autotune.child.constructor_calls import SETTINGS, ConstructorCalls, note_constructor_calls, read_setting
+from autotune.child.constructor_calls import LOADER_SETTINGS, ConstructorCalls, note_constructor_calls, read_setting
 from autotune.child.factory_calls import FactoryCall, ForeignLoader
 from autotune.child.foreign_loaders import describe, name_loaders, refuse_foreign_loader, refuse_loader_within
 from autotune.child.import_string import import_attribute
@@ -23,10 +23,10 @@ from autotune.child.sample_counts import SampleCountTracker
 from autotune.child.splits import choose_split, list_splits
 from autotune.config import DataLoaderSettings, KnobValue, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
-from autotune.knobs import KnobName, config_from_knobs, knob_values
 from autotune.profiles.factory_arguments import list_parameters
 from autotune.profiles.ready_loaders import read_start_method, take_apart
 from autotune.request import WorkloadRequest
+from autotune.settings import SettingName, config_from_values, setting_values
 from autotune.system.versions import read_start_method_in_force
 from autotune.workload import Workload
 
@@ -61,7 +61,7 @@ class LoadedWorkload:
         return self.own is not None and self.own.takes_batch_size is not None and not self.parts.batched
 
     @property
-    def fixed(self) -> Mapping[KnobName, Any]:
+    def fixed(self) -> Mapping[SettingName, Any]:
         """Settings that are not dltune's to change, with the values that they have.
 
         A dataset that shares itself out by a batch size of its own must be told of another one by who knows it.
@@ -182,10 +182,10 @@ def _load_factory(request: WorkloadRequest, knobs: Mapping[str, KnobValue]) -> L
 def _read_defaults(call: FactoryCall) -> LoaderConfig:
     """Read the settings by which a function makes a loader that does not tell them: its arguments and its defaults."""
     values = {one.name: one.default for one in list_parameters(call.factory)} | call.required | dict(call.arguments)
-    known: dict[str, Any] = {name: values[name] for name in SETTINGS if type(values.get(name)) in (int, bool)}
-    usual = knob_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=None)))
+    known: dict[str, Any] = {name: values[name] for name in LOADER_SETTINGS if type(values.get(name)) in (int, bool)}
+    usual = setting_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=None)))
     try:
-        return config_from_knobs({**usual, **known})
+        return config_from_values({**usual, **known})
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise UsageError(f"--loader {call.name}: its default {problem['input']} is no setting of a loader.") from None

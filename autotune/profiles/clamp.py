@@ -43,7 +43,7 @@ def clamp_config(profile: TunedProfile, here: MachineProfile, ranks: int = 1) ->
 def _share_workers(profile: TunedProfile, here: MachineProfile, ranks: int) -> int:
     """Take workers in proportion to the CPUs, rounded up, and to the memory that the tuned ones filled."""
     there, peak = profile.hardware, profile.result.peak_host_bytes
-    cpus = here.usable_cpus / ranks, there.usable_cpus / profile.workload.local_world_size
+    cpus = here.usable_cpus / ranks, there.usable_cpus / profile.workload.nproc_per_node
     by_cpus = math.ceil(profile.dataloader.num_workers * min(1.0, cpus[0] / cpus[1]))
     by_memory = MAX_MEMORY_SHARE * here.memory_limit_bytes / ranks / peak if peak else 1.0
     return min(by_cpus, int(profile.dataloader.num_workers * min(1.0, by_memory)))

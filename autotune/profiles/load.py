@@ -196,7 +196,7 @@ def load(
     if ranks < 1:
         raise ProfileError(f"local_world_size={ranks}: at least one process trains.")
     nearest, quality = nearest_profile(Path(path), profile, machine, ranks)
-    if quality <= MatchQuality.COMPATIBLE and nearest.workload.local_world_size == ranks:
+    if quality <= MatchQuality.COMPATIBLE and nearest.workload.nproc_per_node == ranks:
         return TunedLoader(nearest, nearest.config, quality.name.lower())
     lacks = _describe_mismatch(nearest, machine, ranks)
     if on_mismatch == "error":
@@ -216,7 +216,7 @@ def _describe_mismatch(profile: TunedProfile, machine: MachineProfile, ranks: in
     """Say what a profile was tuned with that is not here: a larger machine, or as many training processes."""
     found = compare_hardware(profile.hardware, describe_local_hardware(machine, profile))
     lacks = ", ".join(difference.describe() for difference in found if difference.is_shortfall)
-    tuned_for = profile.workload.local_world_size
+    tuned_for = profile.workload.nproc_per_node
     if tuned_for == ranks:
         return f"on another machine: {lacks}"
     others = f"{tuned_for} training processes on the host, not for {ranks}"

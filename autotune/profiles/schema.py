@@ -1,18 +1,17 @@
-"""What stands in dltune.json.
+"""The schema of dltune.json.
 
-Every value is frozen and refuses unknown fields, so that a typo never passes for a setting.
-
-History of `schema_version`:
-    1: first version.
-    2: settings stand in one `config`; `budgets`, `ablation`, `scaling_curve`, `knob_importance` and the `outcome` of
-        trials have these names; a run bound by input and output says `io`.
+Every value is frozen and rejects unknown fields, so that a typo is never ignored. Raw measurements are stored; medians
+and intervals can be derived from them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AwareDatetime, ConfigDict, Field
+from pydantic import AwareDatetime, Field
 
 from autotune.config import (
     BatchSize,
@@ -24,55 +23,105 @@ from autotune.config import (
     Fraction,
     FrozenModel,
     Interval,
+    Product,
+    Workers,
 )
-from autotune.profiles.batch_waits import BatchWaits
-from autotune.profiles.identity import WorkloadIdentity
-from autotune.profiles.nodes import NodeSpread
-from autotune.profiles.search_record import SearchEvidence, SearchRecord
 from autotune.system.hardware import Hardware, Software
+from autotune.workload import join_title
 
-SCHEMA_VERSION: Final = 2
-SCHEMA_ID: Final = f"urn:dltune:schema:{SCHEMA_VERSION}"
+SCHEMA_VERSION: Final = 1
+ID_DIGITS: Final = 8  # of the hash that identifies a workload
 Bottleneck = Literal["step", "cpu", "io", "transfer", "copy", "epoch"]
+DatasetKind = Literal["map", "iterable"]
+Phase = Literal["profiling", "search", "validation"]
+TrialOutcome = Literal["completed", "stopped_early", "skipped", "failed"]
+
+
+class WorkloadIdentity(FrozenModel):
+    """The workload that a profile was tuned for.
+
+    Attributes:
+        dataset: Import string of the factory.
+        dataset_args: Its keyword arguments.
+        split: Name of one of several loaders or datasets that the factory returns.
+        samples: Samples per epoch; None if an iterable dataset has no length.
+        sample_bytes: Bytes of tensors per sample, mean.
+        step: Import string of the step, `simulated 35.0 ms` or `built-in`.
+        kind: `map` or `iterable`; a loader can shuffle only the former.
+        loader_class: The user's own loader class or loader function; None for a plain DataLoader.
+        loader_decides: Settings that this loader determines and does not accept.
+        nproc_per_node: Training processes on the host, each with its own loader.
+    """
+
+    dataset: str
+    dataset_args: dict[str, Any] = Field(default_factory=dict)
+    split: str | None = None
+    samples: BoundedCount | None
+    sample_bytes: BoundedBytes
+    step: str
+    kind: DatasetKind = "map"
+    loader_class: str | None = None
+    loader_decides: tuple[str, ...] = ()
+    nproc_per_node: Annotated[int, Field(ge=1, le=2**31)] = 1
+
+    @property
+    def title(self) -> str:
+        """Name of the workload in reports."""
+        return join_title(self.dataset, self.split)
+
+    @property
+    def id(self) -> str:
+        """Hash of what the user named: dataset, arguments, split, step and number of processes."""
+        named = [self.dataset, self.dataset_args, self.split, self.step, self.nproc_per_node]
+        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:ID_DIGITS]
+
+    @property
+    def has_loader_function(self) -> bool:
+        """Whether a function of the settings makes its loader, not a class."""
+        return self.loader_class is not None and ":" in self.loader_class
+
+    def accepted(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that the user's own loader accepts."""
+        return {name: value for name, value in settings.items() if name not in self.loader_decides}
 
 
 class Baseline(Configured):
-    """What the tuned configuration is compared with.
+    """The configuration that the recommended one is compared with.
 
     Attributes:
         config: Its settings.
-        description: What it is, in words, as `PyTorch's defaults`.
-        samples_per_second: Its throughput in the same rounds, median.
-        data_wait_fraction: Share of its run that the step spent waiting for data.
+        description: What it is, such as `PyTorch's defaults`.
+        samples_per_second: Its throughput in the validation, median.
+        wait_share: Share of its time that the training loop waits for data.
     """
 
     description: str
     samples_per_second: BoundedRate
-    data_wait_fraction: Fraction
+    wait_share: Fraction
 
 
 class BatchSizeResult(Configured):
-    """The best configuration measured for one batch size.
+    """The best configuration of the search for one batch size.
 
     Attributes:
         config: Its settings.
-        batch_size: The batch size; None where the training code makes its own batches.
-        samples_per_second: What it reached in the search.
+        batch_size: The batch size.
+        samples_per_second: Its throughput in the search.
     """
 
-    batch_size: BatchSize | None
+    batch_size: BatchSize
     samples_per_second: BoundedRate
 
 
-class AblationStep(FrozenModel):
-    """What one setting gave: measured beside the configuration without it, or as the trials of the search let expect.
+class Contribution(FrozenModel):
+    """What one setting, or a few, add to the throughput.
 
     Attributes:
-        setting: The setting, as in `num_workers=4`.
-        samples_per_second: With it and all those before it.
-        speedup: Over the configuration without it.
-        speedup_ci95: Its 95 % interval; one that holds 1 is within noise; None in files of earlier versions.
-        is_estimate: Whether it is the model's, as corrected by the trials; nothing was measured for it then.
+        setting: The setting, such as `num_workers=4`.
+        samples_per_second: Throughput with it.
+        speedup: Throughput over the configuration without it.
+        speedup_ci95: Its 95% interval; None if unknown.
+        is_estimate: Whether the model estimated it from the trials of the search.
     """
 
     setting: str
@@ -82,30 +131,60 @@ class AblationStep(FrozenModel):
     is_estimate: bool = False
 
     @property
-    def is_noise(self) -> bool:
-        """Whether the measurement cannot tell it from no effect."""
-        return self.speedup_ci95 is not None and self.speedup_ci95[0] <= 1 <= self.speedup_ci95[1]
+    def is_significant(self) -> bool:
+        """Whether the interval excludes 1."""
+        return self.speedup_ci95 is not None and not self.speedup_ci95[0] <= 1 <= self.speedup_ci95[1]
 
 
-class ConfirmedRounds(Configured):
-    """What the confirmation measured of one configuration: the raw numbers behind every figure of the result.
+class ValidationRun(FrozenModel):
+    """One measurement in a fresh process.
+
+    Attributes:
+        number: Number of the run; candidates with the same number ran next to each other.
+        samples_per_second: Measured throughput.
+    """
+
+    number: Annotated[BoundedCount, Field(ge=1)]
+    samples_per_second: BoundedRate
+
+
+class CandidateResult(Configured):
+    """Raw measurements of one configuration in the validation.
 
     Attributes:
         config: Its settings.
-        samples_per_second: Of each round from the first on, until it fell behind.
-        failures: In words; each of these trials was tried once more.
+        runs: Runs that completed.
+        failures: Failed runs, in words.
     """
 
-    samples_per_second: tuple[BoundedRate, ...] = ()
+    runs: tuple[ValidationRun, ...] = ()
     failures: tuple[str, ...] = ()
 
 
-class RankResult(FrozenModel):
-    """How one of several training processes on the host kept up with the others, over the confirming rounds.
+class BatchWaits(FrozenModel):
+    """Time that the training loop waited for a batch, in seconds, without the first batch of each epoch.
 
     Attributes:
-        wait_seconds: For a batch, mean.
-        late_share: Share of the steps in which it got its batch last, a millisecond or more after the first of them.
+        p50: Median.
+        p95: 95th percentile.
+        p99: 99th percentile.
+        pause: Mean of the long waits if batches arrive in bursts; else 0.
+        pause_share: Share of batches that follow such a wait; else 0.
+    """
+
+    p50: BoundedSeconds
+    p95: BoundedSeconds
+    p99: BoundedSeconds
+    pause: BoundedSeconds = 0.0
+    pause_share: Fraction = 0.0
+
+
+class ProcessWaits(FrozenModel):
+    """How one of several training processes on the host kept up with the others.
+
+    Attributes:
+        wait_seconds: Mean wait for a batch, in seconds.
+        late_share: Share of the steps in which its batch arrived last, at least a millisecond after the first.
     """
 
     wait_seconds: BoundedSeconds
@@ -113,75 +192,73 @@ class RankResult(FrozenModel):
 
 
 class ProfileResult(FrozenModel):
-    """What was measured for the tuned configuration: where several training processes share the host, of each of them.
+    """Measured result of the recommended configuration; of each process if several share the host.
 
     Attributes:
-        samples_per_second: Throughput of a training run of `epochs` epochs, median of the confirming rounds.
-        samples_per_second_ci95: Its 95 % interval; None when the run was not confirmed.
-        confirmed_rounds: Interleaved rounds in fresh processes; 0 when the run was cut short.
-        epochs: Length of the training run that it is the throughput of.
-        is_predicted: Whether nothing was measured, and all is what the probe lets expect.
-        baseline: What it is compared with; None when the baseline could not run.
-        speedup: Throughput over the baseline's, from pairs of the same round; None when the baseline could not run.
-        speedup_ci95: Its 95 % interval; None when the run was not confirmed.
-        verdict: `faster`, or `keep` when the gain is within noise and the baseline was kept.
-        ceiling_samples_per_second: What the step alone reaches on a batch that is always ready.
-        data_wait_fraction: Share of the run that the step spent waiting for data.
-        batch_waits: How long it waited for single batches; None where that is not known.
-        bottleneck: What bounds it: the training step, the CPUs, waiting for input and output, the transfer from
-            workers, the copy to the device, or starting epochs.
-        peak_host_bytes: Largest host memory seen: private and shared pages of the process tree.
-        peak_shm_bytes: Largest use of `/dev/shm` seen.
-        peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
-        copy_bytes_per_second: What the run copies to the device, bytes per second; None on the CPU.
-        copy_ceiling: What copying alone reaches with memory pinned or pageable as in the answer; None likewise.
-        by_batch_size: The best measured for each batch size, where several were searched.
-        ranks: How those processes kept up with each other, by their number; empty for one process.
-        rounds: What the confirmation measured of the baseline and each finalist; the medians and intervals above are
-            derived from it. Empty in files of earlier versions.
-        departures: What settings gave that left their convention, or that change training, over the configuration that
-            keeps it, in the same rounds.
-        ablation: What each setting gave, cumulatively, in the order in which a careful hand would set them.
-        advice: What would help beyond the settings of a loader.
-        warnings: What to know of the workload, the machine or the measurement.
+        samples_per_second: Throughput of a training run of `epochs` epochs, median of the validation runs.
+        samples_per_second_ci95: Its 95% interval; None without validation.
+        validation_runs: Alternating runs in fresh processes; 0 without validation.
+        epochs: Length of the training run, in epochs.
+        is_predicted: Whether nothing was measured and all numbers are predictions.
+        baseline: What it is compared with; None if the baseline failed.
+        speedup: Throughput over the baseline's; None if the baseline failed.
+        speedup_ci95: Its 95% interval; None without validation.
+        verdict: `faster`, or `no_change` if the speedup is not significant and the baseline is recommended.
+        upper_bound_samples_per_second: Throughput if data were always ready.
+        wait_share: Share of the time that the training loop waits for data.
+        batch_waits: Percentiles of the wait for a batch; None if unknown.
+        bottleneck: The training step, CPU-bound loading, I/O-bound loading, inter-process transfer, the copy to the
+            device, or the restart at every epoch.
+        peak_host_bytes: Peak host memory of the process tree, /dev/shm included.
+        peak_shm_bytes: Peak use of /dev/shm.
+        peak_gpu_bytes: Peak device memory of the allocator; 0 on the CPU.
+        copy_bytes_per_second: Rate of copies to the device; None on the CPU.
+        copy_bound_bytes_per_second: Rate of copies alone; None on the CPU.
+        by_batch_size: The best configuration for each batch size, if several were searched.
+        processes: How the training processes kept up with each other, by rank; empty for one process.
+        candidates: Raw validation runs of the baseline and every candidate.
+        gains: Measured gains of settings that are not at their recommended default or that change training.
+        contributions: Contribution of each setting, in the usual order of manual tuning.
+        advice: What would help in addition to the loader's settings.
+        warnings: What to know about the workload, the machine or the measurement.
     """
 
     samples_per_second: BoundedRate
     samples_per_second_ci95: Interval | None
-    confirmed_rounds: BoundedCount
+    validation_runs: BoundedCount
     epochs: Annotated[int, Field(ge=1, le=2**63 - 1)]
     is_predicted: bool = False
     baseline: Baseline | None
     speedup: BoundedRate | None
     speedup_ci95: Interval | None
-    verdict: Literal["faster", "keep"]
-    ceiling_samples_per_second: BoundedRate | None
-    data_wait_fraction: Fraction
+    verdict: Literal["faster", "no_change"]
+    upper_bound_samples_per_second: BoundedRate | None
+    wait_share: Fraction
     batch_waits: BatchWaits | None = None
     bottleneck: Bottleneck
     peak_host_bytes: BoundedBytes
     peak_shm_bytes: BoundedBytes
-    peak_gpu_bytes: BoundedBytes
+    peak_gpu_bytes: BoundedBytes = 0
     copy_bytes_per_second: BoundedRate | None = None
-    copy_ceiling: BoundedRate | None = None
+    copy_bound_bytes_per_second: BoundedRate | None = None
     by_batch_size: tuple[BatchSizeResult, ...] = ()
-    ranks: tuple[RankResult, ...] = ()
-    rounds: tuple[ConfirmedRounds, ...] = ()
-    departures: tuple[AblationStep, ...] = ()
-    ablation: tuple[AblationStep, ...] = ()
+    processes: tuple[ProcessWaits, ...] = ()
+    candidates: tuple[CandidateResult, ...] = ()
+    gains: tuple[Contribution, ...] = ()
+    contributions: tuple[Contribution, ...] = ()
     advice: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 class RecordedBudgets(FrozenModel):
-    """The budgets under which a profile was tuned, for one training process.
+    """Resource limits of one training process during tuning.
 
     Attributes:
         memory_bytes: Host memory of the process and its workers.
-        shm_bytes: Their use of `/dev/shm`.
-        nofile: Open files of each process.
+        shm_bytes: Their use of /dev/shm.
+        nofile: Open files per process.
         gpu_bytes: Device memory; None on the CPU.
-        max_workers: The most workers that were considered.
+        max_workers: Maximum of num_workers.
     """
 
     memory_bytes: BoundedBytes
@@ -191,70 +268,151 @@ class RecordedBudgets(FrozenModel):
     max_workers: BoundedCount
 
 
-class PastResult(Configured):
-    """What an earlier tuning of the same profile had found.
+class TrialSummary(Configured):
+    """One trial of the search.
 
     Attributes:
-        config: Its answer.
-        created_at: When it ended.
-        samples_per_second: What it promised.
-        torch: Version of torch then.
+        config: The configuration.
+        number: Position in the search, from 1.
+        outcome: `stopped_early` if it could not become the best, `skipped` if it was predicted to break a limit.
+        samples_per_second: Throughput in the warm process of the search; None if it did not complete.
+        relative_error: Half-width of its 95% interval as a share; None if unknown.
+        predicted_samples_per_second: Prediction before the trial.
+        peak_host_bytes: Peak host memory; 0 if not sampled.
+        peak_shm_bytes: Peak use of /dev/shm; 0 if not sampled.
+        reason: Why it failed or was skipped; else empty.
     """
 
-    created_at: AwareDatetime
+    number: BoundedCount
+    outcome: TrialOutcome
+    samples_per_second: BoundedRate | None = None
+    relative_error: BoundedRate | None = None
+    predicted_samples_per_second: BoundedRate = 0.0
+    peak_host_bytes: BoundedBytes = 0
+    peak_shm_bytes: BoundedBytes = 0
+    reason: str = ""
+
+
+class ScalingPoint(FrozenModel):
+    """Expected throughput at a number of workers, with all other settings as recommended.
+
+    Attributes:
+        num_workers: Number of workers.
+        samples_per_second: Expectation of the model after the search.
+        relative_error: One standard deviation as a share.
+    """
+
+    num_workers: Workers
     samples_per_second: BoundedRate
-    torch: str
+    relative_error: BoundedRate
+
+
+class BatchTime(FrozenModel):
+    """Work in one batch at the recommended batch size, as profiled, in seconds.
+
+    Attributes:
+        samples: Samples in the batch; a mean if the workload makes its own batches.
+        load_seconds: Loading its samples in one process.
+        collate_seconds: Collating them.
+        transfer_seconds: Transfer from a worker to the main process.
+        copy_seconds: Copy to the device; 0 on the CPU.
+        step_seconds: The training step.
+    """
+
+    samples: Annotated[int, Field(ge=1, le=2**63 - 1)]
+    load_seconds: Product
+    collate_seconds: Product
+    transfer_seconds: Product
+    copy_seconds: Product = 0.0
+    step_seconds: Product
+
+
+class SearchRecord(FrozenModel):
+    """How the configuration was found.
+
+    Attributes:
+        trials: Every trial of the search, in order.
+        sampler: `model`, or the name of one of Optuna's samplers.
+        seed: Seed of the sampler.
+        seconds: Duration of the whole run.
+        phase_seconds: Duration of each phase.
+        stop_reason: Why the search ended.
+        prediction_error: Median relative difference between prediction and measurement of a trial; None if unknown.
+        scaling: Expected throughput over the number of workers.
+        batch_time: Where the time of a batch goes; None if unknown.
+    """
+
+    trials: tuple[TrialSummary, ...] = ()
+    sampler: str
+    seed: BoundedCount
+    seconds: BoundedSeconds
+    phase_seconds: dict[Phase, BoundedSeconds] = Field(default_factory=dict)
+    stop_reason: str
+    prediction_error: BoundedRate | None = None
+    scaling: tuple[ScalingPoint, ...] = ()
+    batch_time: BatchTime | None = None
+
+    def count(self, *outcomes: TrialOutcome) -> int:
+        """Return the number of trials with one of these outcomes."""
+        return sum(trial.outcome in outcomes for trial in self.trials)
 
 
 class TunedProfile(Configured):
-    """One profile of dltune.json: the best configuration for one workload on one machine.
+    """One profile of dltune.json: the recommended configuration for one workload on one class of machines.
 
     Attributes:
-        config: The answer.
-        name: Name of the profile, made of the machine and a digest of the workload.
+        config: The recommended configuration.
+        label: Name given with `--profile`; None identifies the profile by machine class and workload.
         hardware: The machine that it was measured on.
-        software: The versions that it was measured with.
+        software: Versions that it was measured with.
         workload: What was tuned.
-        result: What was measured of the answer.
-        budgets: Within which it was found.
+        result: What was measured.
+        budgets: Resource limits of the run.
         search: How it was found.
-        evidence: What it rests on.
-        nodes: What it was seen to reach on machines like that one; None where nobody has looked.
-        request: What was asked for, to ask for it again; None in files of earlier versions, as is evidence.
-        history: Earlier results of this profile, oldest first.
-        created_at: When the tuning ended.
+        request: The tuning request, to repeat it.
+        is_complete: Whether the run came to its end; an interrupted run stores its best so far.
+        created_at: End of the run.
     """
 
-    name: Annotated[str, Field(min_length=1)]
+    label: Annotated[str, Field(min_length=1)] | None = None
     hardware: Hardware
     software: Software
     workload: WorkloadIdentity
     result: ProfileResult
     budgets: RecordedBudgets
     search: SearchRecord
-    evidence: SearchEvidence | None = None
-    nodes: NodeSpread | None = None
-    request: dict[str, Any] | None = None
-    history: tuple[PastResult, ...] = ()
+    request: dict[str, Any] = Field(default_factory=dict)
+    is_complete: bool = True
     created_at: AwareDatetime
 
     @property
-    def promised_ci95(self) -> Interval | None:
-        """Where its throughput is expected, with 95 % confidence: on any machine like it, where several were seen."""
-        return self.result.samples_per_second_ci95 if self.nodes is None else self.nodes.samples_per_second_ci95
+    def machine_class(self) -> str:
+        """Accelerators, CPUs and memory of the machine, such as `h100x1-12c-64g`."""
+        return self.hardware.machine_class
+
+    @property
+    def workload_id(self) -> str:
+        """The label, or the hash of the workload."""
+        return self.label or self.workload.id
+
+    @property
+    def id(self) -> str:
+        """Identifier of the profile: machine class and workload."""
+        return f"{self.machine_class}/{self.workload_id}"
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether its throughput was measured in fresh processes, in a run that came to its end."""
+        return self.is_complete and self.result.validation_runs > 0
 
 
 class TunedFile(FrozenModel):
-    """The whole of dltune.json.
+    """The content of dltune.json.
 
     Attributes:
-        $schema: Name of this schema.
-        schema_version: Version of it; files of earlier ones are read as well.
-        profiles: One for each machine and workload.
+        schema_version: Version of the schema.
+        profiles: One for each machine class and workload.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-    schema_id: str = Field(default=SCHEMA_ID, alias="$schema")
-    schema_version: Literal[2]
+    schema_version: Literal[1] = SCHEMA_VERSION
     profiles: tuple[TunedProfile, ...] = ()

@@ -49,7 +49,7 @@ def _rank(
 ) -> tuple[TunedProfile, MatchQuality]:
     def order(pair: tuple[MatchQuality, TunedProfile]) -> tuple[MatchQuality, bool, float]:
         quality, profile = pair
-        is_for_others = ranks is not None and profile.workload.local_world_size != ranks
+        is_for_others = ranks is not None and profile.workload.nproc_per_node != ranks
         return quality, is_for_others, -profile.created_at.timestamp()
 
     quality, best = min(((rank_fit(one, describe_local_hardware(machine, one)), one) for one in profiles), key=order)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.knobs import TABLE, WORKER_SETTINGS, settings_beside_loader
 from autotune.profiles.identity import WorkloadIdentity
+from autotune.settings import SETTINGS, WORKER_SETTINGS, process_settings
 
 Target = Literal["kwargs", "statefuldataloader", "hf", "accelerate", "lightning", "timm", "yaml", "json", "env"]
 Library = Literal["statefuldataloader", "hf", "accelerate", "lightning", "timm"]
@@ -23,7 +23,10 @@ Arguments = Mapping[str, Any]  # settings, or mappings of them where a library h
 
 TARGETS: Final[tuple[Target, ...]] = get_args(Target)
 LIBRARIES: Final[tuple[Library, ...]] = get_args(Library)  # the targets that are called with arguments
-LOADER_ARGUMENTS: Final = (*(knob.name for knob in TABLE if knob.section == "dataloader"), "multiprocessing_context")
+LOADER_ARGUMENTS: Final = (
+    *(knob.name for knob in SETTINGS.values() if knob.section == "dataloader"),
+    "multiprocessing_context",
+)
 OUTSIDE_LOADER: Final = ("non_blocking", "device_prefetch")  # what `TunedLoader.make_loader` cannot set
 ALL: Final = (*LOADER_ARGUMENTS, *(name for name in ProcessSettings.model_fields if name not in LOADER_ARGUMENTS))
 NO_RESUMING: Final = "With in_order=False nothing guarantees that it resumes where it stopped."
@@ -104,7 +107,7 @@ def _name_variable(name: str) -> str:
 
 
 def _names_for(target: Target) -> dict[str, str]:
-    return {knob.name: knob.export_names[target] for knob in TABLE if target in knob.export_names}
+    return {knob.name: knob.export_names[target] for knob in SETTINGS.values() if target in knob.export_names}
 
 
 _SAME: Final = {name: name for name in LOADER_ARGUMENTS}
@@ -112,7 +115,7 @@ _DEFAULTS: Final[Settings] = {knob.name: knob.default for knob in WORKER_SETTING
 _REMARKS: Final[Mapping[str, str]] = {
     "multiprocessing_context": 'call torch.multiprocessing.set_start_method("{value}") before anything else',
     "non_blocking": "copy batches with batch.to(device, non_blocking=True)",
-} | {knob.name: knob.instruction for knob in TABLE if knob.instruction is not None}
+} | {knob.name: knob.instruction for knob in SETTINGS.values() if knob.instruction is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +234,7 @@ def _nest(settings: Settings) -> Arguments:
 def _list_settings(config: LoaderConfig) -> Settings:
     """List what a configuration sets, in the order of `ALL`; what counts only with workers is left out without them."""
     settings = config.loader_kwargs() | {name: True for name, value in config.process if value is True}
-    settings |= settings_beside_loader(config)
+    settings |= process_settings(config)
     return {name: settings[name] for name in ALL if name in settings}
 
 

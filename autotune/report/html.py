@@ -14,7 +14,6 @@ from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from autotune.knobs import describe_loader, describe_switches
 from autotune.profiles.schema import TunedProfile
 from autotune.report.ablation_chart import plot_ablation
 from autotune.report.axes import PLOT
@@ -27,6 +26,7 @@ from autotune.report.summary import (
 )
 from autotune.report.throughput_chart import plot_throughput
 from autotune.report.usage import usage_snippet_without_dltune
+from autotune.settings import describe_loader, describe_switches
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
 _WRITERS = (

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from typing import Final
 
 from autotune.config import LoaderConfig
-from autotune.knobs import describe_config
 from autotune.profiles.schema import TunedProfile
 from autotune.report.text import (
     describe_best,
@@ -26,6 +25,7 @@ from autotune.report.text import (
     list_ranks,
 )
 from autotune.report.usage import describe_use_in_code
+from autotune.settings import describe_config
 from autotune.units import format_rate
 
 MAX_LINES: Final = 15
@@ -60,7 +60,7 @@ def describe_outcome(
     if runner_up is not None:
         head.append(f"  {describe_config(runner_up)} was faster within noise; the one that costs less was chosen")
     if interrupted:
-        rounds = profile.result.confirmed_rounds
+        rounds = profile.result.validation_runs
         state = f"confirmed in {rounds} rounds" if rounds else "not confirmed"
         head.append(f"  cut short: this is the best so far, {state}; run the same command again to continue")
     shown = fold_all(head, width)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.config import CONFIDENCE, LoaderConfig
-from autotune.knobs import settings_beside_loader
 from autotune.profiles.identity import WorkloadIdentity
 from autotune.profiles.schema import TunedProfile
 from autotune.report.reproduce import describe_command
@@ -20,6 +19,7 @@ from autotune.report.text import (
     warnings_of,
 )
 from autotune.report.usage import usage_snippet
+from autotune.settings import process_settings
 from autotune.system.hardware import Hardware, Software
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
@@ -61,7 +61,7 @@ class Setting:
 def describe_headline(profile: TunedProfile) -> str:
     """Say the result in one line."""
     result, base = profile.result, profile.result.baseline
-    if result.verdict == "keep" and base is not None:
+    if result.verdict == "no_change" and base is not None:
         return f"Keep {base.description}"
     if base is not None and result.speedup is not None:
         return f"{format_factor(result.speedup)} × the throughput of {base.description}"
@@ -74,7 +74,7 @@ def describe_gain_found(profile: TunedProfile) -> str:
     if base is None or result.speedup is None:
         return ""
     reached = f"{format_number(result.samples_per_second)} samples/s"
-    if result.verdict == "keep":
+    if result.verdict == "no_change":
         return f"{reached}; no gain beyond noise was found"
     before = f"{reached} instead of {format_number(base.samples_per_second)}"
     if result.speedup_ci95 is None:
@@ -86,7 +86,7 @@ def describe_gain_found(profile: TunedProfile) -> str:
 def describe_what_binds(profile: TunedProfile) -> str:
     """Say in a sentence or two what keeps the answer from being faster, before what is advised about it."""
     result = profile.result
-    waits = format_percent(result.data_wait_fraction)
+    waits = format_percent(result.wait_share)
     bound = f"Bound by {BOTTLENECKS[result.bottleneck]}; waiting for data takes {waits} of the time."
     return bound if result.advice else f"{bound} Nothing beyond the settings stood out."
 
@@ -113,14 +113,14 @@ def _show_throughput(profile: TunedProfile) -> Figure:
     if result.samples_per_second_ci95 is not None:
         low, high = (format_number(bound) for bound in result.samples_per_second_ci95)
         parts.append(f"{low} to {high} ({format_percent(CONFIDENCE)})")
-    rounds = result.confirmed_rounds
+    rounds = result.validation_runs
     unconfirmed = "predicted from the probe, not measured" if result.is_predicted else "seen once, not confirmed"
     parts.append(f"median of {rounds} rounds in fresh processes" if rounds else unconfirmed)
     return Figure("Throughput", format_number(result.samples_per_second), "samples/s", ", ".join(parts))
 
 
 def _show_ranks(profile: TunedProfile) -> Figure | None:
-    ranks = profile.workload.local_world_size
+    ranks = profile.workload.nproc_per_node
     if ranks == 1:
         return None
     together = format_number(ranks * profile.result.samples_per_second)
@@ -133,7 +133,7 @@ def _show_speedup(profile: TunedProfile) -> Figure | None:
     if base is None or result.speedup is None:
         return None
     than = f"over {base.description} at {format_rate(base.samples_per_second)}"
-    if result.verdict == "keep":
+    if result.verdict == "no_change":
         return Figure("Speed-up", "none", remark=f"no gain beyond noise {than}")
     if result.speedup_ci95 is not None:
         low, high = (format_factor(bound) for bound in result.speedup_ci95)
@@ -143,14 +143,14 @@ def _show_speedup(profile: TunedProfile) -> Figure | None:
 
 def _show_waiting(profile: TunedProfile) -> Figure:
     result, base = profile.result, profile.result.baseline
-    before = "" if base is None or result.verdict == "keep" else f"{format_percent(base.data_wait_fraction)} before; "
+    before = "" if base is None or result.verdict == "no_change" else f"{format_percent(base.wait_share)} before; "
     tails = "" if result.batch_waits is None else f"; for a batch {result.batch_waits.describe()}"
     remark = f"{before}bound by {BOTTLENECKS[result.bottleneck]}{tails}"
-    return Figure("Waiting for data", format_percent(result.data_wait_fraction), "of the time", remark)
+    return Figure("Waiting for data", format_percent(result.wait_share), "of the time", remark)
 
 
 def _show_ceiling(profile: TunedProfile) -> Figure | None:
-    ceiling = profile.result.ceiling_samples_per_second
+    ceiling = profile.result.upper_bound_samples_per_second
     if not ceiling:
         return None
     remark = f"of {format_rate(ceiling)}, which the step reaches on batches that are always ready"
@@ -190,7 +190,7 @@ def list_settings(profile: TunedProfile) -> list[Setting]:
     values = {
         name: values[name] for name in ("num_workers", "batch_size", "prefetch_factor") if name in values
     } | values
-    values |= settings_beside_loader(config) | config.knobs
+    values |= process_settings(config) | config.knobs
     return [_make_setting(name, value, config if base is None else base.config) for name, value in values.items()]
 
 

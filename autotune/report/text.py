@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from autotune.config import Interval, LoaderConfig
-from autotune.knobs import TABLE, describe_loader
 from autotune.profiles.nodes import NodeSpread
 from autotune.profiles.schema import AblationStep, ProfileResult, TunedProfile
 from autotune.profiles.search_record import PhaseTime
+from autotune.settings import SETTINGS, describe_loader
 from autotune.system.hardware import Hardware
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
@@ -34,14 +34,14 @@ def describe_best(profile: TunedProfile) -> str:
     """Say which settings are the answer."""
     size = profile.dataloader.batch_size
     batch = "your own batches" if size is None else f"batch_size={size}"
-    label = "Keep:" if profile.result.verdict == "keep" else "Best:"
+    label = "Keep:" if profile.result.verdict == "no_change" else "Best:"
     settings = " ".join([describe_loader(profile.config), *_list_process_settings(profile.config)])
     return f"{label}  {settings}   ({batch})"
 
 
 def _list_process_settings(config: LoaderConfig) -> list[str]:
     """List what is set beside the loader and not at its default, as in `sharing_strategy=file_system`."""
-    beside = [(knob, knob.read(config)) for knob in TABLE if knob.section == "process"]
+    beside = [(knob, knob.read(config)) for knob in SETTINGS.values() if knob.section == "process"]
     return [knob.name if value is True else f"{knob.name}={value}" for knob, value in beside if value != knob.default]
 
 
@@ -51,22 +51,24 @@ def describe_numbers(result: ProfileResult) -> str:
     certainty = "" if interval is None else f" [{interval[0]:,.0f}-{interval[1]:,.0f}]"
     words = [f"{'predicted ' if result.is_predicted else ''}{result.samples_per_second:,.0f} samples/s{certainty}"]
     base = result.baseline
-    if result.verdict == "keep" and base is not None:
+    if result.verdict == "no_change" and base is not None:
         words.append(f"no gain beyond noise over {base.description}")
     elif base is not None and result.speedup is not None:
         words.append(f"{_describe_speedup(result.speedup, result.speedup_ci95)} x {base.description}")
-        before, after = (format_percent(found.data_wait_fraction) for found in (base, result))
+        before, after = (format_percent(found.wait_share) for found in (base, result))
         words.append(f"waiting for data {before} -> {after}")
-    elif base is None and result.confirmed_rounds:
+    elif base is None and result.validation_runs:
         words.append("the baseline could not run here")
-    if result.ceiling_samples_per_second:
-        words.append(f"{format_percent(result.samples_per_second / result.ceiling_samples_per_second)} of the ceiling")
+    if result.upper_bound_samples_per_second:
+        words.append(
+            f"{format_percent(result.samples_per_second / result.upper_bound_samples_per_second)} of the ceiling"
+        )
     return "   ".join(words)
 
 
 def list_ranks(profile: TunedProfile) -> list[str]:
     """Say what the training processes of the host reach together; nothing for one."""
-    ranks = profile.workload.local_world_size
+    ranks = profile.workload.nproc_per_node
     if ranks == 1:
         return []
     together = format_rate(ranks * profile.result.samples_per_second)
@@ -75,7 +77,7 @@ def list_ranks(profile: TunedProfile) -> list[str]:
 
 def describe_workers(profile: TunedProfile) -> str:
     """Say how many workers each of several training processes starts, and all of them together."""
-    ranks, workers = profile.workload.local_world_size, profile.dataloader.num_workers
+    ranks, workers = profile.workload.nproc_per_node, profile.dataloader.num_workers
     return f"num_workers {workers} per process, {ranks * workers} on this host"
 
 
@@ -91,7 +93,7 @@ def _describe_speedup(speedup: float, interval: Interval | None) -> str:
 
 def describe_bound(result: ProfileResult) -> str:
     """Say what keeps the answer from being faster, and how sure the answer is."""
-    sure = f"confirmed in {result.confirmed_rounds} interleaved rounds" if result.confirmed_rounds else "not confirmed"
+    sure = f"confirmed in {result.validation_runs} interleaved rounds" if result.validation_runs else "not confirmed"
     sure = "predicted, nothing was measured" if result.is_predicted else sure
     return f"bound by {BOTTLENECKS[result.bottleneck]}{_describe_copies(result)}   {sure}"
 

@@ -10,10 +10,10 @@ from statistics import NormalDist
 from typing import Final, Literal
 
 from autotune.config import CONFIDENCE
-from autotune.knobs import describe_config, find_knob, list_differences
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.search_record import ScalingPoint, SearchEvidence, TrialSummary
 from autotune.report.axes import LETTER_WIDTH, PLOT, Scale, make_scale
+from autotune.settings import describe_config, differing_settings, find_setting
 from autotune.units import format_percent, format_rate
 
 BAND_SIGMAS: Final = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)  # standard deviations from what is expected to an edge
@@ -68,7 +68,7 @@ def plot_throughput(profile: TunedProfile) -> ThroughputChart | None:
     evidence = profile.evidence
     if evidence is None or not evidence.trials:
         return None
-    fastest, ceiling = _find_fastest(profile, evidence), profile.result.ceiling_samples_per_second or 0.0
+    fastest, ceiling = _find_fastest(profile, evidence), profile.result.upper_bound_samples_per_second or 0.0
     shows_ceiling = 0 < ceiling <= MAX_CEILING_RATIO * fastest
     up = make_scale(HEADROOM_RATIO * max(fastest, ceiling if shows_ceiling else 0.0), PLOT.bottom, PLOT.top)
     across = make_scale(max(1, *_list_workers(profile, evidence)), PLOT.left + INSET, PLOT.right - INSET)
@@ -134,8 +134,8 @@ def _mark_trial(profile: TunedProfile, trial: TrialSummary, x: float, up: Scale)
 def differs_only_in_workers(trial: TrialSummary, profile: TunedProfile) -> bool:
     """Tell whether a trial differs from the answer in the number of workers only."""
     both_have_workers = bool(trial.dataloader.num_workers and profile.dataloader.num_workers)
-    others = [name for name in list_differences(trial.config, profile.config) if name != "num_workers"]
-    return not any(both_have_workers or find_knob(name).needs is None for name in others)
+    others = [name for name in differing_settings(trial.config, profile.config) if name != "num_workers"]
+    return not any(both_have_workers or find_setting(name).needs is None for name in others)
 
 
 def _trace_curve(curve: Sequence[ScalingPoint], across: Scale, up: Scale) -> tuple[str, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from autotune.knobs import TABLE
 from autotune.profiles.schema import TunedProfile
+from autotune.settings import SETTINGS
 
 
 def describe_use_in_code(profile: TunedProfile, kind: str, output: str) -> str:
@@ -39,7 +39,11 @@ def _makes_dataset(profile: TunedProfile) -> bool:
 
 def usage_snippet_without_dltune(profile: TunedProfile) -> str:
     """Write the code that says the answer without dltune."""
-    set_up = [(knob.setup, knob.read(profile.config)) for knob in TABLE if knob.read(profile.config) != knob.default]
+    set_up = [
+        (knob.setup, knob.read(profile.config))
+        for knob in SETTINGS.values()
+        if knob.read(profile.config) != knob.default
+    ]
     lines = [code.format(value=value) for code, value in set_up if code is not None]
     settings = profile.workload.leave_out_decided(profile.config.loader_kwargs())
     given = _list_given(profile, profile.workload.kind or "map")

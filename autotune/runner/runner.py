@@ -10,7 +10,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
-from autotune.config import KnobValue
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.failures import TrialFailure, reclassify_oom_kill
@@ -80,7 +79,6 @@ class TrialRunner:
         self._is_releasing = False
         self._limits: Budgets | None = None
         self._probe_end = math.inf
-        self._knobs: dict[str, KnobValue] = {}  # what the next child is started with, as are these
         self._ranks = 1
         self._may_warm_up = True
         self._phase = ""
@@ -132,7 +130,6 @@ class TrialRunner:
             batch_size=sizes[0],
             largest=max(sizes),
             usable_cpus=usable_cpus,
-            chooses_start_method=self._workload.start_method == "auto",
         )
         answer = self._give_probe(command)
         if isinstance(answer, TracesReport):
@@ -202,7 +199,7 @@ class TrialRunner:
         child = self._child = TrialProcess(
             self._starter, self._budgets, self._sandbox, self._note_progress, self._on_warning
         )
-        order = LoadCommand(workload=self._workload, knobs=self._knobs, warm_up=self._may_warm_up, ranks=self._ranks)
+        order = LoadCommand(workload=self._workload, warm_up=self._may_warm_up, ranks=self._ranks)
         answer = child.command(order, self._watch(self._stall_seconds * MAX_LOAD_STALLS))
         if isinstance(answer, ReadyReport):
             self.start_seconds = time.monotonic() - began

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.config import DataLoaderSettings, LoaderConfig
-from autotune.knobs import KNOBS, config_from_knobs, find_knob, knob_values, list_differences
 from autotune.request import TuningRequest
 from autotune.search.demand import ResourceModel
 from autotune.search.space import SearchSpace, nearest_choice
+from autotune.settings import SETTINGS, config_from_values, differing_settings, find_setting, setting_values
 from autotune.trial.budgets import Budgets
 from autotune.trial.workload_profile import WorkloadProfile
 
@@ -23,9 +23,9 @@ def choose_baseline(
     a baseline that is kept must honour them; else what is nearest to PyTorch's defaults, at a batch size of 32.
     """
     if workload.baseline is None:
-        usual = nearest_choice(KNOBS["batch_size"].convention, space.choices["batch_size"])
-        return space.from_params(knob_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=usual))))
-    own = {**knob_values(workload.baseline), **space.usual}
+        usual = nearest_choice(SETTINGS["batch_size"].recommended, space.choices["batch_size"])
+        return space.from_params(setting_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=usual))))
+    own = {**setting_values(workload.baseline), **space.usual}
     for knob in request.ranges:
         own[knob] = nearest_choice(own[knob], space.choices[knob])
     if len(space.choices["batch_size"]) == 1:
@@ -43,7 +43,7 @@ def _fit_workers(
     model = ResourceModel.from_workload(workload)
     fewer = [count for count in reversed(space.choices["num_workers"]) if count < values["num_workers"]]
     tried = [
-        config_from_knobs({**values, "num_workers": count}, workload.multiprocessing_context)
+        config_from_values({**values, "num_workers": count}, workload.multiprocessing_context)
         for count in (values["num_workers"], *fewer)
     ]
     return next((config for config in tried if not model.predict(config).find_violations(budgets)), tried[0])
@@ -52,8 +52,8 @@ def _fit_workers(
 def describe_changed_baseline(own: LoaderConfig, baseline: LoaderConfig) -> str | None:
     """Say where the baseline is not the user's own DataLoader; None where it is."""
     changes = [
-        f"{name}={find_knob(name).read(baseline)} instead of {find_knob(name).read(own)}"
-        for name in list_differences(baseline, own)
+        f"{name}={find_setting(name).read(baseline)} instead of {find_setting(name).read(own)}"
+        for name in differing_settings(baseline, own)
     ]
     if not changes:
         return None

@@ -8,11 +8,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.knobs import KNOBS, NUMBERS, TABLE, Choice, config_from_knobs
 from autotune.request import DENSE_RANGE_WIDTH, TuningRequest
 from autotune.search.cost_model import max_useful_workers
 from autotune.search.demand import ResourceModel
 from autotune.search.space import SearchSpace
+from autotune.settings import Choice, RANGES, SETTINGS, config_from_values
 from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets
 from autotune.trial.workload_profile import WorkloadProfile
@@ -36,7 +36,7 @@ def plan_space(
     """
     notes: list[str] = []
     batch_sizes = _plan_batch_sizes(request, workload, budgets, notes)
-    choices: dict[str, tuple[Choice, ...]] = {knob.name: knob.choices for knob in TABLE} | {
+    choices: dict[str, tuple[Choice, ...]] = {knob.name: knob.choices for knob in SETTINGS.values()} | {
         "batch_size": batch_sizes,
         "num_workers": _plan_workers(request, machine, workload, budgets, batch_sizes, notes),
         "prefetch_factor": _plan_prefetching(workload),
@@ -45,15 +45,15 @@ def plan_space(
         "worker_threads": (None, 1) if workload.worker_threads_cpu >= THREADED_CPU else (None,),
         "device_prefetch": (False, True) if workload.h2d is not None and workload.pinning else (False,),
     }
-    choices |= {name: (value,) for name, value in workload.fixed_knobs.items()}
+    choices |= {name: (value,) for name, value in workload.fixed_settings.items()}
     _refuse_what_is_decided(request, workload)
     for name, (low, high) in request.ranges.items():
-        if name not in workload.fixed_knobs:
+        if name not in workload.fixed_settings:
             choices[name] = _narrow(name, choices[name], low, high)
     for name, value in request.fixed.items():
         choices[name] = (_check_fixed(name, value, choices[name]),)
     if choices["num_workers"] == (0,):
-        choices |= {knob.name: (knob.default,) for knob in TABLE if knob.needs == "num_workers"}
+        choices |= {knob.name: (knob.default,) for knob in SETTINGS.values() if knob.needs == "num_workers"}
     own = request.workload.knobs
     usual = {name: workload.knobs.get(name, found[0]) for name, found in own.items()}
     return SearchSpace({**_check_choices(choices), **own}, workload.multiprocessing_context, usual, tuple(notes))
@@ -67,7 +67,7 @@ def _refuse_what_is_decided(request: TuningRequest, workload: WorkloadProfile) -
         asked["batch_size"] = request.batch_sizes
     if request.max_workers is not None:
         asked["num_workers"] = range(request.max_workers + 1)
-    for name, value in workload.fixed_knobs.items():
+    for name, value in workload.fixed_settings.items():
         if name in asked and value not in asked[name]:
             owner = workload.loader_class or f"the dataset ({workload.description})"
             raise UsageError(f"{name} is {value}, as {owner} decides: it cannot be set from outside. Change it there.")
@@ -75,7 +75,7 @@ def _refuse_what_is_decided(request: TuningRequest, workload: WorkloadProfile) -
 
 def _check_choices(choices: dict[str, tuple[Choice, ...]]) -> dict[str, tuple[Choice, ...]]:
     try:
-        return {name: tuple(KNOBS[name].check(choice) for choice in found) for name, found in choices.items()}
+        return {name: tuple(SETTINGS[name].check(choice) for choice in found) for name, found in choices.items()}
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         name = next(name for name, found in choices.items() if problem["input"] in found)
@@ -85,9 +85,9 @@ def _check_choices(choices: dict[str, tuple[Choice, ...]]) -> dict[str, tuple[Ch
 def _plan_batch_sizes(
     request: TuningRequest, workload: WorkloadProfile, budgets: Budgets, notes: list[str]
 ) -> tuple[int | None, ...]:
-    if "batch_size" in workload.fixed_knobs:
+    if "batch_size" in workload.fixed_settings:
         notes.append("batch_size is not tuned: the dataset or its loader has one of its own, and would not be told")
-        return (workload.fixed_knobs["batch_size"],)
+        return (workload.fixed_settings["batch_size"],)
     if workload.batching == "user":
         notes.append("batch_size is not tuned: the batches are made by the workload's own batch_sampler or dataset")
         return (None,)
@@ -124,7 +124,7 @@ def _list_wanted_sizes(request: TuningRequest, workload: WorkloadProfile, notes:
         return request.batch_sizes
     own = workload.baseline.dataloader.batch_size if workload.baseline is not None else None
     if own is None or "batch_size" in request.ranges:
-        return KNOBS["batch_size"].choices if own is None else (*KNOBS["batch_size"].choices, own)
+        return SETTINGS["batch_size"].choices if own is None else (*SETTINGS["batch_size"].choices, own)
     notes.append(
         f"batch_size stays at {own}, that of your DataLoader: another one changes training, not only its speed. "
         "List sizes with --batch-size to have them searched"
@@ -135,7 +135,11 @@ def _list_wanted_sizes(request: TuningRequest, workload: WorkloadProfile, notes:
 def _plan_prefetching(workload: WorkloadProfile) -> tuple[int, ...]:
     """List the batches ahead of the grid, and those of a ready DataLoader: its settings must be among the choices."""
     own = workload.baseline.dataloader.prefetch_factor if workload.baseline is not None else None
-    return KNOBS["prefetch_factor"].choices if own is None else tuple(sorted({*KNOBS["prefetch_factor"].choices, own}))
+    return (
+        SETTINGS["prefetch_factor"].choices
+        if own is None
+        else tuple(sorted({*SETTINGS["prefetch_factor"].choices, own}))
+    )
 
 
 def _plan_workers(
@@ -159,7 +163,7 @@ def _plan_workers(
             f"num_workers stays at {most} or below: the dataset has {most} shards to share out, and a worker without "
             "one delivers nothing. Write more files, or shards, to use more workers"
         )
-    counts = [count for count in (*KNOBS["num_workers"].choices, most) if count <= most]
+    counts = [count for count in (*SETTINGS["num_workers"].choices, most) if count <= most]
     feasible = counts + _list_own_workers(request, workload)
     model = ResourceModel.from_workload(workload)
     fitting = [count for count in feasible if _fits_smallest(count, batch_sizes, model, budgets)]
@@ -203,9 +207,9 @@ def _list_own_workers(request: TuningRequest, workload: WorkloadProfile) -> list
 def _fits_smallest(workers: int, batch_sizes: Sequence[int | None], model: ResourceModel, budgets: Budgets) -> bool:
     if workers == 0:
         return True
-    usual: dict[str, Choice] = {knob.name: knob.default for knob in TABLE}
+    usual: dict[str, Choice] = {knob.name: knob.default for knob in SETTINGS.values()}
     least: dict[str, Choice] = {"prefetch_factor": 1, "sharing_strategy": "file_system"}
-    smallest = config_from_knobs({**usual, **least, "batch_size": batch_sizes[0], "num_workers": workers})
+    smallest = config_from_values({**usual, **least, "batch_size": batch_sizes[0], "num_workers": workers})
     return not model.predict(smallest).find_violations(budgets)
 
 
@@ -225,8 +229,8 @@ def _plan_persistence(request: TuningRequest, notes: list[str]) -> tuple[bool, .
 
 
 def _narrow(name: str, choices: tuple[Choice, ...], low: int, high: int) -> tuple[Choice, ...]:
-    if not KNOBS[name].is_ranged:
-        ranged = ", ".join(knob.name for knob in NUMBERS)
+    if not SETTINGS[name].is_range:
+        ranged = ", ".join(knob.name for knob in RANGES)
         raise UsageError(f"--range {name}: only {ranged} have a range; use --fix {name}=VALUE.")
     numbers = [choice for choice in choices if isinstance(choice, int)]
     inside = {choice for choice in numbers if low <= choice <= high}
@@ -249,6 +253,6 @@ def _check_fixed(name: str, value: Any, choices: tuple[Choice, ...]) -> Choice:
 
 def choose_probe_sizes(request: TuningRequest) -> tuple[int, int]:
     """Choose the usual and the largest batch size that the search will meet."""
-    fixed, knob = request.fixed.get("batch_size"), KNOBS["batch_size"]
+    fixed, knob = request.fixed.get("batch_size"), SETTINGS["batch_size"]
     sizes = (fixed,) if isinstance(fixed, int) else request.batch_sizes or knob.choices
-    return min(sizes, key=lambda size: abs(size - knob.convention)), max(sizes)
+    return min(sizes, key=lambda size: abs(size - knob.recommended)), max(sizes)

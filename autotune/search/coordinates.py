@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.config import LoaderConfig
-from autotune.knobs import KNOBS, NUMBERS, SWITCHES, Knob
+from autotune.settings import RANGES, SETTINGS, SWITCHES, Setting
 
 Numbers = NDArray[np.floating]
 
-COLUMNS: Final = (KNOBS["num_workers"], *(knob for knob in reversed(NUMBERS) if knob.name != "num_workers"))
+COLUMNS: Final = (SETTINGS["num_workers"], *(knob for knob in reversed(RANGES) if knob.name != "num_workers"))
 OWN_COLUMN: Final = len(COLUMNS) + len(SWITCHES)  # the first of the user's own knobs
 MAX_SPAN: Final = 8.0  # from the first to the last of many numbers: in small steps none is rougher
 WORD_DISTANCE: Final = 100.0  # between choices that have nothing in common, far beyond the scale of any number
@@ -61,6 +61,6 @@ def _lay_out(values: list[Any]) -> dict[Any, float]:
     return {value: spacing * number for number, value in enumerate(sorted(values))}
 
 
-def _count_doublings(knob: Knob, config: LoaderConfig) -> float:
+def _count_doublings(knob: Setting, config: LoaderConfig) -> float:
     value = getattr(getattr(config, knob.section), knob.name)
     return math.log2(1 + value if knob.name == "num_workers" else value or 1)  # no workers are a choice, too

@@ -135,7 +135,7 @@ def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: 
 
 
 def find_bottleneck(
-    config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, wait_fraction: float
+    config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, wait_share: float
 ) -> Bottleneck:
     """Name what bounds a measured run, which spent a share of its time waiting for data.
 
@@ -144,12 +144,12 @@ def find_bottleneck(
     """
     if _is_bound_by_copies(config, workload, usable_cpus):
         return "copy"
-    if wait_fraction < STEP_BOUND_WAIT_FRACTION:
+    if wait_share < STEP_BOUND_WAIT_FRACTION:
         return "step"
     size = config.dataloader.batch_size or workload.probe_batch_size
     load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
     if config.dataloader.num_workers == 0:
-        return "step" if wait_fraction < 0.5 else ("cpu" if workload.cpu_share > 0.5 else "io")
+        return "step" if wait_share < 0.5 else ("cpu" if workload.cpu_share > 0.5 else "io")
     stages = predict_stage_times(config, workload, usable_cpus)
     if stages.batch_seconds <= stages.training:
         return "epoch" if stages.training < 2 * step else "transfer"

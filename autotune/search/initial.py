@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from autotune.config import LoaderConfig
-from autotune.knobs import KNOBS, TABLE
 from autotune.search.cost_model import predict_samples_per_second
 from autotune.search.demand import ResourceModel
 from autotune.search.space import SearchSpace, nearest_choice
+from autotune.settings import SETTINGS
 from autotune.system.machine import MachineProfile, count_whole_cpus
 from autotune.trial.budgets import Budgets
 from autotune.trial.workload_profile import WorkloadProfile
@@ -26,7 +26,9 @@ def initial_configs(
     wrong by a factor of two, then the conventional setting, then every other batch size.
     """
     model = ResourceModel.from_workload(workload)
-    usual = {knob.name: knob.convention for knob in TABLE if knob.needs is not None} | {"pin_memory": workload.pinning}
+    usual = {knob.name: knob.recommended for knob in SETTINGS.values() if knob.needs is not None} | {
+        "pin_memory": workload.pinning
+    }
 
     def predict(config: LoaderConfig) -> float:
         return predict_samples_per_second(config, workload, machine.usable_cpus, epochs)
@@ -41,7 +43,7 @@ def initial_configs(
         for workers in space.choices["num_workers"]
         if (fitting := list_fitting(workers, *sizes))
     }
-    conventional = list_fitting(count_whole_cpus(machine.usable_cpus), KNOBS["batch_size"].convention)
+    conventional = list_fitting(count_whole_cpus(machine.usable_cpus), SETTINGS["batch_size"].recommended)
     if not by_workers:
         return conventional
     wanted = NEAR_OPTIMAL_RATIO * max(predict(config) for config in by_workers.values())

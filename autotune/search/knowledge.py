@@ -15,9 +15,7 @@ from autotune.trial.measurement import TrialResult
 from autotune.trial.throughput import ThroughputEstimate
 
 PRIOR_OBSERVATION_ERROR: Final = 0.2  # relative half-width of an earlier run's rate: machine and versions drift
-NO_THROUGHPUT: Final = ThroughputEstimate(
-    samples_per_second=0.0, relative_error=0.0, wait_fraction=0.0, epoch_seconds=0.0
-)
+NO_THROUGHPUT: Final = ThroughputEstimate(samples_per_second=0.0, relative_error=0.0, wait_share=0.0, epoch_seconds=0.0)
 
 
 class SearchKnowledge:
@@ -106,7 +104,7 @@ class SearchKnowledge:
         return TrialRecord(
             number=number,
             config=config,
-            fate="skipped" if result is None else "measured",
+            status="skipped" if result is None else "measured",
             score=predicted if result is None else self.estimate(result).samples_per_second,
             predicted=predicted,
             constraints=constraints | {"works": self._rate_outcome(config, result)},

@@ -18,7 +18,7 @@ from autotune.search.surrogate import Prediction, SpeedupPrediction
 from autotune.search.trial_record import TrialRecord
 from autotune.search.warm_start import WarmStart, plan_warm_start
 from autotune.search.worker_check import WorkerCheck
-from autotune.trial.interruption import keep_what_was_measured
+from autotune.trial.interruption import capture_interruption
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import RunTrial, TrialRequest
 
@@ -41,7 +41,7 @@ class SearchOutcome:
     predict: Callable[[Sequence[LoaderConfig]], list[Prediction]]  # the model as corrected by the trials
     predict_speedups: Callable[[Sequence[LoaderConfig]], list[SpeedupPrediction]]  # of each over the one before
     is_legal: Callable[[LoaderConfig], bool]  # as far as the trials taught
-    cut_by: BaseException | None = None  # None when it came to its own end
+    interrupted_by: BaseException | None = None  # None when it came to its own end
 
 
 def search(
@@ -64,7 +64,7 @@ def search(
     knowledge = loop.knowledge
     progress.show_resumed(study.name, len(knowledge.records))
     stopped = ""
-    with keep_what_was_measured() as cut:
+    with capture_interruption() as cut:
         stopped = loop.run()
         progress.show_stop(stopped)
     if isinstance(cut.cause, WorkloadError):
@@ -79,7 +79,7 @@ def search(
         predict=knowledge.surrogate.predict,
         predict_speedups=knowledge.surrogate.predict_speedups,
         is_legal=knowledge.is_legal,
-        cut_by=cut.cause,
+        interrupted_by=cut.cause,
     )
 
 
@@ -109,7 +109,7 @@ class SearchLoop:
         self._remeasured: set[LoaderConfig] = set()
         self.knowledge.learn_prior(() if warm is None else warm.observations)
         for record in search.records():
-            if record.fate != "repeated":
+            if record.status != "repeated":
                 self.knowledge.learn(record)
         search.enqueue(first)
         search.guide(self.knowledge.next_candidate)
@@ -153,7 +153,7 @@ class SearchLoop:
         known = self.knowledge.find(asked.config)
         if known is not None:
             self._repeats += 1
-            self._search.tell(known.model_copy(update={"number": asked.number, "fate": "repeated", "result": None}))
+            self._search.tell(known.model_copy(update={"number": asked.number, "status": "repeated", "result": None}))
             return
         self._repeats = 0
         reasons = self.knowledge.rejection_reasons(asked.config)

@@ -12,8 +12,8 @@ from autotune.profiles.identity import WorkloadIdentity
 from autotune.request import TuningRequest
 from autotune.search.baseline import choose_baseline, describe_changed_baseline
 from autotune.search.choices import plan_space
-from autotune.search.convention import Convention, settle_convention
 from autotune.search.cost_model import predict_cold_start_seconds, predict_samples_per_second
+from autotune.search.defaults import DefaultValues, default_values
 from autotune.search.demand import ResourceModel
 from autotune.search.initial import initial_configs
 from autotune.search.space import SearchSpace
@@ -68,28 +68,28 @@ class Plan:
     @cached_property
     def local_machine(self) -> MachineProfile:
         """What one of the training processes has of the machine."""
-        return self.machine.share(self.request.workload.ranks)
+        return self.machine.share(self.request.workload.nproc_per_node)
 
     @cached_property
     def local_workload(self) -> WorkloadProfile:
         """What one of the training processes goes through."""
-        return self.workload.share(self.request.workload.ranks)
+        return self.workload.share(self.request.workload.nproc_per_node)
 
     @property
-    def best_step_bound(self) -> float:
+    def best_upper_bound(self) -> float:
         """The step's bound at its best batch size, in samples per second."""
-        return max(self.step_bound(size) for size in self.space.choices["batch_size"])
+        return max(self.upper_bound(size) for size in self.space.choices["batch_size"])
 
-    def step_bound(self, batch_size: int | None) -> float:
+    def upper_bound(self, batch_size: int | None) -> float:
         """Give what the step reaches on batches that are always ready, in samples per second."""
         size = batch_size or self.workload.probe_batch_size
         return size / max(1e-9, self.workload.step_cost.per_batch(size))
 
-    def has_reliable_step_bound(self, config: LoaderConfig, samples_per_second: float) -> bool:
+    def has_reliable_upper_bound(self, config: LoaderConfig, samples_per_second: float) -> bool:
         """Tell whether the step was measured near this batch size, and the throughput does not refute its bound."""
         size = config.dataloader.batch_size or self.workload.probe_batch_size
         measured = size <= MAX_EXTRAPOLATION_FACTOR * max(self.workload.largest_probed, self.workload.probe_batch_size)
-        return measured and samples_per_second <= STEP_BOUND_TOLERANCE * self.step_bound(config.dataloader.batch_size)
+        return measured and samples_per_second <= STEP_BOUND_TOLERANCE * self.upper_bound(config.dataloader.batch_size)
 
     def predict(self, config: LoaderConfig) -> float:
         """Predict the throughput of a configuration, in samples per second."""
@@ -113,9 +113,9 @@ class Plan:
         return estimate(result.measurement, result.config, self.request.epochs, self.cold_start_seconds(result.config))
 
     @cached_property
-    def convention(self) -> Convention:
+    def defaults(self) -> DefaultValues:
         """What settings keep unless leaving it is measured to pay."""
-        return settle_convention(self.request, self.space, self.baseline, pinning=self.workload.pinning)
+        return default_values(self.request, self.space, self.baseline, pinning=self.workload.pinning)
 
     def initial_configs(self) -> list[LoaderConfig]:
         """List what is tried first: what is nearest to the baseline in the space, then the cost model's guesses."""
@@ -146,7 +146,7 @@ class Plan:
 
 def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:
     """Plan a run; raises what `plan_space` raises."""
-    ranks = request.workload.ranks
+    ranks = request.workload.nproc_per_node
     space = plan_space(request, machine.share(ranks), workload.share(ranks), budgets)
     baseline = choose_baseline(request, workload, space, budgets)
     own = None if workload.baseline is None else workload.baseline.model_copy(update={"knobs": baseline.knobs})

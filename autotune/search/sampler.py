@@ -10,9 +10,9 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune.errors import UsageError
-from autotune.knobs import find_knob
 from autotune.request import SEED_COUNT, TuningRequest
 from autotune.search.space import SearchSpace
+from autotune.settings import find_setting
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, TrialState
@@ -92,7 +92,7 @@ def make_distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
     """Give the distribution of each searched knob."""
     distributions: dict[str, BaseDistribution] = {}
     for knob, choices in space.searched().items():
-        if find_knob(knob).is_ranged:
+        if find_setting(knob).is_range:
             low, high = cast("tuple[int, int]", (choices[0], choices[-1]))
             in_doublings = knob != "num_workers"  # which may be 0 in another run, and a study knows one scale per knob
             distributions[knob] = IntDistribution(low, high, log=in_doublings)

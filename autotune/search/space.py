@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from autotune.config import LoaderConfig, StartMethod
-from autotune.knobs import KNOBS, TABLE, Choice, config_from_knobs, knob_values
+from autotune.settings import Choice, SETTINGS, config_from_values, setting_values
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,11 @@ class SearchSpace:
     @classmethod
     def of(cls, **choices: tuple[Choice, ...]) -> Self:
         """Make a space of some knobs' choices and, for the others, those of the table; without device_prefetch."""
-        usual = {knob.name: knob.choices for knob in TABLE} | {"device_prefetch": (False,), "worker_threads": (None,)}
-        return cls({name: tuple(choices.get(name, usual[name])) for name in KNOBS})
+        usual = {knob.name: knob.choices for knob in SETTINGS.values()} | {
+            "device_prefetch": (False,),
+            "worker_threads": (None,),
+        }
+        return cls({name: tuple(choices.get(name, usual[name])) for name in SETTINGS})
 
     def searched(self) -> dict[str, tuple[Any, ...]]:
         """List the knobs that have more than one choice."""
@@ -36,11 +39,11 @@ class SearchSpace:
         """Make the legal configuration of a value for each searched knob, each snapped to the nearest choice."""
         wanted = {**self.usual, **params}
         picked = {name: nearest_choice(wanted.get(name), choices) for name, choices in self.choices.items()}
-        return config_from_knobs(picked, self.start_method)
+        return config_from_values(picked, self.start_method)
 
     def to_params(self, config: LoaderConfig) -> dict[str, Any]:
         """Give the searched parameters that `from_params` turns into a configuration; values outside are snapped."""
-        values = {**self.usual, **knob_values(config)}
+        values = {**self.usual, **setting_values(config)}
         return {name: nearest_choice(values[name], choices) for name, choices in self.searched().items()}
 
     def nearest(self, config: LoaderConfig) -> LoaderConfig:
@@ -51,7 +54,7 @@ class SearchSpace:
         """Yield every distinct legal configuration of the space; of more than `limit` a part, drawn at random."""
         seen = set()
         for values in self._combine(limit):
-            config = config_from_knobs(dict(zip(self.choices, values, strict=True)), self.start_method)
+            config = config_from_values(dict(zip(self.choices, values, strict=True)), self.start_method)
             if config not in seen:
                 seen.add(config)
                 yield config

@@ -74,6 +74,6 @@ class StopCriteria:
 
     def _share_of_ceiling(self) -> float:
         best = self._knowledge.best
-        if best is None or not self._plan.has_reliable_step_bound(best.config, best.score):
+        if best is None or not self._plan.has_reliable_upper_bound(best.config, best.score):
             return 0.0
-        return best.score / self._plan.best_step_bound
+        return best.score / self._plan.best_upper_bound

@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from autotune.config import LoaderConfig
-from autotune.knobs import SWITCHES
 from autotune.search.coordinates import COLUMNS, OWN_COLUMN, Coordinates, Numbers
+from autotune.settings import SWITCHES
 
 SIGMA_BIAS: Final = 0.4  # standard deviations of the logarithm of measured over predicted: of the whole model,
 SIGMA_WORKERS: Final = 0.3  # along the number of workers,

@@ -29,7 +29,7 @@ class TrialRecord(FrozenModel):
 
     number: BoundedCount  # of the trial in its study, from 0
     config: LoaderConfig
-    fate: Fate  # `skipped` without a trial, `repeated` from an earlier record
+    status: Fate  # `skipped` without a trial, `repeated` from an earlier record
     score: Expected  # samples per second; predicted when skipped, 0 when failed
     predicted: Expected = 0.0  # samples per second; 0 when not known
     constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]]  # share over each limit; negative under it
@@ -54,13 +54,13 @@ class TrialRecord(FrozenModel):
         """Give what a person reads of it in a dashboard, by names that carry their units; only what is known."""
         result = self.result
         found: dict[str, Any] = {
-            "outcome": self.fate if result is None else result.kind,
+            "outcome": self.status if result is None else result.kind,
             "expected_samples_per_second": round(self.predicted, 1),
         }
         if result is not None:
             peaks = {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
             found |= peaks | {"reason": result.message}
-        elif self.fate == "skipped":
+        elif self.status == "skipped":
             found["reason"] = self._describe_skip()
         return {name: value for name, value in found.items() if value}
 

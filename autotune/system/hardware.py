@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pydantic import Field
 
 from autotune.config import (
@@ -65,6 +67,19 @@ class Hardware(FrozenModel):
     memory_limit_bytes: BoundedBytes
     shm_limit_bytes: BoundedBytes
     nofile_limit: BoundedCount
+
+    @property
+    def machine_class(self) -> str:
+        """Accelerators, CPUs and memory, such as `h100x1-12c-64g`: machines of one class share profiles."""
+        gib = self.memory_limit_bytes / 2**30
+        memory = f"{gib:.0f}g" if gib >= 1 else f"{gib * 1024:.0f}m"
+        return f"{self._describe_gpus()}-{self.usable_cpus:g}c-{memory}"
+
+    def _describe_gpus(self) -> str:
+        if self.gpu is None:
+            return "cpu"
+        model = re.search(r"[A-Z]+\d\w*", self.gpu)
+        return f"{(model[0] if model else self.gpu.split()[-1]).lower()}x{self.gpu_count}"
 
 
 class Software(FrozenModel):

@@ -50,7 +50,7 @@ def plan_budgets(machine: MachineProfile, request: TuningRequest, workload: Work
     Raises:
         UsageError: A budget cannot be read.
     """
-    share = request.workload.ranks
+    share = request.workload.nproc_per_node
     max_workers = max(MAX_SEARCHED_WORKERS, 2 * count_whole_cpus(machine.usable_cpus))
     return Budgets(
         memory_bytes=_parse("--max-memory", request.max_memory, machine.memory_available_bytes) // share,
@@ -72,7 +72,7 @@ def _plan_gpu_bytes(request: TuningRequest, workload: WorkloadProfile) -> int | 
     budget = _parse("--max-gpu-memory", request.max_gpu_memory, workload.accelerator.memory_bytes)
     free = min(budget, workload.gpu_room_bytes) if workload.gpu_room_bytes else budget
     devices = 1 if ":" in request.workload.device else max(1, workload.accelerator.count)
-    return free // -(-request.workload.ranks // devices)
+    return free // -(-request.workload.nproc_per_node // devices)
 
 
 def _parse(option: str, text: str, whole: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.profiles.identity import WorkloadIdentity
+from autotune.profiles.schema import WorkloadIdentity
 from autotune.request import WorkloadRequest
 from autotune.trial.protocol import IdentityReport
 from autotune.trial.workload_profile import WorkloadProfile
@@ -20,5 +20,5 @@ def identify(asked: WorkloadRequest, found: WorkloadProfile | IdentityReport) ->
         kind=found.kind,
         loader_class=found.loader_class,
         loader_decides=found.loader_decides,
-        local_world_size=asked.ranks,
+        nproc_per_node=asked.nproc_per_node,
     )

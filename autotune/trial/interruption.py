@@ -21,7 +21,7 @@ class Interruption:
 
 
 @contextmanager
-def keep_what_was_measured() -> Iterator[Interruption]:
+def capture_interruption() -> Iterator[Interruption]:
     """Run a phase; what cuts it short ends the phase, and is for the caller to look at."""
     found = Interruption()
     try:

@@ -17,12 +17,11 @@ from autotune.config import (
     BoundedSeconds,
     Fraction,
     FrozenModel,
-    KnobValue,
     LoaderConfig,
     LongText,
 )
-from autotune.knobs import KnobName
 from autotune.request import WorkloadRequest
+from autotune.settings import SettingName
 from autotune.system.hardware import Accelerator, Software
 from autotune.trial.measurement import Measurement, TrialResult
 from autotune.trial.workload_profile import WorkloadProfile
@@ -61,7 +60,6 @@ class LoadCommand(FrozenModel):
     """Parent to child, first: what to load.
 
     Attributes:
-        knobs: Values of the user's own knobs, where they are not the usual ones.
         warm_up: Whether the process may read samples by itself, outside of trials.
         ranks: Training processes to load it in, where the workload is trained by several.
     """
@@ -69,7 +67,6 @@ class LoadCommand(FrozenModel):
     op: Literal["hello"] = "hello"
     version: Literal[1] = PROTOCOL_VERSION
     workload: WorkloadRequest
-    knobs: dict[str, KnobValue] = Field(default_factory=dict)
     warm_up: bool = True
     ranks: Annotated[int, Field(ge=1)] = 1
 
@@ -166,7 +163,7 @@ class IdentityReport(FrozenModel):
     samples: BoundedCount | None
     sample_bytes: BoundedBytes
     loader_class: LongText | None = None
-    loader_decides: tuple[KnobName, ...] = ()
+    loader_decides: tuple[SettingName, ...] = ()
     software: Software
     accelerator: Accelerator | None = None
 

@@ -31,7 +31,7 @@ class ThroughputEstimate:
 
     samples_per_second: float
     relative_error: float  # half-width of the 95 % interval, as a share; infinite when unknown
-    wait_fraction: float  # share of the run spent waiting for data
+    wait_share: float  # share of the run spent waiting for data
     epoch_seconds: float  # of the epochs to come
 
     @property
@@ -76,7 +76,7 @@ def estimate(
         return ThroughputEstimate(
             samples_per_second=samples_per_batch / steady.batch_seconds,
             relative_error=math.inf if steady.half_width is None else steady.half_width / steady.batch_seconds,
-            wait_fraction=min(1.0, waiting),
+            wait_share=min(1.0, waiting),
             epoch_seconds=steady.batch_seconds,
         )
     lengths = [extrapolate_epoch(trace, measurement.epoch_batches, steady) for trace in traces]
@@ -89,7 +89,7 @@ def estimate(
         relative_error=_relative_error(
             lengths, settled, ahead, total, _pace_error(traces, measurement, epochs, steady)
         ),
-        wait_fraction=min(1.0, waiting),
+        wait_share=min(1.0, waiting),
         epoch_seconds=statistics.fmean(settled),
     )
 

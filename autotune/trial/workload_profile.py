@@ -13,12 +13,11 @@ from autotune.config import (
     BoundedSeconds,
     Fraction,
     FrozenModel,
-    KnobValue,
     LoaderConfig,
     LongText,
     StartMethod,
 )
-from autotune.knobs import KnobName
+from autotune.settings import SettingName
 from autotune.system.hardware import Accelerator, Software
 
 
@@ -98,8 +97,7 @@ class WorkloadProfile(FrozenModel):
         baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
         loader_class: The class of the user's own loader, where that is what is measured; None for a plain DataLoader.
         leaves_traces: Whether reading in the process itself leaves threads or open files, which workers would inherit.
-        knobs: Arguments of the user's factory that are searched, with the values that it has by itself.
-        fixed_knobs: Knobs that the loader or the dataset decides, with the values that they have.
+        fixed_settings: Settings that the loader or the dataset decides, with their values.
         loader_decides: Those of them that the user's own loader decides, and cannot be given.
         multiprocessing_context: Start method the workload brings along; None is the interpreter's default.
         accelerator: None on the CPU.
@@ -144,9 +142,8 @@ class WorkloadProfile(FrozenModel):
     baseline: LoaderConfig | None = None
     loader_class: LongText | None = None
     leaves_traces: bool = False
-    knobs: dict[str, KnobValue] = Field(default_factory=dict)
-    fixed_knobs: dict[KnobName, int | bool | None] = Field(default_factory=dict)
-    loader_decides: tuple[KnobName, ...] = ()
+    fixed_settings: dict[SettingName, int | bool | None] = Field(default_factory=dict)
+    loader_decides: tuple[SettingName, ...] = ()
     multiprocessing_context: StartMethod | None = None
     software: Software
     accelerator: Accelerator | None = None

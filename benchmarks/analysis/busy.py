@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.knobs import describe_config
+from autotune.settings import describe_config
 from benchmarks.analysis.verdicts import format_rows, format_share
 from benchmarks.records import WorkloadResult
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from autotune.config import Interval
-from autotune.knobs import describe_config
+from autotune.settings import describe_config
 from autotune.trial.statistics import throughput_ci95
 from benchmarks.analysis.verdicts import Verdict, cover, format_rows, say_yes
 from benchmarks.records import Entrant, WorkloadResult

@@ -39,7 +39,7 @@ def measure_pace(result: WorkloadResult) -> Pace | None:
     return Pace(
         workload=result.workload,
         seconds=tuning.seconds,
-        trials=sum(line.fate == "measured" for line in tuning.lines),
+        trials=sum(line.status == "measured" for line in tuning.lines),
         early_share=measure_share(early, finalists) if early is not None and finalists else None,
         own_seconds=statistics.fmean(own for own, _ in costs) if costs else None,
         ending_seconds=statistics.fmean(ending for _, ending in costs) if costs else None,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from autotune.knobs import describe_config
+from autotune.settings import describe_config
 from benchmarks.analysis.verdicts import Verdict, cover, find_median, format_rows, format_share, format_value, say_yes
 from benchmarks.records import Entrant, WorkloadResult
 

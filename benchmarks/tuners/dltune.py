@@ -83,7 +83,7 @@ def make_trial(record: TrialRecord, finished_seconds: float) -> TunerTrial:
     traces = result.measurement.epochs if result is not None and result.measurement is not None else ()
     return TunerTrial(
         config=record.config,
-        fate=record.fate,
+        status=record.status,
         completed=record.is_feasible,
         score=record.score,
         finished_seconds=finished_seconds,

@@ -84,4 +84,4 @@ def _try(plan: Plan, config: LoaderConfig, run_trial: RunTrial, best: float, num
     if result.measurement is not None:
         cold = plan.cold_start_seconds(config)
         score = estimate(result.measurement, config, plan.request.epochs, cold).samples_per_second
-    return TrialRecord(number=number, config=config, fate="measured", score=score, constraints={}, result=result)
+    return TrialRecord(number=number, config=config, status="measured", score=score, constraints={}, result=result)

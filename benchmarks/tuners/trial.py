@@ -6,7 +6,6 @@ import math
 from typing import Final
 
 from autotune.config import LoaderConfig
-from autotune.confirm.confirmation import CONFIRM_FACTOR, CONFIRM_PRECISION
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.system.machine import read_machine
@@ -14,6 +13,7 @@ from autotune.trial.budgets import plan_budgets
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.throughput import estimate
+from autotune.validation.rounds import CONFIRM_FACTOR, CONFIRM_PRECISION
 from benchmarks.records import Prediction
 from benchmarks.workloads.workload import BenchWorkload
 

@@ -81,6 +81,6 @@ def choose_by_hand(workload: BenchWorkload, cpus: int) -> LoaderConfig:
     return make_config(workload.batch_size, cpus, pinned=workload.device is not None)
 
 
-def make_sibling(config: LoaderConfig) -> LoaderConfig:
+def default_variant(config: LoaderConfig) -> LoaderConfig:
     """Give what a careful hand would set with the same workers: nothing that needs a reason."""
     return make_config(config.dataloader.batch_size, config.dataloader.num_workers)

@@ -32,7 +32,7 @@ def make_trial(
 ) -> TunerTrial:
     return TunerTrial(
         config=make_config(round(score)),
-        fate="measured",
+        status="measured",
         completed=completed,
         score=score,
         finished_seconds=finished_seconds,

@@ -38,7 +38,7 @@ def test_the_speed_up_of_whole_runs_is_the_median_of_pairs() -> None:
 
 
 def test_a_loader_that_is_best_as_it_is_has_no_speed_up_to_be_held_to() -> None:
-    kept = RESULT.model_copy(update={"speedup": None, "verdict": "keep"})
+    kept = RESULT.model_copy(update={"speedup": None, "verdict": "no_change"})
     assert kept.deviation is None
     assert "| keep | 1.50 x |  |" in describe([kept])[-1]
 
@@ -46,7 +46,7 @@ def test_a_loader_that_is_best_as_it_is_has_no_speed_up_to_be_held_to() -> None:
 def test_where_the_answer_is_to_keep_it_the_best_of_the_others_is_held_to_what_was_measured_of_it() -> None:
     rated = {0: (10.0, 10.0), 1: (5.0, 5.0), 2: (9.0, 8.0)}  # samples/s of the rounds, by workers
     kept, worse, other = (ConfirmedRounds(config=make_config(one), samples_per_second=rated[one]) for one in rated)
-    result = make_profile_result(verdict="keep", rounds=(kept, worse, other))
+    result = make_profile_result(verdict="no_change", rounds=(kept, worse, other))
     profile = make_profile(result=result).model_copy(update={"config": kept.config})
     config, speedup = find_compared(profile)
     assert config == other.config

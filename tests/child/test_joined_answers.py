@@ -38,7 +38,7 @@ def test_one_answer_is_made_of_those_of_two_ranks(answers: dict[int, Report], to
 
 def measure(wait: float, gpu_bytes: int) -> TrialReport:
     waits = tuple(RankWaits(wait_seconds=seconds, steps=9, late_steps=3) for seconds in (1.0, 2.0))
-    measurement = make_measurement_of(100.0, wait_fraction=wait)
+    measurement = make_measurement_of(100.0, wait_share=wait)
     return TrialReport(measurement=measurement.model_copy(update={"ranks": waits, "peak_gpu_bytes": gpu_bytes}))
 
 

@@ -22,11 +22,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import autotune
-from autotune.cli import cli
-from autotune.commands.params import build_request
-from autotune.commands.project_file import name_parameters
-from autotune.commands.scripts import is_script
-from autotune.commands.tune import tune
+from autotune.cli.main import cli
+from autotune.cli.params import build_request
+from autotune.cli.project_file import name_parameters
+from autotune.cli.scripts import is_script
+from autotune.cli.tune import tune
 from autotune.profiles.saving import save_profile
 from autotune.system.machine import read_machine
 from tests.builders import make_config, make_profile

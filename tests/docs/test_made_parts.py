@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import autotune
-from autotune.cli import COMMANDS
-from autotune.commands.schema import make_json_schema, read_docstring
+from autotune.cli.main import COMMANDS
+from autotune.cli.schema import make_json_schema, read_docstring
 from benchmarks.analysis.verdicts import format_value
 from pages.commands import READ_ON, describe_command
 from pages.json_schema import describe_schema

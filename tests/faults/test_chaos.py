@@ -23,9 +23,9 @@ from typing import IO, Final
 import psutil
 import pytest
 
-from autotune.confirm.confirmation import ROUNDS
 from autotune.profiles.file import read_file
 from autotune.search.trial_record import TrialRecord
+from autotune.validation.rounds import ROUNDS
 
 ROOT: Final = Path(__file__).parents[2]
 SEED: Final = int(os.environ.get("DLTUNE_CHAOS_SEED", "20261121"))
@@ -150,7 +150,7 @@ class Lane:
         for path in database.parent.glob("studies.db*"):  # with the journal of a transaction that was cut off
             shutil.copy(path, copy)
         records = [TrialRecord.model_validate_json(text) for text in _read_records(copy / "studies.db")]
-        return sum(record.fate != "repeated" for record in records)
+        return sum(record.status != "repeated" for record in records)
 
     def _check_trials(self, trials: int) -> None:
         """Hold the trials of the last run against those that were told.
@@ -172,7 +172,7 @@ class Lane:
         assert "Wrote dltune.json" in printed
         (profile,) = read_file(self.output).profiles
         self._check_trials(profile.search.trials)
-        assert profile.result.confirmed_rounds >= ROUNDS
+        assert profile.result.validation_runs >= ROUNDS
         assert _list_unfinished(self.folder / "work" / ".dltune" / "studies.db") == []
         self._check_what_is_left("the last run")
         assert sorted(path.name for path in (self.folder / "work").iterdir()) == [".dltune", "dltune.json"]

@@ -24,8 +24,8 @@ from optuna.trial import TrialState
 from pydantic import ValidationError
 
 from autotune import load
-from autotune.cli import cli
-from autotune.commands.export import TARGETS
+from autotune.cli.export import TARGETS
+from autotune.cli.main import cli
 from autotune.config import ProcessSettings
 from autotune.errors import DltuneError, StudyError
 from autotune.profiles.file import read_file
@@ -243,7 +243,7 @@ def make_record(workers: int) -> TrialRecord:
     return TrialRecord(
         number=workers,
         config=config,
-        fate="measured",
+        status="measured",
         score=500.0 * (workers + 1),
         predicted=400.0,
         constraints={"memory": -0.5, "shm": -0.5, "files": -0.5, "works": -1.0},
@@ -425,7 +425,7 @@ def test_a_message_of_a_child_is_refused_or_leads_to_a_plan_and_a_score(text: st
     if isinstance(report, TrialReport):
         found = estimate(report.measurement, make_config(2), epochs=10)
         assert TrialRecord(
-            number=0, config=make_config(2), fate="measured", score=found.samples_per_second, constraints={}
+            number=0, config=make_config(2), status="measured", score=found.samples_per_second, constraints={}
         )
     elif isinstance(report, ProbeReport):
         try:
@@ -433,7 +433,7 @@ def test_a_message_of_a_child_is_refused_or_leads_to_a_plan_and_a_score(text: st
         except DltuneError:
             event("no plan")
             return
-        assert plan.best_step_bound >= 0
+        assert plan.best_upper_bound >= 0
         assert all(plan.predict(config) >= 0 for config in plan.initial_configs())
 
 

@@ -47,7 +47,7 @@ def test_a_server_that_is_killed_in_mid_run_costs_the_record_and_not_the_run(ser
     finished = run(make_short_run(server), server.kill)
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr.count(f"Trials can no longer be stored in {hide(server)}") == 1
-    assert read_file(workdir / "dltune.json").profiles[0].result.confirmed_rounds
+    assert read_file(workdir / "dltune.json").profiles[0].result.validation_runs
 
 
 def test_a_server_that_is_not_there_is_said_before_anything_is_measured(server: Server) -> None:

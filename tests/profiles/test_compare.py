@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autotune.commands.compare import describe_comparison
+from autotune.cli.compare import describe_comparison
 from autotune.profiles.compare import compare_results
 from autotune.profiles.schema import TunedProfile
 from tests.builders import make_config, make_profile, make_profile_result

@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import autotune
-from autotune.commands import export as export_command
+from autotune.cli import export as export_command
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
 from autotune.profiles.export import Export, export

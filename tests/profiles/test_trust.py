@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from autotune.cli import cli
+from autotune.cli.main import cli
 from autotune.errors import ProfileError
 from autotune.profiles.trust import is_private_group, refuse_what_others_may_write
 from tests.builders import make_profile, make_request, write_profiles

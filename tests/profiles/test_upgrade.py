@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.cli import cli
+from autotune.cli.main import cli
 from autotune.profiles.file import read_file
 from autotune.profiles.load import load
 from autotune.profiles.saving import save_profile
@@ -125,7 +125,7 @@ JSON = st.recursive(
     max_leaves=10,
 )
 NAMES = ["profiles", "result", "limits", "evidence", "history", "trials", "rounds", "by_batch_size", "baseline"]
-NAMES += ["dataloader", "process", "config", "bottleneck", "contributions", "fate", "expected", "curve", "importance"]
+NAMES += ["dataloader", "process", "config", "bottleneck", "contributions", "status", "expected", "curve", "importance"]
 OBJECTS = st.recursive(
     JSON,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=6),

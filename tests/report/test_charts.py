@@ -125,7 +125,7 @@ def test_nothing_is_drawn_outside_the_plot() -> None:
 
 def test_the_ceiling_is_drawn_where_it_is_near_and_left_out_where_it_would_flatten_the_rest() -> None:
     near, far = (
-        draw(make_full_profile(result=make_profile_result(ceiling_samples_per_second=ceiling)))["throughput"]
+        draw(make_full_profile(result=make_profile_result(upper_bound_samples_per_second=ceiling)))["throughput"]
         for ceiling in (2000.0, 9e4)
     )
     assert len(find(near, "ceiling")) == 1
@@ -133,7 +133,7 @@ def test_the_ceiling_is_drawn_where_it_is_near_and_left_out_where_it_would_flatt
 
 
 def test_a_baseline_that_was_kept_is_drawn_once() -> None:
-    kept = make_full_profile(result=make_profile_result(verdict="keep", speedup=1.0, speedup_ci95=(1.0, 1.0)))
+    kept = make_full_profile(result=make_profile_result(verdict="no_change", speedup=1.0, speedup_ci95=(1.0, 1.0)))
     chart = draw(kept)["throughput"]
     assert find(chart, "mark before") == []
     assert any(text.startswith("kept") for text in list_texts(chart))

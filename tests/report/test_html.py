@@ -52,7 +52,7 @@ def test_a_file_without_evidence_gives_a_report_with_what_there_is() -> None:
 
 def test_an_answer_that_was_never_confirmed_says_so() -> None:
     bare = make_profile_result(
-        samples_per_second_ci95=None, confirmed_rounds=0, baseline=None, speedup=None, speedup_ci95=None
+        samples_per_second_ci95=None, validation_runs=0, baseline=None, speedup=None, speedup_ci95=None
     )
     text = read(make_full_profile(result=bare)).text
     assert "1,800 samples per second" in text
@@ -60,14 +60,14 @@ def test_an_answer_that_was_never_confirmed_says_so() -> None:
 
 
 def test_a_baseline_that_was_kept_is_the_headline() -> None:
-    kept = make_profile_result(verdict="keep", speedup=1.0, speedup_ci95=(1.0, 1.0))
+    kept = make_profile_result(verdict="no_change", speedup=1.0, speedup_ci95=(1.0, 1.0))
     assert describe_headline(make_profile(result=kept)) == "Keep PyTorch's defaults"
     assert "no gain beyond noise" in read(make_full_profile(result=kept)).text
 
 
 def test_the_headline_stands_on_what_was_reached_before_and_how_sure_that_is() -> None:
     assert "1,800 samples/s instead of 1,000; 1.70 to 1.90 × with 95 % certainty" in read(make_full_profile()).text
-    unsure = make_profile_result(speedup_ci95=None, confirmed_rounds=0)
+    unsure = make_profile_result(speedup_ci95=None, validation_runs=0)
     assert "instead of 1,000, not confirmed" in read(make_full_profile(result=unsure)).text
 
 
@@ -79,7 +79,7 @@ def test_what_binds_the_answer_is_told_with_what_is_advised_or_that_nothing_is()
 
 def test_settings_that_did_not_change_stand_aside() -> None:
     assert "As before: pin_memory=False , in_order=True" in read(make_full_profile()).text
-    kept = make_profile_result(verdict="keep", speedup=1.0, speedup_ci95=(1.0, 1.0))
+    kept = make_profile_result(verdict="no_change", speedup=1.0, speedup_ci95=(1.0, 1.0))
     same = make_profile(config=make_config(), result=kept)
     assert "As before" not in read(same).text
 
@@ -133,7 +133,7 @@ def test_a_factor_has_three_digits(factor: float, text: str) -> None:
 def test_a_number_is_left_out_where_it_is_not_known() -> None:
     known = [figure.label for figure in list_figures(make_profile())]
     bare = make_profile_result(
-        ceiling_samples_per_second=None, baseline=None, speedup=None, speedup_ci95=None, peak_host_bytes=0
+        upper_bound_samples_per_second=None, baseline=None, speedup=None, speedup_ci95=None, peak_host_bytes=0
     )
     unknown = [figure.label for figure in list_figures(make_profile(result=bare))]
     assert known == ["Throughput", "Speed-up", "Waiting for data", "Of the step's ceiling", "Peak host memory"]
@@ -150,7 +150,7 @@ def test_every_symbol_of_a_chart_is_explained_and_no_other() -> None:
 
 
 def test_a_ceiling_far_above_the_chart_is_told_beside_it() -> None:
-    far = make_full_profile(result=make_profile_result(ceiling_samples_per_second=9e4))
+    far = make_full_profile(result=make_profile_result(upper_bound_samples_per_second=9e4))
     assert "The step alone would reach 90,000/s, far above this chart." in read(far).text
     assert "far above" not in read(make_full_profile()).text
 

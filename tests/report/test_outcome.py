@@ -95,7 +95,7 @@ def test_a_standing_answer_ends_with_the_line_to_paste_as_well() -> None:
 
 
 def test_keeping_the_baseline_is_said_plainly_and_without_a_speedup() -> None:
-    text = outcome(make_outcome_profile(verdict="keep", speedup=1.0, speedup_ci95=(1.0, 1.0)))
+    text = outcome(make_outcome_profile(verdict="no_change", speedup=1.0, speedup_ci95=(1.0, 1.0)))
     assert text.startswith("Keep:")
     assert "no gain beyond noise over PyTorch's defaults" in text
     assert "1.00" not in text
@@ -107,14 +107,14 @@ def test_a_baseline_that_could_not_run_is_named_as_such() -> None:
 
 
 def test_a_run_that_was_cut_short_says_so_and_how_to_go_on() -> None:
-    text = outcome(make_outcome_profile(confirmed_rounds=0, samples_per_second_ci95=None), interrupted=True)
+    text = outcome(make_outcome_profile(validation_runs=0, samples_per_second_ci95=None), interrupted=True)
     assert "not confirmed" in text
     assert "run the same command again" in text
 
 
 def test_a_run_that_was_cut_short_does_not_claim_that_the_baseline_could_not_run() -> None:
     unconfirmed = make_outcome_profile(
-        baseline=None, speedup=1.5, speedup_ci95=None, confirmed_rounds=0, samples_per_second_ci95=None
+        baseline=None, speedup=1.5, speedup_ci95=None, validation_runs=0, samples_per_second_ci95=None
     )
     assert "could not run" not in outcome(unconfirmed, interrupted=True)
 

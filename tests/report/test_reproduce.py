@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.commands.params import build_request
-from autotune.commands.tune import tune
+from autotune.cli.params import build_request
+from autotune.cli.tune import tune
 from autotune.report.reproduce import describe_command, write_duration
 from autotune.request import TuningRequest, WorkloadRequest, lacks_password
 from autotune.units import parse_seconds

@@ -109,7 +109,7 @@ def test_without_evidence_the_time_is_that_of_the_tuned_batch() -> None:
 
 
 def test_a_baseline_that_was_kept_has_one_time() -> None:
-    kept = make_profile_result(verdict="keep", speedup=1.0, speedup_ci95=(1.0, 1.0))
+    kept = make_profile_result(verdict="no_change", speedup=1.0, speedup_ci95=(1.0, 1.0))
     text = read(make_full_profile(result=kept)).text
     assert "Kept, in training" in text
     assert "Before, in training" not in text

@@ -23,7 +23,7 @@ from tests.builders import (
 FILE_SYSTEM = ProcessSettings(sharing_strategy="file_system")
 
 
-def test_knobs_that_change_training_come_with_the_option_that_pins_them() -> None:
+def test_settings_that_change_training_come_with_the_option_that_pins_them() -> None:
     rows = tuple(
         BatchSizeResult(batch_size=size, config=make_config(4, 2, size), samples_per_second=rate)
         for size, rate in ((32, 900.0), (64, 1800.0))

@@ -38,7 +38,7 @@ def open_one(
 def tell_one(search: Search, score: float = 1.0) -> TrialRecord:
     asked = search.ask()
     record = TrialRecord(
-        number=asked.number, config=asked.config, fate="measured", score=score, constraints={"memory": -0.5}
+        number=asked.number, config=asked.config, status="measured", score=score, constraints={"memory": -0.5}
     )
     search.tell(record)
     return record

@@ -110,7 +110,7 @@ def test_data_of_unknown_length_has_no_count_of_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bottleneck", "workload", "workers", "wait_fraction"),
+    ("bottleneck", "workload", "workers", "wait_share"),
     [
         ("step", make_workload(), 4, 0.05),
         ("cpu", make_workload(cpu_share=1.0, load_cost=make_cost(5e-3)), 4, 0.8),
@@ -123,9 +123,9 @@ def test_data_of_unknown_length_has_no_count_of_batches() -> None:
     ],
 )
 def test_the_bottleneck_is_named_by_what_the_loader_would_need_more_of(
-    bottleneck: str, workload: WorkloadProfile, workers: int, wait_fraction: float
+    bottleneck: str, workload: WorkloadProfile, workers: int, wait_share: float
 ) -> None:
-    assert find_bottleneck(make_config(workers), workload, 4.0, wait_fraction) == bottleneck
+    assert find_bottleneck(make_config(workers), workload, 4.0, wait_share) == bottleneck
 
 
 def predict(workload: WorkloadProfile, **settings: bool) -> float:

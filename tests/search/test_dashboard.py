@@ -9,8 +9,8 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
-from autotune.knobs import KNOBS
 from autotune.search.study import METRIC
+from autotune.settings import SETTINGS
 from autotune.tuning import tune
 from tests.builders import make_machine
 from tests.test_tuning import Bench, make_request, saturating, waiting_workload
@@ -56,7 +56,7 @@ def test_every_trial_is_listed_with_dataloaders_own_names_and_what_became_of_it(
     assert page["objective_names"] == [METRIC]
     assert len(page["trials"]) >= 5
     for trial in page["trials"]:
-        assert {parameter["name"] for parameter in trial["params"]} <= set(KNOBS)
+        assert {parameter["name"] for parameter in trial["params"]} <= set(SETTINGS)
         assert trial["values"][0] > 0
         told = list_attributes(trial)
         assert set(told) <= {"outcome", "expected_samples_per_second", "peak_host_bytes", "peak_shm_bytes", "reason"}

@@ -49,14 +49,14 @@ def test_seeds_are_proposed_first_and_in_their_order() -> None:
 
 def test_a_seed_that_an_earlier_run_measured_is_passed_over() -> None:
     known, other = (SPACE.from_params({"num_workers": workers}) for workers in (8, 4))
-    record = TrialRecord(number=0, config=known, fate="measured", score=1.0, constraints={})
+    record = TrialRecord(number=0, config=known, status="measured", score=1.0, constraints={})
     search = open_one(recalled=[StoredTrial(record, None)])
     search.enqueue([known, other])
     assert search.ask().config == other
 
 
 def test_every_trial_carries_the_same_constraints_whether_it_is_new_or_recalled() -> None:
-    record = TrialRecord(number=0, config=SPACE.from_params({}), fate="measured", score=1.0, constraints={"shm": 0.5})
+    record = TrialRecord(number=0, config=SPACE.from_params({}), status="measured", score=1.0, constraints={"shm": 0.5})
     search = open_one(recalled=[StoredTrial(record, None)])
     tell_one(search)
     study = search._study
@@ -70,7 +70,7 @@ def test_a_configuration_over_the_budget_of_device_memory_is_never_the_samplers_
     tell_one(search, score=1.0)
     asked = search.ask()
     over = {"memory": -0.5, "shm": -0.5, "files": -0.5, "gpu": 0.5, "works": 0.0}
-    search.tell(TrialRecord(number=asked.number, config=asked.config, fate="skipped", score=9.0, constraints=over))
+    search.tell(TrialRecord(number=asked.number, config=asked.config, status="skipped", score=9.0, constraints=over))
     assert search._study.best_trial.value == 1.0
 
 
@@ -80,7 +80,7 @@ def test_a_sampler_that_draws_at_random_does_not_draw_the_same_again_after_a_run
     search = open_one(sampler)
     first = [tell_one(search).config for _ in range(6)]
     kept = [
-        StoredTrial(TrialRecord(number=n, config=c, fate="measured", score=1.0, constraints={}), None)
+        StoredTrial(TrialRecord(number=n, config=c, status="measured", score=1.0, constraints={}), None)
         for n, c in enumerate(first)
     ]
     search = open_one(sampler, recalled=kept)
@@ -120,7 +120,7 @@ def test_a_grid_that_is_exhausted_proposes_what_it_knows_and_breaks_nothing() ->
 def test_what_was_recalled_is_listed_in_its_order() -> None:
     configs: list[LoaderConfig] = [SPACE.from_params({"num_workers": workers}) for workers in (8, 0, 4)]
     records = [
-        TrialRecord(number=number, config=config, fate="measured", score=1.0, constraints={})
+        TrialRecord(number=number, config=config, status="measured", score=1.0, constraints={})
         for number, config in enumerate(configs)
     ]
     assert open_one(recalled=[StoredTrial(record, None) for record in records]).records() == records
@@ -130,7 +130,7 @@ def tell_and_describe(record_changes: dict[str, object]) -> dict[str, object]:
     """Give what a dashboard shows of a trial."""
     search = open_one()
     asked = search.ask()
-    usual: dict[str, object] = {"fate": "measured", "score": 90.0, "predicted": 100.04, "constraints": {}}
+    usual: dict[str, object] = {"status": "measured", "score": 90.0, "predicted": 100.04, "constraints": {}}
     search.tell(TrialRecord.model_validate({"number": asked.number, "config": asked.config} | usual | record_changes))
     (trial,) = search._study.trials
     return trial.user_attrs
@@ -160,7 +160,7 @@ def test_a_trial_that_failed_tells_why() -> None:
     ],
 )
 def test_a_trial_that_was_skipped_tells_why(constraints: dict[str, float], reason: str) -> None:
-    told = tell_and_describe({"fate": "skipped", "constraints": constraints})
+    told = tell_and_describe({"status": "skipped", "constraints": constraints})
     assert told["outcome"] == "skipped"
     assert told["reason"] == reason
 
@@ -171,7 +171,7 @@ def test_a_trial_that_was_never_proposed_is_kept_under_the_next_number_and_not_p
     record = TrialRecord(
         number=search.next_number,
         config=SPACE.from_params({"num_workers": 1}),
-        fate="measured",
+        status="measured",
         score=5.0,
         constraints={"works": -1.0},
         result=make_result(SPACE.from_params({"num_workers": 1}), 5.0),

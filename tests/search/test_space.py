@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.knobs import KNOBS, config_from_knobs, knob_values
 from autotune.request import TuningRequest
 from autotune.search.baseline import choose_baseline
 from autotune.search.choices import plan_space
@@ -17,6 +16,7 @@ from autotune.search.demand import ResourceModel
 from autotune.search.initial import initial_configs
 from autotune.search.plan import make_plan
 from autotune.search.space import SearchSpace
+from autotune.settings import SETTINGS, config_from_values, setting_values
 from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets, plan_budgets
 from autotune.trial.workload_profile import WorkloadProfile
@@ -49,7 +49,7 @@ def plan(
 
 FULL = plan()
 NUMBERS = st.none() | st.booleans() | st.integers(-10, 10_000) | st.sampled_from(["file_system", "file_descriptor"])
-PARAMS = st.dictionaries(st.sampled_from(list(KNOBS)), NUMBERS)
+PARAMS = st.dictionaries(st.sampled_from(list(SETTINGS)), NUMBERS)
 
 
 @given(params=PARAMS)
@@ -118,7 +118,7 @@ def test_a_pinned_knob_has_one_value_and_is_not_searched() -> None:
 
 
 DECIDED = make_workload(
-    loader_class="pkg.Own", fixed_knobs={"prefetch_factor": 5, "persistent_workers": True, "batch_size": 48}
+    loader_class="pkg.Own", fixed_settings={"prefetch_factor": 5, "persistent_workers": True, "batch_size": 48}
 )
 
 
@@ -460,9 +460,9 @@ def test_copying_ahead_is_searched_where_batches_are_copied_from_pinned_memory()
 
 def test_batches_are_copied_ahead_only_from_pinned_memory() -> None:
     space = plan(workload=make_gpu_workload())
-    values = knob_values(space.from_params({"num_workers": 2}))
+    values = setting_values(space.from_params({"num_workers": 2}))
     copied = {
-        pinned: config_from_knobs({**values, "pin_memory": pinned, "device_prefetch": True}).process
+        pinned: config_from_values({**values, "pin_memory": pinned, "device_prefetch": True}).process
         for pinned in (False, True)
     }
     assert (copied[True].non_blocking, copied[True].device_prefetch) == (True, True)

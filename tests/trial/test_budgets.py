@@ -10,7 +10,7 @@ from tests.builders import (
     GIB,
     make_gpu_workload,
     make_machine,
-    make_ranks_request,
+    make_multi_process_request,
     make_request,
     make_workload,
 )
@@ -35,7 +35,7 @@ def test_a_budget_beyond_the_machine_is_cut_to_the_machine() -> None:
 
 
 def test_training_processes_of_one_host_share_its_memory_and_shm() -> None:
-    budgets = plan_budgets(make_machine(), make_ranks_request(4, max_memory="100%", max_shm="100%"))
+    budgets = plan_budgets(make_machine(), make_multi_process_request(4, max_memory="100%", max_shm="100%"))
     assert budgets.memory_bytes == 3 * GIB
     assert budgets.shm_bytes == 2 * GIB
     assert (budgets.of_all(4).memory_bytes, budgets.of_all(4).shm_bytes) == (12 * GIB, 8 * GIB)
@@ -44,10 +44,10 @@ def test_training_processes_of_one_host_share_its_memory_and_shm() -> None:
 
 def test_a_share_of_memory_is_whole_bytes_that_do_not_add_up_to_more_than_there_are() -> None:
     machine = make_machine(memory_available_bytes=100, shm_free_bytes=20)
-    budgets = plan_budgets(machine, make_ranks_request(3, max_memory="100%", max_shm="100%"))
+    budgets = plan_budgets(machine, make_multi_process_request(3, max_memory="100%", max_shm="100%"))
     assert (budgets.memory_bytes, budgets.shm_bytes) == (33, 6)
     crowded = make_gpu_workload(gpu_room_bytes=20)
-    assert plan_budgets(machine, make_ranks_request(3), crowded).gpu_bytes == 6
+    assert plan_budgets(machine, make_multi_process_request(3), crowded).gpu_bytes == 6
 
 
 def test_three_percent_of_physical_memory_stay_free_for_others() -> None:
@@ -61,7 +61,7 @@ def test_where_shared_memory_cannot_be_written_its_budget_is_nothing() -> None:
 
 @pytest.mark.parametrize(("ranks", "gpus", "share"), [(1, 1, 72), (2, 1, 36), (2, 2, 72), (4, 2, 36), (3, 2, 36)])
 def test_training_processes_that_outnumber_the_gpus_share_their_memory(ranks: int, gpus: int, share: int) -> None:
-    assert plan_budgets(make_machine(), make_ranks_request(ranks), on_gpus(gpus)).gpu_bytes == share * GIB
+    assert plan_budgets(make_machine(), make_multi_process_request(ranks), on_gpus(gpus)).gpu_bytes == share * GIB
 
 
 def test_training_processes_that_are_given_one_gpu_by_name_share_it_however_many_there_are() -> None:

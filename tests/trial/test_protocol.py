@@ -70,7 +70,7 @@ def test_a_record_of_what_was_never_measured_is_refused(changes: dict[str, Any],
 def make_record(score: float) -> TrialRecord:
     config = make_config(2)
     return TrialRecord(
-        number=0, config=config, fate="measured", score=score, constraints={}, result=make_result(config, 100.0)
+        number=0, config=config, status="measured", score=score, constraints={}, result=make_result(config, 100.0)
     )
 
 

@@ -160,7 +160,7 @@ def test_the_error_of_a_pace_is_that_of_an_endless_run() -> None:
     found = estimate(make_measurement(trace, epoch_batches=None), config, epochs=10)
     assert steady.half_width is not None
     assert found.relative_error == pytest.approx(steady.half_width / (1.5 * PACE))
-    assert found.wait_fraction == pytest.approx(1.05 / (3.0 + 12 * PACE))
+    assert found.wait_share == pytest.approx(1.05 / (3.0 + 12 * PACE))
 
 
 def test_an_epoch_of_one_batch_is_paced_by_it() -> None:
@@ -177,14 +177,14 @@ def test_a_pace_without_an_error_makes_an_endless_run_infinitely_uncertain() -> 
 def test_the_share_of_waiting_is_taken_over_all_epochs() -> None:
     traces = (make_trace([PACE] * 10, wait_seconds=0.9), make_trace([PACE] * 30, wait_seconds=0.1))
     found = estimate(make_measurement(*traces, epoch_batches=30), make_config(0), epochs=3)
-    assert found.wait_fraction == pytest.approx(1.0 / 4.0)
+    assert found.wait_share == pytest.approx(1.0 / 4.0)
 
 
 @pytest.mark.parametrize("epoch_batches", [10, None])
 def test_nobody_waits_longer_than_the_run_took(epoch_batches: int | None) -> None:
     trace = make_trace([PACE] * 10, wait_seconds=1.5)
     found = estimate(make_measurement(trace, epoch_batches=epoch_batches), make_config(0), epochs=3)
-    assert found.wait_fraction == 1.0
+    assert found.wait_share == 1.0
 
 
 def test_what_a_fresh_process_costs_in_addition_counts_once_in_a_run() -> None:

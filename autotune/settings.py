@@ -1,0 +1,254 @@
+"""The settings table: what each searched setting is, and the few operations on configurations that follow from it.
+
+A new setting is a field of `config.DataLoaderSettings` or `config.ProcessSettings`, an entry here, and the code that
+applies it (`child/` in trials, `profiles/load.py` in training). The search space, the models, the report, the exports
+and the documentation derive from the entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import TypeAdapter
+
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
+
+Choice = int | bool | str | None
+SettingName = Literal[
+    "batch_size",
+    "num_workers",
+    "prefetch_factor",
+    "pin_memory",
+    "persistent_workers",
+    "in_order",
+    "sharing_strategy",
+    "device_prefetch",
+    "worker_threads",
+]
+Section = Literal["dataloader", "process"]
+_SECTIONS: Final[Mapping[str, type[DataLoaderSettings | ProcessSettings]]] = {
+    "dataloader": DataLoaderSettings,
+    "process": ProcessSettings,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting that is searched.
+
+    Attributes:
+        name: Its name in DataLoader, in dltune.json and on the command line.
+        section: The part of a configuration that holds it.
+        choices: Values that are searched unless the workload, the machine or the user restricts them.
+        default: PyTorch's default, once the setting that it needs is on.
+        recommended: The value that is kept unless a measurement shows that another one is faster.
+        description: One sentence for the documentation.
+        needs: The setting without which it has no effect and stays at its default.
+        is_range: Whether it is a number that `--search NAME=LOW:HIGH` restricts.
+        changes_training: Whether it changes training, not only its speed.
+        label: Short form, as in `w=11 pf=4`; for a switch, the word shown when it is not at its default.
+        instruction: What training code must do in addition to constructing the DataLoader.
+        setup: The line of code for that, when the value is not the default.
+        export_names: Names in export targets that call it otherwise.
+    """
+
+    name: str
+    section: Section
+    choices: tuple[Any, ...]
+    default: Any
+    recommended: Any
+    description: str
+    needs: Literal["num_workers", "pin_memory"] | None = None
+    is_range: bool = False
+    changes_training: bool = False
+    label: str = ""
+    instruction: str | None = None
+    setup: str | None = None
+    export_names: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, config: LoaderConfig) -> Any:
+        """Return its value in a configuration; PyTorch's default if the configuration leaves it unset."""
+        value = getattr(getattr(config, self.section), self.name)
+        return self.default if value is None and self.needs is not None else value
+
+    def is_active(self, config: LoaderConfig) -> bool:
+        """Return whether it has a value that takes effect in a configuration."""
+        return self.read(config) is not None and (self.needs is None or bool(SETTINGS[self.needs].read(config)))
+
+    def check(self, value: Any) -> Choice:
+        """Return a value as a configuration holds it.
+
+        Raises:
+            pydantic.ValidationError: The setting cannot have this value.
+        """
+        model = _SECTIONS[self.section].model_fields[self.name]
+        adapter: TypeAdapter[Choice] = TypeAdapter(Annotated[model.annotation, *model.metadata, None])  # type: ignore[arg-type]  # a type made at run time
+        return adapter.validate_python(value)
+
+
+_TABLE: Final = (  # in the usual order of manual tuning
+    Setting(
+        "batch_size",
+        "dataloader",
+        choices=(16, 32, 64, 128, 256, 512),
+        default=1,
+        recommended=32,
+        description="Samples per batch and process.",
+        is_range=True,
+        changes_training=True,
+        label="bs",
+        export_names={"hf": "per_device_train_batch_size", "timm": "--batch-size"},
+    ),
+    Setting(
+        "num_workers",
+        "dataloader",
+        choices=(0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64),
+        default=0,
+        recommended=0,
+        description="Worker processes; 0 loads in the main process.",
+        is_range=True,
+        label="w",
+        export_names={"timm": "--workers"},
+    ),
+    Setting(
+        "prefetch_factor",
+        "dataloader",
+        choices=(1, 2, 4, 8),
+        default=2,
+        recommended=2,
+        description="Batches that each worker loads in advance.",
+        needs="num_workers",
+        is_range=True,
+        label="pf",
+    ),
+    Setting(
+        "pin_memory",
+        "dataloader",
+        choices=(False, True),
+        default=False,
+        recommended=True,
+        description="Copies batches into page-locked memory, from which a GPU copies faster.",
+        label="pin",
+        export_names={"timm": "--pin-mem"},
+    ),
+    Setting(
+        "persistent_workers",
+        "dataloader",
+        choices=(False, True),
+        default=False,
+        recommended=True,
+        description="Keeps the workers alive between epochs.",
+        needs="num_workers",
+        label="persistent",
+    ),
+    Setting(
+        "in_order",
+        "dataloader",
+        choices=(False, True),
+        default=True,
+        recommended=True,
+        description="Returns batches in the order of the sampler.",
+        needs="num_workers",
+        changes_training=True,
+        label="out-of-order",
+    ),
+    Setting(
+        "sharing_strategy",
+        "process",
+        choices=get_args(SharingStrategy),
+        default="file_descriptor",
+        recommended="file_descriptor",
+        description="How workers share tensors with the main process (torch.multiprocessing).",
+        needs="num_workers",
+        label="file_system",
+        instruction='call torch.multiprocessing.set_sharing_strategy("{value}") before the first worker starts, '
+        "and in worker_init_fn too if workers are not forked",
+        setup="torch.multiprocessing.set_sharing_strategy({value!r})",
+    ),
+    Setting(
+        "device_prefetch",
+        "process",
+        choices=(False, True),
+        default=False,
+        recommended=False,
+        description="Copies the next batch to the GPU while the step computes (`autotune.device_prefetch`).",
+        needs="pin_memory",
+        label="device-prefetch",
+        instruction="iterate over autotune.device_prefetch(loader, device) instead of the loader",
+    ),
+    Setting(
+        "worker_threads",
+        "process",
+        choices=(None, 1),
+        default=None,
+        recommended=None,
+        description="Threads that libraries may use in each worker.",
+        needs="num_workers",
+        label="1-thread",
+        instruction="limit each library that starts threads to {value} in worker_init_fn: cv2.setNumThreads({value})",
+        setup="# in worker_init_fn: cv2.setNumThreads({value!r}), or the equivalent of the library that starts threads",
+    ),
+)
+SETTINGS: Final[Mapping[str, Setting]] = {setting.name: setting for setting in _TABLE}
+RANGES: Final = tuple(setting for setting in _TABLE if setting.is_range)
+SWITCHES: Final = tuple(setting for setting in _TABLE if not setting.is_range)
+WORKER_SETTINGS: Final = tuple(
+    setting for setting in _TABLE if setting.section == "process" and setting.needs == "num_workers"
+)
+
+
+def setting_values(config: LoaderConfig) -> dict[str, Any]:
+    """Return the value of every setting of a configuration, by name."""
+    return {setting.name: setting.read(config) for setting in _TABLE}
+
+
+def config_from_values(values: Mapping[str, Any], start_method: StartMethod | None = None) -> LoaderConfig:
+    """Build a legal configuration from a value for every setting; settings without effect keep their default."""
+    parts: dict[Section, dict[str, Any]] = {"dataloader": {}, "process": {"non_blocking": values["pin_memory"]}}
+    for setting in _TABLE:
+        if setting.needs is None or values[setting.needs]:
+            parts[setting.section][setting.name] = values[setting.name]
+    return LoaderConfig(
+        dataloader=DataLoaderSettings(**parts["dataloader"]),
+        process=ProcessSettings(multiprocessing_context=start_method, **parts["process"]),
+    )
+
+
+def process_settings(config: LoaderConfig) -> dict[str, Any]:
+    """Return the settings that take effect outside the DataLoader's arguments, without switches that are off."""
+    active = (setting for setting in _TABLE if setting.section == "process" and setting.is_active(config))
+    return {setting.name: setting.read(config) for setting in active if setting.read(config) is not False}
+
+
+def differing_settings(config: LoaderConfig, other: LoaderConfig) -> tuple[str, ...]:
+    """Return the names of the settings in which two configurations differ."""
+    return tuple(setting.name for setting in _TABLE if setting.read(config) != setting.read(other))
+
+
+def describe_difference(config: LoaderConfig, other: LoaderConfig) -> str:
+    """Write the settings in which a configuration differs from another, as in `prefetch_factor=4, in_order=False`."""
+    return ", ".join(f"{name}={SETTINGS[name].read(config)!r}" for name in differing_settings(config, other))
+
+
+def describe_config(config: LoaderConfig) -> str:
+    """Describe a configuration in a few columns, as in `w=11 pf=4 bs=64 pin persistent`."""
+    order = (SETTINGS["num_workers"], *(setting for setting in reversed(RANGES) if setting.name != "num_workers"))
+    words = [f"{setting.label}={setting.read(config)}" for setting in order if setting.is_active(config)]
+    return " ".join([*words, *(setting.label for setting in SWITCHES if setting.read(config) != setting.default)])
+
+
+def format_arguments(config: LoaderConfig, *, with_batch_size: bool = False) -> str:
+    """Write a configuration as arguments to paste, as in `num_workers=12, prefetch_factor=2, persistent_workers=True`.
+
+    Numbers are always written, switches only if they are not at PyTorch's default.
+    """
+    shown = []
+    for setting in _TABLE:
+        if setting.name == "batch_size" and not with_batch_size:
+            continue
+        value = setting.read(config)
+        if setting.is_active(config) and (setting.is_range or value != setting.default):
+            shown.append(f"{setting.name}={value!r}")
+    return ", ".join(shown)
