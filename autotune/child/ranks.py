@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Final, NoReturn
 
+from autotune.child.distributed import World, listen
+from autotune.child.fork_server import reseed_rngs
 from autotune.child.namespaces import die_with_parent
-from autotune.child.own_randomness import draw_anew
 from autotune.child.server import TrialServer
-from autotune.child.world import World, listen
 from autotune.trial.channel import Channel, ChannelClosedError
 from autotune.trial.measurement import Measurement
 from autotune.trial.protocol import (
@@ -44,7 +44,7 @@ def serve_tuner(channel: Channel, begin: Callable[[], None]) -> None:
         return
     assert first is not None  # no time limit was set
     command = COMMAND.validate_json(first)
-    if not isinstance(command, LoadCommand) or command.workload.nproc_per_node == 1:
+    if not isinstance(command, LoadCommand) or command.ranks == 1:
         begin()
         TrialServer(channel).serve(first)
         return
@@ -86,7 +86,7 @@ class RankGroup:
             other.close()
         self._tuner.close()
         self._begin()
-        draw_anew()
+        reseed_rngs()
         world.enter()
         TrialServer(Channel(line), world).serve()
         os._exit(0)

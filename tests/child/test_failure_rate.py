@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from autotune.child.failure_rate import describe_failure_rate
+from autotune.child.probe_data import describe_failure_rate
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.workload import Workload
 

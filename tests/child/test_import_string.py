@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.child.import_string import import_attribute
+from autotune.child.importing import import_attribute
 from autotune.errors import UsageError
 from autotune.import_strings import check_import_string
 from tests.builders import write_files

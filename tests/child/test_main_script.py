@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.child.main_script import become_script
+from autotune.child.importing import become_script
 from autotune.errors import UsageError
 from tests.builders import write_files
 
@@ -31,8 +31,8 @@ if __name__ == "__main__": raise SystemExit("this would train")
 LOAD = """
 import sys
 sys.path.insert(0, "")
-from autotune.child.import_string import import_attribute
-from autotune.child.main_script import become_script
+from autotune.child.importing import import_attribute
+from autotune.child.importing import become_script
 from torch.utils.data import DataLoader
 main, dataset, method, workers = sys.argv[1:]
 become_script(main, dataset)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
-from autotune.child.lockstep import Alone
+from autotune.child.distributed import Alone
 from autotune.child.measurement import TrialRun, list_workers
 from autotune.child.probe_sharding import count_samples_single_process
 from autotune.child.workload_loading import LoadedWorkload

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.child.object_sizes import estimate_bytes, find_largest
+from autotune.child.probe_cow import estimate_bytes, find_largest
 
 
 class Images:

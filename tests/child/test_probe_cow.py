@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from autotune.child.object_sizes import HeldObjects
 from autotune.child.probe_cow import (
+    HeldObjects,
     cow_bytes_per_sample,
     describe_cow_growth,
     predict_cow_growth,

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.child.probe_storage import describe_storage
-from autotune.child.sample_reads import SampleRead, measure_read
+from autotune.child.probe_storage import SampleRead, describe_storage, measure_read
 from tests.builders import GIB, MIB
 
 WARM = SampleRead(0.002, read_bytes=MIB)

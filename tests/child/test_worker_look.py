@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from autotune.child.worker_look import WorkerLook, describe_affinity, look_at_worker, warn_of_affinity
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
-from autotune.child.worker_look import WorkerLook, describe_affinity, look_at_worker, warn_of_affinity
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.search.choices import THREADED_CPU
 from autotune.workload import Workload

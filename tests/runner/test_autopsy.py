@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.runner.autopsy import UNKNOWN_PLACE, WAITS_FOR_DISK, judge
-from autotune.runner.standing import Frame, Stack, StandingProcess
+from autotune.runner.hangs import UNKNOWN_PLACE, WAITS_FOR_DISK, Frame, Stack, StandingProcess, judge
 
 LOOP = Frame("/site-packages/torch/utils/data/_utils/worker.py", 271, "_worker_loop")
 FETCH = Frame("/site-packages/torch/utils/data/_utils/fetch.py", 52, "fetch")

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.runner.standing import Frame, ask_where, read_stacks, write_stack
-from autotune.trial.stacks import STACK_SIGNAL, STACKS_FILE
+from autotune.runner.hangs import Frame, ask_where, read_stacks, write_stack
+from autotune.trial.process_spec import STACK_SIGNAL, STACKS_FILE
 from tests.faults.stage import await_condition
 
 WRITTEN = """\

@@ -1,8 +1,13 @@
-"""What of a sandbox a trial's process is to put up around itself."""
+"""What the tuner and its child process agree on before either imports more than the standard library.
+
+The sandbox that the child puts up around itself; and the signal at which a process appends its Python stacks to a file.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -33,3 +38,7 @@ class SandboxSpec:
     def from_json(cls, text: str) -> SandboxSpec:
         """Read such an argument."""
         return cls(**json.loads(text))
+
+
+STACK_SIGNAL: Final = signal.SIGRTMIN + 10 if sys.platform == "linux" else None  # one that nobody else uses
+STACKS_FILE: Final = "stacks"  # in the folder of the trial's temporary files
