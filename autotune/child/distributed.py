@@ -23,6 +23,9 @@ CODES: Final = {"stop": 1.0, "abandon": 2.0}
 
 Matter = Literal["stop", "abandon"]
 Decision = TypeVar("Decision")
+HOST: Final = "127.0.0.1"
+NEVER: Final = timedelta(days=365)  # who hangs is ended by the tuner, which can say where
+RUN_ID: Final = "dltune"
 
 
 class RankLostError(Exception):
@@ -169,11 +172,6 @@ class Lockstep(Alone):
         self._waits = [total + wait for total, wait in zip(self._waits, waits, strict=True)]
         if max(waits) - min(waits) > MIN_LAG_SECONDS:
             self._lags[waits.index(max(waits))] += 1
-
-
-HOST: Final = "127.0.0.1"
-NEVER: Final = timedelta(days=365)  # who hangs is ended by the tuner, which can say where
-RUN_ID: Final = "dltune"
 
 
 @dataclass(frozen=True, slots=True)

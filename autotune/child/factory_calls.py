@@ -128,10 +128,10 @@ def check_arguments(factory: Any, given: Collection[str], source: str) -> None:
     named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     for name in given:
         if not takes(factory, name):
-            raise UsageError(f"--dataset-arg {name}: {source} takes no such argument{_describe(name, named)}")
+            raise UsageError(f"--arg {name}: {source} takes no such argument{_describe(name, named)}")
     missing = [one.name for one in named if one.default is one.empty and one.name not in given]
     if missing:
-        options = " ".join(f"--dataset-arg {name}=..." for name in missing)
+        options = " ".join(f"--arg {name}=..." for name in missing)
         raise UsageError(
             f"{source} must be given {' and '.join(missing)}: {options} (JSON or a bare word). What JSON cannot say "
             f"is made by a function of your own that calls {source.partition(':')[2]}."

@@ -36,6 +36,11 @@ MAX_ORDER_BYTES: Final = 2**20
 UNSAFE: Final = 5  # exit code
 
 RunTrial = Callable[[int, int, SandboxSpec, Callable[[], None]], NoReturn]
+ENTRY_BYTES: Final = 8  # of /proc/self/pagemap, for each page
+PRESENT: Final = 1 << 63
+OF_FILE: Final = 1 << 61  # not written to so far; its copy would be memory that a process of its own does not have
+MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; earlier kernels refuse, and copy in their own time
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def serve_forks(connection: socket.socket, tuner: int, run_trial: RunTrial) -> NoReturn:
@@ -113,14 +118,6 @@ def _become_trial(trial: dict[str, Any], line: int, log: int) -> None:
     tempfile.tempdir = None
     reseed_rngs()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-ENTRY_BYTES: Final = 8  # of /proc/self/pagemap, for each page
-PRESENT: Final = 1 << 63
-OF_FILE: Final = 1 << 61  # not written to so far; its copy would be memory that a process of its own does not have
-MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; earlier kernels refuse, and copy in their own time
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare_cow_pages() -> None:

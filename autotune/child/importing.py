@@ -6,6 +6,7 @@ training is started by, which each worker then imports as it does in training.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import runpy
@@ -18,8 +19,9 @@ from typing import Any, Final
 
 from autotune.errors import UsageError
 from autotune.import_strings import ImportString, split_import_string
-from autotune.scripts.importing import explain_missing
-from autotune.scripts.places import find_module, suggest_file
+from autotune.system.code_places import find_file, find_module
+
+NAME_IN_WORKERS: Final = "__mp_main__"  # of the script; its `if __name__ == "__main__"` is then false
 
 
 def import_attribute(text: str) -> Any:
@@ -36,10 +38,11 @@ def import_attribute(text: str) -> Any:
         return attrgetter(parts.attribute)(module)
     except AttributeError:
         file = getattr(module, "__file__", None)
-        explained = explain_missing(_shorten(Path(file)), parts.attribute) if file else ""
         place = file or "a namespace package"
         found = f"{parts.place} was imported from {place} but has no {parts.attribute!r}"
-        raise UsageError(f"{text}: {found}.{explained}") from None
+        close = difflib.get_close_matches(parts.attribute, vars(module))
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise UsageError(f"{text}: {found}.{hint}") from None
 
 
 def import_script(path: Path) -> ModuleType:
@@ -49,7 +52,8 @@ def import_script(path: Path) -> ModuleType:
     """
     file, name = path.resolve(), path.stem
     if not file.is_file():
-        raise UsageError(f"{path}: no such file in {Path.cwd()}.{suggest_file(path)}")
+        found = find_file((Path(path.name),), Path())
+        raise UsageError(f"{path}: no such file in {Path.cwd()}.{'' if found is None else f' There is {found}.'}")
     sys.path.insert(0, str(file.parent))
     known = sys.modules.get(name)
     if known is not None:
@@ -78,13 +82,6 @@ def _import_module(name: str, attribute: str) -> ModuleType:
     found = find_module(name, Path())
     way_out = f" There is {found}: name it by its path, {found}:{attribute}" if found is not None else ""
     raise UsageError(f"{problem}{way_out}")
-
-
-def _shorten(file: Path) -> Path:
-    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-
-
-NAME_IN_WORKERS: Final = "__mp_main__"  # of the script, by which `if __name__ == "__main__"` is passed over
 
 
 def become_script(main: str, dataset: str) -> None:

@@ -41,6 +41,10 @@ from autotune.trial.protocol import TrialRequest
 if TYPE_CHECKING:
     import torch
 
+WARM_UP_STEPS: Final = 3
+DEVICE_WARM_UP_STEPS: Final = 6  # libraries load, kernels are chosen, compiled code records its graphs
+PEAK_INTERVAL_SECONDS: Final = 0.1  # asking for the allocator's peak takes a tenth of a millisecond
+
 
 class EpochRecorder:
     """Notes the times of one epoch; `delivered` samples are those that arrived, where they are counted."""
@@ -104,11 +108,6 @@ class EpochRecorder:
             promised_batches=source.batches if self._is_map else None,
             closed_after=closed_after,
         )
-
-
-WARM_UP_STEPS: Final = 3
-DEVICE_WARM_UP_STEPS: Final = 6  # libraries load, kernels are chosen, compiled code records its graphs
-PEAK_INTERVAL_SECONDS: Final = 0.1  # asking for the allocator's peak takes a tenth of a millisecond
 
 
 def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, config: LoaderConfig) -> None:

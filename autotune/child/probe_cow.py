@@ -32,6 +32,10 @@ COW_BATCH_SIZE: Final = 32
 
 Look = tuple[int, int]
 """Samples delivered so far, and bytes that the worker has copied by then."""
+SAMPLED_ENTRIES: Final = 64  # of a collection, from which the rest is estimated
+MAX_DEPTH: Final = 4  # of collections within collections
+WRAPPERS: Final = ("dataset", "datasets")  # attributes by which datasets hold others
+MAX_WRAPPED: Final = 4  # datasets within datasets
 
 
 def predict_cow_growth(workload: LoadedWorkload) -> str | None:
@@ -94,12 +98,6 @@ def describe_cow_growth(bytes_per_sample: float, worker_bytes: int, held: HeldOb
         f"({format_bytes(1000 * bytes_per_sample)} in 1,000 samples; 8 workers: {format_bytes(8 * worker_bytes)}), "
         f"more than short trials show: Python writes into every object that it reads. {cure}"
     )
-
-
-SAMPLED_ENTRIES: Final = 64  # of a collection, from which the rest is estimated
-MAX_DEPTH: Final = 4  # of collections within collections
-WRAPPERS: Final = ("dataset", "datasets")  # attributes by which datasets hold others
-MAX_WRAPPED: Final = 4  # datasets within datasets
 
 
 class HeldObjects(NamedTuple):

@@ -33,6 +33,9 @@ WORKERS: Final = 2  # that read at the same time
 BATCH: Final = 2  # samples; small ones let the workers take turns often
 MAX_NAMED: Final = 3  # indices, in a sentence
 MAX_DEPTH: Final = 6  # of objects within objects
+MAX_SAMPLES: Final = 2000
+MAX_SECONDS: Final = 2.0
+MAX_FIRST_FAILURES: Final = 20  # in a row, from the first on; then it is the dataset, and no sample
 
 
 class DigestedSamples(Dataset[str]):
@@ -190,11 +193,6 @@ def _list_tensor_pieces(tensor: torch.Tensor) -> Iterator[bytes]:
     yield f"{tensor.dtype}{tuple(tensor.shape)}".encode()
     if tensor.layout == torch.strided:
         yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
-MAX_SAMPLES: Final = 2000
-MAX_SECONDS: Final = 2.0
-MAX_FIRST_FAILURES: Final = 20  # in a row, from the first on; then it is the dataset, and no sample
 
 
 def describe_failure_rate(workload: LoadedWorkload) -> str | None:

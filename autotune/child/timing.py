@@ -14,6 +14,7 @@ WARM_UP_CALLS: Final = 3
 WINDOW_SECONDS: Final = 0.1  # of device calls with one synchronisation for all
 MIN_WINDOW_CALLS: Final = 5
 MAX_WINDOW_CALLS: Final = 200
+NEGLIGIBLE_RATIO: Final = 1e-3  # of the largest value; the error of a smaller one is not taken relative to itself
 
 
 class CallSeconds(NamedTuple):
@@ -68,9 +69,6 @@ def time_device_calls(
         call()
     settle()
     return max(1e-9, (now() - started) / calls)
-
-
-NEGLIGIBLE_RATIO: Final = 1e-3  # of the largest value; the error of a smaller one is not taken relative to itself
 
 
 def fit_cost(points: Sequence[tuple[float, float]]) -> LinearCost:

@@ -22,6 +22,45 @@ LOOK_SECONDS: Final = 0.01  # from one look at what was written to the next
 MAX_ASKED: Final = 256  # processes
 _THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$")
 _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_SPAWN: Final = "--set multiprocessing_context=spawn"
+CAUSES: Final = {  # what a call that does not return waits for, by the calls and their source, the innermost first
+    r"\A.*\bcv2\.": (  # reported of OpenCV 3 and 4 (pytorch/pytorch#1355); its version 5 was not seen to hang
+        "Threads that OpenCV started in the training process are missing in a worker that was forked: call "
+        f"cv2.setNumThreads(0) before the first image, or start workers with {_SPAWN}"
+    ),
+    r"\A.*\bpl\.|\bpolars\b": (
+        f"Polars' threads do not survive a fork: start workers with {_SPAWN}, or read by Polars in the workers only"
+    ),
+    r"[/\\](tokenizers|transformers)[/\\]|\A.*tokeniz": (
+        "The threads of tokenizers do not survive a fork: set TOKENIZERS_PARALLELISM=false, or start workers with "
+        f"{_SPAWN}"
+    ),
+    r"\bh5py\b": (
+        "A lock or a file of HDF5 was in use when the worker was forked: open the file in the worker, where it is read"
+    ),
+    r"(threading|queue)\.py:\d+ in |\.acquire\(|\bwith \S*lock\b": (
+        "If it waits for a lock or a thread that the training process had when it forked, make it in the worker, or "
+        f"start workers with {_SPAWN}"
+    ),
+    r"\A.*\btorch\.": (
+        "Threads of OpenMP that the training process started are missing in a worker that was forked: leave workers at "
+        f"one thread (torch.set_num_threads), or start them with {_SPAWN}"
+    ),
+    r"socket\.py|ssl\.py|urllib|requests|botocore|aiohttp": (
+        "It waits for an answer of the network: give its requests a time limit, or allow it more with --stall-time"
+    ),
+}
+WAITS_FOR_DISK: Final = (
+    "It waits in the kernel for a disk or a network file system that does not answer: look at the mount and at dmesg"
+)
+UNKNOWN_PLACE: Final = "the training process waits for a batch, and its workers wait for work: one was lost on its way"
+_WORKER_LOOP: Final = "_worker_loop"
+_WAITING_FILES: Final = re.compile(r"[/\\](multiprocessing[/\\]\w+|selectors|threading|queue)\.py$")
+_WAITS_FOR_DATA: Final = ("_try_get_data", "_get_data")
+_OWN_FILES: Final = re.compile(r"[/\\]autotune[/\\](child|trial)[/\\]\w+\.py$")
+_OWN_WAITING: Final = re.compile(
+    r"[/\\](distributed|ranks|channel)\.py$"
+)  # where dltune waits: for ranks, and for orders
 
 
 class Frame(NamedTuple):
@@ -124,45 +163,6 @@ def read_stacks(text: str) -> Iterator[Stack]:
 def write_stack(stack: Sequence[Frame]) -> list[str]:
     """Write the calls of a thread, the innermost first, with their source."""
     return [f"  {frame.file}:{frame.line} in {frame.function}: {frame.source}".rstrip(": ") for frame in stack]
-
-
-_SPAWN: Final = "--start-method spawn"
-CAUSES: Final = {  # what a call that does not return waits for, by the calls and their source, the innermost first
-    r"\A.*\bcv2\.": (  # reported of OpenCV 3 and 4 (pytorch/pytorch#1355); its version 5 was not seen to hang
-        "Threads that OpenCV started in the training process are missing in a worker that was forked: call "
-        f"cv2.setNumThreads(0) before the first image, or start workers with {_SPAWN}"
-    ),
-    r"\A.*\bpl\.|\bpolars\b": (
-        f"Polars' threads do not survive a fork: start workers with {_SPAWN}, or read by Polars in the workers only"
-    ),
-    r"[/\\](tokenizers|transformers)[/\\]|\A.*tokeniz": (
-        "The threads of tokenizers do not survive a fork: set TOKENIZERS_PARALLELISM=false, or start workers with "
-        f"{_SPAWN}"
-    ),
-    r"\bh5py\b": (
-        "A lock or a file of HDF5 was in use when the worker was forked: open the file in the worker, where it is read"
-    ),
-    r"(threading|queue)\.py:\d+ in |\.acquire\(|\bwith \S*lock\b": (
-        "If it waits for a lock or a thread that the training process had when it forked, make it in the worker, or "
-        f"start workers with {_SPAWN}"
-    ),
-    r"\A.*\btorch\.": (
-        "Threads of OpenMP that the training process started are missing in a worker that was forked: leave workers at "
-        f"one thread (torch.set_num_threads), or start them with {_SPAWN}"
-    ),
-    r"socket\.py|ssl\.py|urllib|requests|botocore|aiohttp": (
-        "It waits for an answer of the network: give its requests a time limit, or allow it more with --stall-time"
-    ),
-}
-WAITS_FOR_DISK: Final = (
-    "It waits in the kernel for a disk or a network file system that does not answer: look at the mount and at dmesg"
-)
-UNKNOWN_PLACE: Final = "the training process waits for a batch, and its workers wait for work: one was lost on its way"
-_WORKER_LOOP: Final = "_worker_loop"
-_WAITING_FILES: Final = re.compile(r"[/\\](multiprocessing[/\\]\w+|selectors|threading|queue)\.py$")
-_WAITS_FOR_DATA: Final = ("_try_get_data", "_get_data")
-_OWN_FILES: Final = re.compile(r"[/\\]autotune[/\\](child|trial)[/\\]\w+\.py$")
-_OWN_WAITING: Final = re.compile(r"[/\\](lockstep|ranks|channel)\.py$")  # where dltune waits: for ranks, and for orders
 
 
 @dataclass(frozen=True, slots=True)

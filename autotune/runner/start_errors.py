@@ -10,17 +10,33 @@ from typing import Final
 from autotune.errors import UsageError, WorkloadError
 from autotune.request import WorkloadRequest
 from autotune.runner.failures import TrialFailure, advice_for
-from autotune.scripts.places import find_module
+from autotune.system.code_places import find_module
 from autotune.trial.protocol import FailureReport, Report
 from autotune.units import format_seconds
 
 EXIT_HINT: Final = (
     "\nSomething called sys.exit(): code at the top of a module that reads sys.argv, perhaps. "
-    'Guard it with if __name__ == "__main__", or have dltune init SCRIPT write what makes the loader into a file.'
+    'Guard it with if __name__ == "__main__".'
 )
 _ADVICE: Final = {
     "timed_out": " If it needs longer, allow it with --stall-time.",
     "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
+}
+_MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_PACKAGES: Final = {  # that are installed by another name than they are imported by
+    "PIL": "pillow",
+    "attr": "attrs",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "fitz": "pymupdf",
+    "pl_bolts": "lightning-bolts",
+    "pytorch_lightning": "pytorch-lightning",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "streaming": "mosaicml-streaming",
+    "torch_geometric": "torch-geometric",
+    "yaml": "pyyaml",
 }
 
 
@@ -56,24 +72,6 @@ def _explain_failure(failed: FailureReport, workload: WorkloadRequest) -> UsageE
     usual = f"Loading the first batches of {workload.dataset} in the training process"
     hint = EXIT_HINT if kind == "SystemExit" else ""
     return WorkloadError(f"{sources.get(failed.where, usual)} failed: {words}{hint}", failed.details)
-
-
-_MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
-_PACKAGES: Final = {  # that are installed by another name than they are imported by
-    "PIL": "pillow",
-    "attr": "attrs",
-    "cv2": "opencv-python-headless",
-    "dateutil": "python-dateutil",
-    "dotenv": "python-dotenv",
-    "fitz": "pymupdf",
-    "pl_bolts": "lightning-bolts",
-    "pytorch_lightning": "pytorch-lightning",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-    "streaming": "mosaicml-streaming",
-    "torch_geometric": "torch-geometric",
-    "yaml": "pyyaml",
-}
 
 
 def advise_on_missing_module(error: str, folder: Path) -> str:

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 SANDBOX_ERROR_PREFIX: Final = "isolation: "  # how a child says on stderr that its sandbox could not be set up
+STACK_SIGNAL: Final = signal.SIGRTMIN + 10 if sys.platform == "linux" else None  # one that nobody else uses
+STACKS_FILE: Final = "stacks"  # in the folder of the trial's temporary files
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,3 @@ class SandboxSpec:
     def from_json(cls, text: str) -> SandboxSpec:
         """Read such an argument."""
         return cls(**json.loads(text))
-
-
-STACK_SIGNAL: Final = signal.SIGRTMIN + 10 if sys.platform == "linux" else None  # one that nobody else uses
-STACKS_FILE: Final = "stacks"  # in the folder of the trial's temporary files

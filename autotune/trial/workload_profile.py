@@ -56,12 +56,12 @@ class H2DBandwidth(FrozenModel):
 
 
 class CostlyLine(FrozenModel):
-    """A line of code that loading stood in, and in which share of the looks."""
+    """A line of the user's own code, and its share of the time of loading."""
 
     file: LongText
     line: BoundedCount
     function: LongText
-    source: LongText  # empty where it is not to be had
+    source: LongText  # empty if unknown
     share: Fraction
 
 
@@ -88,7 +88,7 @@ class WorkloadProfile(FrozenModel):
         on_accelerator: Whether samples are on the accelerator already.
         has_getitems: Whether the dataset fetches a whole batch at once, by `__getitems__`.
         workers_duplicate_data: Whether an iterable dataset delivers everything once per worker.
-        costly_lines: The lines of code that take most of loading in one process, the costliest first.
+        costly_lines: Lines of the user's own code that take most of loading in one process, the costliest first.
         differing_samples: Samples that came out of workers differently than without, of those that were compared.
         worker_threads_cpu: CPU time of a worker's other threads over that of the one that loads; 0 where not known.
         worker_bytes: What such a worker takes of the machine's memory; 0 where that is not known, or forked and shared.

@@ -71,6 +71,15 @@ def test_a_missing_attribute_is_reported_with_the_file_its_module_came_from(
     assert str(tmp_path / "dltune_test_shapes.py") in str(caught.value)
 
 
+def test_a_missing_attribute_is_reported_with_a_name_that_is_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(tmp_path, {"dltune_test_close.py": "train_loader = 3\n"})
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=r"Did you mean train_loader\?"):
+        import_attribute("dltune_test_close:trainloader")
+
+
 def test_a_missing_attribute_of_a_folder_without_init_is_reported_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

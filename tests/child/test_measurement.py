@@ -81,13 +81,6 @@ def test_a_sampler_is_told_which_epoch_begins_by_a_number_that_no_trial_repeats(
     assert sampler.epochs == [0, 1, 2, 3]
 
 
-def test_what_makes_ready_for_an_epoch_takes_no_time_of_the_trial() -> None:
-    loaded = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(400, 1))))
-    order = TrialRequest(config=make_config(0, batch_size=10), epochs=2, seconds=0.5)
-    run = TrialRun(loaded, lambda batch: None, CPU, order, lambda batches: None, None, lambda: time.sleep(0.6))
-    assert [trace.closed_after for trace in run.run().epochs] == [None, None]
-
-
 @pytest.mark.parametrize(("samples", "drop_last"), [(100_000, False), (100_004, True)])
 def test_an_epoch_cut_short_of_full_batches_has_full_batches_only(samples: int, drop_last: bool) -> None:
     found = measure(Workload(dataset=TensorDataset(torch.zeros(samples, 1)), drop_last=drop_last), 0)

@@ -7,7 +7,6 @@ import pytest
 from autotune.system.gpus import read_gpus
 from tests.builders import write_files
 
-
 TWO_GPUS = {
     "driver/nvidia/gpus/0000:05:00.0/information": "Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-aaaa-1\n",
     "driver/nvidia/gpus/0000:3b:00.0/information": "Model: \t\t NVIDIA A100\nGPU UUID: \t GPU-bbbb-2\n",
