@@ -44,7 +44,7 @@ def serve_tuner(channel: Channel, begin: Callable[[], None]) -> None:
         return
     assert first is not None  # no time limit was set
     command = COMMAND.validate_json(first)
-    if not isinstance(command, LoadCommand) or command.ranks == 1:
+    if not isinstance(command, LoadCommand) or command.workload.nproc_per_node == 1:
         begin()
         TrialServer(channel).serve(first)
         return
