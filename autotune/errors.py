@@ -1,4 +1,4 @@
-"""The ways in which tuning cannot go on.
+"""Exceptions that end a run.
 
     DltuneError                   exit code 1
     +-- UsageError                2
@@ -10,19 +10,19 @@
     |   +-- ResultNotSavedError   1
     +-- StudyError                2
 
-A failed trial is a result (`trial.measurement.TrialResult`), not an exception. What stands here ends a run: each class
-knows its exit code, and only the command line prints it.
+A failed trial is a result (`trial.measurement.TrialResult`), not an exception. Only the command line prints an
+exception and exits with its code.
 """
 
 from __future__ import annotations
 
 
 class DltuneError(Exception):
-    """Base of every error that dltune raises on purpose.
+    """Base class of dltune's exceptions.
 
     Attributes:
-        exit_code: What the `dltune` process exits with when this error ends it.
-        details: The traceback or the end of the captured output; empty when there is none.
+        exit_code: Exit code of the `dltune` process.
+        details: Traceback or end of the captured output; may be empty.
     """
 
     exit_code = 1
@@ -33,46 +33,46 @@ class DltuneError(Exception):
 
 
 class UsageError(DltuneError):
-    """An option, a setting or their combination cannot be used; the message says why and what can."""
+    """An option, a setting or a combination of them cannot be used."""
 
     exit_code = 2
 
 
 class WorkloadError(DltuneError):
-    """The user's own code (factory, dataset, collate or step) failed where no configuration could help."""
+    """The user's code (factory, dataset, collate or step) fails with every configuration."""
 
     exit_code = 2
 
 
 class NoFeasibleConfigError(DltuneError):
-    """Every configuration that was tried or considered breaks a limit or fails."""
+    """Every configuration breaks a limit or fails."""
 
     exit_code = 3
 
 
 class ProfileError(DltuneError):
-    """A tuned file cannot be read, is not valid, or has no profile that may be used here."""
+    """A tuned file cannot be read, is invalid, or has no profile that can be used here."""
 
     exit_code = 2
 
 
 class TrialError(DltuneError):
-    """Trials cannot be run any more: the machine refuses a process or a folder; the message says what was kept."""
+    """The machine does not allow to run trials any more."""
 
     exit_code = 1
 
 
 class OutputError(DltuneError):
-    """A result could not be written; the message says where and what was kept."""
+    """A result cannot be written."""
 
     exit_code = 1
 
 
 class ResultNotSavedError(OutputError):
-    """The tuned file could not be written at the end of a run.
+    """The tuned file cannot be written at the end of a run.
 
     Attributes:
-        document: What it should hold, as JSON: the result is not lost.
+        document: Its content as JSON, so that the result is not lost.
     """
 
     def __init__(self, message: str, document: str) -> None:
@@ -81,6 +81,6 @@ class ResultNotSavedError(OutputError):
 
 
 class StudyError(DltuneError):
-    """The record of trials (the Optuna storage) cannot be opened or does not fit this run."""
+    """The Optuna storage cannot be opened, or its study does not fit this run."""
 
     exit_code = 2

@@ -1,54 +1,57 @@
-"""What comes before the first trial: refusing what cannot be, probing the workload, planning budgets and space."""
+"""Steps before the first trial: check the request, profile the workload, plan limits and search space."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
-from autotune.errors import UsageError
-from autotune.profiles.saving import check_writable
+from autotune.profiles.schema import TunedProfile
+from autotune.profiles.store import check_writable, read_profiles
 from autotune.progress import ProgressListener
-from autotune.request import TuningRequest, check_names, lacks_password
+from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import TrialRunner, start_runner
-from autotune.scripts.importing import check_scripts
-from autotune.search.choices import choose_probe_sizes
 from autotune.search.plan import Plan, make_plan
+from autotune.search.space import choose_probe_sizes
+from autotune.system.hardware import Hardware
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.trial.budgets import plan_budgets
 from autotune.trial.interruption import spawn_error
-from autotune.trial.timetable import Timetable
+from autotune.trial.timetable import TimeBudget
 from autotune.trial.workload_profile import WorkloadProfile
-from autotune.validation.decision import FINALISTS
-from autotune.validation.rounds import ROUNDS
 
-MAX_CONFIRMING_TRIALS: Final = ROUNDS * (FINALISTS + 1)
+VALIDATION_RUNS: Final = 6  # two runs of the baseline and two candidates: the time that the search leaves for them
 
 
 def plan_only(request: TuningRequest, *, progress: ProgressListener | None = None) -> Plan:
-    """Probe and plan as `tune` does, and stop before the first trial."""
+    """Profile the workload and plan the search as `tune` does, without running a trial."""
     progress = progress or ProgressListener()
     check_request(request)
     with start_runner(request, progress) as runner:
-        return prepare_run(request, read_machine(), None, runner, progress, Timetable(request))
+        return prepare_run(request, read_machine(), None, runner, progress, TimeBudget(request))
 
 
 def check_request(request: TuningRequest) -> None:
-    """Refuse what can be seen to fail, before anything is started.
+    """Reject requests that cannot succeed, before any process is started.
 
     Raises:
-        UsageError: An import string is malformed, a script would train when it is imported, or the storage lacks
-            its password.
-        OutputError: The output path cannot be written.
-        ProfileError: Something else than a tuned file lies at the output path.
+        UsageError: An import string is malformed.
+        OutputError: The output path is not writable.
+        ProfileError: The output path holds something other than a tuned file.
     """
-    check_names(request.workload)
-    check_scripts(request.workload)
-    if request.storage is not None and lacks_password(request.storage):
-        raise UsageError(
-            f"The storage {request.storage} was given with a password, which is not written down: give the whole URL "
-            "again with --storage, or in DLTUNE_STORAGE."
-        )
+    check_import_strings(request.workload)
     check_writable(Path(request.output))
+
+
+def find_unfinished(request: TuningRequest, here: Hardware) -> TunedProfile | None:
+    """Find the profile of a run of the same request on this class of machine that ended before its validation."""
+    if request.fresh:
+        return None
+    asked = request.record() | {"timeout_seconds": None}
+    for profile in read_profiles(Path(request.output)):
+        is_same = profile.request | {"timeout_seconds": None} == asked and profile.machine_class == here.machine_class
+        if is_same and not profile.is_validated and not profile.result.is_predicted:
+            return profile
+    return None
 
 
 def prepare_run(
@@ -57,17 +60,22 @@ def prepare_run(
     workload: WorkloadProfile | None,
     runner: TrialRunner,
     progress: ProgressListener,
-    timetable: Timetable,
+    time_budget: TimeBudget,
 ) -> Plan:
-    """Probe the workload where its profile is not given; plan budgets and space.
+    """Profile the workload unless its profile is given, and plan limits and search space.
 
-    The timetable says how long the probe may take, and learns what a start takes.
+    Raises:
+        UsageError: The request does not fit the workload, or the time limit is too short to profile it.
+        WorkloadError: The user's code fails.
+        TrialError: The machine does not allow to start trials.
+        NoFeasibleConfigError: Not even the smallest batch fits the limits.
     """
     budgets = plan_budgets(machine, request)
     progress.show_machine(machine, budgets)
     if workload is None:
         try:
-            workload = runner.probe(choose_probe_sizes(request), budgets, machine.usable_cpus, timetable.left_seconds)
+            sizes = choose_probe_sizes(request)
+            workload = runner.probe(sizes, budgets, machine.usable_cpus, time_budget.left_seconds)
         except OSError as error:
             raise spawn_error(error) from None
     budgets = plan_budgets(machine, request, workload)
@@ -75,6 +83,6 @@ def prepare_run(
     plan = make_plan(request, machine, workload, budgets)
     progress.show_plan(plan)
     if runner.start_seconds is not None:
-        timetable.note_start(runner.start_seconds)
-    timetable.begin_search(MAX_CONFIRMING_TRIALS)
+        time_budget.note_start(runner.start_seconds)
+    time_budget.begin_search(VALIDATION_RUNS)
     return plan

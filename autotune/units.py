@@ -1,4 +1,4 @@
-"""Reading and writing quantities the way people type and read them."""
+"""Parsing and formatting of quantities with units."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _split_quantity(text: str, units: dict[str, float] | dict[str, int], example
 
 
 def parse_bytes(text: str) -> int:
-    """Read an amount of memory: `24GiB` (powers of 1024), `24G`, `24GB` (powers of 1000) or bytes alone.
+    """Parse an amount of memory: `24GiB` (powers of 1024), `24G` or `24GB` (powers of 1000), or a number of bytes.
 
     Raises:
         ValueError: The text is not a number with a known unit.
@@ -46,7 +46,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Read a duration in `us`, `ms`, `s` (also without a unit), `m`, `h` or `d`, as seconds.
+    """Parse a duration in `us`, `ms`, `s` (also without a unit), `m`, `h` or `d`; return seconds.
 
     Raises:
         ValueError: The text is not a positive number with a known unit.
@@ -58,10 +58,10 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_budget(text: str, whole: int) -> int:
-    """Read an amount of memory as `parse_bytes` does, or as a share of `whole` bytes such as `80%`.
+    """Parse an amount of memory as `parse_bytes` does, or a percentage of `whole` bytes such as `80%`.
 
     Raises:
-        ValueError: The text is neither, or the share is not in (0, 100].
+        ValueError: The text is neither, or the percentage is not in (0, 100].
     """
     if not text.strip().endswith("%"):
         return parse_bytes(text)
@@ -83,7 +83,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a duration in the unit that suits it, as in `7.9 ms`, `3.2 s` or `3m12`."""
+    """Write a duration in a suitable unit, as in `7.9 ms`, `3.2 s` or `3m12`."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     if seconds < 1:
@@ -107,5 +107,5 @@ def format_rate(per_second: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """Write a fraction between 0 and 1 as a whole percentage, as in `71 %`."""
-    return f"{fraction * 100:.0f} %"
+    """Write a fraction between 0 and 1 as a whole percentage, as in `71%`."""
+    return f"{fraction:.0%}"
