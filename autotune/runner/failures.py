@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass, replace
 from typing import Final
 
-from autotune.runner.autopsy import Standstill
+from autotune.runner.hangs import Standstill
 from autotune.runner.symptoms import (
     MAX_QUOTED_CHARACTERS,
     STALLS,

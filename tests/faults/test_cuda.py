@@ -54,4 +54,4 @@ def test_a_batch_that_cannot_be_pinned_is_told_to_stay_unpinned() -> None:
     result = run("faults.villains:make_cuda_failure", arguments={"text": "pinning"}, play=Play(workers=0))
     assert result.kind == "workload_failed", result.message
     assert "CUDA error: invalid argument" in result.message
-    assert "--fix pin_memory=false" in result.message
+    assert "--set pin_memory=false" in result.message

@@ -112,7 +112,7 @@ def test_open_files_that_run_out_are_named_with_the_limit_and_the_other_strategy
     (result,) = review.results
     assert result.kind == "too_many_files", result.message
     assert "ran out of open files (limit 64)" in result.message
-    assert "--fix sharing_strategy=file_system" in result.message
+    assert "--set sharing_strategy=file_system" in result.message
     assert review.left == ()
 
 

@@ -213,7 +213,7 @@ def test_a_dataset_that_cannot_be_pickled_fails_with_spawned_workers_and_says_wh
     result = run("faults.villains:make_with_lambda", play=Play(method="spawn"))
     assert result.kind == "workload_failed"
     assert "pickle" in result.message
-    assert "leave --start-method at fork" in result.message
+    assert "leave the start method at fork" in result.message
 
 
 @pytest.mark.fault("Unpicklable dataset, spawn", needs="plain")

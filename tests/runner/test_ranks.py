@@ -14,7 +14,9 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 def open_ranks(factory: str, ranks: int = 2, stall_seconds: float = 30.0, **options: Any) -> TrialRunner:
-    runner = open_runner("", stall_seconds, **{"dataset": f"tests.rank_workloads:{factory}", "ranks": ranks, **options})
+    runner = open_runner(
+        "", stall_seconds, **{"dataset": f"tests.rank_workloads:{factory}", "nproc_per_node": ranks, **options}
+    )
     runner.limit(LIMITS)
     return runner
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.child.lockstep import Alone, Lockstep
+from autotune.child.distributed import Alone, Lockstep
 
 
 class Rank(Lockstep):

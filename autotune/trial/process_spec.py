@@ -1,12 +1,19 @@
-"""What of a sandbox a trial's process is to put up around itself."""
+"""What the tuner and its child process agree on before either imports more than the standard library.
+
+The sandbox that the child puts up around itself; and the signal at which a process appends its Python stacks to a file.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from dataclasses import asdict, dataclass
 from typing import Final
 
 SANDBOX_ERROR_PREFIX: Final = "isolation: "  # how a child says on stderr that its sandbox could not be set up
+STACK_SIGNAL: Final = signal.SIGRTMIN + 10 if sys.platform == "linux" else None  # one that nobody else uses
+STACKS_FILE: Final = "stacks"  # in the folder of the trial's temporary files
 
 
 @dataclass(frozen=True)
