@@ -79,7 +79,7 @@ class Scene(FrozenModel):
             `user_`.
         arguments: Arguments of the factory.
         collate: As in a WorkloadRequest.
-        step: As in a WorkloadRequest; an emulated step where there is none.
+        step: As in a WorkloadRequest; a simulated step if there is none.
         working_dir: Where the child starts.
         plays: The trials.
         stall_seconds: Most seconds without progress.

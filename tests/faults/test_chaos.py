@@ -22,10 +22,10 @@ from typing import IO, Final
 
 import psutil
 import pytest
+from autotune.validation.rounds import ROUNDS
 
 from autotune.profiles.store import read_file
 from autotune.search.trial_record import TrialRecord
-from autotune.validation.rounds import ROUNDS
 
 ROOT: Final = Path(__file__).parents[2]
 SEED: Final = int(os.environ.get("DLTUNE_CHAOS_SEED", "20261121"))

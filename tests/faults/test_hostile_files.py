@@ -17,6 +17,9 @@ from typing import Any, Final
 
 import optuna
 import pytest
+from autotune.cli.export import TARGETS
+from autotune.search.ask_tell import Search, open_search
+from autotune.search.storage import open_storage
 from click.testing import CliRunner
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -24,20 +27,16 @@ from optuna.trial import TrialState
 from pydantic import ValidationError
 
 from autotune import load
-from autotune.cli.export import TARGETS
 from autotune.cli.main import cli
 from autotune.config import ProcessSettings
 from autotune.errors import DltuneError, StudyError
-from autotune.profiles.store import read_file
-from autotune.profiles.store import format_file
 from autotune.profiles.schema import TunedProfile
+from autotune.profiles.store import format_file, read_file
 from autotune.progress import ProgressListener
 from autotune.report.text import describe_profile
-from autotune.search.ask_tell import Search, open_search
 from autotune.search.loop import SearchLoop
 from autotune.search.plan import Plan, make_plan
 from autotune.search.sampler import make_sampler
-from autotune.search.storage import open_storage
 from autotune.search.study import StoredStudy
 from autotune.search.trial_record import TrialRecord
 from autotune.trial.channel import Channel
