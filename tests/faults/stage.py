@@ -216,7 +216,7 @@ def start(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[s
 
 def make_cli_command(factory: str, *options: str) -> list[str]:
     """Give the command that a user would type."""
-    return [sys.executable, "-m", "autotune.cli", "--dataset", f"tests.{factory}", *QUICK, *options]
+    return [sys.executable, "-m", "autotune", "--dataset", f"tests.{factory}", *QUICK, *options]
 
 
 def run_cli(

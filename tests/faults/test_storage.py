@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("workdir")
 
 
 def make_command(*options: str) -> list[str]:
-    return [sys.executable, "-m", "autotune.cli", *options]
+    return [sys.executable, "-m", "autotune", *options]
 
 
 def run(command: Sequence[str], at_first_trial: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:

@@ -37,7 +37,7 @@ def start(*command: str) -> subprocess.Popen[str]:
 
 
 def start_run(*options: str) -> subprocess.Popen[str]:
-    return start("-m", "autotune.cli", "--dataset", "tests.misbehaving:make_honest", *BRIEF, *options)
+    return start("-m", "autotune", "--dataset", "tests.misbehaving:make_honest", *BRIEF, *options)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
