@@ -56,12 +56,11 @@ def move_batch(batch: Any, device: torch.device) -> Any:
         parts = [move_batch(part, device) for part in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        replaced: Any = copy.copy(batch)
-        for field in dataclasses.fields(
-            batch
-        ):  # also if it is frozen, or has fields that its constructor does not take
-            object.__setattr__(moved, field.name, move_batch(getattr(batch, field.name), device))
-        return moved
+        fields = [field.name for field in dataclasses.fields(batch)]
+        result: Any = copy.copy(batch)
+        for name in fields:  # also of a frozen dataclass, or one whose constructor does not take them
+            object.__setattr__(result, name, move_batch(getattr(batch, name), device))
+        return result
     return batch
 
 
@@ -100,12 +99,9 @@ class DeviceCopier:
 
 
 def record_stream(batch: Any, stream: Any) -> None:
-    """Keep the allocator from reusing the memory of a batch before a stream has finished with it.
-
-    The memory was allocated on another stream. Custom types may have their own `record_stream`.
-    """
+    """Keep the allocator from reusing memory, allocated on another stream, before this stream has finished with it."""
     if not isinstance(batch, torch.Tensor) and hasattr(batch, "record_stream"):
-        batch.record_stream(stream)
+        batch.record_stream(stream)  # of a custom type
         return
     for tensor in find_tensors(batch):
         if tensor.device.type != "cpu":
@@ -118,18 +114,17 @@ def prefetch_batches(batches: Iterator[Any], copier: DeviceCopier) -> Iterator[A
     An error of the loader is raised after the batches before it.
     """
     pending: PendingCopy | None = None
-    while True:
-        try:
-            following = copier.send(next(batches))
-        except Exception as error:
-            if pending is not None:
-                yield copier.wait(pending)
-            if isinstance(error, StopIteration):
-                return
-            raise
+    try:
+        for batch in batches:
+            pending, ready = copier.send(batch), pending
+            if ready is not None:
+                yield copier.wait(ready)
+    except Exception:
         if pending is not None:
             yield copier.wait(pending)
-        pending = following
+        raise
+    if pending is not None:
+        yield copier.wait(pending)
 
 
 class DevicePrefetcher:
@@ -151,17 +146,13 @@ def device_prefetch(loader: Iterable[Any], device: torch.device | str | int | No
 
     The loader needs `pin_memory=True`: copies from pageable memory block the host and hardly overlap.
 
+    It needs device memory for one more batch. Only CUDA devices copy asynchronously.
+
     Args:
         loader: A DataLoader, or any iterable that can be iterated again.
         device: The target; None is the current accelerator, or the CPU.
-
-    Returns:
-        An iterable to use instead of the loader. It needs device memory for one more batch. Only CUDA devices copy
-        asynchronously.
     """
-    if device is None:  # of a build for CUDA, current_accelerator() is CUDA even on a machine without a GPU
-        available = torch.accelerator.is_available()
-        return DevicePrefetcher(
-            loader, (torch.accelerator.current_accelerator() if available else None) or torch.device("cpu")
-        )
+    if device is None:  # `is_available`: a build for CUDA has a current accelerator even on a machine without a GPU
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return DevicePrefetcher(loader, found or torch.device("cpu"))
     return DevicePrefetcher(loader, torch.device(device))
