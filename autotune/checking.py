@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -186,7 +186,7 @@ def verify(
     """Profile the workload again, and measure a profile again if nothing else makes it out of date.
 
     One run within the prediction's interval is sufficient; otherwise it is measured in alternation with the baseline.
-    Nothing is started that is predicted to exceed a limit, or for which `request.timeout_seconds` leaves no time.
+    Nothing is started that is predicted to exceed a limit.
 
     Args:
         request: The request that the profile was tuned with.
@@ -212,7 +212,9 @@ def verify(
         if violations:
             return _conclude(profile, found, (f"it would exceed a limit: {describe_violations(violations)}",))
         monitor = NoiseMonitor(plan.machine.usable_cpus, stop_children=runner.close)
-        return _conclude(profile, found, remeasured=remeasure(plan, profile, runner.run, progress, monitor, time_budget))
+        return _conclude(
+            profile, found, remeasured=remeasure(plan, profile, runner.run, progress, monitor, time_budget.allows_runs)
+        )
 
 
 def remeasure(
@@ -221,17 +223,14 @@ def remeasure(
     run_trial: RunTrial,
     progress: ProgressListener,
     monitor: NoiseMonitor | None = None,
-    time_budget: TimeBudget | None = None,
-) -> Remeasurement | None:
-    """Measure a profile again; None if there is no time for it."""
-    time_budget = time_budget or TimeBudget(plan.request)
-    if not time_budget.allows_runs(1):
-        return None
+    has_time: Callable[[int], bool] = lambda count: True,
+) -> Remeasurement:
+    """Measure a profile once, and again in alternation with the baseline if that is not as predicted."""
     first, predicted = CandidateRuns(profile.config), profile.result.samples_per_second_ci95
     measure_run(plan.request, first, run_trial, progress, 1)
     if predicted is not None and predicted[0] <= first.rate <= MAX_RATIO * predicted[1]:
         return compare_with_prediction(first, None, profile)
-    validation = validate_configs(plan, [profile.config], run_trial, progress, monitor, time_budget.allows_runs)
+    validation = validate_configs(plan, [profile.config], run_trial, progress, monitor, has_time)
     if validation.interrupted_by is not None:
         raise validation.interrupted_by
     again = next((one for one in validation.entrants if one.config == profile.config), first)

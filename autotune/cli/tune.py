@@ -91,7 +91,7 @@ def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> boo
         return False
     with raise_on_signals(), RunDisplay(quiet=options["quiet"]) as progress:
         found = verify(request, stored, progress)
-        if not found.fits:
+        if not found.is_valid:
             progress.show_warning(f"the stored result is out of date, tuning again: {'; '.join(found.reasons)}")
             return False
     assert found.remeasured is not None

@@ -80,9 +80,10 @@ def format_file(file: TunedFile) -> str:
     return file.model_dump_json(indent=2) + "\n"
 
 
-def merge_profiles(files: Iterable[TunedFile]) -> tuple[TunedProfile, ...]:
-    """Return the profiles of all files; of profiles with the same id the newest, validated ones first."""
-    return _keep_newest(sorted((one for file in files for one in file.profiles), key=lambda one: one.created_at))
+def merge_profiles(files: Iterable[TunedFile]) -> TunedFile:
+    """Join the profiles of several files; of profiles with the same id the newest validated one stays in use."""
+    profiles = sorted((one for file in files for one in file.profiles), key=lambda one: one.created_at)
+    return TunedFile(profiles=_keep_newest(profiles))
 
 
 def _keep_newest(profiles: Iterable[TunedProfile]) -> tuple[TunedProfile, ...]:

@@ -28,8 +28,8 @@ from autotune.cli.export import TARGETS
 from autotune.cli.main import cli
 from autotune.config import ProcessSettings
 from autotune.errors import DltuneError, StudyError
-from autotune.profiles.file import read_file
-from autotune.profiles.saving import format_file
+from autotune.profiles.store import read_file
+from autotune.profiles.store import format_file
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.report.text import describe_profile

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.profiles.file import read_file
-from autotune.profiles.saving import save_profile
+from autotune.profiles.store import read_file
+from autotune.profiles.store import save_profile
 from tests.builders import make_profile
 from tests.faults.capabilities import find_namespace
 from tests.faults.stage import QUICK, ROOT
