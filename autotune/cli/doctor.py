@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from autotune.cli.console import exit_on_error, print_result
-from autotune.cli.options import epilog
+from autotune.cli.options import epilog, option
 from autotune.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -30,44 +30,29 @@ MIN_OPEN_FILES: Final = 4096  # 1,024 is a usual soft limit: about 60 workers, o
 MAX_THROTTLED_SHARE: Final = 0.01  # of periods; starting workers alone uses up fewer
 MAX_TMPDIR_LENGTH: Final = 79  # names of sockets end at 108 characters
 WHOLE_CPUS: Final = (
-    "a used-up quota stops all workers at once: request whole CPUs (docker --cpuset-cpus, Kubernetes' static CPU "
-    "manager, Slurm --cpus-per-task), or a larger quota (docker --cpus, limits.cpu)"
-)
-LARGER_QUOTA: Final = (
-    "all workers stop until the next period: raise or drop the quota (docker --cpus, Kubernetes resources.limits.cpu), "
-    "or run fewer workers and threads; tune under the quota that training will have"
+    "a used-up quota stops all workers at once: request whole CPUs (docker --cpuset-cpus, Slurm --cpus-per-task, "
+    "Kubernetes' static CPU manager) or a larger quota (docker --cpus, limits.cpu), and tune under training's quota"
 )
 LARGER_SHM: Final = (
     "workers return batches through it: docker run --shm-size=8g; in Kubernetes a volume emptyDir: {medium: Memory} "
-    "mounted at /dev/shm; on a Slurm node its administrator: mount -o remount,size=8G /dev/shm"
+    "at /dev/shm; on a Slurm node its administrator: mount -o remount,size=8G /dev/shm"
 )
-LARGER_MEMORY: Final = (
-    "request more: docker run --memory=8g, Kubernetes resources.limits.memory: 8Gi, Slurm --mem=8G; /dev/shm counts"
-)
+LARGER_MEMORY: Final = "request more: docker run --memory=8g, Kubernetes resources.limits.memory: 8Gi, Slurm --mem=8G"
 SLOW_WORKERS: Final = (
-    "workers start slowly: each imports your modules and unpickles the dataset, collate_fn and worker_init_fn. Use "
+    "each worker imports your modules and unpickles the dataset, collate_fn and worker_init_fn: use "
     "persistent_workers=True, or multiprocessing_context='fork' if none of your threads holds a lock"
 )
-MANY_WORKERS: Final = (
-    "many more workers than CPUs can help: leave --max-workers unset, or copy the data to a local disk"
-)
+MANY_WORKERS: Final = "many more workers than CPUs can help: leave --max-workers unset, or copy the data to a disk"
 SLOW_STORAGE: Final = {
+    "disk": "random reads are slow on a rotational disk: copy the data to an SSD, or read few large files in order",
     "network": f"reads wait for a server; {MANY_WORKERS}",
     "program": f"a program answers reads, often from a network; {MANY_WORKERS}",
-    "overlay": "reads pass through container layers: mount the data as a volume (docker -v, Kubernetes volumes, "
-    "Apptainer --bind)",
+    "overlay": "reads pass through container layers: mount the data as a volume (docker -v, Apptainer --bind)",
 }
 
 
 class Finding(NamedTuple):
-    """One line of the diagnosis.
-
-    Attributes:
-        name: What was checked.
-        state: `ok`, `warning` if it costs speed or certainty, `problem` if tuning is impossible.
-        finding: What was found.
-        fix: What to do about it; empty if nothing.
-    """
+    """One line: `ok`, a `warning` (it costs speed or certainty) or a `problem` (tuning is impossible), and its fix."""
 
     name: str
     state: str
@@ -76,14 +61,13 @@ class Finding(NamedTuple):
 
 
 @click.command(
+    params=[option("--data PATH", "Also check the storage of the dataset."), option("--json", "Print JSON.")],
     epilog=epilog(
         "dltune doctor --data /data/images",
         codes="0 tuning can start, perhaps with warnings; 1 a problem makes it impossible; 2 PATH does not exist",
-    )
+    ),
 )
-@click.option("--data", type=click.Path(path_type=Path), metavar="PATH", help="Also check the storage of the dataset.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def doctor(data: Path | None, as_json: bool) -> None:
+def doctor(data: str | None, json: bool) -> None:
     """Check the environment: torch, machine, container and folders.
 
     Run it where training runs. A warning costs speed or certainty; a problem makes tuning impossible.
@@ -102,19 +86,15 @@ def doctor(data: Path | None, as_json: bool) -> None:
             *check_machine(read_machine()),
             check_throttling(read_cpu_throttling()),
             check_start_method(read_start_method()),
-            *([] if data is None or (mount := find_mount(data)) is None else [check_storage(mount)]),
+            *([] if data is None or (mount := find_mount(Path(data))) is None else [check_storage(mount)]),
             *check_folders(tempfile.gettempdir(), Path.cwd()),
             check_packages([str(Path.cwd()), *sys.path], packages_distributions().get("autotune", ())),
         ]
-        print_result(json.dumps([one._asdict() for one in found], indent=2) if as_json else describe(found))
+        arrow = f"\n{'':<27} -> "
+        lines = [f"{one.state:<8} {one.name:<18} {one.finding}" + (one.fix and arrow + one.fix) for one in found]
+        print_result(dumps([one._asdict() for one in found], indent=2) if json else "\n".join(lines))
     if any(one.state == "problem" for one in found):
         sys.exit(1)
-
-
-def describe(found: Iterable[Finding]) -> str:
-    """Write the diagnosis as a table, each fix below its finding."""
-    rows = [(f"{one.state:<8} {one.name:<18} {one.finding}", one.fix) for one in found]
-    return "\n".join(line + (f"\n{'':<27} -> {fix}" if fix else "") for line, fix in rows)
 
 
 def _warn(name: str, finding: str, fix: str, *, is_bad: Any) -> Finding:
@@ -159,7 +139,7 @@ def check_throttling(quotas: Iterable[CpuThrottling]) -> Finding:
         return Finding("CPU throttling", "ok", "none: no CPU quota")
     stopped = f", {format_seconds(worst.throttled_seconds)} in total" if worst.throttled_seconds else ""
     finding = f"{worst.throttled_share:.1%} of {worst.periods:,} periods{stopped}"
-    return _warn("CPU throttling", finding, LARGER_QUOTA, is_bad=worst.throttled_share > MAX_THROTTLED_SHARE)
+    return _warn("CPU throttling", finding, WHOLE_CPUS, is_bad=worst.throttled_share > MAX_THROTTLED_SHARE)
 
 
 def check_start_method(method: str) -> Finding:
@@ -171,11 +151,9 @@ def check_start_method(method: str) -> Finding:
 
 def check_storage(storage: Mount) -> Finding:
     """Check what answers the reads of a dataset."""
+    kind = "disk" if storage.kind == "local" and storage.rotational else storage.kind
     finding = f"{storage.path}: {storage.filesystem} on {storage.device}"
-    if storage.rotational and storage.kind == "local":
-        fix = "random reads are slow: copy the data to an SSD, or read few large files in order"
-        return Finding("data", "warning", f"{finding}, rotational disk (HDD)", fix)
-    return _warn("data", finding, SLOW_STORAGE.get(storage.kind, ""), is_bad=storage.kind in SLOW_STORAGE)
+    return _warn("data", finding, SLOW_STORAGE.get(kind, ""), is_bad=kind in SLOW_STORAGE)
 
 
 def check_folders(temporary: str, here: Path) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """Starts the processes of trials by forking one that has imported torch, where that is possible and safe.
 
 What it starts is as isolated as a process of its own: it puts its sandbox up itself, after the fork. Where anything
-stands in the way, a new interpreter is started instead.
+is in the way, a new interpreter is started instead.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ Stack = tuple[Frame, ...]  # the innermost call first
 
 
 @dataclass(frozen=True, slots=True)
-class StandingProcess:
-    """Where a process stands.
+class ProcessStacks:
+    """State and stacks of a process.
 
     Attributes:
         pid: Its number.
@@ -102,8 +102,8 @@ class StandingProcess:
         return f"state {self.state}" + (f" in {self.kernel_function}" if self.kernel_function else "")
 
 
-def ask_where(pids: Iterable[int], stacks: Path, proc: Path = PROC) -> tuple[StandingProcess, ...]:
-    """Ask each process in turn where it stands, as far as it listens; they append their stacks to one file."""
+def read_all_stacks(pids: Iterable[int], stacks: Path, proc: Path = PROC) -> tuple[ProcessStacks, ...]:
+    """Read the stacks of each process that has a handler for the signal; they append them to one file."""
     listening = [pid for pid in sorted(pids) if _listens(pid, proc)]
     return tuple(_ask(pid, stacks, proc) for pid in listening[:MAX_ASKED])
 
@@ -114,11 +114,11 @@ def _listens(pid: int, proc: Path) -> bool:
     return STACK_SIGNAL is not None and caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
 
 
-def _ask(pid: int, stacks: Path, proc: Path) -> StandingProcess:
+def _ask(pid: int, stacks: Path, proc: Path) -> ProcessStacks:
     state, parent, *_ = [*read_text(proc / str(pid) / "stat").rpartition(")")[2].split()[:2], "?", "0"]
     sleeps_in = read_text(proc / str(pid) / "wchan").strip()
     threads = tuple(read_stacks(_request(pid, stacks)))
-    return StandingProcess(pid, state, sleeps_in if sleeps_in != "0" else "", threads, int(parent))
+    return ProcessStacks(pid, state, sleeps_in if sleeps_in != "0" else "", threads, int(parent))
 
 
 def _request(pid: int, stacks: Path) -> str:
@@ -166,13 +166,13 @@ def write_stack(stack: Sequence[Frame]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Standstill:
-    """What was found of a trial that stands still.
+class HangReport:
+    """Diagnosis of a hang.
 
     Attributes:
-        sentence: Which process stands where; empty where nobody could be asked.
-        advice: What helps, where the cause is a known one.
-        stacks: Where all of them stand, for the details.
+        sentence: Which process hangs, and in which call; empty if no process answered.
+        advice: A fix, if the cause is known; else empty.
+        stacks: Stacks of all processes, for the details.
     """
 
     sentence: str = ""
@@ -180,13 +180,13 @@ class Standstill:
     stacks: str = ""
 
 
-def examine_standstill(pids: Iterable[int], stacks: Path) -> Standstill:
-    """Ask the processes of a trial where they stand, and find the one that holds the others."""
-    return judge(ask_where(pids, stacks))
+def diagnose_hang(pids: Iterable[int], stacks: Path) -> HangReport:
+    """Read the stacks of the processes of a trial, and find the one that blocks the others."""
+    return find_blocking(read_all_stacks(pids, stacks))
 
 
-def judge(found: Sequence[StandingProcess]) -> Standstill:
-    """Find the process that holds the others among those of a trial, of which each was asked where it stands."""
+def find_blocking(found: Sequence[ProcessStacks]) -> HangReport:
+    """Find the process that blocks the others among those of a trial."""
     workers = [one for one in found if _find_worker_stack(one)]
     busy = [one for one in workers if not _waits_for_work(_find_worker_stack(one))]
     others = [one for one in found if one not in workers]
@@ -196,11 +196,11 @@ def judge(found: Sequence[StandingProcess]) -> Standstill:
         stack = _find_worker_stack(one) or _find_busy_stack(one)
         advice = WAITS_FOR_DISK if one.state == "D" else pick_advice(CAUSES, "\n".join(write_stack(stack)))
         name = names.get(one.pid, "the training process")
-        return Standstill(f"{name} {_describe_place(one, stack)}", advice, text)
-    return Standstill(UNKNOWN_PLACE if workers else "", stacks=text)
+        return HangReport(f"{name} {_describe_place(one, stack)}", advice, text)
+    return HangReport(UNKNOWN_PLACE if workers else "", stacks=text)
 
 
-def _find_worker_stack(process: StandingProcess) -> Stack:
+def _find_worker_stack(process: ProcessStacks) -> Stack:
     """Find the stack of the thread that loads, without the calls that brought it there; empty in other processes."""
     for stack in process.threads:
         for depth, frame in enumerate(stack):
@@ -209,7 +209,7 @@ def _find_worker_stack(process: StandingProcess) -> Stack:
     return ()
 
 
-def _find_busy_stack(process: StandingProcess) -> Stack:
+def _find_busy_stack(process: ProcessStacks) -> Stack:
     """Find the stack of the training process within dltune's own calls; empty where it only waits for its workers."""
     for stack in process.threads:
         calls = [depth for depth, frame in enumerate(stack) if _OWN_FILES.search(frame.file)]
@@ -220,7 +220,7 @@ def _find_busy_stack(process: StandingProcess) -> Stack:
     return ()
 
 
-def _list_ranks(processes: Sequence[StandingProcess]) -> list[StandingProcess]:
+def _list_ranks(processes: Sequence[ProcessStacks]) -> list[ProcessStacks]:
     """List the training processes that another one has started and passes orders on to, in the order of their ranks."""
     launchers = {one.pid for one in processes if any(_passes_on(stack) for stack in one.threads)}
     return [one for one in processes if one.parent in launchers]
@@ -236,7 +236,7 @@ def _waits_for_work(stack: Stack) -> bool:
     return all(_WAITING_FILES.search(frame.file) for frame in stack[:-1])
 
 
-def _name_all(workers: Sequence[StandingProcess], trainers: Sequence[StandingProcess]) -> dict[int, str]:
+def _name_all(workers: Sequence[ProcessStacks], trainers: Sequence[ProcessStacks]) -> dict[int, str]:
     """Name each process by what it is to its user."""
     ranks = {one.pid: f"rank {number}" for number, one in enumerate(trainers)}
     names = dict(ranks)
@@ -247,13 +247,13 @@ def _name_all(workers: Sequence[StandingProcess], trainers: Sequence[StandingPro
     return names
 
 
-def _describe_place(process: StandingProcess, stack: Stack) -> str:
-    """Say where a process stands: the innermost call, and the user's own line that led there."""
+def _describe_place(process: ProcessStacks, stack: Stack) -> str:
+    """Return the innermost call of a process, and the line of the user's own code that led there."""
     inner = stack[0]
     own = next((frame for frame in stack if not is_library(frame.file)), None)
     if own is None or own == inner:
-        return f"stands in {_write_place(inner)} ({process.describe_state()})"
-    return f"stands in `{inner.function}`, called by {_write_place(own)} ({process.describe_state()})"
+        return f"hangs in {_write_place(inner)} ({process.describe_state()})"
+    return f"hangs in `{inner.function}`, called by {_write_place(own)} ({process.describe_state()})"
 
 
 def _write_place(frame: Frame) -> str:
@@ -261,7 +261,7 @@ def _write_place(frame: Frame) -> str:
     return f"`{frame.function}` at {Path(frame.file).name}:{frame.line}{source}"
 
 
-def _write_process(process: StandingProcess, name: str) -> str:
+def _write_process(process: ProcessStacks, name: str) -> str:
     lines = [f"{name} (process {process.pid}), {process.describe_state()}:"]
     for stack in process.threads:
         lines += [*write_stack(stack), ""]

@@ -14,7 +14,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from autotune.runner.failures import TrialFailure, diagnose_exit, diagnose_stall
-from autotune.runner.hangs import examine_standstill
+from autotune.runner.hangs import diagnose_hang
 from autotune.runner.process_tree import describe_survivors, kill_trial, list_trial_processes
 from autotune.runner.sandbox import SandboxSupport
 from autotune.runner.scratch import make_scratch
@@ -175,7 +175,7 @@ class TrialProcess:
     def _end_for(self, kind: TrialKind, message: str) -> TrialFailure:
         found = None
         if kind == "stalled":
-            found = examine_standstill(list_trial_processes(self._started.trial_id), self._folder / STACKS_FILE)
+            found = diagnose_hang(list_trial_processes(self._started.trial_id), self._folder / STACKS_FILE)
         self._halt()
         output = self.read_output()
         self.end()

@@ -17,10 +17,10 @@ from autotune.runner.hangs import (
     UNKNOWN_PLACE,
     WAITS_FOR_DISK,
     Frame,
+    ProcessStacks,
     Stack,
-    StandingProcess,
-    ask_where,
-    judge,
+    find_blocking,
+    read_all_stacks,
     read_stacks,
     write_stack,
 )
@@ -102,7 +102,7 @@ def test_a_process_and_what_it_forked_say_where_they_stand(tmp_path: Path) -> No
     with start(STANDS, tmp_path, lines=2) as process:
         pids = [process.pid, *find_children(process)]
         await_condition(lambda: all(map(sleeps, pids)), "both processes to sleep")
-        found = ask_where(pids, tmp_path / STACKS_FILE)
+        found = read_all_stacks(pids, tmp_path / STACKS_FILE)
         assert [one.pid for one in found] == sorted(pids)
         assert [[frame.function for frame in stack] for one in found for stack in one.threads] == [
             ["stand_here", "<module>"]
@@ -113,7 +113,7 @@ def test_a_process_and_what_it_forked_say_where_they_stand(tmp_path: Path) -> No
 
 def test_who_does_not_listen_is_not_asked_and_lives_on(tmp_path: Path) -> None:
     with start("print('ready', flush=True); import time; time.sleep(3600)", tmp_path, lines=1) as process:
-        assert ask_where([process.pid, os.getpid(), 2**22 + 1], tmp_path / STACKS_FILE) == ()
+        assert read_all_stacks([process.pid, os.getpid(), 2**22 + 1], tmp_path / STACKS_FILE) == ()
         time.sleep(0.1)
         assert process.poll() is None
 
@@ -123,7 +123,7 @@ def test_a_process_that_does_not_answer_in_time_is_told_by_its_state(tmp_path: P
         os.kill(process.pid, signal.SIGSTOP)
         while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
             time.sleep(0.01)
-        (found,) = ask_where([process.pid], tmp_path / STACKS_FILE)
+        (found,) = read_all_stacks([process.pid], tmp_path / STACKS_FILE)
         assert found.threads == ()
         assert found.describe_state().startswith("state T")
 
@@ -138,8 +138,8 @@ WAITING = (
 TRIAL = Frame("/env/autotune/child/measurement.py", 190, "_run_epoch")
 
 
-def make_process(pid: int, *stacks: Stack, state: str = "S") -> StandingProcess:
-    return StandingProcess(pid, state, "futex_wait_queue", stacks)
+def make_process(pid: int, *stacks: Stack, state: str = "S") -> ProcessStacks:
+    return ProcessStacks(pid, state, "futex_wait_queue", stacks)
 
 
 @pytest.fixture
@@ -153,9 +153,9 @@ def data(tmp_path: Path) -> str:
 def test_the_worker_that_does_not_wait_for_work_holds_the_others(data: str) -> None:
     reading = (Frame(data, 2, "__getitem__"), FETCH, LOOP)
     waits = (Frame("/x/torch/utils/data/dataloader.py", 1288, "_try_get_data"), TRIAL)
-    found = judge([make_process(10, waits), make_process(11, WAITING), make_process(12, reading)])
+    found = find_blocking([make_process(10, waits), make_process(11, WAITING), make_process(12, reading)])
     assert found.sentence == (
-        "worker 2 of 2 stands in `__getitem__` at data.py:2: `image = cv2.imread(path)` (state S in futex_wait_queue)"
+        "worker 2 of 2 hangs in `__getitem__` at data.py:2: `image = cv2.imread(path)` (state S in futex_wait_queue)"
     )
     assert "the training process (process 10)" in found.stacks
     assert "worker 1 of 2 (process 11)" in found.stacks
@@ -163,13 +163,13 @@ def test_the_worker_that_does_not_wait_for_work_holds_the_others(data: str) -> N
 
 def test_a_call_of_a_library_is_told_with_the_users_line_that_led_to_it(data: str) -> None:
     inner = Frame(threading.__file__, 320, "wait")
-    found = judge([make_process(1, (inner, Frame(data, 3, "__getitem__"), FETCH, LOOP))])
-    assert "stands in `wait`, called by `__getitem__` at data.py:3: `with self.lock:`" in found.sentence
+    found = find_blocking([make_process(1, (inner, Frame(data, 3, "__getitem__"), FETCH, LOOP))])
+    assert "hangs in `wait`, called by `__getitem__` at data.py:3: `with self.lock:`" in found.sentence
 
 
 def test_where_no_worker_stands_the_training_process_is_looked_at(data: str) -> None:
-    found = judge([make_process(1, (Frame(data, 5, "step"), TRIAL)), make_process(2, WAITING)])
-    assert found.sentence.startswith("the training process stands in `step` at data.py:5")
+    found = find_blocking([make_process(1, (Frame(data, 5, "step"), TRIAL)), make_process(2, WAITING)])
+    assert found.sentence.startswith("the training process hangs in `step` at data.py:5")
 
 
 SERVE = Frame("/env/autotune/child/server.py", 90, "serve")
@@ -179,42 +179,42 @@ LAUNCHER = (Frame("/env/autotune/child/ranks.py", 130, "_listen"),)
 IDLE = (Frame("/env/autotune/trial/channel.py", 60, "receive"), SERVE, START)
 
 
-def make_rank(pid: int, *stacks: Stack) -> StandingProcess:
+def make_rank(pid: int, *stacks: Stack) -> ProcessStacks:
     """Build a process that process 1 has started."""
-    return StandingProcess(pid, "S", "futex_wait_queue", stacks, parent=1)
+    return ProcessStacks(pid, "S", "futex_wait_queue", stacks, parent=1)
 
 
 def test_a_process_that_the_dataset_has_forked_is_no_rank(data: str) -> None:
     helper = make_process(7, (Frame(data, 1, "serve_forever"), SERVE))
-    found = judge([make_process(1, (Frame(data, 5, "step"), TRIAL, SERVE)), helper])
-    assert found.sentence.startswith("the training process stands in `step`")
+    found = find_blocking([make_process(1, (Frame(data, 5, "step"), TRIAL, SERVE)), helper])
+    assert found.sentence.startswith("the training process hangs in `step`")
 
 
 def test_the_rank_that_the_others_wait_for_is_named(data: str) -> None:
     step = (Frame(data, 5, "step"), TRIAL, SERVE, START)
-    found = judge([make_process(1, LAUNCHER), make_rank(2, EXCHANGE), make_rank(3, step)])
-    assert found.sentence.startswith("rank 1 stands in `step` at data.py:5")
+    found = find_blocking([make_process(1, LAUNCHER), make_rank(2, EXCHANGE), make_rank(3, step)])
+    assert found.sentence.startswith("rank 1 hangs in `step` at data.py:5")
     assert "rank 0 (process 2)" in found.stacks
 
 
 def test_a_rank_that_waits_for_orders_holds_nobody(data: str) -> None:
     loading = (Frame(data, 5, "make"), SERVE, START)
-    found = judge([make_process(1, LAUNCHER), make_rank(2, IDLE), make_rank(3, loading)])
-    assert found.sentence.startswith("rank 1 stands in `make`")
+    found = find_blocking([make_process(1, LAUNCHER), make_rank(2, IDLE), make_rank(3, loading)])
+    assert found.sentence.startswith("rank 1 hangs in `make`")
 
 
 def test_a_worker_is_named_with_its_rank(data: str) -> None:
-    reading = StandingProcess(5, "S", "", ((Frame(data, 2, "__getitem__"), FETCH, LOOP),), parent=3)
-    idle = StandingProcess(4, "S", "", (WAITING,), parent=2)
-    found = judge([make_process(1, LAUNCHER), make_rank(2, EXCHANGE), make_rank(3, EXCHANGE), idle, reading])
-    assert found.sentence.startswith("worker 1 of 1 of rank 1 stands in `__getitem__`")
+    reading = ProcessStacks(5, "S", "", ((Frame(data, 2, "__getitem__"), FETCH, LOOP),), parent=3)
+    idle = ProcessStacks(4, "S", "", (WAITING,), parent=2)
+    found = find_blocking([make_process(1, LAUNCHER), make_rank(2, EXCHANGE), make_rank(3, EXCHANGE), idle, reading])
+    assert found.sentence.startswith("worker 1 of 1 of rank 1 hangs in `__getitem__`")
 
 
 def test_where_all_wait_for_one_another_that_is_told() -> None:
     waits = (Frame("/x/torch/utils/data/dataloader.py", 1288, "_try_get_data"), TRIAL)
-    found = judge([make_process(1, waits), make_process(2, WAITING)])
+    found = find_blocking([make_process(1, waits), make_process(2, WAITING)])
     assert found.sentence == UNKNOWN_PLACE
-    assert judge([]).sentence == ""
+    assert find_blocking([]).sentence == ""
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_where_all_wait_for_one_another_that_is_told() -> None:
     ],
 )
 def test_what_a_line_waits_for_is_known_by_its_source(data: str, line: int, advice: str) -> None:
-    found = judge([make_process(1, (Frame(data, line, "__getitem__"), FETCH, LOOP))])
+    found = find_blocking([make_process(1, (Frame(data, line, "__getitem__"), FETCH, LOOP))])
     assert advice in found.advice
     assert bool(advice) == bool(found.advice)
 
@@ -243,9 +243,9 @@ def test_what_a_line_waits_for_is_known_by_its_source(data: str, line: int, advi
 )
 def test_what_a_library_waits_for_is_known_by_its_files(data: str, place: str, advice: str) -> None:
     library = Frame(f"/env/site-packages/{place}", 1, "read")
-    assert advice in judge([make_process(1, (library, Frame(data, 1, "__getitem__"), FETCH, LOOP))]).advice
+    assert advice in find_blocking([make_process(1, (library, Frame(data, 1, "__getitem__"), FETCH, LOOP))]).advice
 
 
 def test_a_process_in_the_kernel_waits_for_a_disk(data: str) -> None:
     reading = (Frame(data, 2, "__getitem__"), FETCH, LOOP)
-    assert judge([make_process(1, reading, state="D")]).advice == WAITS_FOR_DISK
+    assert find_blocking([make_process(1, reading, state="D")]).advice == WAITS_FOR_DISK
