@@ -149,12 +149,10 @@ def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:
     arguments, unsupported = _translate(target, profile.workload, profile.config)
     batches = "" if size is None else f"The batch size is per process: N processes use N x {size} samples per step."
     notes = tuple(note for note in (batches, target.hint, *unsupported) if note)
-    source = (
-        f"For {target.reader}: profile {profile.id} of {profile.workload.title}, tuned by dltune "
-        f"{profile.software.dltune} on {profile.created_at:%Y-%m-%d}."
-    )  # repr: a line break in a name must not end the comment
-    comments = [f"# {repr(line)[1:-1]}" for line in (source, *notes)] if target.has_comments else []
-    return Export("\n".join([*comments, target.write(arguments), ""]), notes)
+    tuned = f"tuned by dltune {profile.software.dltune} on {profile.created_at:%Y-%m-%d}"
+    source = repr(f"profile {profile.id} of {profile.workload.title}, {tuned}")  # a line break must not end the comment
+    comments = [f"# For {target.reader}: {source[1:-1]}.", *(f"# {note}" for note in notes)]
+    return Export("\n".join([*(comments if target.has_comments else ()), target.write(arguments), ""]), notes)
 
 
 def translate(workload: WorkloadIdentity, config: LoaderConfig, library: Library) -> tuple[dict[str, Any], list[str]]:
@@ -181,10 +179,11 @@ def _translate(target: _Format, workload: WorkloadIdentity, config: LoaderConfig
         outer, _, inner = target.names[name].partition(".")
         arguments[outer] = {inner: settings[name]} if inner else settings[name]
     advice = {**INSTRUCTIONS, **target.remarks}
+    implied = {setting.name: setting.default for setting in WORKER_SETTINGS} | {**target.implied}
     notes = [
         f"{name}={value!r} is not supported by {target.reader}: {advice[name].format(value=value)}."
         for name, value in settings.items()
-        if name not in target.names and name not in target.skipped and target.implied.get(name) != value
+        if name not in target.names and name not in target.skipped and implied.get(name) != value
     ]
     if "batch_size" in target.remarks and "batch_size" not in settings:
         notes.insert(0, f"The profile has no batch size, and {target.remarks['batch_size']}.")
