@@ -52,14 +52,18 @@ def check(file: str, profile: str | None, max_age: float | None, quick: bool, no
                 progress=progress,
             )
         print_result(found.model_dump_json(indent=2) if json else describe_check(found, file))
-    if not found.fits:
+    if not found.is_valid:
         sys.exit(1)
 
 
 def describe_check(found: CheckResult, file: str) -> str:
     """Describe the result of a check: the verdict, its reasons, and what else has changed."""
-    verdict = "is still valid" if found.fits else f"is out of date. Run: dltune retune {file}"
-    lines = [f"Profile {found.profile} {verdict}", *found.reasons, *(f"info: {advice}" for advice in found.advice)]
+    verdict = "is still valid" if found.is_valid else f"is out of date. Run: dltune retune {file}"
+    lines = [
+        f"Profile {found.profile} {verdict}",
+        *found.reasons,
+        *(f"info: {difference}" for difference in found.info),
+    ]
     if (now := found.remeasured) is not None:
         rate = f"{format_rate(now.samples_per_second)} of the predicted {format_rate(now.predicted)}"
         speedup = f", {now.speedup:.2f}x faster than the baseline" if now.speedup is not None else ""
@@ -85,8 +89,10 @@ def retune(file: str, profile: str | None, trials: int | None, output: str | Non
     own. The code that FILE names is imported.
     """
     with exit_on_error(interrupted=NOTHING_MEASURED):
-        from autotune.profiles.match import nearest_profile
+        from autotune.profiles.match import select_profile
+        from autotune.profiles.store import warn_if_others_can_write
         from autotune.search.warm_start import rebuild_request
 
-        earlier = nearest_profile(Path(file), profile)
+        earlier = select_profile(Path(file), profile)
+        warn_if_others_can_write(Path(file))
         run_and_print(rebuild_request(earlier, output or file, trials), options, earlier)

@@ -95,12 +95,13 @@ class RunDisplay(ProgressListener):
         elif is_best:
             remarks.append("best so far")
         if result is None:
-            remarks += ["skipped: predicted to exceed a limit"] * (record.status == "skipped")
+            over = [name for name, excess in record.constraints.items() if excess > 0]
+            remarks.append(f"skipped: predicted to exceed the limit of {', '.join(over)}")
         elif result.kind != "completed":
             remarks.append(f"failed: {result.message}")
         if self._verbose and record.is_feasible and result is not None:
             used = f"memory {format_bytes(result.peak_host_bytes)}, /dev/shm {format_bytes(result.peak_shm_bytes)}"
-            remarks += [f"±{relative_error:.0%}", f"predicted {format_rate(record.predicted)}", used]
+            remarks += [f"±{min(relative_error, 9.99):.0%}", f"predicted {format_rate(record.predicted)}", used]
         elif self._verbose and result is not None and result.details:
             remarks.append(f"\n{result.details.rstrip()}")
         self._write_row(str(number), record.config, record.samples_per_second if record.is_feasible else None, remarks)
