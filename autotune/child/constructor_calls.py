@@ -23,7 +23,7 @@ LOADER_SETTINGS: Final[tuple[SettingName, ...]] = tuple(
     name for name in get_args(SettingName) if SETTINGS[name].section == "dataloader"
 )
 NEEDING_WORKERS: Final = (  # refused, or idle, without
-    *(knob.name for knob in SETTINGS.values() if knob.needs == "num_workers"),
+    *(setting.name for setting in SETTINGS.values() if setting.needs == "num_workers"),
     "multiprocessing_context",
     "timeout",
 )

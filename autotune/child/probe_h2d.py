@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.child.call_timing import time_device_calls
-from autotune.child.device import EmulatedStep, synchronize
+from autotune.child.device import SimulatedStep, synchronize
+from autotune.child.timing import time_device_calls
 from autotune.profiles.batches import find_tensors
 from autotune.profiles.device_prefetch import StreamCopier
 from autotune.trial.workload_profile import H2DBandwidth
@@ -43,7 +43,7 @@ class H2DBench:
 
     def occupy(self, seconds: float) -> Callable[[], None]:
         """Give what keeps the device computing for so long."""
-        return EmulatedStep(self._device, seconds)
+        return SimulatedStep(self._device, seconds)
 
     def settle(self) -> None:
         """Wait until the device has done all it was given."""

@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from autotune.child.loader_building import build_plain_loader
+from autotune.child.probe_storage import measure_reads
 from autotune.child.probe_workers import ROUND_BATCH_SIZE, single_thread, time_worker_round
-from autotune.child.sample_reads import measure_reads
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.profiles.batches import count_samples, find_tensors

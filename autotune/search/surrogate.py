@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -94,6 +95,11 @@ class CandidateTable:
         ]
         features = np.array(rows, dtype=np.float64).reshape(len(rows), len(COLUMNS) + len(SWITCHES))
         return cls(configs, features, np.log([predict(config) for config in configs]))
+
+    @cached_property
+    def index(self) -> dict[LoaderConfig, int]:
+        """The row of each configuration."""
+        return {config: row for row, config in enumerate(self.configs)}
 
 
 def _read_number(name: str, config: LoaderConfig) -> float:

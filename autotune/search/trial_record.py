@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
 
-from autotune.config import LoaderConfig
+from pydantic import Field
+
+from autotune.config import BoundedBytes, BoundedCount, BoundedRate, FrozenModel, LoaderConfig
 from autotune.trial.measurement import TrialResult
 
 MIN_SAMPLES_PER_SECOND: Final = 1e-9  # one sample in thirty years; a trial below it delivered nothing
@@ -16,8 +17,7 @@ IMPROVEMENT_RATIO: Final = 1.02  # a smaller improvement is noise
 TrialStatus = Literal["measured", "skipped", "repeated"]
 
 
-@dataclass(frozen=True, slots=True)
-class TrialRecord:
+class TrialRecord(FrozenModel):
     """One trial of the study.
 
     Attributes:
@@ -33,15 +33,15 @@ class TrialRecord:
         peak_gpu_bytes: Peak device memory of the allocator; 0 if unknown.
     """
 
-    number: int
+    number: BoundedCount
     config: LoaderConfig
     status: TrialStatus
-    samples_per_second: float
-    predicted: float = 0.0
-    relative_error: float | None = None
-    constraints: Mapping[str, float] = field(default_factory=dict)
+    samples_per_second: Annotated[float, Field(ge=0, le=1e200)]
+    predicted: Annotated[float, Field(ge=0, le=1e200)] = 0.0
+    relative_error: BoundedRate | None = None
+    constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     result: TrialResult | None = None
-    peak_gpu_bytes: int = 0
+    peak_gpu_bytes: BoundedBytes = 0
 
     @property
     def is_feasible(self) -> bool:

@@ -58,7 +58,7 @@ from tests.builders import (
     make_workload,
     write_profiles,
 )
-from tests.faults.hostile import TRAP, draw_files, draw_texts
+from tests.faults.hostile_json import TRAP, draw_files, draw_texts
 
 CASES: Final = {"load": 3000, "commands": 2000, "records": 2500, "reports": 2500, "bytes of a study": 150, "cells": 150}
 pytestmark = [pytest.mark.fault("Hostile files", needs="plain"), pytest.mark.usefixtures("nothing_runs")]
