@@ -56,12 +56,10 @@ def move_batch(batch: Any, device: torch.device) -> Any:
         parts = [move_batch(part, device) for part in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        replaced: Any = copy.copy(batch)
-        for field in dataclasses.fields(
-            batch
-        ):  # also if it is frozen, or has fields that its constructor does not take
-            object.__setattr__(moved, field.name, move_batch(getattr(batch, field.name), device))
-        return moved
+        replaced: Any = copy.copy(batch)  # the constructor may not take all of its fields
+        for field in dataclasses.fields(batch):
+            object.__setattr__(replaced, field.name, move_batch(getattr(batch, field.name), device))  # also if frozen
+        return replaced
     return batch
 
 
