@@ -26,11 +26,7 @@ if TYPE_CHECKING:
         option("--no-workload", "Compare only the machine and the versions; import no code that FILE names."),
         option("--json", "Print the result as JSON."),
     ],
-    epilog=epilog(
-        "dltune check || dltune retune          # in a job, before it trains",
-        "dltune check --quick --max-age 30d",
-        codes="0 still valid; 1 out of date, with the reasons; 2 error, which is no reason to retune",
-    ),
+    epilog=epilog("dltune check || dltune retune", codes="0 still valid; 1 out of date; 2 error, no reason to retune"),
 )
 def check(file: str, profile: str | None, max_age: float | None, quick: bool, no_workload: bool, json: bool) -> None:
     """Check whether a profile is still valid on this machine.
