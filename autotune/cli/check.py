@@ -26,11 +26,7 @@ if TYPE_CHECKING:
         option("--no-workload", "Compare only the machine and the versions; import no code that FILE names."),
         option("--json", "Print the result as JSON."),
     ],
-    epilog=epilog(
-        "dltune check || dltune retune          # in a job, before it trains",
-        "dltune check --quick --max-age 30d",
-        codes="0 still valid; 1 out of date, with the reasons; 2 error, which is no reason to retune",
-    ),
+    epilog=epilog("dltune check || dltune retune", codes="0 still valid; 1 out of date; 2 error, no reason to retune"),
 )
 def check(file: str, profile: str | None, max_age: float | None, quick: bool, no_workload: bool, json: bool) -> None:
     """Check whether a profile is still valid on this machine.
@@ -59,7 +55,11 @@ def check(file: str, profile: str | None, max_age: float | None, quick: bool, no
 def describe_check(found: CheckResult, file: str) -> str:
     """Describe the result of a check: the verdict, its reasons, and what else has changed."""
     verdict = "is still valid" if found.is_valid else f"is out of date. Run: dltune retune {file}"
-    lines = [f"Profile {found.profile} {verdict}", *found.reasons, *(f"info: {one}" for one in found.info)]
+    lines = [
+        f"Profile {found.profile} {verdict}",
+        *found.reasons,
+        *(f"info: {difference}" for difference in found.info),
+    ]
     if (now := found.remeasured) is not None:
         rate = f"{format_rate(now.samples_per_second)} of the predicted {format_rate(now.predicted)}"
         speedup = f", {now.speedup:.2f}x faster than the baseline" if now.speedup is not None else ""

@@ -29,19 +29,13 @@ VALIDATING: Final = "Validating the best against the baseline in fresh processes
 class RunDisplay(ProgressListener):
     """Writes the workload's profile, a table of trials, and warnings; on a terminal, one live line below them."""
 
+    _clock: Callable[[], float] = staticmethod(time.monotonic)
     _plan: Plan
 
-    def __init__(
-        self,
-        *,
-        verbose: bool = False,
-        quiet: bool = False,
-        console: Console | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, *, verbose: bool = False, quiet: bool = False, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
         self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=5, transient=True)
-        self._verbose, self._clock, self._started = verbose, clock, clock()
+        self._verbose, self._started = verbose, self._clock()
         self._activity, self._activity_began = "starting", self._started
         self._rates: dict[LoaderConfig, float | None] = {}
         self._number = 0
@@ -95,12 +89,14 @@ class RunDisplay(ProgressListener):
         elif is_best:
             remarks.append("best so far")
         if result is None:
-            remarks += ["skipped: predicted to exceed a limit"] * (record.status == "skipped")
+            over = [name for name, excess in record.constraints.items() if excess > 0]
+            reason = "workers fail" if "works" in over else f"predicted to exceed the limit of {', '.join(over)}"
+            remarks.append(f"skipped: {reason}")
         elif result.kind != "completed":
             remarks.append(f"failed: {result.message}")
         if self._verbose and record.is_feasible and result is not None:
             used = f"memory {format_bytes(result.peak_host_bytes)}, /dev/shm {format_bytes(result.peak_shm_bytes)}"
-            remarks += [f"±{relative_error:.0%}", f"predicted {format_rate(record.predicted)}", used]
+            remarks += [f"±{min(relative_error, 9.99):.0%}", f"predicted {format_rate(record.predicted)}", used]
         elif self._verbose and result is not None and result.details:
             remarks.append(f"\n{result.details.rstrip()}")
         self._write_row(str(number), record.config, record.samples_per_second if record.is_feasible else None, remarks)

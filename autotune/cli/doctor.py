@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from autotune.system.mounts import Mount
     from autotune.system.versions import TorchVersion
 
-PACKAGE: Final = Path(__file__).resolve().parents[1]
 MIN_SHM_BYTES: Final = 256 * 2**20  # a container's usual 64 MiB holds two batches of 32 images of 1 MiB
 MIN_MEMORY_BYTES: Final = 2**30  # a training process holds a third of it before its first batch
 MIN_OPEN_FILES: Final = 4096  # 1,024 is a usual soft limit: about 60 workers, or a few hundred tensors in flight
@@ -62,10 +61,7 @@ class Finding(NamedTuple):
 
 @click.command(
     params=[option("--data PATH", "Also check the storage of the dataset."), option("--json", "Print JSON.")],
-    epilog=epilog(
-        "dltune doctor --data /data/images",
-        codes="0 tuning can start, perhaps with warnings; 1 a problem makes it impossible; 2 PATH does not exist",
-    ),
+    epilog=epilog("dltune doctor --data /data/images", codes="0 tuning can start; 1 it cannot; 2 no such PATH"),
 )
 def doctor(data: str | None, json: bool) -> None:
     """Check the environment: torch, machine, container and folders.
@@ -82,12 +78,9 @@ def doctor(data: str | None, json: bool) -> None:
         from autotune.system.versions import read_start_method, read_torch
 
         found = [
-            check_torch(read_torch(), read_gpus()),
-            *check_machine(read_machine()),
-            check_throttling(read_cpu_throttling()),
-            check_start_method(read_start_method()),
-            *([] if data is None or (mount := find_mount(Path(data))) is None else [check_storage(mount)]),
-            *check_folders(tempfile.gettempdir(), Path.cwd()),
+            *check_machine(read_machine(), read_cpu_throttling()),
+            *check_python(read_torch(), read_gpus(), read_start_method()),
+            *check_folders(tempfile.gettempdir(), Path.cwd(), None if data is None else find_mount(Path(data))),
             check_packages([str(Path.cwd()), *sys.path], packages_distributions().get("autotune", ())),
         ]
         arrow = f"\n{'':<27} -> "
@@ -101,20 +94,15 @@ def _warn(name: str, finding: str, fix: str, *, is_bad: Any) -> Finding:
     return Finding(name, "warning", finding, fix) if is_bad else Finding(name, "ok", finding)
 
 
-def check_torch(torch: TorchVersion | None, gpus: tuple[str, ...]) -> Finding:
-    """Check torch, and whether it can use the GPUs."""
-    build = "install the build for your GPU: https://pytorch.org/get-started"
-    if torch is None:
-        return Finding("torch", "problem", "not installed", build)
-    devices = ", ".join(gpus) or "no NVIDIA GPU"
-    version = f"{torch.version}{f', CUDA {torch.cuda}' if torch.cuda else ', built without CUDA'}; {devices}"
-    return _warn("torch", version, build, is_bad=gpus and torch.cuda is None)
-
-
-def check_machine(machine: MachineProfile) -> Iterator[Finding]:
-    """Check CPUs, memory, /dev/shm and the limit of open files."""
+def check_machine(machine: MachineProfile, quotas: Iterable[CpuThrottling]) -> Iterator[Finding]:
+    """Check CPUs and their quotas, of which the most used up counts, memory, /dev/shm and the limit of open files."""
     cpus = f"{machine.usable_cpus:g} of {os.cpu_count() or 1} usable ({machine.cpu_source})"
     yield _warn("CPUs", cpus, WHOLE_CPUS, is_bad=machine.cpu_source == "cgroup")
+    if used := [use for use in quotas if use.periods]:
+        worst = max(used, key=lambda use: use.throttled_share)
+        stopped = f", {format_seconds(worst.throttled_seconds)} in total" if worst.throttled_seconds else ""
+        share = f"{worst.throttled_share:.1%} of {worst.periods:,} periods{stopped}"
+        yield _warn("CPU throttling", share, WHOLE_CPUS, is_bad=worst.throttled_share > MAX_THROTTLED_SHARE)
     available, limit = machine.memory_available_bytes, machine.memory_limit_bytes
     memory = f"{format_bytes(available)} of {format_bytes(limit)} available"
     others = "" if limit < 2 * MIN_MEMORY_BYTES else "other processes use it: end them, or "
@@ -132,46 +120,39 @@ def check_machine(machine: MachineProfile) -> Iterator[Finding]:
     yield _warn("open files", f"{machine.nofile_limit:,}", fix, is_bad=machine.nofile_limit < MIN_OPEN_FILES)
 
 
-def check_throttling(quotas: Iterable[CpuThrottling]) -> Finding:
-    """Check how often a CPU quota was used up; the worst of several counts."""
-    worst = max((use for use in quotas if use.periods), key=lambda use: use.throttled_share, default=None)
-    if worst is None:
-        return Finding("CPU throttling", "ok", "none: no CPU quota")
-    stopped = f", {format_seconds(worst.throttled_seconds)} in total" if worst.throttled_seconds else ""
-    finding = f"{worst.throttled_share:.1%} of {worst.periods:,} periods{stopped}"
-    return _warn("CPU throttling", finding, WHOLE_CPUS, is_bad=worst.throttled_share > MAX_THROTTLED_SHARE)
+def check_python(torch: TorchVersion | None, gpus: tuple[str, ...], start_method: str) -> Iterator[Finding]:
+    """Check torch, whether it can use the GPUs, and how workers start."""
+    build = "install the build for your GPU: https://pytorch.org/get-started"
+    if torch is None:
+        yield Finding("torch", "problem", "not installed", build)
+    else:
+        cuda = f"CUDA {torch.cuda}" if torch.cuda else "built without CUDA"
+        version = f"{torch.version}, {cuda}; {', '.join(gpus) or 'no NVIDIA GPU'}"
+        yield _warn("torch", version, build, is_bad=gpus and torch.cuda is None)
+    method = f"{start_method}, the default of Python {platform.python_version()} on {platform.system()}"
+    yield _warn("start method", method, SLOW_WORKERS, is_bad=start_method != "fork")
 
 
-def check_start_method(method: str) -> Finding:
-    """Check how workers start by default."""
-    version = ".".join(platform.python_version_tuple()[:2])
-    finding = f"{method}, the default of Python {version} on {platform.system()}"
-    return _warn("start method", finding, SLOW_WORKERS, is_bad=method != "fork")
-
-
-def check_storage(storage: Mount) -> Finding:
-    """Check what answers the reads of a dataset."""
-    kind = "disk" if storage.kind == "local" and storage.rotational else storage.kind
-    finding = f"{storage.path}: {storage.filesystem} on {storage.device}"
-    return _warn("data", finding, SLOW_STORAGE.get(kind, ""), is_bad=kind in SLOW_STORAGE)
-
-
-def check_folders(temporary: str, here: Path) -> Iterator[Finding]:
-    """Check the folder for temporary files and the current folder."""
+def check_folders(temporary: str, here: Path, storage: Mount | None) -> Iterator[Finding]:
+    """Check the folder for temporary files, the current folder, and the storage of the dataset."""
     fix = "training hangs with a path of 80 characters or more (socket names end at 108): export TMPDIR=/tmp"
     yield _warn("TMPDIR", temporary, fix, is_bad=len(temporary) > MAX_TMPDIR_LENGTH)
     if os.access(here, os.W_OK) and not os.statvfs(here).f_flag & os.ST_RDONLY:
         yield Finding("this folder", "ok", "writable")
     else:
         yield Finding("this folder", "problem", f"{here} is read-only", "change the folder, or pass another --output")
+    if storage is not None:
+        kind = "disk" if storage.kind == "local" and storage.rotational else storage.kind
+        finding = f"{storage.path}: {storage.filesystem} on {storage.device}"
+        yield _warn("data", finding, SLOW_STORAGE.get(kind, ""), is_bad=kind in SLOW_STORAGE)
 
 
 def check_packages(folders: Iterable[str], installed: Iterable[str]) -> Finding:
     """Find other packages and modules named autotune: Python imports the first, and PyPI has one of that name."""
     files = [Path(folder, name) for folder in folders for name in ("autotune/__init__.py", "autotune.py")]
-    others = {str(path.resolve()) for path in files if os.path.isfile(path)} - {str(PACKAGE / "__init__.py")}  # noqa: PTH113  # False without permission
+    ours = Path(__file__).resolve().parents[1] / "__init__.py"
+    others = {path.resolve() for path in files if os.path.isfile(path)} - {ours}  # noqa: PTH113  # no error if unreadable
     names = {*installed} - {"dltune"}
+    found = ", ".join([*sorted(map(str, others)), *sorted(f"distribution {name}" for name in names)])
     fix = f"Python imports the first one: rename it, or pip uninstall {' '.join(sorted(names)) or 'its package'}, then "
-    fix += "pip install --force-reinstall dltune"
-    found = ", ".join([*sorted(others), *sorted(f"distribution {name}" for name in names)])
-    return _warn("other autotune", found or "none", fix, is_bad=found)
+    return _warn("other autotune", found or "none", f"{fix}pip install --force-reinstall dltune", is_bad=found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -63,6 +64,10 @@ def cli() -> None:
     """
 
 
+def _format_warning(message: object, *_: Any, **__: Any) -> str:
+    return f"Warning: {message}\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line with the given arguments, or those of the process."""
     try:
@@ -70,4 +75,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except FileNotFoundError:
         click.echo("Error: the current folder does not exist any more. Change to another one.", err=True)
         sys.exit(UsageError.exit_code)
+    warnings.formatwarning = _format_warning
     cli.main(args=arguments, prog_name="dltune")

@@ -17,18 +17,10 @@ if TYPE_CHECKING:
 
     from autotune.request import TuningRequest
 
-FIELDS: Final = {
-    "arg": "dataset_args",
-    "step_time": "step_seconds",
-    "timeout": "timeout_seconds",
-    "trial_time": "trial_seconds",
-    "stall_time": "stall_seconds",
-    "set": "fixed",
+TUNES: Final = "0 done; 1 failed; 2 usage or your code; 3 no configuration works; 130 interrupted, best so far saved"
+FIELDS: Final = {"arg": "dataset_args", "set": "fixed", "timeout": "timeout_seconds"} | {
+    f"{name}_time": f"{name}_seconds" for name in ("step", "trial", "stall")
 }  # of a request, for the options that have other names
-TUNES: Final = (
-    "0 done; 1 failed; 2 usage, or an error in your code; 3 no configuration works; 130 interrupted, with the best so "
-    "far saved"
-)
 
 
 def epilog(*examples: str, codes: str = "", more: str = "") -> str:
@@ -189,12 +181,10 @@ def build_request(options: Mapping[str, Any]) -> TuningRequest:
     from autotune.request import TuningRequest, WorkloadRequest
 
     if bool(options["dataset"]) is bool(options["loader"]):
-        raise UsageError(
-            "Pass either --dataset or --loader."
-            if options["loader"]
-            else "Nothing to tune. Pass a function that returns your Dataset or DataLoader, such as "
-            "dltune --dataset data:make_dataset or dltune --dataset train.py:make_loader."
+        missing = (
+            "Nothing to tune. Pass a function that returns your Dataset or DataLoader, such as --dataset data:make."
         )
+        raise UsageError("Pass either --dataset or --loader." if options["loader"] else missing)
     fixed, search, sizes = dict(options["set"]), dict(options["search"]), options["batch_size"]
     if sizes is not None and "batch_size" in {*fixed, *search}:
         raise UsageError("The batch size is given twice: pass it with --batch-size only.")
@@ -218,14 +208,9 @@ def build_request(options: Mapping[str, Any]) -> TuningRequest:
 
 def _explain(error: ValidationError) -> str:
     """Describe the first problem in terms of the command line."""
-    from autotune.settings import SETTINGS
-
     problem = error.errors(include_url=False)[0]
     field, *rest = [str(part) for part in problem["loc"]] or [""]
-    words = problem["msg"].removeprefix("Value error, ")
-    if rest and rest[-1] == "[key]":
-        words = f"the settings are {', '.join(SETTINGS)}"
     names = {name: option.replace("_", "-") for option, name in FIELDS.items()}
     names["start_method"] = "set multiprocessing_context"
     option = f"--{names.get(field, field.replace('_', '-'))}" if field else ""
-    return f"{' '.join([option, *rest[:1]])}: {words}.".removeprefix(": ")
+    return f"{' '.join([option, *rest[:1]])}: {problem['msg'].removeprefix('Value error, ')}.".removeprefix(": ")

@@ -7,23 +7,20 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from autotune.cli.console import exit_on_error, make_printable, print_result, write_or_print
+from autotune.cli.console import exit_on_error, make_printable, name_in, print_result, write_or_print
 from autotune.cli.options import FILE, PROFILE, epilog, option
-from autotune.errors import OutputError
 
 if TYPE_CHECKING:
     from autotune.profiles.export import Target
 
 TARGETS: Final = ("hf", "lightning", "accelerate", "timm", "statefuldataloader", "json", "yaml")
-REPORT_MARKS: Final = (b"### dltune: ", b'content="dltune report"')  # a file with one is replaced without --force
-MARK_WITHIN_BYTES: Final = 2000
 CODES: Final = "0 done; 1 the output cannot be written; 2 a file is invalid or has no such profile"
 OUTPUT: Final = option("-o --output FILE", "Output file. Default: stdout.")
 FORCE: Final = option("--force", "Replace an existing output file.")
 
 
 @click.command(
-    params=[FILE, PROFILE, option("--json", "Print the profiles as JSON.")],
+    params=[FILE, option("--profile NAME", "Show only this profile."), option("--json", "Print the profiles as JSON.")],
     epilog=epilog("dltune show", "dltune show tuned/dltune.json --profile h100x1-12c-64g", codes=CODES),
 )
 def show(file: str, profile: str | None, json: bool) -> None:
@@ -35,7 +32,8 @@ def show(file: str, profile: str | None, json: bool) -> None:
         from autotune.report.text import render_profile
 
         found = read_file(Path(file)) if profile is None else TunedFile(profiles=(select_profile(Path(file), profile),))
-        print_result(format_file(found) if json else "\n\n".join(render_profile(one, file) for one in found.profiles))
+        texts = [render_profile(one, file, name=name_in(file, one)) for one in found.profiles]
+        print_result(format_file(found) if json else "\n\n".join(texts))
 
 
 @click.command(
@@ -58,18 +56,11 @@ def report(file: str, profile: str | None, output: str | None, force: bool, **fo
         from autotune.report.markdown import render_markdown
 
         chosen = select_profile(Path(file), profile)
+        name = name_in(file, chosen)
         if form["format"] == "md":
-            _write(render_markdown(chosen, file), output, file, force=force)
+            write_or_print(render_markdown(chosen, file, name), output, force=force, source=file)
         else:
-            _write(render_html(chosen, file), output or "report.html", file, force=force)
-
-
-def _write(text: str, output: str | None, file: str, *, force: bool) -> None:
-    path = None if output is None else Path(output)
-    if path is not None and path.resolve() == Path(file).resolve():
-        raise OutputError(f"{path} is the tuned file itself. Pass another --output.")
-    beginning = path.read_bytes()[:MARK_WITHIN_BYTES] if path is not None and path.is_file() else b""
-    write_or_print(text, path, force=force or any(mark in beginning for mark in REPORT_MARKS))
+            write_or_print(render_html(chosen, file, name), output or "report.html", force=force, source=file)
 
 
 @click.command(
@@ -91,7 +82,7 @@ def export(file: str, profile: str | None, to: Target, output: str | None, force
         from autotune.profiles.match import select_profile
 
         made = export_profile(select_profile(Path(file), profile), to, force=allow_unordered)
-        _write(made.text, output, file, force=force)
+        write_or_print(made.text, output, force=force, source=file)
     for note in made.notes:
         click.echo(make_printable(note), err=True)
 
@@ -109,4 +100,4 @@ def merge(files: tuple[str, ...], output: str | None, force: bool) -> None:
         from autotune.profiles.store import format_file, merge_profiles, read_file
 
         merged = merge_profiles([read_file(Path(file)) for file in files])
-        write_or_print(format_file(merged), output and Path(output), force=force)
+        write_or_print(format_file(merged), output, force=force)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from autotune.cli.console import INTERRUPTED, NOTHING_MEASURED, exit_on_error, print_result
+from autotune.cli.console import INTERRUPTED, NOTHING_MEASURED, exit_on_error, name_in, print_result
 from autotune.cli.options import HELP_ALL, OPTIONS, TUNES, TuneCommand, build_request, epilog
 from autotune.errors import UsageError
 from autotune.system.signals import defer_interrupts, raise_on_signals
@@ -95,7 +95,8 @@ def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> boo
             progress.show_warning(f"the stored result is out of date, tuning again: {'; '.join(found.reasons)}")
             return False
     assert found.remeasured is not None
-    text = render_verified(stored, request.output, found.remeasured.samples_per_second, _read_width())
+    rate, name = found.remeasured.samples_per_second, name_in(request.output, stored)
+    text = render_verified(stored, request.output, rate, width=_read_width(), name=name)
     print_result(stored.model_dump_json(indent=2) if options["json"] else text)
     return True
 
@@ -114,7 +115,8 @@ def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tune
                 found = tune(request, progress=progress, earlier=earlier, starter=starter)
                 progress.show_result(found.profile)
         with defer_interrupts():
-            text = render_summary(found.profile, request.output, width=_read_width(), interrupted=found.interrupted)
+            name, width = name_in(request.output, found.profile), _read_width()
+            text = render_summary(found.profile, request.output, width=width, interrupted=found.interrupted, name=name)
             document = found.profile.model_dump_json(indent=2)
             print_result(document if options["json"] else text, f" The result is in {request.output}.")
     if found.interrupted:

@@ -1,68 +1,46 @@
-"""The report as Markdown, for a pull request: the answer, what each setting gave, what to know, how to repeat it.
+"""The report as Markdown, for a pull request.
 
-Everything a tuned file says is untrusted: it stands in code spans, or with its punctuation escaped, so that it can
-neither break a table nor become a link, a picture or a heading.
+Text from a file is escaped, so that it can neither break a table nor become a link, an image or a heading.
 """
 
 from __future__ import annotations
 
 import re
-from functools import cache
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from autotune.profiles.schema import TunedProfile
-from autotune.report.summary import collect_parts, format_number
-from autotune.report.text import describe_gain
+from autotune.report.sections import Table, make_report
 
 
-class Markdown(str):
-    """Text that is Markdown already; the template escapes every other."""
-
-    __slots__ = ()
-
-
-def render_markdown(profile: TunedProfile, file: str) -> str:
-    """Write the report as GitHub and GitLab read it; `file` is the path by which training code names the tuned file."""
-    return _open_environment().get_template("report.md").render(collect_parts(profile, file))
-
-
-@cache
-def _open_environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("autotune.report"),
-        autoescape=False,  # noqa: S701  # that would be for HTML; `finalize` escapes for Markdown
-        finalize=lambda text: text if isinstance(text, Markdown) else escape(str(text)),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
-        "code": write_code,
-        "fence": fence,
-        "gain": lambda step: Markdown(describe_gain(step)),
-        "number": format_number,
-    }
-    return environment
+def render_markdown(profile: TunedProfile, file: str, name: str | None = None) -> str:
+    """Write the report as GitHub and GitLab read it; `name` selects the profile if the file holds several workloads."""
+    report = make_report(profile, file, name)
+    sentences = [f"{report.throughput}; {report.brief}. {report.evidence}", *report.warnings, *report.advice]
+    parts = [f"### dltune: {escape(report.headline)}", "\n".join(f"- {escape(sentence)}" for sentence in sentences)]
+    parts += [_table(report.settings), fence(report.plain_code, "python"), fence(report.load_code, "python")]
+    parts.append(f"<details><summary>Details</summary>\n\n{escape(report.title)}")
+    parts += [f"**{table.title}**\n\n{_table(table)}" for table in report.tables]
+    parts += [fence(report.command, "sh")] if report.command else []
+    return "\n\n".join([*parts, "</details>\n"])
 
 
-def escape(text: str) -> Markdown:
-    """Escape whatever Markdown or HTML could read as more than text, in one line."""
-    line = re.sub(r"([\\`*\[\]<|~&@]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", " ".join(text.split()))
-    line = re.sub(r"^([-+#>=])", r"\\\1", line)
-    return Markdown(re.sub(r"^(\d+)([.)])(?= |$)", r"\1\\\2", line))  # not the start of a numbered list
+def _table(table: Table) -> str:
+    rows = [table.columns, ("---",) * len(table.columns), *([*map(escape, row)] for row in table.rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def write_code(text: str) -> Markdown:
-    """Write a code span that holds in a table, whatever is in it."""
-    line = " ".join(text.split()).replace("|", "\\|")
-    longest = max((len(run) for run in re.findall(r"`+", line)), default=0)
-    ticks, space = "`" * (longest + 1), " " if longest else ""
-    return Markdown(f"{ticks}{space}{line}{space}{ticks}" if line else "")
+def escape(text: str) -> str:
+    """Escape whatever Markdown or HTML reads as more than text, in one line; put what becomes a link into code."""
+    parts = re.split(r"([\s|`]+)", " ".join(text.split()))
+    return re.sub(r"^(\d+)([.)])(?= |$)|^(?=[-+#>=])", r"\1\\\2", "".join(map(_escape_part, parts)))
 
 
-def fence(text: str, language: str) -> Markdown:
-    """Write a block of code, between fences longer than any in it."""
-    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
-    return Markdown(f"{'`' * (longest + 1)}{language}\n{text}\n{'`' * (longest + 1)}")
+def _escape_part(part: str) -> str:
+    if re.search(r"://|www\.|@|#\d", part, re.IGNORECASE):  # GitHub makes links of these even if they are escaped
+        return f"`{part}`"
+    return re.sub(r"([\\`*\[\]<|~&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", part)
+
+
+def fence(text: str, language: str) -> str:
+    """Write a block of code between fences longer than any in it."""
+    ticks = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
+    return f"{ticks}{language}\n{text}\n{ticks}"
