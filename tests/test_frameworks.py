@@ -52,7 +52,7 @@ def list_seen(loader: Any) -> list[float]:
 
 
 class Regression(torch.nn.Module):
-    """A weight that records the sizes of the batches that it learns from, and gives its loss as transformers wants it."""
+    """A weight that records its batch sizes, and returns its loss as transformers expects it."""
 
     def __init__(self) -> None:
         super().__init__()

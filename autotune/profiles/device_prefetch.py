@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -64,14 +65,6 @@ def move_batch(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-class PendingCopy(NamedTuple):
-    """A batch that is being copied."""
-
-    batch: Any  # on the device
-    source: Any = None  # in host memory, which must exist until the end of the copy
-    done: Any = None  # the event after the copy; None if it is complete
-
-
 class DeviceCopier:
     """Copies batches to a device: to CUDA on its own stream, else synchronously."""
 
@@ -79,23 +72,23 @@ class DeviceCopier:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def send(self, batch: Any) -> PendingCopy:
-        """Start to copy a batch; returns before the end of the copy if the batch is pinned."""
+    def send(self, batch: Any) -> Callable[[], Any]:
+        """Start to copy a batch, without waiting if it is pinned; call the result for the batch on the device."""
         if self._stream is None:
-            return PendingCopy(move_batch(batch, self._device))
+            moved = move_batch(batch, self._device)
+            return lambda: moved
         with torch.cuda.stream(self._stream):
             moved = move_batch(batch, self._device)
             done = torch.cuda.Event()
             done.record(self._stream)
-        return PendingCopy(moved, batch, done)
+        return partial(self._wait, moved, done, batch)
 
-    def wait(self, pending: PendingCopy) -> Any:
-        """Return the batch for the current stream, which waits for the copy."""
-        if pending.done is not None:
-            current = torch.cuda.current_stream(self._device)
-            current.wait_event(pending.done)
-            record_stream(pending.batch, current)
-        return pending.batch
+    def _wait(self, moved: Any, done: Any, source: Any) -> Any:
+        """Make the current stream wait for the copy; its source in host memory exists until then."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(done)
+        record_stream(moved, current)
+        return moved
 
 
 def record_stream(batch: Any, stream: Any) -> None:
@@ -113,18 +106,18 @@ def prefetch_batches(batches: Iterator[Any], copier: DeviceCopier) -> Iterator[A
 
     An error of the loader is raised after the batches before it.
     """
-    pending: PendingCopy | None = None
+    pending: Callable[[], Any] | None = None
     try:
         for batch in batches:
             pending, ready = copier.send(batch), pending
             if ready is not None:
-                yield copier.wait(ready)
+                yield ready()
     except Exception:
         if pending is not None:
-            yield copier.wait(pending)
+            yield pending()
         raise
     if pending is not None:
-        yield copier.wait(pending)
+        yield pending()
 
 
 class DevicePrefetcher:

@@ -46,7 +46,7 @@ def read_file(path: Path) -> TunedFile:
     unknown = [field for field, kind in kinds.items() if kind == "extra_forbidden"]
     if "schema_version" in kinds or unknown:
         what = f"has the unknown field {unknown[-1]}" if unknown else f"is not of schema version {SCHEMA_VERSION}"
-        raise ProfileError(f"{path} {what}: another version of dltune wrote it. Use that one, or tune again.")
+        raise ProfileError(f"{path} {what}: another version of dltune, or another program, wrote it.")
     raise ProfileError(f"{path} is not a tuned file: {list(kinds)[-1]}: {problems[0]['msg']}.")
 
 

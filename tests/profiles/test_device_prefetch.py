@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import UserDict, namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import autotune
-from autotune.profiles.device_prefetch import DeviceCopier, PendingCopy, prefetch_batches, record_stream
+from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches, record_stream
 
 CPU = torch.device("cpu")
 
@@ -23,13 +23,14 @@ class DiaryCopier(DeviceCopier):
         super().__init__(CPU)
         self.diary: list[str] = []
 
-    def send(self, batch: Any) -> PendingCopy:
+    def send(self, batch: Any) -> Callable[[], Any]:
         self.diary.append(f"send {batch}")
-        return PendingCopy(batch)
 
-    def wait(self, pending: PendingCopy) -> Any:
-        self.diary.append(f"take {pending.batch}")
-        return pending.batch
+        def wait() -> Any:
+            self.diary.append(f"take {batch}")
+            return batch
+
+        return wait
 
 
 def test_the_copy_of_the_next_batch_starts_before_a_batch_is_yielded() -> None:

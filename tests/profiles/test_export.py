@@ -159,8 +159,8 @@ def test_every_text_is_read_back_as_the_arguments_of_its_library(to: Library, na
 
 
 def test_timm_gets_flags_and_none_for_what_is_off() -> None:
-    assert export_config(WORKERS, "timm").text == "--batch-size 64 --workers 2 --pin-mem\n"
-    assert export_config(PLAIN, "timm").text == "--batch-size 16 --workers 0\n"
+    assert export_config(WORKERS, "timm").text == "--workers 2 --pin-mem --batch-size 64\n"
+    assert export_config(PLAIN, "timm").text == "--workers 0 --batch-size 16\n"
 
 
 @pytest.mark.parametrize("to", WITH_COMMENTS)
