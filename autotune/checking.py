@@ -1,65 +1,112 @@
-"""The second story: does a profile still hold on this machine and for this workload?"""
+"""Checks whether a profile is still valid on this machine, for its workload, and when it is measured again."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from autotune.config import FrozenModel, Interval
+from autotune.config import FrozenModel, Interval, Rate
 from autotune.errors import UsageError
 from autotune.preparation import prepare_run
-from autotune.profiles.identity import WorkloadIdentity
-from autotune.profiles.matching import Difference, compare_age, compare_hardware, compare_software, compare_workloads
-from autotune.profiles.nodes import NodeReading
-from autotune.profiles.saving import change_profile
+from autotune.profiles.match import (
+    Difference,
+    compare_age,
+    compare_hardware,
+    compare_software,
+    compare_workloads,
+    describe_local_hardware,
+    select_profile,
+)
 from autotune.profiles.schema import TunedProfile
-from autotune.profiles.selection import describe_local_hardware, nearest_profile
-from autotune.profiles.trust import refuse_what_others_may_write
+from autotune.profiles.store import read_profiles, warn_if_others_can_write
 from autotune.progress import ProgressListener
-from autotune.request import TuningRequest, check_names
-from autotune.runner.runner import TrialRunner, start_runner
-from autotune.scripts.importing import check_scripts
-from autotune.search.choices import choose_probe_sizes
+from autotune.request import TuningRequest, check_import_strings
+from autotune.runner.runner import start_runner
+from autotune.search.plan import Plan
+from autotune.search.resources import describe_violations
+from autotune.search.space import choose_probe_sizes
 from autotune.search.warm_start import rebuild_request
 from autotune.system.hardware import Hardware, Software
-from autotune.system.machine import MachineProfile, read_machine
+from autotune.system.machine import read_machine
 from autotune.system.versions import read_start_method, read_torch
 from autotune.trial.budgets import plan_budgets
 from autotune.trial.identity import identify
 from autotune.trial.interruption import spawn_error
-from autotune.trial.protocol import IdentityReport
-from autotune.trial.timetable import Timetable
-from autotune.validation.interference import InterferenceMonitor
-from autotune.validation.nodes import add_reading
-from autotune.validation.remeasurement import Remeasurement, compare_with_prediction
-from autotune.validation.rounds import confirm
+from autotune.trial.protocol import RunTrial
+from autotune.trial.timetable import TimeBudget
+from autotune.validation.noise import NoiseMonitor
+from autotune.validation.runs import CandidateRuns, Validation, measure_run, validate_configs
 
-MIN_KEPT_RATIO: Final = 0.9  # of the predicted throughput, or of the baseline: what surely reaches less is retuned
-QUICK_TRIAL_SECONDS: Final = 2.0  # whatever the trials of the tuning took; a quick check takes at least four such
+MIN_RATIO: Final = 0.9  # to the prediction, or to the baseline: profiles that are certainly below are retuned
+MAX_RATIO: Final = 1.25  # to the prediction: a profile that is certainly above was tuned for something else
+USUAL_HALF_WIDTH: Final = 0.1  # relative half-width of the interval of a throughput that was measured once
+NOT_REQUESTED: Final = {"timeout_seconds", "isolation"}  # fields of a request that do not change its result
+
+
+class Remeasurement(FrozenModel):
+    """A new measurement of a profile, compared with its prediction.
+
+    Attributes:
+        samples_per_second: Throughput in fresh processes, median of the runs.
+        predicted: Throughput in the profile.
+        speedup: Throughput over the baseline's in alternating runs; None if the baseline was not measured.
+        speedup_ci95: Its 95% interval.
+        ratio_to_prediction: Measured over predicted speedup, if the baseline of the profile was measured; else measured
+            over predicted throughput.
+        ratio_to_prediction_ci95: Its 95% interval; None if nothing was measured.
+        machine_change: Throughput of the baseline over its throughput in the profile; None if it was not measured.
+        noise: What disturbed the measurement.
+    """
+
+    samples_per_second: Rate
+    predicted: Rate
+    speedup: Rate | None = None
+    speedup_ci95: Interval | None = None
+    ratio_to_prediction: Rate
+    ratio_to_prediction_ci95: Interval | None
+    machine_change: Rate | None = None
+    noise: tuple[str, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the profile is out of date; empty if it is still valid."""
+        if self.ratio_to_prediction_ci95 is None:
+            return ("it no longer runs",)
+        if self.speedup is not None and self.speedup_ci95 is not None and self.speedup_ci95[1] < MIN_RATIO:
+            return (f"it is slower than the baseline: {self.speedup:.2f}x {_format_ci(self.speedup_ci95, '{:.2f}x')}",)
+        low, high = self.ratio_to_prediction_ci95
+        if MIN_RATIO <= high and low <= MAX_RATIO:
+            return ()
+        reached = f"{self.ratio_to_prediction:.0%} {_format_ci((low, high), '{:.0%}')}"
+        adjusted = "" if self.machine_change is None else ", adjusted for machine speed"
+        return (f"it reaches {reached} of its predicted throughput{adjusted}",)
+
+
+def _format_ci(interval: Interval, template: str) -> str:
+    return f"({'-'.join(template.format(bound) for bound in interval)})"
 
 
 class CheckResult(FrozenModel):
-    """What a check found.
+    """Result of a check.
 
     Attributes:
-        profile: Name of the profile.
-        fits: Whether it may stay in use.
-        reasons: Why it should be retuned; empty when it fits.
-        advice: What differs without deciding.
-        remeasured: What it reaches now, if that was asked for.
-        is_recorded: Whether that was added to the profile.
+        profile: Id of the profile.
+        is_valid: Whether it can stay in use.
+        reasons: Why it is out of date; empty if it is valid.
+        info: Other differences, which do not invalidate it.
+        remeasured: Its new measurement, if there is one.
     """
 
     profile: str
-    fits: bool
+    is_valid: bool
     reasons: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()
+    info: tuple[str, ...] = ()
     remeasured: Remeasurement | None = None
-    is_recorded: bool = False
 
 
 def check(
@@ -69,179 +116,196 @@ def check(
     max_age_seconds: float | None = None,
     quick: bool = False,
     with_workload: bool = True,
-    trust: bool = False,
-    record: bool = False,
     progress: ProgressListener | None = None,
 ) -> CheckResult:
-    """Check whether a profile of a tuned file still holds here; nothing is written unless `record` asks for it.
+    """Check whether a profile of a tuned file is still valid here. Nothing is written.
 
     Args:
         path: The tuned file.
-        profile: Name of the profile; None takes the one that fits this machine best.
-        max_age_seconds: Age from which a profile is stale, in seconds; None for any.
-        quick: Whether to measure it against its baseline again.
+        profile: Name of the profile; needed if the file has profiles of several workloads.
+        max_age_seconds: Age in seconds from which a profile is out of date; None for any.
+        quick: Whether to measure it again.
         with_workload: Whether to load the dataset and compare its samples.
-        trust: Whether to import what the file names although other users may have written it.
-        record: Whether to add to the profile what it reaches here, where nothing differs that decides.
-        progress: Is told of each measurement.
+        progress: Receives the events of the measurement.
 
     Returns:
-        Whether it fits, with every reason.
+        Whether it is valid, with every reason if it is not.
 
     Raises:
-        ProfileError: The file cannot be read, has no such profile, or one without its request; or others may have
-            written it, and the workload is to be loaded.
-        UsageError: torch is not installed, or the workload is not what it was; or nothing is measured that could be
-            recorded.
-        WorkloadError: The workload fails.
-        TrialError: The machine refuses to run trials.
-        OutputError: The file cannot be written.
+        ProfileError: The file is not valid, has no such profile, or a profile without a valid request.
+        UsageError: torch is not installed, or the dataset or step cannot be used as stored.
+        WorkloadError: The user's code fails.
+        TrialError: The machine does not allow to start processes.
     """
-    file = Path(path)
-    if record and not quick:
-        raise UsageError("Nothing is measured that could be recorded: give --quick as well.")
-    if (quick or with_workload) and not trust:
-        refuse_what_others_may_write(file)
-    machine = read_machine()
-    chosen, _ = nearest_profile(file, profile, machine)
+    file, progress, machine = Path(path), progress or ProgressListener(), read_machine()
+    chosen = select_profile(file, profile, machine)
+    age = compare_age(chosen.created_at, datetime.now(UTC), max_age_seconds)
     here = describe_local_hardware(machine, chosen)
     if not quick and not with_workload:
-        return compare_profile(chosen, here, software=read_software(chosen), max_age_seconds=max_age_seconds)
-    request = rebuild_request(chosen, here, str(file))
-    check_names(request.workload)
-    check_scripts(request.workload)
-    look = _measure_again if quick else _identify
-    found = look(request, chosen, machine, max_age_seconds, progress or ProgressListener())
-    return _record(file, chosen, found) if record else found
+        return _conclude(chosen, [*_compare(chosen, here, read_software(chosen)), *age])
+    warn_if_others_can_write(file)
+    request = rebuild_request(chosen, str(file))
+    if quick:
+        return verify(request, chosen, progress, age)
+    check_import_strings(request.workload)
+    with start_runner(request, progress) as runner:
+        try:
+            found = runner.identify(choose_probe_sizes(request)[0], plan_budgets(machine, request))
+        except OSError as error:
+            raise spawn_error(error) from None
+    differences = _compare(chosen, machine.hardware(found.accelerator), found.software)
+    workload = compare_workloads(chosen.workload, identify(request.workload, found))
+    return _conclude(chosen, [*differences, *workload, *age])
 
 
-def _record(file: Path, profile: TunedProfile, found: CheckResult) -> CheckResult:
-    """Add to a profile what it reaches here, where nothing differs that decides and the machine was quiet."""
-    seen = found.remeasured
-    if seen is None or not seen.samples_per_second or seen.noise or set(found.reasons) - set(_list_shortfalls(seen)):
+def find_result(request: TuningRequest) -> TunedProfile | None:
+    """Find the validated profile of an earlier run of the same request on this class of machine.
+
+    A request for a prediction (`trials=0`) is also answered by a run with trials.
+    """
+    machine = read_machine()
+    ignored = NOT_REQUESTED if request.trials else NOT_REQUESTED | {"trials"}
+
+    def strip(record: dict[str, object]) -> dict[str, object]:
+        return {name: value for name, value in record.items() if name not in ignored}
+
+    asked = strip(request.record())
+    for profile in read_profiles(Path(request.output)):
+        here = describe_local_hardware(machine, profile)
+        if profile.is_validated and strip(profile.request) == asked and profile.machine_class == here.machine_class:
+            return profile
+    return None
+
+
+def verify(
+    request: TuningRequest,
+    profile: TunedProfile,
+    progress: ProgressListener | None = None,
+    differences: Iterable[Difference] = (),
+) -> CheckResult:
+    """Profile the workload again, and measure a profile again if nothing else makes it out of date.
+
+    One run within the prediction's interval is sufficient; otherwise it is measured in alternation with the baseline.
+    Nothing is started that is predicted to exceed a limit.
+
+    Args:
+        request: The request that the profile was tuned with.
+        profile: The profile.
+        progress: Receives the events of the measurement.
+        differences: Further differences that count.
+
+    Raises:
+        UsageError: The dataset or step cannot be used as stored, or the time limit is too short to profile it.
+        WorkloadError: The user's code fails.
+        TrialError: The machine does not allow to start processes.
+        KeyboardInterrupt: Interrupted by the user.
+    """
+    check_import_strings(request.workload)
+    progress, time_budget = progress or ProgressListener(), TimeBudget(request)
+    with start_runner(request, progress) as runner:
+        plan = prepare_run(request, read_machine(), None, runner, progress, time_budget)
+        changed = _compare(profile, plan.hardware, plan.workload.software)
+        found = [*changed, *compare_workloads(profile.workload, plan.identity), *differences]
+        if any(one.requires_retune for one in found):
+            return _conclude(profile, found)
+        violations = plan.resource_model().predict(profile.config).find_violations(plan.budgets)
+        if violations:
+            return _conclude(profile, found, (f"it would exceed a limit: {describe_violations(violations)}",))
+        monitor = NoiseMonitor(plan.machine.usable_cpus, stop_children=runner.close)
+        return _conclude(
+            profile, found, remeasured=remeasure(plan, profile, runner.run, progress, monitor, time_budget.allows_runs)
+        )
+
+
+def remeasure(
+    plan: Plan,
+    profile: TunedProfile,
+    run_trial: RunTrial,
+    progress: ProgressListener,
+    monitor: NoiseMonitor | None = None,
+    has_time: Callable[[int], bool] = lambda count: True,
+) -> Remeasurement:
+    """Measure a profile once, and again in alternation with the baseline if that is not as predicted."""
+    first, predicted = CandidateRuns(profile.config), profile.result.samples_per_second_ci95
+    measure_run(plan.request, first, run_trial, progress, 1)
+    if predicted is not None and predicted[0] <= first.rate <= MAX_RATIO * predicted[1]:
+        return compare_with_prediction(first, None, profile)
+    validation = validate_configs(plan, [profile.config], run_trial, progress, monitor, has_time)
+    if validation.interrupted_by is not None:
+        raise validation.interrupted_by
+    again = next((one for one in validation.entrants if one.config == profile.config), first)
+    baseline = validation.baseline if validation.baseline.config != profile.config else None
+    return compare_with_prediction(again, baseline, profile, validation.noise)
+
+
+def compare_with_prediction(
+    runs: CandidateRuns, baseline: CandidateRuns | None, profile: TunedProfile, noise: tuple[str, ...] = ()
+) -> Remeasurement:
+    """Compare new runs of a profile, and of its baseline if there are any, with the throughput that it predicts.
+
+    A change of the baseline itself is a change of the machine. A profile without a change from its baseline has no such
+    reference, so its throughput alone counts.
+    """
+    result, then = profile.result, profile.result.baseline
+    found = Remeasurement(
+        samples_per_second=runs.rate,
+        predicted=result.samples_per_second,
+        ratio_to_prediction=0.0,
+        ratio_to_prediction_ci95=None,
+        noise=noise,
+    )
+    if not runs.rate or not result.samples_per_second:
         return found
-    now = datetime.now(UTC).replace(microsecond=0)
-    reading = NodeReading(node=platform.node() or "?", samples_per_second=seen.samples_per_second, created_at=now)
+    now, interval, was, was_interval = runs.rate, runs.ci95(), result.samples_per_second, result.samples_per_second_ci95
+    if baseline is not None and baseline.rate:
+        speedup, speedup_ci95 = runs.compare(baseline)
+        found = found.model_copy(update={"speedup": speedup, "speedup_ci95": speedup_ci95})
+        if then is not None and then.config == baseline.config and then.samples_per_second and result.speedup:
+            found = found.model_copy(update={"machine_change": baseline.rate / then.samples_per_second})
+            now, interval, was, was_interval = speedup, speedup_ci95, result.speedup, result.speedup_ci95
+    factor = math.exp(math.hypot(_log_half_width(interval), _log_half_width(was_interval)))
+    ratio = {"ratio_to_prediction": now / was, "ratio_to_prediction_ci95": (now / was / factor, now / was * factor)}
+    return found.model_copy(update=ratio)
 
-    def change(current: TunedProfile) -> TunedProfile:
-        return add_reading(current, reading) if current.created_at == profile.created_at else current
 
-    change_profile(file, profile.name, change)
-    return found.model_copy(update={"is_recorded": True})
+def _log_half_width(interval: Interval | None) -> float:
+    if interval is None or interval[0] <= 0:
+        return USUAL_HALF_WIDTH
+    return (math.log(interval[1]) - math.log(interval[0])) / 2
 
 
-def _identify(
-    request: TuningRequest,
+def _compare(profile: TunedProfile, here: Hardware, software: Software) -> list[Difference]:
+    return [*compare_hardware(profile.hardware, here), *compare_software(profile.software, software)]
+
+
+def _conclude(
     profile: TunedProfile,
-    machine: MachineProfile,
-    max_age_seconds: float | None,
-    progress: ProgressListener,
-) -> CheckResult:
-    """Compare a profile with the workload as a few batches show it."""
-    with start_runner(request, progress) as runner:
-        found = look_at_workload(runner, request, machine)
-    return compare_profile(
-        profile,
-        machine.hardware(found.accelerator),
-        software=found.software,
-        workload=identify(request.workload, found),
-        max_age_seconds=max_age_seconds,
-    )
-
-
-def look_at_workload(runner: TrialRunner, request: TuningRequest, machine: MachineProfile) -> IdentityReport:
-    """Load the workload, and tell what it is; without workers, and without a measurement."""
-    try:
-        return runner.identify(choose_probe_sizes(request)[0], plan_budgets(machine, request))
-    except OSError as error:
-        raise spawn_error(error) from None
-
-
-def _measure_again(
-    request: TuningRequest,
-    profile: TunedProfile,
-    machine: MachineProfile,
-    max_age_seconds: float | None,
-    progress: ProgressListener,
-) -> CheckResult:
-    """Probe the workload, and measure a profile against its baseline."""
-    request = request.model_copy(update={"trial_seconds": QUICK_TRIAL_SECONDS})
-    with start_runner(request, progress) as runner:
-        plan = prepare_run(request, machine, None, runner, progress, Timetable(request))
-        monitor = InterferenceMonitor(plan.machine.usable_cpus)
-        final = confirm(plan, [profile.config], runner.run, progress, monitor)
-    if final.interrupted_by is not None:
-        raise final.interrupted_by
-    return compare_profile(
-        profile,
-        plan.hardware,
-        software=plan.workload.software,
-        workload=plan.identity,
-        max_age_seconds=max_age_seconds,
-        remeasured=compare_with_prediction(final, profile),
-    )
-
-
-def compare_profile(
-    profile: TunedProfile,
-    here: Hardware,
-    *,
-    software: Software | None = None,
-    workload: WorkloadIdentity | None = None,
-    max_age_seconds: float | None = None,
-    now: datetime | None = None,
+    differences: Iterable[Difference],
+    reasons: tuple[str, ...] = (),
     remeasured: Remeasurement | None = None,
 ) -> CheckResult:
-    """Compare a profile with what is at hand; what is None is left out, and `now` is read from the clock."""
-    found = [
-        *compare_hardware(profile.hardware, here),
-        *(compare_software(profile.software, software) if software is not None else ()),
-        *(compare_workloads(profile.workload, workload) if workload is not None else ()),
-        *compare_age(profile.created_at, now or datetime.now(UTC), max_age_seconds),
-    ]
-    reasons = (*_describe(found, decides=True), *_list_shortfalls(remeasured))
+    """Sum up: what requires retuning is a reason, all else is information."""
+    retune, info = ([str(one) for one in differences if one.requires_retune is kind] for kind in (True, False))
+    reasons = (*retune, *reasons, *(remeasured.reasons if remeasured is not None else ()))
     return CheckResult(
-        profile=profile.name,
-        fits=not reasons,
-        reasons=reasons,
-        advice=_describe(found, decides=False),
-        remeasured=remeasured,
+        profile=profile.id, is_valid=not reasons, reasons=reasons, info=tuple(info), remeasured=remeasured
     )
-
-
-def _describe(differences: Iterable[Difference], *, decides: bool) -> tuple[str, ...]:
-    return tuple(difference.describe() for difference in differences if difference.requires_retune is decides)
-
-
-def _list_shortfalls(found: Remeasurement | None) -> tuple[str, ...]:
-    """Say why a profile that was measured again does not hold."""
-    if found is None:
-        return ()
-    if found.samples_per_second == 0:
-        return ("it does not run any more",)
-    if found.speedup is not None and found.speedup_ci95 is not None and found.speedup_ci95[1] < MIN_KEPT_RATIO:
-        return (f"it is slower than the baseline: {_describe_ratio(found.speedup, found.speedup_ci95)} times as fast",)
-    if found.ratio_to_prediction_ci95 is not None and found.ratio_to_prediction_ci95[1] < MIN_KEPT_RATIO:
-        beside = "" if found.machine_change is None else ", after what the baseline itself changed"
-        return (
-            f"it keeps {_describe_ratio(found.ratio_to_prediction, found.ratio_to_prediction_ci95)} of its predicted throughput{beside}",
-        )
-    return ()
-
-
-def _describe_ratio(ratio: float, interval: Interval) -> str:
-    return f"{ratio:.2f} [{interval[0]:.2f}-{interval[1]:.2f}]"
 
 
 def read_software(profile: TunedProfile) -> Software:
-    """Read the versions at hand without importing torch; the profile gives what is not compared."""
+    """Read the versions at hand without importing torch; values that are not compared are those of the profile.
+
+    Raises:
+        UsageError: torch is not installed.
+    """
     torch = read_torch()
     if torch is None:
-        raise UsageError("torch is not installed here, so no profile can fit: install it first.")
-    here = {
-        "torch": torch.version,
-        "cuda": torch.cuda,
-        "python": platform.python_version(),
-        "start_method": read_start_method(),
-    }
-    return profile.software.model_copy(update=here)
+        raise UsageError("torch is not installed here. Install it first.")
+    return profile.software.model_copy(
+        update={
+            "torch": torch.version,
+            "cuda": torch.cuda,
+            "python": platform.python_version(),
+            "start_method": read_start_method(),
+        }
+    )

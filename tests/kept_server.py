@@ -8,7 +8,7 @@ from typing import Final
 
 from autotune.runner.fork_server import Forked, ForkServer
 from autotune.runner.starting import Starter
-from autotune.trial.sandbox_spec import SandboxSpec
+from autotune.trial.process_spec import SandboxSpec
 
 
 class KeptServer(ForkServer):

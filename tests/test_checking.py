@@ -14,9 +14,9 @@ from autotune.cli.check import describe_check
 from autotune.cli.display import ConfirmationDisplay
 from autotune.config import LoaderConfig
 from autotune.errors import UsageError
-from autotune.profiles.file import read_file
+from autotune.profiles.store import read_file
 from autotune.profiles.schema import TunedProfile
-from autotune.profiles.selection import describe_local_hardware
+from autotune.profiles.match import describe_local_hardware
 from autotune.progress import ProgressListener
 from autotune.search.plan import make_plan
 from autotune.system.machine import read_machine

@@ -13,7 +13,7 @@ import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.profiles.targets import Target
+from autotune.profiles.export import Target
 from tests.builders import make_config
 from tests.profiles.test_export import export_config
 

@@ -27,7 +27,7 @@ from typing import NoReturn
 from autotune.child.keeper import continue_under_keeper
 from autotune.child.namespaces import die_with_parent, enter_sandbox
 from autotune.child.stack_writing import answer_stack_requests
-from autotune.trial.sandbox_spec import SANDBOX_ERROR_PREFIX, SandboxSpec
+from autotune.trial.process_spec import SANDBOX_ERROR_PREFIX, SandboxSpec
 
 
 def guard_process() -> None:

@@ -16,14 +16,14 @@ from torch.utils.data import DataLoader
 
 from autotune.child.stoppable_loader import StoppableDataLoader, make_stoppable
 from autotune.errors import UsageError
-from autotune.profiles.factory_arguments import choose_arguments, list_parameters
+from autotune.profiles.loaders import choose_arguments, list_parameters
 from autotune.settings import SETTINGS, SettingName
 
 LOADER_SETTINGS: Final[tuple[SettingName, ...]] = tuple(
     name for name in get_args(SettingName) if SETTINGS[name].section == "dataloader"
 )
 NEEDING_WORKERS: Final = (  # refused, or idle, without
-    *(knob.name for knob in SETTINGS.values() if knob.needs == "num_workers"),
+    *(setting.name for setting in SETTINGS.values() if setting.needs == "num_workers"),
     "multiprocessing_context",
     "timeout",
 )

@@ -13,11 +13,8 @@ import torch
 
 from autotune.child.step_timer import CudaStepTimer, HostStepTimer, StepTimer
 from autotune.errors import UsageError
-from autotune.system.gpus import GpuState, read_gpu_state
 from autotune.system.hardware import Accelerator
-from autotune.units import format_percent
 
-BUSY_GPU_SHARE: Final = 0.1  # of the time; less is the driver's own
 CALIBRATION_CYCLES: Final = 50_000_000  # 25 to 50 ms: an idle GPU takes as long to raise its clock
 
 
@@ -70,38 +67,14 @@ def read_accelerator(device: torch.device) -> Accelerator | None:
         count=len(alike),
         memory_bytes=facts.total_memory,
         compute_capability=f"{facts.major}.{facts.minor}",
-        uuid=str(getattr(facts, "uuid", "")) or None,
     )
 
 
-def describe_accelerator(device: torch.device) -> Accelerator | None:
-    """Describe the accelerator, with what NVML adds to it; our own process is one of those that use it by now."""
-    found = read_accelerator(device)
-    if found is None or device.type != "cuda":
-        return found
-    state = read_gpu_state(found.uuid or "") or GpuState()
-    return found.model_copy(
-        update={
-            "driver": state.driver,
-            "pcie": state.pcie,
-            "other_processes": max(0, (state.processes or 0) - 1),
-            "others_busy": state.utilization or 0.0,
-        }
-    )
-
-
-def warn_of_device(device: torch.device, accelerator: Accelerator | None) -> str | None:
-    """Say what makes numbers of this device less sure, if anything does."""
-    if accelerator is None:
+def warn_of_device(device: torch.device) -> str | None:
+    """Return a warning about a device whose measurements are less certain; None for the CPU and CUDA."""
+    if device.type in ("cpu", "cuda"):
         return None
-    if device.type != "cuda":
-        return f"{device.type} is used through torch.accelerator and is untested: no pinning, no budget of its memory"
-    if accelerator.other_processes and accelerator.others_busy > BUSY_GPU_SHARE:
-        return (
-            f"{accelerator.other_processes} other processes kept the GPU busy "
-            f"{format_percent(accelerator.others_busy)} of the time before the probe: its numbers are lower than alone"
-        )
-    return None
+    return f"{device.type} is used through torch.accelerator and is untested: no pinning, no budget of its memory"
 
 
 def read_free_memory(device: torch.device) -> int:
@@ -134,7 +107,7 @@ def read_peak(device: torch.device) -> int:
     return int(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else 0
 
 
-class EmulatedStep:
+class SimulatedStep:
     """Keeps a device busy for a given time without keeping the host busy.
 
     On the CPU, where host and device are one, the caller sleeps. On CUDA a kernel spins for a number of

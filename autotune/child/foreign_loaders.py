@@ -7,7 +7,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from autotune.child.adapters import suggest_call
 from autotune.errors import UsageError
 
 
@@ -18,12 +17,12 @@ def refuse_foreign_loader(made: Any, source: str) -> None:
     if found := name_loaders(made):
         raise UsageError(
             f"{source} returned {describe(made)}{found}. dltune tunes one DataLoader of torch at a time: return that, "
-            f"or give a function that makes all of it of the settings, with --loader.{suggest_call(made)}"
+            f"or give a function that makes all of it of the settings, with --loader."
         )
     raise UsageError(
         f"{source} returned {describe(made)}, which can only be gone through, and holds no DataLoader of torch that "
         "could be tuned. Return the Dataset that it reads (a stream of samples must be an IterableDataset), or give a "
-        f"function that makes this of the settings, with --loader.{suggest_call(made)}"
+        f"function that makes this of the settings, with --loader."
     )
 
 
@@ -38,7 +37,7 @@ def refuse_loader_within(dataset: IterableDataset[Any], source: str) -> None:
         raise UsageError(
             f"{source} returned {describe(dataset)}{found}. It is a loader by itself: a DataLoader around it would "
             "batch its batches, and start workers in its workers. Give a function that makes it of the settings, with "
-            f"--loader.{suggest_call(dataset)}"
+            f"--loader."
         )
 
 

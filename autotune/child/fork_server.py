@@ -11,26 +11,36 @@ where forking from it would not be safe.
 
 from __future__ import annotations
 
+import array
+import contextlib
+import ctypes
 import gc
 import json
 import os
+import random
 import signal
 import socket
+import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from autotune.child.namespaces import die_with_parent
-from autotune.child.own_memory import own_memory
-from autotune.child.own_randomness import draw_anew
-from autotune.system.processes import count_threads
-from autotune.trial.sandbox_spec import SandboxSpec
+from autotune.system.processes import PAGE_BYTES, count_threads
+from autotune.trial.process_spec import SandboxSpec
 
 MAX_ORDER_BYTES: Final = 2**20
 UNSAFE: Final = 5  # exit code
 
 RunTrial = Callable[[int, int, SandboxSpec, Callable[[], None]], NoReturn]
+ENTRY_BYTES: Final = 8  # of /proc/self/pagemap, for each page
+PRESENT: Final = 1 << 63
+OF_FILE: Final = 1 << 61  # not written to so far; its copy would be memory that a process of its own does not have
+MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; earlier kernels refuse, and copy in their own time
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def serve_forks(connection: socket.socket, tuner: int, run_trial: RunTrial) -> NoReturn:
@@ -59,7 +69,7 @@ def serve_forks(connection: socket.socket, tuner: int, run_trial: RunTrial) -> N
         if not pid:
             connection.close()
             _become_trial(order["trial"], *descriptors)
-            run_trial(descriptors[0], server, SandboxSpec(**order["trial"]["sandbox"]), own_memory)
+            run_trial(descriptors[0], server, SandboxSpec(**order["trial"]["sandbox"]), unshare_cow_pages)
         for descriptor in descriptors:
             os.close(descriptor)
         connection.send(json.dumps({"pid": pid}).encode())
@@ -106,5 +116,43 @@ def _become_trial(trial: dict[str, Any], line: int, log: int) -> None:
     os.chdir(trial["working_dir"])
     os.environ.update(trial["environment"])
     tempfile.tempdir = None
-    draw_anew()
+    reseed_rngs()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def unshare_cow_pages() -> None:
+    """Copy every page in use that may be written to; what the kernel refuses stays shared."""
+    with contextlib.suppress(OSError):
+        for start, pages in list(_list_pages_in_use()):
+            _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(pages * PAGE_BYTES), MADV_POPULATE_WRITE)
+
+
+def _list_pages_in_use() -> Iterator[tuple[int, int]]:
+    """List runs of pages, each by its address and length, of the private memory that may be written to."""
+    with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
+        for start, end in _list_private_ranges():
+            pagemap.seek(start // PAGE_BYTES * ENTRY_BYTES)
+            entries = array.array("Q", pagemap.read((end - start) // PAGE_BYTES * ENTRY_BYTES))
+            place = start
+            for is_own, run in groupby(entries, key=lambda entry: entry & (PRESENT | OF_FILE) == PRESENT):
+                pages = sum(1 for _ in run)
+                if is_own:
+                    yield place, pages
+                place += pages * PAGE_BYTES
+
+
+def _list_private_ranges() -> list[tuple[int, int]]:
+    ranges = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, permissions, *_ = line.split()
+        if permissions == "rw-p":
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            ranges.append((start, end))
+    return ranges
+
+
+def reseed_rngs() -> None:
+    """Seed Python's generator and numpy's global one from the system; torch's begins alike in every process."""
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
-from autotune.child.epoch_recorder import EpochRecorder
+from autotune.child.distributed import Alone
 from autotune.child.factory_calls import MeasuredLoader
 from autotune.child.loader_building import (
     build_loader,
@@ -23,15 +23,16 @@ from autotune.child.loader_building import (
     count_epoch_samples,
     is_forking,
 )
-from autotune.child.lockstep import Alone
 from autotune.child.sample_counts import check_epoch_length, check_fetched, check_handed_out
+from autotune.child.step_timer import StepTimer
 from autotune.child.stoppable_loader import StoppableDataLoader
 from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
 from autotune.child.tracebacks import annotate_dead_workers, find_requested_index
 from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.profiles.device_prefetch import make_copier, prefetch_batches
+from autotune.child.batches import count_samples
+from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.system.kernel_files import PROC
 from autotune.system.shared_memory import list_mapped_segments, remove_shm_segments
 from autotune.trial.measurement import EpochTrace, Measurement
@@ -43,6 +44,70 @@ if TYPE_CHECKING:
 WARM_UP_STEPS: Final = 3
 DEVICE_WARM_UP_STEPS: Final = 6  # libraries load, kernels are chosen, compiled code records its graphs
 PEAK_INTERVAL_SECONDS: Final = 0.1  # asking for the allocator's peak takes a tenth of a millisecond
+
+
+class EpochRecorder:
+    """Notes the times of one epoch; `delivered` samples are those that arrived, where they are counted."""
+
+    def __init__(self, loader: MeasuredLoader, timer: StepTimer, *, is_map: bool, is_counted: bool) -> None:
+        self._loader = loader
+        self._timer = timer
+        self._is_map = is_map  # then the sampler counts the samples
+        self._is_counted = is_counted
+        self._started = time.perf_counter()
+        self.batches = 0
+        self.delivered = 0
+        self._closed_after: int | None = None
+
+    def note_batch(self, batch: Any) -> None:
+        """Record that a batch has been given to the step."""
+        self.batches += 1
+        if self._is_counted:
+            self.delivered += count_samples(batch, self._loader.batch_size or 1)
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing more is handed out, or soon will not be."""
+        return self._closed_after is not None or self._loader.index_source.closed
+
+    def close(self, epoch_batches: int | None) -> None:
+        """Have the epoch end soon, and record where it was told to."""
+        self._closed_after = self.batches
+        self._loader.close(epoch_batches)
+
+    def count_samples(self) -> int:
+        """Count the samples up to and with the batch under way."""
+        if self._is_map:
+            return self._loader.index_source.count_samples(self.batches + 1)
+        return self.delivered + (self._loader.batch_size or 1)
+
+    def snapshot(self) -> EpochTrace:
+        """Give the epoch as far as the device is through with it, as if it were closed now."""
+        moments, waited = self._timer.read()
+        return self._trace(moments, waited, moments[-1] if moments else 0.0, len(moments))
+
+    def finish(self) -> EpochTrace:
+        """Give the epoch, now that the loader says it is over or that it was left, and the device is through."""
+        ended = time.perf_counter() - self._started
+        moments, waited = self._timer.read()
+        closed = self._closed_after
+        if closed is None and self._loader.index_source.closed:
+            closed = len(moments)  # it closed by itself, at a mini-epoch's length
+        return self._trace(moments, waited, max([ended, *moments[-1:]]), closed)
+
+    def _trace(
+        self, moments: Sequence[float], waited: float, end_seconds: float, closed_after: int | None
+    ) -> EpochTrace:
+        source = self._loader.index_source
+        return EpochTrace(
+            batch_seconds=tuple(round(moment, 6) for moment in moments),
+            end_seconds=end_seconds,
+            wait_seconds=waited,
+            batch_waits=tuple(round(wait, 6) for wait in self._timer.waits[: len(moments)]),
+            samples=source.count_samples(len(moments)) if self._is_map else self.delivered,
+            promised_batches=source.batches if self._is_map else None,
+            closed_after=closed_after,
+        )
 
 
 def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, config: LoaderConfig) -> None:
@@ -88,8 +153,7 @@ def list_workers(iterator: Iterator[Any] | None) -> list[BaseProcess]:
 class TrialRun:
     """One trial under way: its loader, its stopping rule, its traces.
 
-    `on_batch` is told the batches so far; `ranks` keeps step with the other training processes, where there are such;
-    `before_epoch` makes ready for an epoch, by one process for all.
+    `on_batch` is called with the batches so far; `ranks` keeps step with the other training processes, if any.
     """
 
     def __init__(
@@ -100,10 +164,8 @@ class TrialRun:
         request: TrialRequest,
         on_batch: Callable[[int], None],
         ranks: Alone | None = None,
-        before_epoch: Callable[[], None] = lambda: None,
     ) -> None:
         self._step = step
-        self._before_epoch = before_epoch
         self._ranks = ranks or Alone()
         self._device = device
         self._on_batch = on_batch
@@ -117,7 +179,7 @@ class TrialRun:
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
         self._stopping = StoppingRule(request, self._epoch_batches)
         self._max_gpu_bytes = request.gpu_bytes
-        self._copier = make_copier(device) if request.config.process.device_prefetch else None
+        self._copier = DeviceCopier(device) if request.config.process.device_prefetch else None
         self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
         self._batches = 0
@@ -125,7 +187,6 @@ class TrialRun:
         self._recorder: EpochRecorder | None = None
         self._iterator: Iterator[Any] | None = None
         self._batch: Any = None
-        self._preparing = 0.0  # seconds that are not the trial's
         self._worker_pids: set[int] = set()
 
     def count_samples(self) -> int:
@@ -181,17 +242,14 @@ class TrialRun:
 
     def _read_clock(self) -> float:
         """Read the seconds of the trial; they begin when all workers are there, where starting them takes seconds."""
-        elapsed = time.perf_counter() - self._started - self._preparing
+        elapsed = time.perf_counter() - self._started
         under_way = 0 if self._recorder is None else self._recorder.batches
         if self._start_seconds is None and (self._traces or under_way >= self._workers):
             self._start_seconds = elapsed
         return 0.0 if self._start_seconds is None else elapsed - self._start_seconds
 
     def _run_epoch(self, max_batches: int) -> EpochTrace:
-        began = time.perf_counter()
-        self._ranks.agree(self._before_epoch)
         announce_epoch(self._loader, self._ranks.start_epoch())
-        self._preparing += time.perf_counter() - began
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
         if not self._loader.ends_with_sampler:  # what was left is taken down before the next epoch's clock starts
             self._iterator = self._batch = None

@@ -9,7 +9,6 @@ from typing import Any, Final, Self
 
 from torch.utils.data import DataLoader
 
-from autotune.child.adapters import suggest_call
 from autotune.child.constructor_calls import LOADER_SETTINGS, ConstructorCall, ConstructorCalls, describe_class
 from autotune.child.factory_calls import FactoryCall, MeasuredLoader
 from autotune.child.stoppable_loader import StoppableDataLoader
@@ -102,7 +101,7 @@ def adopt_loader(loader: DataLoader[Any], own: LoaderConfig, calls: ConstructorC
         raise UsageError(
             f"{source} returned a {name}, which has its own {', '.join(methods)}: a plain DataLoader in its place "
             "would not be what trains, and dltune did not see how it was made. Give a function that makes it of the "
-            f"settings, with --loader, or have the factory call its class and return it as it is.{suggest_call(loader)}"
+            f"settings, with --loader, or have the factory call its class and return it as it is."
         )
     fixed = _find_fixed(call, own.dataloader)
     if "num_workers" in fixed:
@@ -111,7 +110,7 @@ def adopt_loader(loader: DataLoader[Any], own: LoaderConfig, calls: ConstructorC
             f"{_explain_refusal(call)}. "
             "Let its __init__ take num_workers, prefetch_factor, pin_memory and persistent_workers, or **kwargs, and "
             f"hand them on to DataLoader; or give a function that makes it of the settings, with --loader."
-            f"{suggest_call(loader)}"
+            f""
         )
     call = replace(call, fixed=frozenset(fixed))
     return OwnLoader(call, _read_values(fixed, own), *_look_at_iterating(call, methods), cls=type(loader))

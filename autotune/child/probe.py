@@ -1,23 +1,28 @@
-"""Profiles the workload before the first trial: what a sample costs, and what the step alone could reach."""
+"""Profiles the workload before the first trial: what a sample costs, and the throughput of the step alone."""
 
 from __future__ import annotations
 
+import platform
 import resource
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import torch
 from torch.utils.data import SequentialSampler
 
 from autotune.child import probe_workers
-from autotune.child.adapters import warn_of
-from autotune.child.cost_fit import fit_bytes, fit_cost
-from autotune.child.device import describe_accelerator, read_free_memory, warn_of_device
-from autotune.child.identity import read_software
+from autotune.child.device import read_accelerator, read_free_memory, warn_of_device
 from autotune.child.loader_building import build_plain_loader, count_epoch_batches
-from autotune.child.probe_batches import BatchSizeProfile, OnPhase, profile_batch_sizes
+from autotune.child.probe_batches import (
+    BatchSizeProfile,
+    OnPhase,
+    load_batches,
+    measure_sample_bytes,
+    profile_batch_sizes,
+    usual_batch_size,
+)
 from autotune.child.probe_cow import predict_cow_growth
 from autotune.child.probe_data import compare_workers, describe_differing
-from autotune.child.probe_decoders import find_faster_decoder
 from autotune.child.probe_lines import find_costly_lines
 from autotune.child.probe_sharding import (
     count_samples_single_process,
@@ -25,21 +30,18 @@ from autotune.child.probe_sharding import (
     describe_idle_workers,
     workers_duplicate_data,
 )
-from autotune.child.probe_slow_samples import describe_slow_samples
-from autotune.child.probe_start import choose_start_method, describe_start
 from autotune.child.probe_storage import describe_storage
 from autotune.child.reading_traces import HANGS, hangs_after_reading
-from autotune.child.shared_files import warn_of_shared_files
+from autotune.child.timing import fit_bytes, fit_cost
 from autotune.child.training_step import Step
-from autotune.child.worker_look import WorkerLook, look_at_worker, warn_of_affinity
 from autotune.child.workload_loading import LoadedWorkload
+from autotune.system.environment import read_thread_variables
+from autotune.system.hardware import Software
 from autotune.system.machine import read_memory_limit
 from autotune.system.processes import read_resident
-from autotune.trial.protocol import WORKER_PHASE, ProbeCommand, Traces
+from autotune.system.versions import read_own_version, read_start_method_in_force
+from autotune.trial.protocol import WORKER_PHASE, IdentityReport, ProbeCommand, Traces
 from autotune.trial.workload_profile import LinearCost, WorkloadProfile
-
-if TYPE_CHECKING:
-    import torch
 
 MIN_SECONDS: Final = 1e-9
 MAX_LOOK_SECONDS: Final = 1.0  # that a round's batch may take, for looks at what no throughput shows to be worth it
@@ -55,7 +57,7 @@ class WorkerFindings(NamedTuple):
     many: float | None = None  # of as many as `count_round_workers` gives, as is the cold one
     differing: Sequence[int] = ()  # samples that they deliver differently
     notes: tuple[str | None, ...] = ()
-    look: WorkerLook = WorkerLook()
+    usage: probe_workers.WorkerUsage = probe_workers.WorkerUsage()
 
 
 def profile_workload(
@@ -66,38 +68,34 @@ def profile_workload(
     The order matters: workers are looked at before this process has met the dataset, and again afterwards. Where that
     left what they would inherit, it is given instead: another process is to be asked, and told so.
     """
-    files = warn_of_shared_files(workload)  # before this process opens any by itself
     on_device = _describe_device(device)
     order = order.model_copy(update={"with_workers": order.with_workers and "num_workers" not in workload.fixed})
     found = _look_before_reading(workload, order, on_phase)
     usual, profiles = profile_batch_sizes(workload, step, device, order, on_phase)
     traces = order.traces or _look_for_hangs(workload, order, on_phase, usual)
-    if order.chooses_start_method and _enter_worker_phase(order, on_phase):
-        workload = choose_start_method(workload, order.usable_cpus, may_fork=not traces.hangs)
     traces = traces if workload.forks_workers else Traces()
     if traces != Traces() and order.with_workers and order.traces is None:
         return traces
     costs = _fit_costs(usual, profiles)
     batch_seconds = costs["load_cost"].per_batch(probe_workers.ROUND_BATCH_SIZE)
-    loading = _look_at_loading(workload, batch_seconds)
+    costly_lines = find_costly_lines(workload) if batch_seconds <= MAX_LOOK_SECONDS else ()
     rss_bytes = read_resident("self")[0] or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # or its peak
     if order.traces is None:
         found = _look_at_workers(workload, order, on_phase, batch_seconds)._replace(cold=found.cold)
     costs |= _fit_worker_costs(workload, costs["load_cost"], found, order.usable_cpus)
     if not traces.hangs and _enter_worker_phase(order, on_phase):
         costs |= _measure_sharing(workload, [round(profile.samples) for profile in profiles], order.usable_cpus)
-    start = describe_start(workload, costs.get("worker_start_cost"))
-    device_doubt = warn_of_device(device, on_device["accelerator"])
-    notes = (HANGS if traces.hangs else None, files, *found.notes, start, device_doubt)
+    start = probe_workers.describe_start(workload, costs.get("worker_start_cost"))
+    notes = (HANGS if traces.hangs else None, *found.notes, start, warn_of_device(device))
     return WorkloadProfile(
         leaves_traces=traces != Traces(),
         differing_samples=len(found.differing),
-        worker_threads_cpu=found.look.threads_cpu,
-        worker_bytes=0 if workload.forks_workers else found.look.memory_bytes,
+        worker_threads_cpu=found.usage.threads_cpu,
+        worker_bytes=0 if workload.forks_workers else found.usage.memory_bytes,
         rss_bytes=rss_bytes,
         notes=_list_notes(workload, notes),
+        costly_lines=costly_lines,
         **on_device,
-        **loading,
         **_describe_parts(workload),
         **costs,
     )
@@ -105,10 +103,9 @@ def profile_workload(
 
 def _describe_device(device: torch.device) -> dict[str, Any]:
     """Say what the workload meets on this device before it runs there, by the profile's fields."""
-    accelerator = describe_accelerator(device)
     return {
-        "accelerator": accelerator,
-        "software": read_software(accelerator),
+        "accelerator": read_accelerator(device),
+        "software": read_software(),
         "gpu_room_bytes": read_free_memory(device),
         "pinning": device.type == "cuda",
     }
@@ -136,10 +133,9 @@ def _look_for_hangs(
 def _list_notes(workload: LoadedWorkload, seen: Iterable[str | None]) -> tuple[str, ...]:
     """List what is to be said of a workload, in the order in which one reads it."""
     own = None if workload.own is None else workload.own.describe()
-    told = warn_of_libraries(workload)
     shares = describe_idle_workers(workload), describe_epochs(workload)
     cold = describe_storage(workload.sample_counts.reads, workload.promised_samples or 0, read_memory_limit())
-    return tuple(filter(None, (own, *told, workload.note, *seen, *shares, cold, doubt_training(workload))))
+    return tuple(filter(None, (own, *seen, *shares, cold, warn_of_validation_data(workload))))
 
 
 def _look_at_workers(
@@ -157,19 +153,11 @@ def _look_at_workers(
     growth = predict_cow_growth(workload)
     if seconds is None or seconds > MAX_LOOK_SECONDS:
         return WorkerFindings(few=few, many=many, notes=(growth,))
-    look = look_at_worker(workload)
+    usage = probe_workers.measure_worker(workload)
     data = compare_workers(workload, workers_first=order.traces is not None)
-    slow = describe_slow_samples(workload.parts.dataset, data.reads)
     cold = describe_storage(data.reads.values(), workload.promised_samples or 0, read_memory_limit())
-    notes = (describe_differing(data.differing), slow, cold, growth, warn_of_affinity(look))
-    return WorkerFindings(None, few, many, data.differing, notes, look)
-
-
-def _look_at_loading(workload: LoadedWorkload, batch_seconds: float) -> dict[str, Any]:
-    """Say what loading spends its time in, by the profile's fields, unless a batch takes long."""
-    if batch_seconds > MAX_LOOK_SECONDS:
-        return {}
-    return {"costly_lines": find_costly_lines(workload), "faster_decoder": find_faster_decoder(workload) or ""}
+    notes = (describe_differing(data.differing), cold, growth)
+    return WorkerFindings(None, few, many, data.differing, notes, usage)
 
 
 def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
@@ -188,7 +176,6 @@ def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
         "shards": count_shards(workload) if workload.kind == "iterable" else None,
         "baseline": workload.baseline,
         "loader_class": None if own is None else own.call.name,
-        "knobs": dict(workload.usual_knobs),
         "fixed_settings": dict(workload.fixed),
         "loader_decides": () if own is None else tuple(own.fixed),
         "multiprocessing_context": workload.start_method,
@@ -226,15 +213,8 @@ def _fit_costs(usual: BatchSizeProfile, profiles: Sequence[BatchSizeProfile]) ->
     }
 
 
-def warn_of_libraries(workload: LoadedWorkload) -> list[str]:
-    """Say what is known of the measurements of other libraries' loaders and datasets."""
-    made = [] if workload.own is None else [workload.own.cls]
-    classes = [*made, type(workload.parts.dataset)]
-    return list(dict.fromkeys(filter(None, map(warn_of, classes))))
-
-
-def doubt_training(workload: LoadedWorkload) -> str | None:
-    """Ask whether this is the loader for validation, where something says so."""
+def warn_of_validation_data(workload: LoadedWorkload) -> str | None:
+    """Return a warning if the loader looks like one for validation."""
     dataset, signs = workload.parts.dataset, []
     if isinstance(workload.parts.sampler, SequentialSampler):
         signs.append("it is not shuffled")
@@ -244,7 +224,7 @@ def doubt_training(workload: LoadedWorkload) -> str | None:
         signs.append(f"its `split` is {str(split)!r}")
     if not signs:
         return None
-    return f"Is this the data for validation ({', '.join(signs)})? What is tuned should be what trains."
+    return f"This looks like a validation loader ({', '.join(signs)}). Tune the loader that you train with."
 
 
 def _ratio(parts: Sequence[float], wholes: Sequence[float]) -> float:
@@ -295,3 +275,31 @@ def _probe_transfer(workload: LoadedWorkload, sizes: Sequence[int]) -> dict[str,
         "collate_cost": fit_cost([(size, collate) for size, collate, _ in rounds]),
         "transfer_cost": fit_cost([(size, transfer) for size, _, transfer in rounds]),
     }
+
+
+def identify_workload(
+    workload: LoadedWorkload, device: torch.device, batch_size: int, on_phase: OnPhase
+) -> IdentityReport:
+    """Load batches of this size as the probe does, and measure their samples as it does."""
+    batch, _, samples = load_batches(workload, usual_batch_size(workload, batch_size), on_phase)
+    return IdentityReport(
+        kind=workload.kind,
+        samples=workload.promised_samples,
+        sample_bytes=measure_sample_bytes(batch, samples),
+        loader_class=None if workload.own is None else workload.own.call.name,
+        loader_decides=() if workload.own is None else tuple(workload.own.fixed),
+        software=read_software(),
+        accelerator=read_accelerator(device),
+    )
+
+
+def read_software() -> Software:
+    """Read the versions that this process runs with, and how it starts its workers."""
+    return Software(
+        dltune=read_own_version(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        python=platform.python_version(),
+        start_method=read_start_method_in_force(),
+        thread_variables=read_thread_variables(),
+    )

@@ -1,4 +1,4 @@
-"""Do workers deliver the data that the training process would? What they break without an error no throughput shows."""
+"""Checks the samples: whether workers deliver the same ones as the training process, and how many raise."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from autotune.child.probe_storage import SampleRead, measure_read
 from autotune.child.probe_workers import single_thread
-from autotune.child.sample_reads import SampleRead, measure_read
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
 
@@ -33,6 +33,9 @@ WORKERS: Final = 2  # that read at the same time
 BATCH: Final = 2  # samples; small ones let the workers take turns often
 MAX_NAMED: Final = 3  # indices, in a sentence
 MAX_DEPTH: Final = 6  # of objects within objects
+MAX_SAMPLES: Final = 2000
+MAX_SECONDS: Final = 2.0
+MAX_FIRST_FAILURES: Final = 20  # in a row, from the first on; then it is the dataset, and no sample
 
 
 class DigestedSamples(Dataset[str]):
@@ -190,3 +193,29 @@ def _list_tensor_pieces(tensor: torch.Tensor) -> Iterator[bytes]:
     yield f"{tensor.dtype}{tuple(tensor.shape)}".encode()
     if tensor.layout == torch.strided:
         yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def describe_failure_rate(workload: LoadedWorkload) -> str | None:
+    """Say how many samples raise, asked one by one at random; None where all or none do, or where they cannot be."""
+    dataset, parts = workload.parts.dataset, workload.parts
+    if workload.kind != "map" or parts.sampler is not None or parts.batch_sampler is not None:
+        return None
+    length = len(dataset)  # type: ignore[arg-type]  # a map dataset without a sampler was refused if it has none
+    deadline = time.perf_counter() + MAX_SECONDS
+    tried, failed = 0, []
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(0))  # of its own: the user's stays as it was
+    for index in order[:MAX_SAMPLES].tolist():
+        tried += 1
+        try:
+            dataset[index]
+        except Exception:  # whatever the user's code raises: it is counted
+            failed.append(index)
+        if len(failed) == tried >= MAX_FIRST_FAILURES or time.perf_counter() > deadline:
+            break
+    if not 0 < len(failed) < tried:
+        return None
+    verb = "raises" if len(failed) == 1 else "raise"
+    return (
+        f"About {len(failed)} of {tried:,} samples {verb} (one is sample {failed[0]}), without workers: a training run "
+        "would meet them as well. Mend them, or have the dataset replace such samples."
+    )

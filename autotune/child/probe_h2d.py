@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.child.call_timing import time_device_calls
-from autotune.child.device import EmulatedStep, synchronize
-from autotune.profiles.batches import find_tensors
-from autotune.profiles.device_prefetch import StreamCopier
+from autotune.child.device import SimulatedStep, synchronize
+from autotune.child.timing import time_device_calls
+from autotune.profiles.device_prefetch import DeviceCopier, find_tensors
 from autotune.trial.workload_profile import H2DBandwidth
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class H2DBench:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._copier = StreamCopier(device)
+        self._copier = DeviceCopier(device)
 
     def now(self) -> float:
         """Read the clock, in seconds."""
@@ -43,7 +42,7 @@ class H2DBench:
 
     def occupy(self, seconds: float) -> Callable[[], None]:
         """Give what keeps the device computing for so long."""
-        return EmulatedStep(self._device, seconds)
+        return SimulatedStep(self._device, seconds)
 
     def settle(self) -> None:
         """Wait until the device has done all it was given."""

@@ -1,4 +1,4 @@
-"""Which lines does loading spend its time in? They are looked up many times a second, beside rounds that are timed."""
+"""Sampling profiler for data-loading code: finds the lines of the user's own code that loading spends its time in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
@@ -18,59 +19,66 @@ from autotune.system.code_places import is_library
 from autotune.trial.workload_profile import CostlyLine
 
 SECONDS: Final = 0.2
-INTERVAL_SECONDS: Final = 2e-3  # from one look to the next
-MIN_LOOKS: Final = 20  # of fewer no share is told
+INTERVAL_SECONDS: Final = 2e-3
+MIN_LOOKS: Final = 20  # fewer give no share
 MAX_LINES: Final = 5
-MIN_SHARE: Final = 0.05  # of loading; what takes less is not worth a look
+MIN_SHARE: Final = 0.05  # of loading
 FETCH: Final = os.path.join("torch", "utils", "data", "_utils", "fetch.py")  # noqa: PTH118  # the end of a path
 
 Place = tuple[str, int, str]
 """File, line and function."""
 
 
-class LineWatch(threading.Thread):
-    """Counts in which lines a thread stands while it loads, until it is told to end."""
+class SamplingProfiler(threading.Thread):
+    """Samples the stack of a thread while it loads, until it is stopped.
+
+    Attributes:
+        looks: Samples of a stack that was loading.
+        counts: Samples by the innermost line of the user's own code.
+    """
 
     def __init__(self, watched: int) -> None:
         super().__init__(daemon=True)
+        self.looks = 0
         self.counts: Counter[Place] = Counter()
         self._watched = watched
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Look again and again."""
+        """Sample until `stop` is called."""
         while not self._ended.wait(INTERVAL_SECONDS):
-            if (place := find_place(sys._current_frames().get(self._watched))) is not None:
+            frames = list_loading_frames(sys._current_frames().get(self._watched))
+            self.looks += bool(frames)
+            if (place := find_own_line(frames)) is not None:
                 self.counts[place] += 1
 
-    def end(self) -> None:
-        """Stop looking, and wait until nothing of the thread is left: workers are forked later."""
+    def stop(self) -> None:
+        """Stop sampling, and wait for the end of the thread: workers are forked later."""
         self._ended.set()
         self.join()
 
 
 def find_costly_lines(workload: LoadedWorkload) -> tuple[CostlyLine, ...]:
-    """Load in this process for a moment, and list the lines that took most of it, the costliest first."""
+    """Load in this process for a moment, and return the lines that took most of it, the costliest first."""
     if workload.own is not None:  # which may load elsewhere
         return ()
-    watch = LineWatch(threading.get_ident())
+    profiler = SamplingProfiler(threading.get_ident())
     deadline = time.perf_counter() + SECONDS
-    watch.start()
+    profiler.start()
     try:
         with single_thread():
             for _ in build_plain_loader(workload, ROUND_BATCH_SIZE):
                 if time.perf_counter() > deadline:
                     break
-    except Exception:  # whatever it is, the trials will meet it and name it
+    except Exception:  # the trials will meet it and name it
         return ()
     finally:
-        watch.end()
-    return rank_lines(watch.counts)
+        profiler.stop()
+    return rank_lines(profiler.counts, profiler.looks)
 
 
-def rank_lines(counts: Counter[Place]) -> tuple[CostlyLine, ...]:
-    """Give the lines with the largest counts, as shares of all."""
-    looks = counts.total()
+def rank_lines(counts: Counter[Place], looks: int) -> tuple[CostlyLine, ...]:
+    """Return the lines with the largest counts, as shares of all samples."""
     if looks < MIN_LOOKS:
         return ()
     ranked = [(place, count / looks) for place, count in counts.most_common(MAX_LINES)]
@@ -81,13 +89,16 @@ def rank_lines(counts: Counter[Place]) -> tuple[CostlyLine, ...]:
     )
 
 
-def find_place(frame: FrameType | None) -> Place | None:
-    """Find the innermost line of the user's in a stack that loads, else that of the dataset; None if nothing loads."""
-    below: list[FrameType] = []
+def list_loading_frames(frame: FrameType | None) -> list[FrameType]:
+    """Return the frames of a stack below torch's fetcher, the innermost first; empty if it does not load."""
+    frames: list[FrameType] = []
     while frame is not None and not frame.f_code.co_filename.endswith(FETCH):
-        below.append(frame)
+        frames.append(frame)
         frame = frame.f_back
-    if frame is None or not below:
-        return None
-    own = next((one for one in below if not is_library(one.f_code.co_filename)), below[-1])
-    return own.f_code.co_filename, own.f_lineno, own.f_code.co_name
+    return [] if frame is None else frames
+
+
+def find_own_line(frames: Sequence[FrameType]) -> Place | None:
+    """Return the innermost line of the user's own code; None if there is none."""
+    own = next((one for one in frames if not is_library(one.f_code.co_filename)), None)
+    return None if own is None else (own.f_code.co_filename, own.f_lineno, own.f_code.co_name)

@@ -11,25 +11,28 @@ import itertools
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from autotune.child.call_timing import time_calls
 from autotune.child.factory_calls import MeasuredLoader
 from autotune.child.loader_building import build_plain_loader
 from autotune.child.measurement import settle_garbage
+from autotune.child.timing import time_calls
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import ProcessSettings
 from autotune.errors import WorkloadError
 from autotune.system.machine import count_whole_cpus
+from autotune.system.processes import measure_pss, read_thread_seconds
+from autotune.system.versions import read_start_method_in_force
 from autotune.trial.workload_profile import LinearCost
+from autotune.units import format_seconds
 from autotune.workload import Workload
 
 MAX_ROUND_WORKERS: Final = 16  # of a round; more tell nothing new
@@ -38,6 +41,11 @@ MAX_FETCH_SECONDS: Final = 0.3  # spent on fetching samples that are then handed
 TRANSFER_BATCHES: Final = 24
 TRANSFER_SECONDS: Final = 0.25
 COLLATE_SECONDS: Final = 0.05
+USAGE_BATCHES: Final = 2  # after the first one, with which libraries set themselves up
+OWN_THREADS: Final = 3  # of a worker: the one that loads, and two that send batches
+MIN_THREAD_SECONDS: Final = 5e-3  # of CPU time; less says nothing about threads
+NOTABLE_START_SECONDS: Final = 0.2  # of starting a worker; a fork takes less
+DESCRIBED_WORKERS: Final = 8
 
 
 def count_round_workers(usable_cpus: float) -> int:
@@ -103,6 +111,51 @@ def measure_manager_start(usable_cpus: float) -> float:
     process = ProcessSettings(sharing_strategy="file_system")
     cold, warm = (time_worker_round(workload, workers, process) for _ in range(2))
     return per_worker_warmup_seconds(cold, warm, workers, usable_cpus)
+
+
+class WorkerUsage(NamedTuple):
+    """What a worker uses after its first batches; zeros if unknown."""
+
+    threads_cpu: float = 0.0  # CPU time of its other threads over that of the one that loads
+    memory_bytes: int = 0  # its share of the machine's memory, without /dev/shm
+
+
+def measure_worker(workload: LoadedWorkload) -> WorkerUsage:
+    """Start a worker and measure its threads and its memory after a few batches; the user's own loaders are skipped."""
+    if workload.own is not None:
+        return WorkerUsage()
+    try:
+        loader = build_plain_loader(workload, ROUND_BATCH_SIZE, workers=1)
+        loader.index_source.open(max_batches=USAGE_BATCHES + 3)  # it may still work while it is measured
+        worker, batches = start_worker(loader)
+        assert worker.pid is not None  # it was started
+        next(batches, None)  # libraries set themselves up
+        before = read_thread_seconds(worker.pid)
+        for _ in range(USAGE_BATCHES):
+            next(batches, None)
+        spent = {thread: end - before.get(thread, 0.0) for thread, end in read_thread_seconds(worker.pid).items()}
+        return WorkerUsage(_compare_threads(spent, worker.pid), measure_pss([worker.pid]))
+    except Exception as error:  # the trials with workers will meet it and name it
+        shut_down_workers(error)
+        return WorkerUsage()
+
+
+def _compare_threads(spent: Mapping[int, float], loading: int) -> float:
+    """Return the CPU time of other threads over that of the loading one; 0 if there are only those that send."""
+    others = sum(seconds for thread, seconds in spent.items() if thread != loading)
+    if len(spent) <= OWN_THREADS or others < MIN_THREAD_SECONDS:
+        return 0.0
+    return others / max(MIN_THREAD_SECONDS, spent.get(loading, 0.0))
+
+
+def describe_start(workload: LoadedWorkload, start: LinearCost | None) -> str | None:
+    """Return the time that workers take to start if they are not forked; None if it is short."""
+    if start is None or workload.forks_workers or start.per_item_seconds < NOTABLE_START_SECONDS:
+        return None
+    return (
+        f"Workers start by {workload.start_method or read_start_method_in_force()}: {DESCRIBED_WORKERS} of them take "
+        f"{format_seconds(start.per_batch(DESCRIBED_WORKERS))}, {format_seconds(start.per_item_seconds)} more for each."
+    )
 
 
 class ReplayDataset(Dataset[Any]):

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Final, NoReturn
 
+from autotune.child.distributed import World, listen
+from autotune.child.fork_server import reseed_rngs
 from autotune.child.namespaces import die_with_parent
-from autotune.child.own_randomness import draw_anew
 from autotune.child.server import TrialServer
-from autotune.child.world import World, listen
 from autotune.trial.channel import Channel, ChannelClosedError
 from autotune.trial.measurement import Measurement
 from autotune.trial.protocol import (
@@ -86,7 +86,7 @@ class RankGroup:
             other.close()
         self._tuner.close()
         self._begin()
-        draw_anew()
+        reseed_rngs()
         world.enter()
         TrialServer(Channel(line), world).serve()
         os._exit(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from autotune.child.sample_reads import SampleRead
+from autotune.child.probe_storage import SampleRead
 
 DUPLICATED_RATIO: Final = 1.5  # times the samples of one process
 INCOMPLETE_RATIO: Final = 0.75  # of them

@@ -12,13 +12,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.child.lockstep import Alone, RankLostError
+from autotune.child.distributed import Alone, RankLostError
 from autotune.child.tracebacks import format_error, name_error
 from autotune.system.processes import count_threads
 from autotune.trial import protocol
@@ -27,12 +27,10 @@ from autotune.trial.channel import Channel, ChannelClosedError
 if TYPE_CHECKING:
     import torch
 
+    from autotune.child.distributed import World
     from autotune.child.measurement import TrialRun
-    from autotune.child.page_cache import ColdFiles
     from autotune.child.training_step import Step
     from autotune.child.workload_loading import LoadedWorkload
-    from autotune.child.world import World
-    from autotune.config import KnobValue
     from autotune.request import WorkloadRequest
     from autotune.trial.measurement import Measurement
 
@@ -46,8 +44,7 @@ class ProcessTaintedError(Exception):
 class TrialServer:
     """Carries the tuner's commands out, one after another; in a world of several training processes, as one of them."""
 
-    _request: WorkloadRequest  # these six are there once the workload has been loaded
-    _cold: ColdFiles
+    _request: WorkloadRequest  # these five are there once the workload has been loaded
     _workload: LoadedWorkload
     _may_warm_up: bool
     _step: Step
@@ -111,8 +108,7 @@ class TrialServer:
     def _load(self, command: protocol.LoadCommand) -> None:
         self._show("importing torch")
         from autotune.child.device import resolve_device
-        from autotune.child.main_script import become_script
-        from autotune.child.page_cache import ColdFiles
+        from autotune.child.importing import become_script
         from autotune.child.training_step import make_step
 
         sys.path.insert(0, str(Path.cwd()))
@@ -126,37 +122,19 @@ class TrialServer:
             self._ranks = self._world.join()
         self._where = "dataset"
         self._show(f"calling {request.dataset}")
-        self._workload = self._load_workload(command.knobs)
+        self._workload = self._load_workload()
         self._may_warm_up = command.warm_up
-        self._cold = ColdFiles(request.cold)
         self._where = "step"
         self._show(f"making the step ({request.describe_step()})")
         self._step = self._watch_step(make_step(request, self._device))
         self._needs_warm_step = request.step_seconds is None or self._device.type != "cpu"  # else it only sleeps
 
-    def _load_workload(self, knobs: Mapping[str, KnobValue]) -> LoadedWorkload:
+    def _load_workload(self) -> LoadedWorkload:
         """Load it; each of several training processes its share, where its loader does not see to that."""
-        from autotune.child.rank_shares import take_share
-        from autotune.child.workload_loading import load_workload
+        from autotune.child.workload_loading import load_workload, take_share
 
-        loaded = load_workload(self._request, knobs)
+        loaded = load_workload(self._request)
         return loaded if self._world is None or self._world.size == 1 else take_share(loaded)
-
-    def _set_knobs(self, knobs: Mapping[str, KnobValue]) -> None:
-        """Have the user's factory called with other values of its own knobs, where a trial has such."""
-        from autotune.child.workload_loading import change_knobs
-
-        wanted = {**self._workload.usual_knobs, **knobs}
-        if wanted == self._workload.knobs:
-            return
-        self._where = "dataset"
-        self._show(f"calling {self._request.dataset} with {', '.join(f'{name}={wanted[name]}' for name in wanted)}")
-        changed = change_knobs(self._workload, wanted)
-        if changed is None:
-            del self._workload  # the next one may need its memory
-            gc.collect()
-            self._is_process_warm = False
-        self._workload = changed or self._load_workload(wanted)
 
     def _probe(self, command: protocol.ProbeCommand) -> protocol.ProbeReport | protocol.TracesReport:
         from autotune.child.probe import profile_workload
@@ -168,11 +146,10 @@ class TrialServer:
         profile = profile_workload(self._workload, self._step, self._device, command, self._show)
         if isinstance(profile, protocol.Traces):
             return protocol.TracesReport(traces=profile)
-        notes = tuple(filter(None, (*profile.notes, self._cold.describe())))
-        return protocol.ProbeReport(profile=profile.model_copy(update={"notes": notes}))
+        return protocol.ProbeReport(profile=profile)
 
     def _identify(self, command: protocol.IdentifyCommand) -> protocol.IdentityReport:
-        from autotune.child.identity import identify_workload
+        from autotune.child.probe import identify_workload
 
         self._where = "probe"
         return identify_workload(self._workload, self._device, command.batch_size, self._show)
@@ -181,7 +158,6 @@ class TrialServer:
         from autotune.child.measurement import TrialRun, warm_up_step
 
         self._trial, self._in_step = None, False
-        self._set_knobs(request.config.knobs)
         self._where = "trial"
         self._show("starting workers")
         settings = request.config.dataloader
@@ -191,8 +167,7 @@ class TrialServer:
             self._show("warming the step up")
             warm_up_step(self._workload, self._step, self._device, request.config)
         self._threads, self._children = set(threading.enumerate()), set(multiprocessing.active_children())
-        parts = (self._workload, self._step, self._device, request, self._note_batches)
-        self._trial = TrialRun(*parts, self._ranks, self._cold.drop)
+        self._trial = TrialRun(self._workload, self._step, self._device, request, self._note_batches, self._ranks)
         threads = count_threads()
         self._show(protocol.MEASURING_PHASE)
         measurement = self._trial.run()
@@ -267,7 +242,7 @@ class TrialServer:
         where = "ranks" if isinstance(error, RankLostError) else where
         words = name_error(error)
         if where == "probe" and isinstance(error, Exception):
-            from autotune.child.failure_rate import describe_failure_rate
+            from autotune.child.probe_data import describe_failure_rate
 
             self._show("counting samples that raise")
             words = "\n".join(filter(None, (words, describe_failure_rate(self._workload))))

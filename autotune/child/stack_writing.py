@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.trial.stacks import STACK_SIGNAL, STACKS_FILE
+from autotune.trial.process_spec import STACK_SIGNAL, STACKS_FILE
 
 
 def answer_stack_requests() -> None:

@@ -36,7 +36,7 @@ class StoppingRule:
         self.request = request
         self.epoch_batches = epoch_batches
         self._next_snapshot = MIN_SNAPSHOT_INTERVAL_SECONDS
-        self._is_beyond_hope = False
+        self._is_pruned = False
         self._knows_pace = False
         self._is_late_since = math.inf
 
@@ -51,8 +51,8 @@ class StoppingRule:
             return False
         self._next_snapshot = elapsed + MIN_SNAPSHOT_INTERVAL_SECONDS
         trace = snapshot()
-        if is_first and self._is_hopeless(trace):
-            self._is_beyond_hope = True
+        if is_first and self._is_too_slow(trace):
+            self._is_pruned = True
             return True
         share = FIRST_EPOCH_SHARE if is_first and self.request.epochs > 1 else 1.0
         if batches >= MAX_EPOCH_BATCHES or elapsed > share * self.request.seconds:
@@ -74,8 +74,8 @@ class StoppingRule:
 
     def next_epoch_batches(self, traces: Sequence[EpochTrace], elapsed: float) -> int | StopReason:
         """Give the most batches of the next epoch, or why the trial ends after these, so many seconds into it."""
-        if self._is_beyond_hope:
-            return "hopeless"
+        if self._is_pruned:
+            return "pruned"
         if self.epoch_batches is None or len(traces) >= self.request.epochs:
             return self._name_end(traces[-1])
         measurement = Measurement(epochs=tuple(traces), epoch_batches=self.epoch_batches, stopped="time")
@@ -84,8 +84,8 @@ class StoppingRule:
             return "precise"
         left = self.request.seconds - elapsed
         overtime = MAX_OVERTIME_RATIO * self.request.seconds
-        if len(traces) > 1 and self._is_out_of_reach(ahead.upper):
-            return "hopeless"
+        if len(traces) > 1 and self._is_below_threshold(ahead.upper):
+            return "pruned"
         if ahead.epoch_seconds <= left:
             return UNLIMITED_BATCHES
         if len(traces) > MIN_LATER_EPOCHS or left < -overtime:
@@ -105,14 +105,14 @@ class StoppingRule:
         shortest = workers * ((loader.prefetch_factor or 0) + 2) + 2
         return align_to_workers(shortest, workers, self.epoch_batches)
 
-    def _is_out_of_reach(self, samples_per_second: float) -> bool:
-        floor = self.request.hopeless_below
+    def _is_below_threshold(self, samples_per_second: float) -> bool:
+        floor = self.request.prune_below
         return floor is not None and samples_per_second < floor
 
-    def _is_hopeless(self, trace: EpochTrace) -> bool:
-        if self.request.hopeless_below is None:
+    def _is_too_slow(self, trace: EpochTrace) -> bool:
+        if self.request.prune_below is None:
             return False
-        return self._is_out_of_reach(throughput_upper_bound(trace, self.request.config, self.epoch_batches))
+        return self._is_below_threshold(throughput_upper_bound(trace, self.request.config, self.epoch_batches))
 
     def _is_steady_precise(self, trace: EpochTrace) -> bool:
         """Whether a long epoch's pace is known, so that its remaining batches would teach nothing."""

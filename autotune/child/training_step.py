@@ -1,4 +1,4 @@
-"""What consumes the batches: the user's training step, an emulated accelerator, or a small built-in one."""
+"""What consumes the batches: the user's training step, a simulated one, or a small built-in one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from autotune.child.device import EmulatedStep
-from autotune.child.import_string import import_attribute
+from autotune.child.device import SimulatedStep
+from autotune.child.importing import import_attribute
 from autotune.errors import UsageError
-from autotune.profiles.batches import find_tensors, move_batch
+from autotune.profiles.device_prefetch import find_tensors, move_batch
 from autotune.request import WorkloadRequest
 
 Step = Callable[[Any], object]
@@ -21,11 +21,11 @@ HIDDEN: Final = 64
 
 
 def make_step(request: WorkloadRequest, device: torch.device) -> Step:
-    """Make the step that a request asks for: the user's own, an emulated one, or the built-in one."""
+    """Make the step that a request asks for: the user's own, a simulated one, or the built-in one."""
     if request.step is not None:
         return _make_own_step(request.step, device)
     if request.step_seconds is not None:
-        return _make_emulated_step(request.step_seconds, device)
+        return _make_simulated_step(request.step_seconds, device)
     return BuiltInStep(device)
 
 
@@ -55,8 +55,8 @@ def _must_be_given(parameter: inspect.Parameter) -> bool:
     return parameter.kind is parameter.VAR_POSITIONAL
 
 
-def _make_emulated_step(seconds: float, device: torch.device) -> Step:
-    occupy = EmulatedStep(device, seconds)
+def _make_simulated_step(seconds: float, device: torch.device) -> Step:
+    occupy = SimulatedStep(device, seconds)
 
     def step(batch: Any) -> None:
         if device.type != "cpu":

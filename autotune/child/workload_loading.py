@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from pydantic import ValidationError
 from torch.multiprocessing import get_sharing_strategy
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
+from torch.utils.data.distributed import DistributedSampler
 
-from autotune.child.adapters import suggest_call
-from autotune.child.argument_check import check_arguments
 from autotune.child.constructor_calls import LOADER_SETTINGS, ConstructorCalls, note_constructor_calls, read_setting
-from autotune.child.factory_calls import FactoryCall, ForeignLoader
+from autotune.child.factory_calls import FactoryCall, ForeignLoader, check_arguments
 from autotune.child.foreign_loaders import describe, name_loaders, refuse_foreign_loader, refuse_loader_within
-from autotune.child.import_string import import_attribute
-from autotune.child.own_knobs import describe_changed_defaults, settle_knobs
+from autotune.child.importing import import_attribute
 from autotune.child.own_loaders import OwnLoader, adopt_factory, adopt_loader
 from autotune.child.sample_counts import SampleCountTracker
 from autotune.child.splits import choose_split, list_splits
-from autotune.config import DataLoaderSettings, KnobValue, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
-from autotune.profiles.factory_arguments import list_parameters
-from autotune.profiles.ready_loaders import read_start_method, take_apart
+from autotune.profiles.loaders import list_parameters
+from autotune.child.ready_loaders import read_start_method, take_apart
 from autotune.request import WorkloadRequest
 from autotune.settings import SettingName, config_from_values, setting_values
 from autotune.system.versions import read_start_method_in_force
@@ -41,9 +38,6 @@ class LoadedWorkload:
         sample_counts: What was seen of its size.
         own: How the user's own class of loaders is made and measured; None for a plain DataLoader.
         owner: The data module that made the loader; kept, since it may hold the folder that its dataset reads.
-        usual_knobs: Arguments of the factory that are searched, with the values that it has by itself.
-        knobs: The same with the values that it was given.
-        note: What the user should know of these; None for nothing.
     """
 
     parts: Workload
@@ -51,9 +45,6 @@ class LoadedWorkload:
     sample_counts: SampleCountTracker = dataclasses.field(default_factory=SampleCountTracker, compare=False)
     own: OwnLoader | None = None
     owner: Any = None
-    usual_knobs: Mapping[str, KnobValue] = dataclasses.field(default_factory=dict)
-    knobs: Mapping[str, KnobValue] = dataclasses.field(default_factory=dict)
-    note: str | None = None
 
     @property
     def is_opaque(self) -> bool:
@@ -122,29 +113,22 @@ class LoadedWorkload:
         return dataclasses.replace(self, parts=parts, baseline=baseline)
 
 
-def load_workload(request: WorkloadRequest, knobs: Mapping[str, KnobValue] = MappingProxyType({})) -> LoadedWorkload:
-    """Import and call the user's dataset factory, and apply what the request names beside it.
-
-    The user's own knobs get the given values; those that are not given, what the factory does by itself.
-    """
+def load_workload(request: WorkloadRequest) -> LoadedWorkload:
+    """Import and call the user's dataset factory, and apply the collate function and start method of the request."""
     if request.is_loader and request.collate is not None:
         raise UsageError("--collate: a function for --loader makes the whole loader; give the collate function there.")
-    loaded = _load_factory(request, knobs) if request.is_loader else _load_dataset(request, knobs)
-    method = request.start_method
-    return loaded if method in (None, "auto") else loaded.start_workers_by(cast("StartMethod", method))
+    loaded = _load_factory(request) if request.is_loader else _load_dataset(request)
+    return loaded if request.start_method is None else loaded.start_workers_by(request.start_method)
 
 
-def _load_dataset(request: WorkloadRequest, knobs: Mapping[str, KnobValue]) -> LoadedWorkload:
+def _load_dataset(request: WorkloadRequest) -> LoadedWorkload:
     with note_constructor_calls() as calls:
         factory = import_attribute(request.dataset)
         is_made = isinstance(factory, Workload | DataLoader | Dataset) or _is_data_module(factory)
-        usual = settle_knobs(None if is_made else factory, request)
-        values = {**usual, **knobs}
-        check_arguments(None if is_made else factory, {**request.dataset_args, **values}, request.dataset)
-        made = factory(**request.dataset_args, **values) if callable(factory) and not is_made else factory
+        check_arguments(None if is_made else factory, request.dataset_args, request.dataset)
+        made = factory(**request.dataset_args) if callable(factory) and not is_made else factory
         owner, chosen = _choose(made, request)
-    told: dict[str, Any] = {"usual_knobs": usual, "knobs": values, "note": describe_changed_defaults(factory, request)}
-    loaded = dataclasses.replace(wrap_dataset(chosen, request.dataset, calls), owner=owner, **told)
+    loaded = dataclasses.replace(wrap_dataset(chosen, request.dataset, calls), owner=owner)
     if request.collate is None:
         return loaded
     collate = import_attribute(request.collate)
@@ -152,31 +136,38 @@ def _load_dataset(request: WorkloadRequest, knobs: Mapping[str, KnobValue]) -> L
     return dataclasses.replace(loaded, parts=dataclasses.replace(loaded.parts, collate_fn=collate), own=own)
 
 
-def change_knobs(loaded: LoadedWorkload, knobs: Mapping[str, KnobValue]) -> LoadedWorkload | None:
-    """Give the same workload with other values of the user's knobs; None where it must be loaded anew for that."""
-    if loaded.own is None or not isinstance(loaded.own.call, FactoryCall):
-        return None
-    call = dataclasses.replace(loaded.own.call, arguments={**loaded.own.call.arguments, **knobs})
-    return dataclasses.replace(loaded, own=dataclasses.replace(loaded.own, call=call), knobs=knobs)
-
-
-def _load_factory(request: WorkloadRequest, knobs: Mapping[str, KnobValue]) -> LoadedWorkload:
+def _load_factory(request: WorkloadRequest) -> LoadedWorkload:
     """Have the user's function make a loader by itself, which is the baseline."""
     factory = import_attribute(request.dataset)
     if not callable(factory):
         raise UsageError(f"--loader {request.dataset}: a {type(factory).__name__}, not a function that makes a loader.")
-    usual = settle_knobs(factory, request)
-    values = {**usual, **knobs}
-    told: dict[str, Any] = {"usual_knobs": usual, "knobs": values, "note": describe_changed_defaults(factory, request)}
-    call = FactoryCall(request.dataset, factory, {**request.dataset_args, **values}, request.split)
+    call = FactoryCall(request.dataset, factory, request.dataset_args, request.split)
     check_arguments(factory, {**call.arguments, **call.required}, request.dataset)
     made, defaults = call.repeat({}), _read_defaults(call)
     if isinstance(made, ForeignLoader):
         parts = Workload(dataset=cast("Any", made.batches), batched=False)
-        return LoadedWorkload(parts=parts, baseline=defaults, own=adopt_factory(call, made, defaults), **told)
+        return LoadedWorkload(parts=parts, baseline=defaults, own=adopt_factory(call, made, defaults))
     baseline, size = _read_settings(made), read_setting(made, "batch_size") or defaults.dataloader.batch_size
     baseline = baseline.model_copy(update={"dataloader": baseline.dataloader.model_copy(update={"batch_size": size})})
-    return LoadedWorkload(take_apart(made), baseline, own=adopt_factory(call, made, baseline), **told)
+    return LoadedWorkload(take_apart(made), baseline, own=adopt_factory(call, made, baseline))
+
+
+def take_share(loaded: LoadedWorkload) -> LoadedWorkload:
+    """Return this rank's share of a plain dataset, as training code that makes the loader does.
+
+    Lightning does the same with a plain loader of a data module. Another ready loader, a sampler and an iterable
+    dataset divide the data themselves, or train on all of it.
+    """
+    parts = loaded.parts
+    if loaded.kind != "map" or loaded.own is not None or parts.batch_sampler is not None:
+        return loaded
+    if isinstance(parts.sampler, DistributedSampler):
+        return loaded
+    if loaded.owner is None and (loaded.baseline is not None or parts.sampler is not None):
+        return loaded
+    shuffles = parts.shuffle is not False and not isinstance(parts.sampler, SequentialSampler)
+    sampler: DistributedSampler[int] = DistributedSampler(parts.dataset, shuffle=shuffles)
+    return dataclasses.replace(loaded, parts=dataclasses.replace(parts, sampler=sampler, shuffle=None))
 
 
 def _read_defaults(call: FactoryCall) -> LoaderConfig:
@@ -252,7 +243,7 @@ def _check_dataset(parts: Workload, source: str) -> Workload:
         why = f"it lacks {' and '.join(lacking)}" if lacking else "it is no dataset"
         raise UsageError(
             f"{source} returned {describe(dataset)}, and {why}. Return a Dataset (with __getitem__ and __len__), "
-            f"an IterableDataset, a DataLoader, a Lightning data module or an autotune.Workload.{suggest_call(dataset)}"
+            f"an IterableDataset, a DataLoader, a Lightning data module or an autotune.Workload."
         )
     if not is_ordered and len(cast("Any", dataset)) == 0:
         raise UsageError(f"{source} returned {describe(dataset)} of length 0: there is nothing to load.")

@@ -1,107 +1,94 @@
-"""`dltune check`: does a profile still hold here?"""
+"""`dltune check` and `dltune retune`: keep a profile up to date."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.epilog import epilog
-from autotune.cli.errors import exit_on_error
-from autotune.cli.output import print_result
-from autotune.cli.params import FILE, TRUST, read_seconds
+from autotune.cli.console import NOTHING_MEASURED, exit_on_error, print_result
+from autotune.cli.options import AS_JSON, FILE, PROFILE, QUIET, TUNES, VERBOSE, epilog, option
+from autotune.cli.tune import run_and_print
 from autotune.system.signals import raise_on_signals
-from autotune.units import format_rate
+from autotune.units import format_percent, format_rate
 
 if TYPE_CHECKING:
     from autotune.checking import CheckResult
-    from autotune.validation.remeasurement import Remeasurement
 
 
 @click.command(
-    epilog=epilog(
-        "dltune check || dltune retune          # in a job, before it trains",
-        "dltune check --no-workload             # half a second: the machine and the versions alone",
-        "dltune check --quick --max-age 30d",
-        "dltune check tuned/dltune.json --json",
-        codes="0 it fits; 1 it should be retuned, and why; 2 error, which is no reason to tune",
-    )
+    params=[
+        *(FILE, PROFILE),
+        option("--max-age TIME", "Out of date if older than this, e.g. 30d."),
+        option("--quick", "Measure the profile and its baseline again, in about 30 s."),
+        option("--no-workload", "Compare only the machine and the versions; import no code that FILE names."),
+        option("--json", "Print the result as JSON."),
+    ],
+    epilog=epilog("dltune check || dltune retune", codes="0 still valid; 1 out of date; 2 error, no reason to retune"),
 )
-@FILE
-@click.option("--profile", metavar="NAME", help="Check this profile; else the one that fits this machine best.")
-@click.option("--max-age", type=read_seconds, metavar="TIME", help="Retune what is older: 30d.")
-@click.option("--quick", is_flag=True, help="Measure the profile against its baseline again, in about 30 s.")
-@click.option(
-    "--workload/--no-workload",
-    default=True,
-    show_default=True,
-    help="Load the dataset and compare the number and size of its samples.",
-)
-@click.option(
-    "--record", is_flag=True, help="Add what --quick measures to the profile, if this machine is like its own."
-)
-@TRUST
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
-def check(
-    file: Path,
-    profile: str | None,
-    max_age: float | None,
-    quick: bool,
-    workload: bool,
-    record: bool,
-    trust: bool,
-    as_json: bool,
-) -> None:
-    """Tell whether a profile still fits machine and data.
+def check(file: str, profile: str | None, max_age: float | None, quick: bool, no_workload: bool, json: bool) -> None:
+    """Check whether a profile is still valid on this machine.
 
-    FILE is the tuned file, dltune.json if left out. What decides is named as a reason: accelerators, CPUs, memory,
-    /dev/shm, open files, the start method of workers, and the size of the samples. Other versions are named as well,
-    and do not decide.
-
-    The dataset and the step that FILE names are imported and called, as make runs a Makefile: check files of your own,
-    or read them first. With --no-workload, and without --quick, nothing that it names is imported.
+    Exits 1 and lists the reasons if it is not: GPU, CPU count, memory, /dev/shm, open-file limit, start method or
+    sample size changed. Version changes are shown for information. The code that FILE names is imported.
     """
     with exit_on_error(exit_code=2), raise_on_signals():
         from autotune import checking
+        from autotune.cli.display import RunDisplay
 
-        progress = None
-        if quick:
-            from autotune.cli.display import ConfirmationDisplay
-
-            progress = ConfirmationDisplay()
-        found = checking.check(
-            file,
-            profile=profile,
-            max_age_seconds=max_age,
-            quick=quick,
-            with_workload=workload,
-            trust=trust,
-            record=record,
-            progress=progress,
-        )
-        print_result(found.model_dump_json(indent=2) if as_json else describe_check(found, str(file)))
-    if not found.fits:
+        with RunDisplay() as progress:
+            found = checking.check(
+                Path(file),
+                profile=profile,
+                max_age_seconds=max_age,
+                quick=quick,
+                with_workload=not no_workload,
+                progress=progress,
+            )
+        print_result(found.model_dump_json(indent=2) if json else describe_check(found, file))
+    if not found.is_valid:
         sys.exit(1)
 
 
 def describe_check(found: CheckResult, file: str) -> str:
-    """Write what a check found: the verdict, each reason, what differs without deciding."""
-    verdict = "fits this machine" if found.fits else f"should be retuned: dltune retune {file}"
-    lines = [f"Profile {found.profile} {verdict}"]
-    lines += [f"  {reason}" for reason in found.reasons]
-    lines += [f"  differs, without deciding: {advice}" for advice in found.advice]
-    if found.remeasured is not None:
-        lines.append(f"  {_describe_remeasured(found.remeasured)}")
-        lines += [f"  note: {sentence}" for sentence in found.remeasured.noise]
-    if found.is_recorded:
-        lines.append(f"  recorded in {file}: dltune show says how far equal machines differ")
-    return "\n".join(lines)
+    """Describe the result of a check: the verdict, its reasons, and what else has changed."""
+    verdict = "is still valid" if found.is_valid else f"is out of date. Run: dltune retune {file}"
+    lines = [
+        f"Profile {found.profile} {verdict}",
+        *found.reasons,
+        *(f"info: {difference}" for difference in found.info),
+    ]
+    if (now := found.remeasured) is not None:
+        rate = f"{format_rate(now.samples_per_second)} of the predicted {format_rate(now.predicted)}"
+        speedup = f", {now.speedup:.2f}x faster than the baseline" if now.speedup is not None else ""
+        change = f"; the baseline reaches {format_percent(now.machine_change)} of before" if now.machine_change else ""
+        lines += [f"re-measured: {rate}{speedup}{change}", *(f"warning: {sentence}" for sentence in now.noise)]
+    return "\n  ".join(lines)
 
 
-def _describe_remeasured(found: Remeasurement) -> str:
-    now, then = format_rate(found.samples_per_second), format_rate(found.predicted)
-    speedup = f", {found.speedup:.2f} x the baseline" if found.speedup is not None else ""
-    machine = f"; the baseline reaches {found.machine_change:.2f} of what it did" if found.machine_change else ""
-    return f"measured again: {now} of the {then} predicted{speedup}{machine}"
+@click.command(
+    params=[
+        *(FILE, PROFILE),
+        option("--trials N", "Maximum number of trials. Default: as before."),
+        option("-o --output FILE", "File for the result. Default: the tuned file itself."),
+        *(AS_JSON, QUIET, VERBOSE),
+    ],
+    context_settings={"auto_envvar_prefix": "DLTUNE"},
+    epilog=epilog("dltune retune", "dltune check --max-age 30d || dltune retune --trials 20 --quiet", codes=TUNES),
+)
+def retune(file: str, profile: str | None, trials: int | None, output: str | None, **options: Any) -> None:
+    """Re-tune a profile with its options, starting from its settings.
+
+    On another machine, the search starts from the most similar profile, and the result is saved as a profile of its
+    own. The code that FILE names is imported.
+    """
+    with exit_on_error(interrupted=NOTHING_MEASURED):
+        from autotune.profiles.match import select_profile
+        from autotune.profiles.store import warn_if_others_can_write
+        from autotune.search.warm_start import rebuild_request
+
+        earlier = select_profile(Path(file), profile)
+        warn_if_others_can_write(Path(file))
+        run_and_print(rebuild_request(earlier, output or file, trials), options, earlier)

@@ -1,170 +1,190 @@
-"""Shows a run on stderr, one line for each thing that happens; `live_display` does so on a terminal."""
+"""The display of a run on stderr: the workload's profile, a table of trials, and on a terminal one live line."""
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Final, Self
 
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
+from autotune.cli.console import make_printable
 from autotune.config import LoaderConfig
+from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
-from autotune.request import TuningRequest
-from autotune.search.plan import Guess, Plan
+from autotune.search.plan import Plan
 from autotune.search.trial_record import TrialRecord
-from autotune.settings import describe_config
-from autotune.system.machine import MachineProfile
-from autotune.trial.budgets import Budgets
-from autotune.trial.measurement import TrialResult
+from autotune.settings import SETTINGS, Setting, describe_config, format_arguments
+from autotune.system.versions import read_own_version
 from autotune.trial.protocol import ProgressReport
-from autotune.trial.workload_profile import WorkloadProfile
-from autotune.units import format_bytes, format_percent, format_rate, format_seconds
+from autotune.units import format_bytes, format_rate, format_seconds
+
+VALIDATING: Final = "Validating the best against the baseline in fresh processes"
 
 
-class ConfirmationDisplay(ProgressListener):
-    """Writes one line for each measurement of a confirmation, and nothing else."""
+class RunDisplay(ProgressListener):
+    """Writes the workload's profile, a table of trials, and warnings; on a terminal, one live line below them."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+    _clock: Callable[[], float] = staticmethod(time.monotonic)
+    _plan: Plan
+
+    def __init__(self, *, verbose: bool = False, quiet: bool = False, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
+        self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=5, transient=True)
+        self._verbose, self._started = verbose, self._clock()
+        self._activity, self._activity_began = "starting", self._started
+        self._rates: dict[LoaderConfig, float | None] = {}
+        self._number = 0
+        self._validation_began: float | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def close(self) -> None:
+        with suppress(OSError):  # the terminal may be closed
+            self._live.stop()
+
+    def _show_activity(self, activity: str) -> None:
+        if activity != self._activity:
+            self._activity, self._activity_began = activity, self._clock()
+
+    def _render(self) -> Text:
+        now = self._clock()
+        seconds = f"{now - self._activity_began:.0f} s (total {now - self._started:.0f} s)"
+        return Text(make_printable(f"{self._activity}  {seconds}"), no_wrap=True, overflow="ellipsis", style="dim")
 
     def _write(self, text: str) -> None:
-        with suppress(OSError):  # a full disk under the log, or a terminal that is gone, must not cost the run
-            self._console.print(Text(text))
-
-    def show_round(self, number: int, rounds: int, config: LoaderConfig, score: float | None) -> None:
-        if score is not None:
-            self._write(f"confirm {number}/{rounds}  {describe_config(config)}  {format_rate(score)}")
-
-    def show_warning(self, sentence: str) -> None:
-        self._write(f"warning  {sentence}")
-
-
-class PlainDisplay(ConfirmationDisplay):
-    """Writes one line for each thing that happens."""
-
-    def __init__(self, request: TuningRequest, *, verbose: bool = False, console: Console | None = None) -> None:
-        super().__init__(console)
-        self._request = request
-        self._verbose = verbose
-        self._phase = ""
-        self._ceiling = 0.0
-
-    def show_machine(self, machine: MachineProfile, budgets: Budgets) -> None:
-        self._write(f"dltune   {self._request.workload.title}   {describe_machine(machine, budgets)}")
-
-    def show_plan(self, plan: Plan) -> None:
-        workload, space, self._ceiling = plan.workload, plan.space, plan.best_upper_bound
-        self._write(f"probe    {describe_workload(workload, plan.best_upper_bound)}")
-        self._write(f"expected {describe_guess(plan.guess())}")
-        ranges = (_describe_choices(knob, choices) for knob, choices in space.searched().items())
-        self._write(f"search   {'   '.join(ranges)}")
-        for note in (*workload.notes, *space.notes):
-            self._write(f"note     {note}")
-        if plan.left_out:
-            of = len(plan.candidates) + plan.left_out
-            self._write(f"note     {plan.left_out} of {of} configurations are left out: predicted over a limit")
-
-    def show_resumed(self, study: str, trials: int) -> None:
-        if trials:
-            self._write(f"resumed  {trials} trials of study {study}")
+        with suppress(OSError):  # a full disk or a closed terminal must not end the run
+            self._console.print(Text(make_printable(text)))
 
     def show_progress(self, progress: ProgressReport) -> None:
-        if self._verbose and progress.phase != self._phase:
-            self._write(f"         {progress.phase}")
-        self._phase = progress.phase
+        if not self._number:  # the activity of a trial is its configuration
+            self._show_activity(progress.phase)
 
-    def show_result(self, number: int, record: TrialRecord, error: float, is_best: bool) -> None:
-        result, score = record.result, record.score
+    def show_warning(self, sentence: str) -> None:
+        self._write(f"Warning: {sentence}")
+
+    def show_plan(self, plan: Plan) -> None:
+        self._plan, self._columns = plan, _choose_columns(plan)
+        profiled = f"Profiled in {format_seconds(self._clock() - self._started)}: {_describe_workload(plan)}"
+        self._write("\n".join([_describe_machine(plan), profiled, *(_list_details(plan) if self._verbose else ()), ""]))
+
+    def show_resumed(self, trials: int) -> None:
+        self._write(f"Continuing after {trials} trials of the interrupted run.")
+
+    def show_trial_start(self, number: int, config: LoaderConfig) -> None:
+        self._number = number
+        self._show_activity(f"trial {number}: {describe_config(config)}")
+
+    def show_trial(self, number: int, record: TrialRecord, relative_error: float, is_best: bool) -> None:
+        self._number, result, remarks = number, record.result, []
+        if record.config == self._plan.baseline and record.config not in self._rates:
+            remarks.append(f"baseline: {'your DataLoader' if self._plan.workload.baseline else 'PyTorch defaults'}")
+        elif is_best:
+            remarks.append("best so far")
         if result is None:
-            return
-        if result.kind != "completed":
-            self._write_trial(number, result.config, f"{result.kind}: {describe_failure(number, result)}")
-            if self._verbose and result.details:
-                self._write(result.details)
-            return
-        rate = f"{format_rate(score)} {_describe_error(error)} (expected {format_rate(record.predicted)})"
-        use = f"host {format_bytes(result.peak_host_bytes)}  shm {format_bytes(result.peak_shm_bytes)}"
-        early = "  stopped early" if was_hopeless(result) else ""
-        best = "  best" if is_best else ""
-        self._write_trial(number, result.config, f"{rate}{self._describe_share(score)}  {use}{early}{best}")
-
-    def _write_trial(self, number: int, config: LoaderConfig, text: str) -> None:
-        self._write(f"trial {number:>2}/{self._request.trials}  {describe_config(config)}  {text}")
-
-    def _describe_share(self, score: float) -> str:
-        return f" ({format_percent(score / self._ceiling)} of ceiling)" if self._ceiling else ""
-
-    def show_finding(self, sentence: str) -> None:
-        self._write(f"note     {sentence}")
-
-    def show_skip(self, number: int, config: LoaderConfig, reasons: tuple[str, ...]) -> None:
-        self._write_trial(number, config, f"skipped: {'; '.join(reasons)}")
+            over = [name for name, excess in record.constraints.items() if excess > 0]
+            reason = "workers fail" if "works" in over else f"predicted to exceed the limit of {', '.join(over)}"
+            remarks.append(f"skipped: {reason}")
+        elif result.kind != "completed":
+            remarks.append(f"failed: {result.message}")
+        if self._verbose and record.is_feasible and result is not None:
+            used = f"memory {format_bytes(result.peak_host_bytes)}, /dev/shm {format_bytes(result.peak_shm_bytes)}"
+            remarks += [f"±{min(relative_error, 9.99):.0%}", f"predicted {format_rate(record.predicted)}", used]
+        elif self._verbose and result is not None and result.details:
+            remarks.append(f"\n{result.details.rstrip()}")
+        self._write_row(str(number), record.config, record.samples_per_second if record.is_feasible else None, remarks)
 
     def show_stop(self, reason: str) -> None:
-        self._write(f"search ended: {reason}")
+        if self._number:
+            most = self._plan.request.trials
+            self._write(f"Stopped after {self._number} of up to {most} trials: {reason.removesuffix('.')}.")
 
-    def show_step(self, config: LoaderConfig, score: float | None) -> None:
-        if score is not None:
-            self._write(f"explain      {describe_config(config)}  {format_rate(score)}")
+    def show_run(self, number: int, config: LoaderConfig, samples_per_second: float | None) -> None:
+        self._validation_began = self._validation_began or self._clock()
+        self._show_activity(f"validation run {number}: {describe_config(config)}")
+        if self._verbose and samples_per_second is not None:
+            self._write(f"Validation run {number}: {describe_config(config)}  {format_rate(samples_per_second)}")
+
+    def show_result(self, profile: TunedProfile) -> None:
+        """Write the end of the table: the recommended configuration if no trial had it, and the validation's time."""
+        if profile.config not in self._rates and profile.result.validation_runs:
+            self._write_row("-", profile.config, profile.result.samples_per_second, ["measured in the validation"])
+        if self._validation_began is not None:
+            self._write(f"{VALIDATING} ... {format_seconds(self._clock() - self._validation_began)}")
+        if self._verbose:
+            phases = profile.search.phase_seconds.items()
+            self._write("Phases: " + " · ".join(f"{phase} {format_seconds(seconds)}" for phase, seconds in phases))
+        self._write("")
+
+    def _write_row(self, number: str, config: LoaderConfig, rate: float | None, remarks: list[str]) -> None:
+        """Write a row of the table; without a rate the trial has failed or was skipped."""
+        if not self._rates:
+            self._write(self._join("trial", [heading for heading, _, _ in self._columns], "samples/s", "vs baseline"))
+        self._rates.setdefault(config, rate)
+        values = [one.read(config) if one.is_active(config) else None for _, _, one in self._columns]
+        shown = "-" if rate is None else format_rate(rate).removesuffix("/s")
+        baseline = self._rates.get(self._plan.baseline)
+        ratio = "-" if rate is None or not baseline else f"{rate / baseline:.1f}x"
+        self._write(self._join(number, map(_format_value, values), shown, ratio, " · ".join(remarks)))
+
+    def _join(self, number: str, cells: Iterable[str], rate: str, ratio: str, remark: str = "") -> str:
+        aligned = [f"{cell:>{width}}" for cell, (_, width, _) in zip(cells, self._columns, strict=True)]
+        return "  ".join([f"{number:>5}", *aligned, f"{rate:>10}", f"{ratio:>11}", remark]).rstrip()
 
 
-def _describe_choices(knob: str, choices: tuple[Any, ...]) -> str:
-    if len(choices) > 4:
-        return f"{knob} {choices[0]}..{choices[-1]}"
-    return f"{knob} {'|'.join(str(choice).lower() for choice in choices)}"
+def _choose_columns(plan: Plan) -> list[tuple[str, int, Setting]]:
+    """Return heading, width and setting of each column; the settings that vary have one."""
+    columns = []
+    for name, choices in plan.space.choices.items():
+        setting = SETTINGS[name]
+        values = {*choices, setting.read(plan.baseline)}
+        if len(values) > 1:
+            heading = re.sub("^num_|_factor$|_workers$|_memory$|_size$|_strategy$", "", name).replace("_", " ")
+            columns.append((heading, max(map(len, (heading, *map(_format_value, values)))), setting))
+    return columns
 
 
-def was_hopeless(result: TrialResult) -> bool:
-    """Tell whether a trial was cut short because it could not become the best."""
-    return result.measurement is not None and result.measurement.stopped == "hopeless"
+def _format_value(value: object) -> str:
+    return {None: "-", True: "yes", False: "no"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def _describe_error(error: float) -> str:
-    return f"±{error:.1%}" if error < 1 else "±?"
+def _describe_machine(plan: Plan) -> str:
+    machine, gpu = plan.machine, plan.workload.accelerator
+    cpus = f"{machine.usable_cpus:g} CPU{'' if machine.usable_cpus == 1 else 's'}"
+    gpus = "no GPU" if gpu is None else f"{f'{gpu.count} x ' if gpu.count > 1 else ''}{gpu.name}"
+    memory = f"{machine.memory_limit_bytes / 2**30:.3g} GiB RAM"
+    torch = f"torch {plan.workload.software.torch.partition('+')[0]}"
+    return " · ".join([f"dltune {read_own_version()}", cpus, memory, gpus, torch])
 
 
-def describe_machine(machine: MachineProfile, budgets: Budgets) -> str:
-    """Describe what the machine allows in one line."""
-    cpus = f"{machine.usable_cpus:g} of {machine.affinity_cpus} CPUs ({machine.cpu_source})"
-    caps = f"RAM cap {format_bytes(budgets.memory_bytes)}   /dev/shm cap {format_bytes(budgets.shm_bytes)}"
-    return f"{cpus}   {caps}   {budgets.nofile:,} files"
+def _describe_workload(plan: Plan) -> str:
+    """Describe the cost of a sample and of the step, and the throughput that the step allows."""
+    workload, size = plan.workload, plan.workload.probe_batch_size
+    bound = "CPU-bound" if workload.cpu_share >= 0.5 else "I/O-bound"
+    load = f"{format_seconds(workload.load_cost.per_batch(size) / size)}/sample, {bound}"
+    simulated = "" if plan.request.workload.step_seconds is None else " (simulated)"
+    step = f"step {format_seconds(workload.step_cost.per_batch(size))}{simulated}"
+    return " · ".join([load, step, f"upper bound {plan.best_upper_bound:,.0f} samples/s"])
 
 
-def describe_guess(guess: Guess) -> str:
-    """Say what is expected before anything was tried."""
+def _list_details(plan: Plan) -> Iterator[str]:
+    """List what `-v` shows of a plan: limits, searched settings, notes, and the prediction before the first trial."""
+    budgets, guess = plan.budgets, plan.guess()
+    memory = f"memory {format_bytes(budgets.memory_bytes)}, /dev/shm {format_bytes(budgets.shm_bytes)}"
+    yield f"Limits: {memory}, {budgets.nofile:,} open files, {budgets.max_workers} workers"
+    for name, choices in plan.space.searched().items():
+        yield f"Search: {name}={','.join(map(str, choices)).lower()}"
+    if plan.left_out:
+        total = len(plan.candidates) + plan.left_out
+        yield f"Skipping {plan.left_out:,} of {total:,} configurations that would exceed the limits"
+    yield from (f"Note: {note}" for note in (*plan.workload.notes, *plan.space.notes))
     low, high = guess.ci95
-    rate = f"about {format_rate(guess.samples_per_second)} ({low:,.0f} to {high:,.0f})"
-    return f"{rate} with {describe_config(guess.config)}"
-
-
-def describe_workload(workload: WorkloadProfile, ceiling: float) -> str:
-    """Describe what the probe found in one line."""
-    size = workload.probe_batch_size
-    load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
-    words = (
-        f"batch of {size}: {format_bytes(size * workload.sample_bytes)}",
-        f"{format_seconds(load / size)}/sample (CPU {format_percent(workload.cpu_share)})",
-        f"step {format_seconds(step)}",
-        f"step ceiling {format_rate(ceiling)}",
-        "loader-bound" if load > step else "step-bound",
-    )
-    return "   ".join([*words, *_describe_device(workload)])
-
-
-def _describe_device(workload: WorkloadProfile) -> list[str]:
-    """Name the accelerator and the way to it, where there is one."""
-    if workload.accelerator is None:
-        return []
-    copies = workload.h2d
-    if copies is None:
-        return [workload.accelerator.name]
-    rates = f"copies {copies.pageable / 1e9:.1f} GB/s, {copies.pinned / 1e9:.1f} GB/s pinned"
-    return [workload.accelerator.name, f"{rates}, {format_percent(copies.overlap)} of one hidden by computing"]
-
-
-def describe_failure(number: int, result: TrialResult) -> str:
-    """Say in one sentence what became of a failed trial."""
-    loader = result.config.dataloader
-    size = f", batch_size={loader.batch_size}" if loader.batch_size is not None else ""
-    return f"Trial {number} (num_workers={loader.num_workers}{size}) {result.message}."
+    yield f"Prediction: {guess.samples_per_second:,.0f} samples/s (95% CI {low:,.0f}-{high:,.0f}) with "
+    yield f"  {format_arguments(guess.config, with_batch_size=True)}"

@@ -1,104 +1,79 @@
-"""The command line: the list of its commands, and `tune` where none is named.
+"""The command line: the list of its commands, and `tune` if none is given.
 
-Importing it costs click and nothing else; what a command needs is imported when it runs.
+Importing it imports click and nothing else of size; each command imports the rest when it runs.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import click
 
-from autotune.cli.check import check
-from autotune.cli.compare import compare
-from autotune.cli.completion import completion
+from autotune.cli.check import check, retune
 from autotune.cli.doctor import doctor
-from autotune.cli.epilog import epilog
-from autotune.cli.export import export
-from autotune.cli.init import init
-from autotune.cli.merge import merge
-from autotune.cli.project_file import name_parameters, read_project_options
-from autotune.cli.report import report
-from autotune.cli.retune import retune
-from autotune.cli.schema import schema
-from autotune.cli.scripts import is_script
-from autotune.cli.show import show
+from autotune.cli.options import epilog
+from autotune.cli.show import export, merge, report, show
 from autotune.cli.tune import tune
 from autotune.errors import UsageError
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-COMMANDS: Final[tuple[click.Command, ...]] = (
-    *(tune, init, retune, show, check, compare),
-    *(export, merge, report, doctor, completion, schema),
-)
-_EPILOG: Final = epilog(
-    "dltune train.py                        # finds the loader, and tunes it or says what to run",
-    "dltune --dataset data.images:make_dataset --step train:make_step --batch-size 64",
-    "dltune show",
-    "dltune check || dltune retune          # in a job, before it trains",
-    "dltune export --to hf -o loader.yaml",
-    "dltune report",
-    "dltune doctor --data /data/images",
-    more="\b\nIn training code:\n  loader = autotune.load('dltune.json').make_loader(dataset, shuffle=True)",
-)
+COMMANDS: Final[tuple[click.Command, ...]] = (tune, check, retune, show, report, export, merge, doctor)
 
 
 class TuneByDefault(click.Group):
-    """A group whose `tune` command may be left out when the first argument is an option or a script."""
+    """A group whose `tune` command is implied if the first argument is an option or names code to tune."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `tune` in front of options that are not the group's own, and of scripts."""
-        is_option = bool(args) and args[0].startswith("-") and args[0] not in ("--help", "-h", "--version")
-        if is_option or (args and is_script(args[0])):
+        """Insert `tune` before its options, before FILE.py and before MODULE:NAME."""
+        first = args[0] if args else ""
+        is_option = first.startswith("-") and first not in ("--help", "-h", "--version")
+        if is_option or first.endswith(".py") or ":" in first:
             args = ["tune", *args]
         return super().parse_args(ctx, args)
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """List commands and the group's own options, and those of `tune`."""
-        implied = tune.shell_complete(ctx, incomplete) if incomplete.startswith("-") else []
-        found = super().shell_complete(ctx, incomplete)
-        return [*found, *(item for item in implied if item.value not in {own.value for own in found})]
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Complete the options of `tune`, too."""
+        return [*super().shell_complete(ctx, incomplete), *tune.shell_complete(ctx, incomplete)]
 
 
 @click.group(
     cls=TuneByDefault,
     commands=COMMANDS,
-    epilog=_EPILOG,
+    epilog=epilog(
+        "dltune --dataset data.images:make_dataset --step train:make_step --batch-size 64",
+        "dltune train.py:make_loader",
+        "dltune check || dltune retune          # in a job, before it trains",
+        "dltune show",
+        "dltune export --to hf -o loader.yaml",
+        more="\b\nIn training code:\n  import autotune\n"
+        "  loader = autotune.load('dltune.json').make_loader(dataset, shuffle=True)",
+    ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="dltune", prog_name="dltune")
 def cli() -> None:
-    """Find the DataLoader settings that feed your training step fastest on this machine.
+    """Find the fastest DataLoader settings for your dataset, training step and machine.
 
-    Short trials of your dataset and your step run in child processes, under budgets for memory, /dev/shm and open
-    files. The best settings are written to dltune.json, for training code to load.
+    dltune measures your dataset and training step in short trials in child processes, within limits for memory,
+    /dev/shm and open files, and saves the best settings to dltune.json, from which training code loads them.
 
-    `tune` is implied when the first argument is an option or a script. `dltune COMMAND --help` says more of each
-    command.
+    `dltune TARGET` is short for `dltune tune TARGET`. Run `dltune COMMAND --help` for details.
     """
+
+
+def _format_warning(message: object, *_: Any, **__: Any) -> str:
+    return f"Warning: {message}\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line.
-
-    Args:
-        arguments: What to run; None takes the process's own arguments.
-    """
+    """Run the command line with the given arguments, or those of the process."""
     try:
-        defaults = {"tune": name_parameters(read_project_options(Path.cwd()), tune)}
-    except click.UsageError as error:
-        error.show()
-        sys.exit(error.exit_code)
+        os.getcwd()  # noqa: PTH109
     except FileNotFoundError:
-        click.echo("Error: the current folder is gone; go to one that is there.", err=True)
+        click.echo("Error: the current folder does not exist any more. Change to another one.", err=True)
         sys.exit(UsageError.exit_code)
-    cli.main(args=arguments, prog_name="dltune", default_map=defaults)
-
-
-if __name__ == "__main__":
-    main()
+    warnings.formatwarning = _format_warning
+    cli.main(args=arguments, prog_name="dltune")

@@ -1,47 +1,103 @@
-"""`dltune show`: what does a tuned file hold?"""
+"""`dltune show`, `report`, `export` and `merge`: print, convert and combine tuned files."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from autotune.cli.epilog import epilog
-from autotune.cli.errors import exit_on_error
-from autotune.cli.output import print_result
-from autotune.cli.params import FILE
-from autotune.errors import UsageError
+from autotune.cli.console import exit_on_error, make_printable, name_in, print_result, write_or_print
+from autotune.cli.options import FILE, PROFILE, epilog, option
+
+if TYPE_CHECKING:
+    from autotune.profiles.export import Target
+
+TARGETS: Final = ("hf", "lightning", "accelerate", "timm", "statefuldataloader", "json", "yaml")
+CODES: Final = "0 done; 1 the output cannot be written; 2 a file is invalid or has no such profile"
+OUTPUT: Final = option("-o --output FILE", "Output file. Default: stdout.")
+FORCE: Final = option("--force", "Replace an existing output file.")
 
 
 @click.command(
-    epilog=epilog(
-        "dltune show",
-        "dltune show tuned/dltune.json --profile h100x1-12c-64g-a41f",
-        "dltune show --json",
-        codes="0 done; 2 FILE cannot be read, or holds no such profile",
-    )
+    params=[FILE, option("--profile NAME", "Show only this profile."), option("--json", "Print the profiles as JSON.")],
+    epilog=epilog("dltune show", "dltune show tuned/dltune.json --profile h100x1-12c-64g", codes=CODES),
 )
-@FILE
-@click.option("--profile", metavar="NAME", help="Show only this profile.")
-@click.option("--json", "as_json", is_flag=True, help="Print the profiles as JSON.")
-def show(file: Path, profile: str | None, as_json: bool) -> None:
-    """Show the profiles of a tuned file.
-
-    FILE is dltune.json if left out. Of each profile: machine and workload, the settings, what they reach and with what
-    certainty, and what was learned.
-    """
-    from autotune.profiles.file import read_file
-    from autotune.profiles.saving import format_file
-    from autotune.profiles.schema import SCHEMA_VERSION, TunedFile
-    from autotune.report.text import describe_profile
-
+def show(file: str, profile: str | None, json: bool) -> None:
+    """Show the profiles of a tuned file."""
     with exit_on_error():
-        found = read_file(file)
-        chosen = tuple(entry for entry in found.profiles if profile in (None, entry.name))
-        if not chosen:
-            names = ", ".join(entry.name for entry in found.profiles) or "none"
-            raise UsageError(f"{file} has no profile {profile or ''}; it holds: {names}.")
-        if as_json:
-            print_result(format_file(TunedFile(schema_version=SCHEMA_VERSION, profiles=chosen)))
+        from autotune.profiles.match import select_profile
+        from autotune.profiles.schema import TunedFile
+        from autotune.profiles.store import format_file, read_file
+        from autotune.report.text import render_profile
+
+        found = read_file(Path(file)) if profile is None else TunedFile(profiles=(select_profile(Path(file), profile),))
+        texts = [render_profile(one, file, name=name_in(file, one)) for one in found.profiles]
+        print_result(format_file(found) if json else "\n\n".join(texts))
+
+
+@click.command(
+    params=[
+        *(FILE, PROFILE),
+        option("--format html|md", "A page, or Markdown for a pull request.", "html"),
+        option("-o --output FILE", "Output file. Default: report.html; stdout for Markdown."),
+        FORCE,
+    ],
+    epilog=epilog("dltune report", "dltune report --format md >> summary.md", codes=CODES),
+)
+def report(file: str, profile: str | None, output: str | None, force: bool, **form: str) -> None:
+    """Write a report about a profile.
+
+    The page loads nothing else. An earlier report is replaced, another file only with --force.
+    """
+    with exit_on_error():
+        from autotune.profiles.match import select_profile
+        from autotune.report.html import render_html
+        from autotune.report.markdown import render_markdown
+
+        chosen = select_profile(Path(file), profile)
+        name = name_in(file, chosen)
+        if form["format"] == "md":
+            write_or_print(render_markdown(chosen, file, name), output, force=force, source=file)
         else:
-            print_result("\n\n".join(describe_profile(entry) for entry in chosen))
+            write_or_print(render_html(chosen, file, name), output or "report.html", force=force, source=file)
+
+
+@click.command(
+    params=[
+        *(FILE, PROFILE),
+        click.Option(["--to"], type=click.Choice(TARGETS), required=True, help="Library or format."),
+        *(OUTPUT, FORCE),
+        option("--allow-unordered", "Export in_order=False to statefuldataloader."),
+    ],
+    epilog=epilog("dltune export --to hf -o loader.yaml", "python train.py $(dltune export --to timm)", codes=CODES),
+)
+def export(file: str, profile: str | None, to: Target, output: str | None, force: bool, allow_unordered: bool) -> None:
+    """Export a profile in another library's format.
+
+    Settings that the target does not support are listed on stderr.
+    """
+    with exit_on_error():
+        from autotune.profiles.export import export as export_profile
+        from autotune.profiles.match import select_profile
+
+        made = export_profile(select_profile(Path(file), profile), to, force=allow_unordered)
+        write_or_print(made.text, output, force=force, source=file)
+    for note in made.notes:
+        click.echo(make_printable(note), err=True)
+
+
+@click.command(
+    params=[click.Argument(["files"], metavar="A B...", nargs=-1, required=True), OUTPUT, FORCE],
+    epilog=epilog("dltune merge a100.json h100.json cpu.json -o dltune.json", codes=CODES),
+)
+def merge(files: tuple[str, ...], output: str | None, force: bool) -> None:
+    """Combine the profiles of several tuned files into one.
+
+    Of profiles of the same workload and machine class, the newest is taken.
+    """
+    with exit_on_error():
+        from autotune.profiles.store import format_file, merge_profiles, read_file
+
+        merged = merge_profiles([read_file(Path(file)) for file in files])
+        write_or_print(format_file(merged), output, force=force)

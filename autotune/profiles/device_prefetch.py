@@ -1,85 +1,106 @@
-"""Copies the next batch to the device while the step computes on this one.
+"""Copies the next batch to the device while the step computes on the current one, and walks through nested batches.
 
-`pin_memory=True` with `non_blocking=True` lets the host go on during a copy, but a copy on the step's own stream
-still takes its turn there. On a stream of its own it overlaps with computing, as far as the device can.
+With `pin_memory=True` and `non_blocking=True` the host continues during a copy, but a copy on the stream of the step
+waits for the step. On its own stream it overlaps with the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+import copy
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from autotune.profiles.batches import find_tensors, move_batch
+
+def find_tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """Yield every tensor in a batch, in a stable order."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+        return
+    parts: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        parts = list(batch.values())
+    elif isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+        parts = batch
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        parts = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    elif type(batch).__module__ != "builtins" and hasattr(batch, "__dict__"):
+        parts = list(vars(batch).values())
+    for part in parts:
+        yield from find_tensors(part)
+
+
+def move_batch(batch: Any, device: torch.device) -> Any:
+    """Copy a batch to a device, asynchronously if it is pinned and the device is CUDA's.
+
+    Custom types are moved by their own `to(device)`, if they have it; other values without tensors are unchanged.
+    """
+    if isinstance(batch, torch.Tensor) or hasattr(batch, "to"):
+        if device.type != "cuda":
+            return batch.to(device)
+        try:
+            return batch.to(device, non_blocking=True)
+        except TypeError:  # a custom `to` may take only the device
+            return batch.to(device)
+
+    if isinstance(batch, Mapping):
+        values = {key: move_batch(value, device) for key, value in batch.items()}
+        if type(batch) is dict or not isinstance(batch, MutableMapping):
+            return values
+        moved = copy.copy(batch)  # with its attributes, as torch does when it pins one
+        moved.update(values)
+        return moved
+    if isinstance(batch, list | tuple):
+        parts = [move_batch(part, device) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        replaced: Any = copy.copy(batch)  # the constructor may not take all of its fields
+        for field in dataclasses.fields(batch):
+            object.__setattr__(replaced, field.name, move_batch(getattr(batch, field.name), device))  # also if frozen
+        return replaced
+    return batch
 
 
 class PendingCopy(NamedTuple):
-    """A batch on its way.
+    """A batch that is being copied."""
 
-    Attributes:
-        batch: The batch on the device, to be used once `done` has been passed.
-        source: The batch in host memory, which must live until then.
-        done: The event behind the copy; None where it was over when the call returned.
-    """
-
-    batch: Any
-    source: Any = None
-    done: Any = None
+    batch: Any  # on the device
+    source: Any = None  # in host memory, which must exist until the end of the copy
+    done: Any = None  # the event after the copy; None if it is complete
 
 
-class H2DCopier(Protocol):
-    """Copies batches from the host to a device."""
-
-    def send(self, batch: Any) -> PendingCopy:
-        """Begin to copy a batch."""
-
-    def wait(self, copy: PendingCopy) -> Any:
-        """Give a batch to the stream that the caller computes on, which waits for it."""
-
-
-class SyncCopier:
-    """Copies on the caller's own stream: right on every device, overlapping on none."""
+class DeviceCopier:
+    """Copies batches to a device: to CUDA on its own stream, else synchronously."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def send(self, batch: Any) -> PendingCopy:
-        """Copy a batch."""
-        return PendingCopy(move_batch(batch, self._device))
-
-    def wait(self, copy: PendingCopy) -> Any:
-        """Give the batch."""
-        return copy.batch
-
-
-class StreamCopier:
-    """Copies on a CUDA stream of its own."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-
-    def send(self, batch: Any) -> PendingCopy:
-        """Begin to copy a batch; returns while the copy is under way if the batch is pinned."""
+        """Start to copy a batch; returns before the end of the copy if the batch is pinned."""
+        if self._stream is None:
+            return PendingCopy(move_batch(batch, self._device))
         with torch.cuda.stream(self._stream):
             moved = move_batch(batch, self._device)
             done = torch.cuda.Event()
             done.record(self._stream)
         return PendingCopy(moved, batch, done)
 
-    def wait(self, copy: PendingCopy) -> Any:
-        """Have the current stream wait for the copy, and keep the memory from being used again before it is done."""
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(copy.done)
-        record_stream(copy.batch, current)
-        return copy.batch
+    def wait(self, pending: PendingCopy) -> Any:
+        """Return the batch for the current stream, which waits for the copy."""
+        if pending.done is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(pending.done)
+            record_stream(pending.batch, current)
+        return pending.batch
 
 
 def record_stream(batch: Any, stream: Any) -> None:
-    """Tell the allocator that a stream uses a batch whose memory another one asked for.
+    """Keep the allocator from reusing the memory of a batch before a stream has finished with it.
 
-    Custom types are told by their own `record_stream` where they have one.
+    The memory was allocated on another stream. Custom types may have their own `record_stream`.
     """
     if not isinstance(batch, torch.Tensor) and hasattr(batch, "record_stream"):
         batch.record_stream(stream)
@@ -89,63 +110,56 @@ def record_stream(batch: Any, stream: Any) -> None:
             tensor.record_stream(stream)
 
 
-def make_copier(device: torch.device) -> H2DCopier:
-    """Make the best copier to a device that there is."""
-    return StreamCopier(device) if device.type == "cuda" else SyncCopier(device)
+def prefetch_batches(batches: Iterator[Any], copier: DeviceCopier) -> Iterator[Any]:
+    """Yield each batch on the device after the copy of the next one has started.
 
-
-def prefetch_batches(batches: Iterator[Any], copier: H2DCopier) -> Iterator[Any]:
-    """Yield each batch on the device when the copy of the next one has begun.
-
-    An error of the loader comes after the batches before it.
+    An error of the loader is raised after the batches before it.
     """
-    waiting: PendingCopy | None = None
+    pending: PendingCopy | None = None
     while True:
         try:
-            coming = copier.send(next(batches))
-        except StopIteration:
-            break
-        except Exception:
-            if waiting is not None:
-                yield copier.wait(waiting)
+            following = copier.send(next(batches))
+        except Exception as error:
+            if pending is not None:
+                yield copier.wait(pending)
+            if isinstance(error, StopIteration):
+                return
             raise
-        if waiting is not None:
-            yield copier.wait(waiting)
-        waiting = coming
-    if waiting is not None:
-        yield copier.wait(waiting)
+        if pending is not None:
+            yield copier.wait(pending)
+        pending = following
 
 
 class DevicePrefetcher:
-    """A loader whose batches arrive on the device, copied one ahead.
-
-    Attributes:
-        loader: The loader it stands in front of.
-    """
+    """A loader whose batches arrive on the device, copied one ahead."""
 
     def __init__(self, loader: Iterable[Any], device: torch.device) -> None:
         self.loader = loader
-        self._copier = make_copier(device)
+        self._copier = DeviceCopier(device)
 
     def __iter__(self) -> Iterator[Any]:
         return prefetch_batches(iter(self.loader), self._copier)
 
     def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]  # as far as the loader knows
+        return len(self.loader)  # type: ignore[arg-type]  # if the loader has a length
 
 
 def device_prefetch(loader: Iterable[Any], device: torch.device | str | int | None = None) -> DevicePrefetcher:
-    """Put a loader on the device: the next batch is copied while the step computes on this one.
+    """Return a loader whose next batch is copied to the device while the step computes on the current one.
 
-    Give the loader `pin_memory=True`; copies from pageable memory keep the host waiting and hardly overlap.
+    The loader needs `pin_memory=True`: copies from pageable memory block the host and hardly overlap.
 
     Args:
-        loader: A DataLoader, or anything that can be gone through again and again.
-        device: Where to; None is the current accelerator, or the CPU where there is none.
+        loader: A DataLoader, or any iterable that can be iterated again.
+        device: The target; None is the current accelerator, or the CPU.
 
     Returns:
-        What is gone through in place of the loader; one more batch lies in device memory at a time. On devices
-        without CUDA the batches are copied one by one.
+        An iterable to use instead of the loader. It needs device memory for one more batch. Only CUDA devices copy
+        asynchronously.
     """
-    chosen = torch.accelerator.current_accelerator() if device is None else torch.device(device)
-    return DevicePrefetcher(loader, chosen or torch.device("cpu"))
+    if device is None:  # of a build for CUDA, current_accelerator() is CUDA even on a machine without a GPU
+        available = torch.accelerator.is_available()
+        return DevicePrefetcher(
+            loader, (torch.accelerator.current_accelerator() if available else None) or torch.device("cpu")
+        )
+    return DevicePrefetcher(loader, torch.device(device))

@@ -1,89 +1,226 @@
-"""Writes a tuned configuration in the words of other libraries, and names every setting they have no place for."""
+"""Exports a tuned configuration to other libraries, and lists the settings that a library does not support.
+
+No library is imported here. The names of its arguments are from its sources; tests pass them to the real library.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, get_args
 
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
-from autotune.profiles.schema import TunedProfile
-from autotune.profiles.targets import (
-    NO_RESUMING,
-    TARGETS,
-    ExportTarget,
-    Target,
-    Translation,
-    UnsupportedSetting,
-    find_target,
-    translate,
-)
+from autotune.profiles.schema import TunedProfile, WorkloadIdentity
+from autotune.settings import SETTINGS, WORKER_SETTINGS, process_settings
+
+Library = Literal["hf", "lightning", "accelerate", "timm", "statefuldataloader"]
+Target = Literal[Library, "json", "yaml"]
+Arguments = Mapping[str, Any]
+LIBRARIES: Final[tuple[Library, ...]] = get_args(Library)
+TARGETS: Final[tuple[Target, ...]] = get_args(Target)
+LOADER_ARGUMENTS: Final = (*DataLoaderSettings.model_fields, "multiprocessing_context")
+INSTRUCTIONS: Final = {
+    "multiprocessing_context": 'call torch.multiprocessing.set_start_method("{value}") first',
+    "non_blocking": "copy batches with batch.to(device, non_blocking=True)",
+} | {setting.name: setting.instruction for setting in SETTINGS.values() if setting.instruction is not None}
+_SAME: Final = {name: name for name in LOADER_ARGUMENTS}
+_EVERY: Final = _SAME | {name: name for name in ProcessSettings.model_fields}
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A configuration in the words of one target.
+    """A configuration in the format of one target.
 
     Attributes:
-        target: What it is for.
-        text: The export, to be printed or written to a file; ends with a line break.
-        notes: Sentences its reader must know; where the format has comments, they stand in the text as well.
-        unheld: The settings that the target has no place for; each is described in `notes`.
+        target: Its name.
+        text: The export, which ends with a line break.
+        notes: Settings that the target does not support, and other facts to know; comments of the text if its format
+            has comments.
     """
 
     target: Target
     text: str
     notes: tuple[str, ...]
-    unheld: tuple[UnsupportedSetting, ...]
+
+
+def _write_python(arguments: Arguments) -> str:
+    return "\n".join(["{", *(f"    {json.dumps(name)}: {value!r}," for name, value in arguments.items()), "}"])
+
+
+def _write_json(arguments: Arguments) -> str:
+    return json.dumps(arguments, indent=2)
+
+
+def _write_yaml(arguments: Arguments, indent: str = "") -> str:
+    return "\n".join(f"{indent}{name}: {json.dumps(value)}" for name, value in arguments.items())
+
+
+def _write_lightning(arguments: Arguments) -> str:
+    return f"data:\n{_write_yaml(arguments, '  ')}"
+
+
+def _write_flags(arguments: Arguments) -> str:
+    return " ".join(
+        name if value is True else f"{name} {value}" for name, value in arguments.items() if value is not False
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Format:
+    """How one target names the settings.
+
+    Attributes:
+        reader: The class or program that takes the arguments.
+        names: Its names of the settings that it supports; `a.b` is the entry b of the argument a.
+        write: Formats the arguments as text.
+        defaults: Arguments that it gets if the configuration has none, because its own defaults differ.
+        implied: Values of other settings that it uses anyway.
+        skipped: Settings that it leaves to the loader that the user makes.
+        remarks: Advice for settings that it does not support.
+        hint: A note for its reader.
+        has_comments: Whether its format has comments that start with #.
+    """
+
+    reader: str
+    names: Mapping[str, str]
+    write: Callable[[Arguments], str]
+    defaults: Arguments = field(default_factory=dict)
+    implied: Arguments = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    hint: str = ""
+    has_comments: bool = True
+
+
+_FORMATS: Final[Mapping[Target, _Format]] = {
+    "hf": _Format(
+        reader="transformers.TrainingArguments",
+        names={
+            name: SETTINGS[name].export_names.get("hf", f"dataloader_{name}")
+            for name in DataLoaderSettings.model_fields
+        }
+        | {"multiprocessing_context": "dataloader_multiprocessing_context"}
+        | {"non_blocking": "accelerator_config.non_blocking"},
+        write=_write_yaml,
+        remarks={"batch_size": "the Trainer makes batches of per_device_train_batch_size, 8 by default"},
+    ),
+    "lightning": _Format(
+        reader="lightning.pytorch.cli.LightningCLI",
+        names=_SAME,
+        write=_write_lightning,
+        implied={"non_blocking": True},
+        hint="These are arguments of your DataModule's __init__; with a class_path they belong under init_args.",
+    ),
+    "accelerate": _Format(
+        reader="accelerate.utils.DataLoaderConfiguration",
+        names={"non_blocking": "non_blocking", "split_batches": "split_batches"},
+        write=_write_python,
+        defaults={"split_batches": False},  # keeps the batch size per process
+        skipped=(*LOADER_ARGUMENTS, *(setting.name for setting in WORKER_SETTINGS)),
+        hint="Make the loader with autotune.load(...).make_loader(dataset): Accelerator.prepare() keeps its settings.",
+    ),
+    "timm": _Format(
+        reader="timm's train.py",
+        names={name: one.export_names["timm"] for name, one in SETTINGS.items() if "timm" in one.export_names},
+        write=_write_flags,
+        defaults={"persistent_workers": False},
+        implied={"prefetch_factor": 2, "persistent_workers": True, "non_blocking": True, "device_prefetch": True},
+        remarks={
+            "batch_size": "timm makes batches of --batch-size, 128 by default",
+            "prefetch_factor": "timm uses PyTorch's default of 2",
+            "persistent_workers": "timm passes persistent_workers=True, which needs --workers above 0",
+            "in_order": "timm returns batches in order",
+        },
+        has_comments=False,
+    ),
+    "statefuldataloader": _Format(
+        reader="torchdata.stateful_dataloader.StatefulDataLoader",
+        names=_SAME,
+        write=_write_python,
+        hint="snapshot_every_n_steps was not tuned.",
+    ),
+    "json": _Format(reader="your own code", names=_EVERY, write=_write_json, has_comments=False),
+    "yaml": _Format(reader="your own code", names=_EVERY, write=_write_yaml),
+}
+_CREATE_LOADER: Final = replace(
+    _FORMATS["timm"],
+    reader="timm.data.create_loader",
+    names={name: name for name in ("batch_size", "num_workers", "pin_memory", "persistent_workers")},
+)
+NO_RESUMING: Final = "With in_order=False, StatefulDataLoader does not guarantee that it resumes where it stopped."
 
 
 def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:
-    """Write a tuned configuration in the words of another library.
+    """Export a tuned configuration in another library's format.
 
     Args:
-        profile: A profile of a tuned file. It is exported as it was tuned, and not fitted to this machine.
-        to: What will read the export.
-        force: Export a setting even if the target cannot keep its guarantee because of it.
+        profile: A profile of a tuned file; it is exported as tuned, not scaled down to this machine.
+        to: The target.
+        force: Export a setting even if the target then breaks a guarantee of its own.
 
     Returns:
-        The text, and what the target cannot hold.
+        The text, and notes on what the target does not support.
 
     Raises:
-        UsageError: There is no such target, or it loses a guarantee and `force` is not given.
+        UsageError: There is no such target, or it breaks a guarantee and `force` is not given.
     """
     if to not in TARGETS:
-        raise UsageError(f"{to!r} is none of {', '.join(TARGETS)}.")
-    gives_up_resuming = to == "statefuldataloader" and not profile.dataloader.in_order
-    if gives_up_resuming and not force:
-        raise UsageError(
-            f"Profile {profile.name} has in_order=False: StatefulDataLoader then gives no guarantee that it resumes "
-            "where it stopped. Tune with --fix in_order=true, or give --force to do without."
-        )
-    target = find_target(to)
-    found = translate(target, profile.workload, profile.config)
-    notes = [_describe_batch_size(target, profile.dataloader.batch_size)]
-    notes += [f"{target.hint}."] if target.hint else []
-    notes += [NO_RESUMING] if gives_up_resuming else []
-    notes += [setting.describe() for setting in found.unheld]
-    return Export(to, _write(target, profile, found, notes), tuple(notes), found.unheld)
+        raise UsageError(f"{to!r} is not one of {', '.join(TARGETS)}.")
+    if to == "statefuldataloader" and not profile.dataloader.in_order and not force:
+        raise UsageError(f"{NO_RESUMING} Tune with --set in_order=true, or export with --force.")
+    target, size = _FORMATS[to], profile.dataloader.batch_size
+    arguments, unsupported = _translate(target, profile.workload, profile.config)
+    batches = "" if size is None else f"The batch size is per process: N processes use N x {size} samples per step."
+    notes = tuple(note for note in (batches, target.hint, *unsupported) if note)
+    source = (
+        f"For {target.reader}: profile {profile.id} of {profile.workload.title}, tuned by dltune "
+        f"{profile.software.dltune} on {profile.created_at:%Y-%m-%d}."
+    )  # repr: a line break in a name must not end the comment
+    comments = [f"# {repr(line)[1:-1]}" for line in (source, *notes)] if target.has_comments else []
+    return Export(to, "\n".join([*comments, target.write(arguments), ""]), notes)
 
 
-def _write(target: ExportTarget, profile: TunedProfile, found: Translation, notes: list[str]) -> str:
-    comments = [f"# {line}" for line in (_describe_source(profile, target), *notes)] if target.has_comments else []
-    return "\n".join([*comments, target.write(found.arguments), ""])
+def translate(workload: WorkloadIdentity, config: LoaderConfig, library: Library) -> tuple[dict[str, Any], list[str]]:
+    """Return the arguments for a library that makes the loader itself, and notes on what it does not support.
+
+    Raises:
+        UsageError: There is no such library.
+    """
+    if library not in LIBRARIES:
+        raise UsageError(f"{library!r} is not one of {', '.join(LIBRARIES)}.")
+    target = _CREATE_LOADER if library == "timm" else _FORMATS[library]
+    arguments, notes = _translate(target, workload, config)
+    return arguments, [
+        NO_RESUMING,
+        *notes,
+    ] if library == "statefuldataloader" and not config.dataloader.in_order else notes
 
 
-def _describe_batch_size(target: ExportTarget, size: int | None) -> str:
-    name = target.names.get("batch_size", "batch_size")
-    if size is None:
-        return f"{name} is not set: this workload makes its own batches."
-    return f"{name} is per process: N processes take N x {size} samples a step."
+def _translate(target: _Format, workload: WorkloadIdentity, config: LoaderConfig) -> tuple[dict[str, Any], list[str]]:
+    settings = {**target.defaults, **workload.accepted(_list_settings(config))}
+    if settings.get("in_order") is True and target.names is not _EVERY:
+        del settings["in_order"]  # the default; older versions of libraries reject the argument
+    arguments: dict[str, Any] = {}
+    for name in filter(target.names.__contains__, settings):
+        outer, _, inner = target.names[name].partition(".")
+        arguments[outer] = {inner: settings[name]} if inner else settings[name]
+    notes = [
+        f"{name}={value!r} is not supported by {target.reader}: {_advise(target, name, value)}."
+        for name, value in settings.items()
+        if name not in target.names and name not in target.skipped and target.implied.get(name) != value
+    ]
+    if "batch_size" in target.remarks and "batch_size" not in settings:
+        notes.insert(0, f"The profile has no batch size, and {target.remarks['batch_size']}.")
+    return arguments, notes
 
 
-def _describe_source(profile: TunedProfile, target: ExportTarget) -> str:
-    """Say what was tuned where, in one line whatever the names in the file contain."""
-    there = profile.hardware
-    gpu = f"{there.gpu_count} x {there.gpu}" if there.gpu else "no GPU"
-    words = (
-        f"For {target.reader}: profile {profile.name} of {profile.workload.dataset}, tuned by dltune "
-        f"{profile.software.dltune} on {profile.created_at:%Y-%m-%d} with {there.usable_cpus:g} CPUs and {gpu}."
-    )
-    return repr(words)[1:-1]  # a line break in a name must not end the comment
+def _list_settings(config: LoaderConfig) -> dict[str, Any]:
+    """Return the settings of a configuration that take effect, except those that are off outside the loader."""
+    copies = {"non_blocking": True} if config.process.non_blocking else {}
+    return config.loader_kwargs() | copies | process_settings(config)
+
+
+def _advise(target: _Format, name: str, value: Any) -> str:
+    return {**INSTRUCTIONS, **target.remarks}[name].format(value=value)

@@ -1,7 +1,7 @@
-"""Keeps a long list in one block of bytes, which all workers read without copying it.
+"""A list in one block of bytes, which all workers read without copying it.
 
-Python writes a count into every object that it looks at, so workers that are forked copy a list of a million dicts page
-by page (pytorch/pytorch#13246). Bytes have no counts: each entry is pickled, and made anew whenever it is read.
+Python changes the reference count of every object that it reads, so forked workers copy a list of a million dicts page
+by page (pytorch/pytorch#13246). Bytes have no counts: each entry is pickled, and unpickled whenever it is read.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ T = TypeVar("T")
 
 
 class SharedList(Sequence[T]):
-    """A list that cannot be changed, whose entries lie pickled in two tensors.
+    """An immutable list whose entries are pickled in two tensors.
 
-    Forked workers share the tensors' memory; those that are spawned, or start in a forkserver, are handed it through
-    shared memory, as torch does with every tensor.
+    Forked workers share the memory of the tensors; torch passes them to other workers through shared memory.
     """
 
     def __init__(self, items: Iterable[T]) -> None:
@@ -44,26 +43,25 @@ class SharedList(Sequence[T]):
 
     def __getitem__(self, index: int | slice) -> T | list[T]:
         if isinstance(index, slice):
-            return [self._read(place) for place in range(*index.indices(len(self)))]
+            return [self._read(position) for position in range(*index.indices(len(self)))]
         return self._read(range(len(self))[index])
 
     def __repr__(self) -> str:
         return f"SharedList of {len(self):,} entries, {self._data.nbytes:,} bytes"
 
-    def _read(self, place: int) -> T:
-        begin, end = self._ends[place : place + 2].tolist()
-        entry: T = pickle.loads(self._data[begin:end].numpy().data)  # noqa: S301  # what we pickled ourselves
+    def _read(self, position: int) -> T:
+        begin, end = self._ends[position : position + 2].tolist()
+        entry: T = pickle.loads(self._data[begin:end].numpy().data)  # noqa: S301  # pickled by this class
         return entry
 
 
 def shared(items: Iterable[T]) -> SharedList[T]:
-    """Keep a long list of a dataset where its workers share it.
+    """Store a long list of a dataset so that its workers share it.
 
     Args:
-        items: The entries, each of which can be pickled; they are pickled one by one.
+        items: The entries, which must be picklable.
 
     Returns:
-        The same entries as a sequence that cannot be changed. Reading one makes a new object, at some microseconds for
-        a small dict.
+        The same entries as an immutable sequence. Each read creates a new object: some microseconds for a small dict.
     """
     return SharedList(items)

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass, replace
 from typing import Final
 
-from autotune.runner.autopsy import Standstill
+from autotune.runner.hangs import HangReport
 from autotune.runner.symptoms import (
     MAX_QUOTED_CHARACTERS,
     STALLS,
@@ -72,12 +72,12 @@ def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> Tr
     return TrialFailure("workload_failed", message, details)
 
 
-def diagnose_stall(message: str, output: str, shm: str = "", found: Standstill | None = None) -> TrialFailure:
+def diagnose_stall(message: str, output: str, shm: str = "", found: HangReport | None = None) -> TrialFailure:
     """Name what a child hung on that was ended for making no progress.
 
     What tells is the end of what its processes printed, and where they stand.
     """
-    found = found or Standstill()
+    found = found or HangReport()
     printed = pick_advice(STALLS, _drop_source(output)).format(shm=shm)
     last = _find_last_words(output)
     evidence = (f"the last line of its output: {last}" if last else "", found.sentence)

@@ -1,7 +1,7 @@
 """Starts the processes of trials by forking one that has imported torch, where that is possible and safe.
 
 What it starts is as isolated as a process of its own: it puts its sandbox up itself, after the fork. Where anything
-stands in the way, a new interpreter is started instead.
+is in the way, a new interpreter is started instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from autotune.runner.process_tree import TRIAL_ID_VARIABLE
-from autotune.trial.sandbox_spec import SandboxSpec
+from autotune.trial.process_spec import SandboxSpec
 
 MAX_READY_SECONDS: Final = 30.0  # from its start: a disk may be slow to give torch; then new interpreters are started
 MAX_ANSWER_SECONDS: Final = 5.0

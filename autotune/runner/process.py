@@ -13,8 +13,8 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from autotune.runner.autopsy import examine_standstill
 from autotune.runner.failures import TrialFailure, diagnose_exit, diagnose_stall
+from autotune.runner.hangs import diagnose_hang
 from autotune.runner.process_tree import describe_survivors, kill_trial, list_trial_processes
 from autotune.runner.sandbox import SandboxSupport
 from autotune.runner.scratch import make_scratch
@@ -25,6 +25,7 @@ from autotune.system.shared_memory import remove_shm_segments
 from autotune.trial.budgets import Budgets
 from autotune.trial.channel import Channel, ChannelClosedError, MessageTooLongError
 from autotune.trial.measurement import TrialKind
+from autotune.trial.process_spec import STACKS_FILE, SandboxSpec
 from autotune.trial.protocol import (
     REPORT,
     Command,
@@ -35,8 +36,6 @@ from autotune.trial.protocol import (
     Report,
     TrialReport,
 )
-from autotune.trial.sandbox_spec import SandboxSpec
-from autotune.trial.stacks import STACKS_FILE
 
 TICK_SECONDS: Final = 0.05
 SANDBOXED_TICK_SECONDS: Final = 0.25  # where the kernel holds the budgets, too: a look takes CPU from those who load
@@ -176,7 +175,7 @@ class TrialProcess:
     def _end_for(self, kind: TrialKind, message: str) -> TrialFailure:
         found = None
         if kind == "stalled":
-            found = examine_standstill(list_trial_processes(self._started.trial_id), self._folder / STACKS_FILE)
+            found = diagnose_hang(list_trial_processes(self._started.trial_id), self._folder / STACKS_FILE)
         self._halt()
         output = self.read_output()
         self.end()

@@ -23,8 +23,8 @@ from autotune.runner.watchdog import Watchdog
 from autotune.system.machine import read_machine
 from autotune.trial.budgets import Budgets
 from autotune.trial.measurement import CODE_FAILURES, TrialResult
+from autotune.trial.process_spec import SANDBOX_ERROR_PREFIX
 from autotune.trial.protocol import (
-    MEASURING_PHASE,
     WORKER_PHASE,
     Command,
     FailureReport,
@@ -40,8 +40,6 @@ from autotune.trial.protocol import (
     TrialCommand,
     TrialRequest,
 )
-from autotune.trial.sandbox_spec import SANDBOX_ERROR_PREFIX
-from autotune.trial.time_spent import TimeSpent
 from autotune.trial.workload_profile import WorkloadProfile
 
 MAX_RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
@@ -64,7 +62,6 @@ class TrialRunner:
         on_progress: OnProgress = lambda progress: None,
         sandbox: SandboxSupport | None = None,
         on_warning: OnWarning = lambda sentence: None,
-        spent: TimeSpent | None = None,
         starter: Starter | None = None,
     ) -> None:
         self.start_seconds: float | None = None  # what the last start of a process and of its dataset took
@@ -73,7 +70,6 @@ class TrialRunner:
         self._stall_seconds = stall_seconds
         self._on_progress = on_progress
         self._on_warning = on_warning
-        self._spent = spent or TimeSpent()
         self._starter = starter or Starter(workload.working_dir)
         self._child: TrialProcess | None = None
         self._is_releasing = False
@@ -98,8 +94,7 @@ class TrialRunner:
     def close(self) -> None:
         """End the child, if there is one, and everything it started."""
         if self._child is not None:
-            with self._spent.on("taking_down"):
-                self._child.end()
+            self._child.end()
             self._child = None
         self._is_releasing = False
 
@@ -171,9 +166,9 @@ class TrialRunner:
         """Run one trial; a child that failed is ended with its whole tree, and the next trial gets a new one."""
         started = time.monotonic()
         self._batches = 0
-        if request.fresh or self._ranks != self._workload.ranks:
+        if request.fresh or self._ranks != self._workload.nproc_per_node:
             self.close()
-        self._knobs, self._ranks = request.config.knobs, self._workload.ranks
+        self._ranks = self._workload.nproc_per_node
         budgeted = request.model_copy(update={"gpu_bytes": self._budgets.gpu_bytes})
         answer = self._give(TrialCommand(trial=budgeted), request.seconds * MAX_TRIAL_OVERHEAD + self._stall_seconds)
         output = self._child.read_output() if self._child is not None and isinstance(answer, FailureReport) else ""
@@ -185,13 +180,11 @@ class TrialRunner:
         """Have the child, the living one or a new one, carry a command out."""
         self._await_release()
         if self._child is None:
-            with self._spent.on("starting"):
-                started = self._start_child()
+            started = self._start_child()
             if not isinstance(started, ReadyReport):
                 return started
         assert self._child is not None
-        with self._spent.on("warming_up" if isinstance(command, TrialCommand) else "measuring"):
-            return self._child.command(command, self._watch(deadline_seconds))
+        return self._child.command(command, self._watch(deadline_seconds))
 
     def _start_child(self) -> Answer:
         """Start a child and have it load the workload."""
@@ -222,9 +215,7 @@ class TrialRunner:
         """Wait until the workers of the trial before are down; a child that does not let go of them is ended."""
         if self._child is not None and self._is_releasing:
             watchdog = replace(self._watch(MAX_RELEASE_SECONDS), stall_seconds=MAX_RELEASE_SECONDS)
-            with self._spent.on("taking_down"):
-                is_ready = isinstance(self._child.receive(watchdog), ReadyReport)
-            if not is_ready:
+            if not isinstance(self._child.receive(watchdog), ReadyReport):
                 self.close()
         self._is_releasing = False
 
@@ -234,8 +225,6 @@ class TrialRunner:
 
     def _note_progress(self, progress: ProgressReport) -> None:
         self._phase, self._batches = progress.phase, progress.batches
-        if progress.phase == MEASURING_PHASE:
-            self._spent.turn_to("measuring")
         self._on_progress(progress)
 
     @property
@@ -254,15 +243,12 @@ def _is_sandbox_error(answer: Answer) -> bool:
 
 @contextmanager
 def start_runner(
-    request: TuningRequest,
-    progress: ProgressListener,
-    spent: TimeSpent | None = None,
-    starter: Starter | None = None,
+    request: TuningRequest, progress: ProgressListener, starter: Starter | None = None
 ) -> Iterator[TrialRunner]:
-    """Open what runs the trials of a request, in the sandbox that it asks for; `spent` is told what takes time."""
+    """Open the runner of a request's trials, in the sandbox that the request asks for."""
     workload, stall_seconds = request.workload, request.stall_seconds
     sandbox = detect_sandbox() if request.isolation == "auto" else SandboxSupport()
     with TrialRunner(
-        workload, stall_seconds, progress.show_progress, sandbox, progress.show_warning, spent, starter
+        workload, stall_seconds, progress.show_progress, sandbox, progress.show_warning, starter
     ) as runner:
         yield runner

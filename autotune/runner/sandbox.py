@@ -19,7 +19,7 @@ from typing import Final
 from autotune.runner.memory_cgroup import MemoryCgroup, find_cgroup_parent
 from autotune.system.kernel_files import SHM
 from autotune.trial.budgets import Budgets
-from autotune.trial.sandbox_spec import SandboxSpec
+from autotune.trial.process_spec import SandboxSpec
 
 KERNEL_LIMIT_FACTOR: Final = 1.04  # of a budget: the kernel stops what the watchdog, at the budget, has not ended yet
 PROBE_SECONDS: Final = 10.0

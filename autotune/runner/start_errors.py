@@ -1,24 +1,42 @@
-"""Says why a workload could not be loaded or profiled, in the words the user needs."""
+"""Explains why a workload could not be loaded or profiled."""
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from typing import Final
 
 from autotune.errors import UsageError, WorkloadError
 from autotune.request import WorkloadRequest
 from autotune.runner.failures import TrialFailure, advice_for
-from autotune.runner.missing_modules import advise_on_missing_module
+from autotune.system.code_places import find_module
 from autotune.trial.protocol import FailureReport, Report
 from autotune.units import format_seconds
 
 EXIT_HINT: Final = (
     "\nSomething called sys.exit(): code at the top of a module that reads sys.argv, perhaps. "
-    'Guard it with if __name__ == "__main__", or have dltune init SCRIPT write what makes the loader into a file.'
+    'Guard it with if __name__ == "__main__".'
 )
 _ADVICE: Final = {
     "timed_out": " If it needs longer, allow it with --stall-time.",
     "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
+}
+_MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_PACKAGES: Final = {  # that are installed by another name than they are imported by
+    "PIL": "pillow",
+    "attr": "attrs",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "fitz": "pymupdf",
+    "pl_bolts": "lightning-bolts",
+    "pytorch_lightning": "pytorch-lightning",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "streaming": "mosaicml-streaming",
+    "torch_geometric": "torch-geometric",
+    "yaml": "pyyaml",
 }
 
 
@@ -54,3 +72,22 @@ def _explain_failure(failed: FailureReport, workload: WorkloadRequest) -> UsageE
     usual = f"Loading the first batches of {workload.dataset} in the training process"
     hint = EXIT_HINT if kind == "SystemExit" else ""
     return WorkloadError(f"{sources.get(failed.where, usual)} failed: {words}{hint}", failed.details)
+
+
+def advise_on_missing_module(error: str, folder: Path) -> str:
+    """Say where the module lies below a folder, or how it is installed; empty where the error is another one."""
+    missing = _MISSING.search(error)
+    if missing is None:
+        return ""
+    found = find_module(missing[1], folder)
+    if found is None:
+        root = missing[1].partition(".")[0]
+        return (
+            f"A package is installed for the Python that runs dltune by {sys.executable} -m pip install "
+            f"{_PACKAGES.get(root, root)}; a file of yours is found with its folder in PYTHONPATH."
+        )
+    place = found.parents[missing[1].count(".") + (found.name == "__init__.py")]
+    return (
+        f"There is {found}, which is found from {place}: set PYTHONPATH={place}, or name a script by its path "
+        "(FILE.py:NAME), which finds what lies beside it."
+    )

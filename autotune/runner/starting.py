@@ -16,7 +16,7 @@ from typing import BinaryIO, Final, Protocol, Self
 
 from autotune.runner.fork_server import ForkServer, ForkServerError
 from autotune.runner.process_tree import TRIAL_ID_VARIABLE
-from autotune.trial.sandbox_spec import SandboxSpec
+from autotune.trial.process_spec import SandboxSpec
 
 CAN_FORK: Final = sys.platform == "linux" and hasattr(os, "pidfd_open")
 

@@ -22,7 +22,7 @@ SYMPTOMS: Final[tuple[tuple[TrialKind, str, str], ...]] = (
         "too_many_files",
         r"Too many open files|\[Errno 24\]|received \d+ items of ancdata",
         "ran out of open files (limit {files}). Raise the limit (ulimit -n) or tune with "
-        "--fix sharing_strategy=file_system",
+        "--set sharing_strategy=file_system",
     ),
     (
         "shm_exhausted",
@@ -50,7 +50,7 @@ SYMPTOMS: Final[tuple[tuple[TrialKind, str, str], ...]] = (
         "out_of_memory",
         r"(?s)pin.memory.*CUDA error: out of memory|CUDA error: out of memory.*pin.memory",
         "could get no more page-locked memory. Tune with fewer --max-workers, a smaller --batch-size, or "
-        "--fix pin_memory=false",
+        "--set pin_memory=false",
     ),
     (
         "out_of_memory",
@@ -82,7 +82,8 @@ WORKER_ADVICE: Final = {  # what ends a worker so
         "The kernel's out-of-memory killer does this: use fewer --max-workers or a smaller --batch-size"
     ),
     r"signal: (Segmentation|Aborted|Floating|Illegal)|Unexpected (segmentation|floating)": (
-        "Native code that the dataset calls crashed: --start-method spawn helps where it does not survive a fork"
+        "Native code that the dataset calls crashed: --set multiprocessing_context=spawn helps if it does not survive "
+        "a fork"
     ),
     r"signal: Terminated": "Something told it to end",
     r"exited unexpectedly": (
@@ -104,7 +105,7 @@ SUGGESTIONS: Final = {  # for errors of the user's code that are common enough t
     ),
     rf"{_NO_PICKLE}|import of module .* failed": (
         "What goes to a spawned worker is pickled: use classes and functions that can be imported by their names, or "
-        "leave --start-method at fork."
+        "leave the start method at fork."
     ),
     r"daemonic processes are not allowed to have children": (
         "A worker must not start processes: start none in the dataset, or tune with --max-workers 0."
@@ -113,13 +114,14 @@ SUGGESTIONS: Final = {  # for errors of the user's code that are common enough t
         "A StopIteration raised inside __getitem__ or collate_fn ends an epoch without a word: let it raise another "
         "error."
     ),
-    r"Caught \w+ in pin memory thread": "The batch could not be pinned: tune with --fix pin_memory=false.",
+    r"Caught \w+ in pin memory thread": "The batch could not be pinned: tune with --set pin_memory=false.",
     r"attempted relative import": (
         "A file that imports from its own package is named with it, from the folder above: PACKAGE.MODULE:NAME."
     ),
     r"Cannot re-initialize CUDA in forked subprocess": (
         "CUDA is used before the workers are forked, at the top of a module or by the dataset, and by the workers "
-        "again: load samples on the CPU and move batches in the step, or start workers with --start-method spawn."
+        "again: load samples on the CPU and move batches in the step, or start workers with "
+        "--set multiprocessing_context=spawn."
     ),
     r"Found no NVIDIA driver|not compiled with CUDA enabled|No CUDA GPUs are available": (
         "Code at the top of a module, the factory or the dataset asks for CUDA, which is not here: ask for a device in "
@@ -148,7 +150,7 @@ STALLS: Final = {  # what a hung process may have printed
 }
 UNKNOWN_STALL: Final = (
     "If a worker waits for a lock or a thread that the training process had when it forked, start workers with "
-    "--start-method spawn; if it only needs longer, allow it with --stall-time"
+    "--set multiprocessing_context=spawn; if it only needs longer, allow it with --stall-time"
 )
 STATUS_ADVICE: Final = {  # signals that nobody asks for by an error's words
     "SIGKILL": " (the kernel's out-of-memory killer does this)",

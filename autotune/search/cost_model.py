@@ -1,8 +1,8 @@
-"""Predicts what a configuration would reach, from what the probe measured.
+"""Cost model: predicts the throughput of a configuration from the profile of the workload.
 
-The model is the simplest that tells waiting from computing. Four things bound the pace, each by itself: the training
-process (step, and taking batches over), the workers' waiting, the CPUs that all of them share, and the turn-over
-between epochs. It need not be right, only good enough to point at where to look first: trials correct it.
+Throughput is limited by the training process (the step, and receiving batches), by the time that workers wait, by the
+CPUs that all processes share, and by the restart at every epoch. Trials correct the model, so it only needs to point to
+the right region of the search space.
 """
 
 from __future__ import annotations
@@ -16,29 +16,35 @@ from autotune.profiles.schema import Bottleneck
 from autotune.system.machine import count_whole_cpus
 from autotune.trial.workload_profile import WorkloadProfile
 
-MAIN_TRANSFER_SHARE: Final = 0.5  # of a batch's transfer is spent in the training process, the rest in the worker
+MAIN_TRANSFER_SHARE: Final = 0.5  # of a batch's transfer is spent in the main process, the rest in the worker
 EXTRA_WORKERS: Final = 2
-STEP_BOUND_WAIT_FRACTION: Final = 0.1  # share of a run that is spent waiting for data where the step decides
+COMPUTE_BOUND_WAIT_SHARE: Final = 0.1  # below this share of time spent waiting for data the step is the bottleneck
 MIN_THROUGHPUT: Final = 1e-9  # samples per second of an epoch without a batch
-WORKER_HEADROOM_FACTOR: Final = 2  # workers offered to the search per worker that the model thinks useful
+WORKER_HEADROOM_FACTOR: Final = 2  # searched workers per worker that the model predicts to be useful
 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds per batch that each part would need if it alone bounded the run."""
+    """Seconds per batch of each stage if it were the only limit.
 
-    training: float  # the training process and its device: taking the batch over, copying it, the step
-    waiting: float  # the workers, taking turns
-    computing: float  # the CPUs, shared by workers and training process
+    Attributes:
+        training: The main process and its device: receiving the batch, copying it, the step.
+        waiting: The workers, in parallel.
+        computing: The CPUs, shared by workers and main process.
+    """
+
+    training: float
+    waiting: float
+    computing: float
 
     @property
     def batch_seconds(self) -> float:
-        """The slowest part decides."""
+        """Seconds per batch: those of the slowest stage."""
         return max(self.training, self.waiting, self.computing, 1e-7)
 
 
 def predict_stage_times(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> StageTimes:
-    """Predict the steady pace; without workers everything happens in turn in the training process."""
+    """Predict the steady state; without workers the main process does everything sequentially."""
     size = config.dataloader.batch_size or workload.probe_batch_size
     workers = config.dataloader.num_workers
     load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
@@ -54,10 +60,10 @@ def predict_stage_times(config: LoaderConfig, workload: WorkloadProfile, usable_
 
 
 def _predict_training(config: LoaderConfig, workload: WorkloadProfile, host: float) -> float:
-    """Predict the seconds a batch takes from the loader through the step.
+    """Predict the seconds from receiving a batch to the end of the step.
 
-    On the CPU one thing comes after the other. A device computes while the host gets the next batch, but a copy from
-    pageable memory keeps both, and one from pinned memory on the step's own stream keeps the device.
+    On the CPU they are sequential. A device computes while the host receives the next batch. A copy from pageable
+    memory blocks both; a copy from pinned memory on the stream of the step blocks the device.
     """
     step = workload.step_cost.per_batch(config.dataloader.batch_size or workload.probe_batch_size)
     if workload.h2d is None:
@@ -70,7 +76,7 @@ def _predict_training(config: LoaderConfig, workload: WorkloadProfile, host: flo
 
 
 def predict_copy(config: LoaderConfig, workload: WorkloadProfile) -> float:
-    """Predict the seconds that copying one batch to the device takes; 0 where nothing is copied."""
+    """Predict the seconds of copying one batch to the device; 0 on the CPU."""
     if workload.h2d is None:
         return 0.0
     size = config.dataloader.batch_size or workload.probe_batch_size
@@ -80,7 +86,7 @@ def predict_copy(config: LoaderConfig, workload: WorkloadProfile) -> float:
 def predict_samples_per_second(
     config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, epochs: int
 ) -> float:
-    """Predict the throughput of a training run of so many epochs; it is greater than zero."""
+    """Predict the throughput of a training run of `epochs` epochs; it is greater than zero."""
     size = config.dataloader.batch_size or workload.probe_batch_size
     steady = predict_stage_times(config, workload, usable_cpus).batch_seconds
     batches = count_epoch_batches(workload, size)
@@ -98,11 +104,11 @@ def predict_samples_per_second(
 
 
 def predict_cold_start_seconds(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> float:
-    """Predict what the first epoch of a fresh process costs beyond that of a warm one; 0 without workers.
+    """Predict the additional seconds of the first epoch in a fresh process; 0 without workers.
 
-    The workers of the first epoch import and cache by themselves what a warm process has long imported. With the
-    `file_system` strategy each starts a shared-memory manager of its own as well: measured with torch 2.13 on two
-    CPUs, 1.1 to 1.3 s for 10 to 12 workers, a sixth of a ten-epoch run of 512 samples.
+    Each worker of a fresh process imports and caches modules that a warm process has loaded before it forks. With the
+    `file_system` strategy each also starts a shared-memory manager: measured with torch 2.13 on two CPUs, 1.1 to 1.3 s
+    for 10 to 12 workers, a sixth of a ten-epoch run of 512 samples.
     """
     workers = config.dataloader.num_workers
     if not workers:
@@ -112,20 +118,17 @@ def predict_cold_start_seconds(config: LoaderConfig, workload: WorkloadProfile, 
 
 
 def count_epoch_batches(workload: WorkloadProfile, batch_size: int) -> int | None:
-    """Count the batches of an epoch; None when the length of the data is not known."""
-    if workload.epoch_batches is not None:
+    """Return the batches of an epoch; None if the length of the data is unknown."""
+    if workload.epoch_batches is not None or workload.samples is None:
         return workload.epoch_batches
-    if workload.samples is None:
-        return None
     whole, rest = divmod(workload.samples, batch_size)
     return whole + (1 if rest and not workload.drop_last else 0)
 
 
 def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: float) -> int:
-    """Give about twice the workers that the model thinks useful, at least the CPUs plus two.
+    """Return about twice the workers that the model predicts to be useful, at least the CPUs plus two.
 
-    Samples that compute saturate the CPUs with about as many workers; samples that wait want as many workers as it
-    takes to hide the waiting.
+    CPU-bound samples need about one worker per CPU; I/O-bound samples need enough workers to hide the waiting.
     """
     load = max(workload.load_cost.per_batch(batch_size), 1e-7)
     step = max(workload.step_cost.per_batch(batch_size), 1e-7)
@@ -137,30 +140,18 @@ def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: 
 def find_bottleneck(
     config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, wait_share: float
 ) -> Bottleneck:
-    """Name what bounds a measured run, which spent a share of its time waiting for data.
-
-    `copy` is from host to device, `cpu` workers computing, `io` workers waiting on storage, `transfer` handing batches
-    over, `epoch` starting and refilling at every epoch.
-    """
-    if _is_bound_by_copies(config, workload, usable_cpus):
-        return "copy"
-    if wait_share < STEP_BOUND_WAIT_FRACTION:
-        return "step"
+    """Return the bottleneck of a run that spent this share of its time waiting for data."""
     size = config.dataloader.batch_size or workload.probe_batch_size
     load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
+    stages = predict_stage_times(config, workload, usable_cpus)
+    if predict_copy(config, workload) > max(step, stages.waiting, stages.computing):
+        return "copy"
+    if wait_share < COMPUTE_BOUND_WAIT_SHARE:
+        return "step"
     if config.dataloader.num_workers == 0:
         return "step" if wait_share < 0.5 else ("cpu" if workload.cpu_share > 0.5 else "io")
-    stages = predict_stage_times(config, workload, usable_cpus)
     if stages.batch_seconds <= stages.training:
         return "epoch" if stages.training < 2 * step else "transfer"
     if stages.computing < stages.waiting:
         return "io" if workload.cpu_share < 0.5 else "cpu"
     return "transfer" if workload.transfer_cost.per_batch(size) > load * workload.cpu_share else "cpu"
-
-
-def _is_bound_by_copies(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> bool:
-    """Tell whether copying takes longer than the step, and the rest of the loader keeps up with it."""
-    copy = predict_copy(config, workload)
-    stages = predict_stage_times(config, workload, usable_cpus)
-    step = workload.step_cost.per_batch(config.dataloader.batch_size or workload.probe_batch_size)
-    return copy > max(step, stages.waiting, stages.computing)

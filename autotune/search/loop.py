@@ -1,208 +1,273 @@
-"""The search: ask, screen, measure, tell, until nothing more is to be expected."""
+"""Search loop: propose, screen and measure configurations until no further gain is expected."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
+
+import optuna
+from optuna.trial import TrialState
 
 from autotune.config import LoaderConfig
 from autotune.errors import WorkloadError
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
-from autotune.search.ask_tell import ProposedTrial, Search
-from autotune.search.knowledge import SearchKnowledge
+from autotune.search.failures import WorkerCheck
 from autotune.search.plan import Plan
-from autotune.search.stopping import MIN_EXPECTED_IMPROVEMENT, StopCriteria
+from autotune.search.sampler import TrialModel, make_sampler
+from autotune.search.study import (
+    describe_error,
+    hide_password,
+    make_distributions,
+    make_trial,
+    open_study,
+    quiet_logs,
+    read_records,
+    user_attributes,
+)
 from autotune.search.surrogate import Prediction, SpeedupPrediction
-from autotune.search.trial_record import TrialRecord
-from autotune.search.warm_start import WarmStart, plan_warm_start
-from autotune.search.worker_check import WorkerCheck
+from autotune.search.trial_record import IMPROVEMENT_RATIO, TrialRecord, trials_since_improvement
+from autotune.search.warm_start import is_continued, plan_warm_start, take_over
 from autotune.trial.interruption import capture_interruption
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import RunTrial, TrialRequest
 
-SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; finalists are remeasured
-SEARCH_SHARE: Final = 0.6  # of the time of a trial; the rest is kept for looking at the finalists again
-HOPELESS_SHARE: Final = 0.8  # of the best; a trial whose interval lies below it ends early
-LOOK_PRECISION: Final = 0.001  # of a trial that is run for its samples: it goes on for as long as a trial may
-MIN_COMPARED: Final = 2  # configurations that work, for the best of them to be worth writing down
-MAX_REMEASUREMENTS: Final = 3  # in a run, of measurements that the others make doubtful
+SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; candidates are measured again
+SEARCH_SHARE: Final = 0.6  # of the seconds of a trial; the rest is for the validation
+PRUNE_SHARE: Final = 0.8  # of the best; a trial whose interval lies below it ends early
+FULL_LENGTH_PRECISION: Final = 0.001  # of a trial that is run for its samples: it takes all its seconds
+MIN_SAVED: Final = 2  # configurations that work, for the best of them to be worth saving
+MAX_REMEASUREMENTS: Final = 3  # of outliers, in a run
+UPPER_BOUND_SHARE: Final = 0.98  # of the upper bound; nothing is to be gained above it
+MIN_EXPECTED_IMPROVEMENT: Final = 0.015  # of the most promising configuration; below it the search ends
+MIN_TRIALS: Final = 6  # measured before expectations may end the search: the first few correct the model
+PATIENCE_TRIALS: Final = 4  # without improvement, after which the search ends
+SAMPLER_PATIENCE_TRIALS: Final = 10  # of Optuna's samplers, which know only the trials
+WARM_PATIENCE_TRIALS: Final = 2  # of a search that starts from an earlier result
+MAX_REPEATS: Final = 40  # consecutive proposals that were all measured before
+REMEASURED: Final = "measured again"  # user attribute of the trial that repeats an outlier
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What a search found, as far as it got."""
+    """The result of a search, or of the part before it was interrupted.
+
+    Attributes:
+        records: Every trial that was measured or skipped, in order.
+        stop_reason: Why the search ended.
+        warnings: Failures of the workload that the trials found.
+        expected: Expected samples per second of the measured configurations, smoothed over their neighbours.
+        predict: Predicts throughputs by the model as corrected by the trials.
+        predict_speedups: Predicts the speedup of each configuration over the one before it.
+        is_legal: Whether a configuration is expected to work within the limits.
+        interrupted_by: The error that ended the search early; None if it came to its end.
+    """
 
     records: tuple[TrialRecord, ...]
-    stopped: str  # why it ended, in words
-    findings: tuple[str, ...]  # sentences on what the trials showed of the workload
-    expected: Mapping[LoaderConfig, float]  # samples per second, smoothed over the neighbours
-    predict: Callable[[Sequence[LoaderConfig]], list[Prediction]]  # the model as corrected by the trials
-    predict_speedups: Callable[[Sequence[LoaderConfig]], list[SpeedupPrediction]]  # of each over the one before
-    is_legal: Callable[[LoaderConfig], bool]  # as far as the trials taught
-    interrupted_by: BaseException | None = None  # None when it came to its own end
+    stop_reason: str
+    warnings: tuple[str, ...]
+    expected: Mapping[LoaderConfig, float]
+    predict: Callable[[Sequence[LoaderConfig]], list[Prediction]]
+    predict_speedups: Callable[[Sequence[LoaderConfig]], list[SpeedupPrediction]]
+    is_legal: Callable[[LoaderConfig], bool]
+    interrupted_by: BaseException | None = None
 
 
 def search(
     plan: Plan,
-    study: Search,
     run_trial: RunTrial,
     progress: ProgressListener,
     has_time: Callable[[int], bool] = lambda tried: True,
     earlier: TunedProfile | None = None,
 ) -> SearchOutcome:
-    """Try configurations until nothing more is to be expected, or the search is cut short.
+    """Try configurations until no further gain is expected, or the search is interrupted.
 
-    `has_time` tells, from the number of trials done, whether another one may begin; `earlier` says where to look first.
+    Args:
+        plan: The plan of the run.
+        run_trial: Measures a configuration.
+        progress: Receives the events of the search.
+        has_time: Returns, from the number of trials, whether another one may begin.
+        earlier: A profile to start from. If the same request was interrupted, its trials count as trials of this
+            search; otherwise they are only observations.
 
     Raises:
-        WorkloadError: The user's code fails where no configuration could help.
+        WorkloadError: The user's code fails in a way that no configuration avoids.
+        StudyError: The storage cannot be used.
+        UsageError: The sampler needs a package that is not installed.
     """
-    warm = None if earlier is None else plan_warm_start(earlier, plan.hardware)
-    loop = SearchLoop(plan, study, run_trial, progress, has_time, warm)
-    knowledge = loop.knowledge
-    progress.show_resumed(study.name, len(knowledge.records))
-    stopped = ""
-    with capture_interruption() as cut:
-        stopped = loop.run()
-        progress.show_stop(stopped)
-    if isinstance(cut.cause, WorkloadError):
-        study.finish()  # the next run meets other code: what failed in this one is to be tried again
-        if knowledge.count_feasible() < MIN_COMPARED:
-            raise cut.cause
+    with quiet_logs():
+        loop = SearchLoop(plan, run_trial, progress, has_time, earlier)
+        reason = ""
+        with capture_interruption() as interruption:
+            reason = loop.run()
+            progress.show_stop(reason)
+        if isinstance(interruption.cause, WorkloadError) and loop.model.count_feasible() < MIN_SAVED:
+            raise interruption.cause
+    model = loop.model
     return SearchOutcome(
-        records=tuple(knowledge.records),
-        stopped=stopped or cut.reason,
-        findings=loop.findings,
-        expected=knowledge.smoothed_throughput(),
-        predict=knowledge.surrogate.predict,
-        predict_speedups=knowledge.surrogate.predict_speedups,
-        is_legal=knowledge.is_legal,
-        interrupted_by=cut.cause,
+        records=tuple(model.records),
+        stop_reason=reason or interruption.reason,
+        warnings=loop.check.warnings,
+        expected=model.expected(),
+        predict=model.surrogate.predict,
+        predict_speedups=model.surrogate.predict_speedups,
+        is_legal=lambda config: not model.rejection_reasons(config),
+        interrupted_by=interruption.cause,
     )
 
 
 class SearchLoop:
-    """The search under way; its arguments are those of `search`."""
+    """A search under way; its arguments are those of `search`."""
 
     def __init__(
         self,
         plan: Plan,
-        search: Search,
         run_trial: RunTrial,
         progress: ProgressListener,
-        has_time: Callable[[int], bool] = lambda tried: True,
-        warm: WarmStart | None = None,
+        has_time: Callable[[int], bool],
+        earlier: TunedProfile | None,
     ) -> None:
         self._plan = plan
-        self._search = search
         self._run_trial = run_trial
         self._progress = progress
+        self._has_time = has_time
         is_suspected = plan.workload.worker_failure is not None
-        self._worker_check = WorkerCheck(plan.candidates, self._try_to_the_end, is_suspected=is_suspected)
-        self.knowledge = SearchKnowledge(plan, self._worker_check.excludes)
-        first = self._worker_check.order(plan.initial_configs() if warm is None else _start_from(warm, plan))
-        knows_rates = warm is not None and bool(warm.observations)  # else it knows only where to look first
-        self._stopping = StopCriteria(plan, self.knowledge, first, has_time, is_warm=knows_rates)
+        self.check = WorkerCheck(plan.candidates, self._run_to_the_end, is_suspected=is_suspected)
+        is_same = earlier is not None and is_continued(earlier, plan)
+        seeds, self._prior = ([], {}) if earlier is None or is_same else plan_warm_start(earlier, plan)
+        first = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
+        self._first = list(dict.fromkeys(self.check.order(first)))
+        self._min_trials = len(self._first) if self._prior else MIN_TRIALS
         self._repeats = 0
         self._remeasured: set[LoaderConfig] = set()
-        self.knowledge.learn_prior(() if warm is None else warm.observations)
-        for record in search.records():
-            if record.status != "repeated":
-                self.knowledge.learn(record)
-        search.enqueue(first)
-        search.guide(self.knowledge.next_candidate)
-
-    @property
-    def findings(self) -> tuple[str, ...]:
-        """Sentences on what the trials showed of the workload, for the user to read."""
-        return self._worker_check.findings
+        self._distributions = make_distributions(plan.space)
+        self._study = open_study(plan)
+        self._is_in_memory = plan.request.storage is None
+        self._learn(read_records(self._study, plan.space))
+        for record in take_over(earlier, plan, self.model.known) if earlier is not None and is_same else ():
+            self._store(record)
+        if self.model.records:
+            progress.show_resumed(len(self.model.records))
+        allows_workers = lambda: self.check.reason is None  # noqa: E731
+        self._study.sampler = make_sampler(plan, len(self.model.records), self._prior, allows_workers)
+        self._enqueue(config for config in self._first if config not in self.model.known)
 
     def run(self) -> str:
-        """Search until a reason to stop appears, and give it in words."""
-        while (reason := self._find_reason_to_stop()) is None:
-            self.run_proposal(self._search.ask())
-        for finding in self.findings:
-            if finding != self._worker_check.reason:  # which was shown when it was found
-                self._progress.show_finding(finding)
+        """Search until there is a reason to stop, and return it."""
+        while (reason := self._find_limit() or self._find_no_gain()) is None:
+            self._run_proposal()
+        for warning in self.check.warnings:
+            if warning != self.check.reason:  # which was shown when it was found
+                self._progress.show_warning(warning)
         return reason
 
-    def _find_reason_to_stop(self) -> str | None:
-        reason = self._stopping.find_limit(self._repeats)
-        if reason is None and (no_gain := self._stopping.find_no_gain()) is not None:
-            return None if self._requeue_outlier() else no_gain
-        return reason
+    def _find_limit(self) -> str | None:
+        """Return why the search may not, or need not, go on; None if it may."""
+        trials, done = self._plan.request.trials, len(self.model.records)
+        if done >= trials:
+            return f"all {trials} trials done"
+        if not self._has_time(done):
+            return "the time limit is reached"
+        best = self.model.best
+        if best is not None and self._plan.has_reliable_upper_bound(best.config, best.samples_per_second):
+            share = best.samples_per_second / self._plan.best_upper_bound
+            if share >= UPPER_BOUND_SHARE:
+                return f"the best reaches {share:.0%} of the upper bound"
+        if self._repeats >= MAX_REPEATS:
+            return f"the last {self._repeats} proposals were all measured before"
+        return None
 
-    def _requeue_outlier(self) -> bool:
-        """Have the measurement that the others make most doubtful repeated, if it could be the best.
+    def _find_no_gain(self) -> str | None:
+        """Return why no configuration is likely to be better than the best; None if one may be.
 
-        The first trial that fills a queue of large batches is one: memory that a virtual machine has not touched for
-        a while is slow to get.
+        Before the search ends, the outlier that could be the best is measured again. The first trial that fills a queue
+        of large batches is one: a virtual machine is slow to provide memory that it has not used for a while.
         """
-        doubt = self.knowledge.surrogate.most_doubtful_observation(self._remeasured)
-        if doubt is None or doubt.gain < MIN_EXPECTED_IMPROVEMENT or len(self._remeasured) >= MAX_REMEASUREMENTS:
-            return False
-        self._remeasured.add(doubt.config)
-        self.knowledge.forget(doubt.config)  # what an earlier run says of it may be doubted, too
-        self._search.enqueue([doubt.config], again=True)
-        return True
+        model, sampler = self.model, self._plan.request.sampler
+        if sampler == "random" or model.best is None or any(config not in model.known for config in self._first):
+            return None
+        proposal, patience = model.propose(), PATIENCE_TRIALS if sampler == "model" else SAMPLER_PATIENCE_TRIALS
+        since = trials_since_improvement(model.records)
+        if proposal is None:
+            reason = "every configuration within the limits was tried"
+        elif model.count_feasible() < self._min_trials:
+            return None
+        elif proposal.gain < MIN_EXPECTED_IMPROVEMENT:
+            reason = f"no other configuration is expected to gain {MIN_EXPECTED_IMPROVEMENT:.1%} or more"
+        elif since >= (WARM_PATIENCE_TRIALS if self._prior else patience):
+            reason = f"less than {IMPROVEMENT_RATIO - 1:.0%} gain in the last {since} trials"
+        else:
+            return None
+        outlier = model.surrogate.find_outlier(self._remeasured)
+        is_worth_it = outlier is not None and outlier.gain >= MIN_EXPECTED_IMPROVEMENT
+        if outlier is None or not is_worth_it or len(self._remeasured) >= MAX_REMEASUREMENTS:
+            return reason
+        self._remeasured.add(outlier.config)
+        self._enqueue([outlier.config], is_again=True)
+        return None
 
-    def run_proposal(self, asked: ProposedTrial) -> None:
-        """Answer a proposal from the record, by the limits, or by a trial."""
-        known = self.knowledge.find(asked.config)
-        if known is not None:
+    def _enqueue(self, configs: Iterable[LoaderConfig], *, is_again: bool = False) -> None:
+        for config in configs:
+            attributes = {REMEASURED: True} if is_again else None
+            self._study.enqueue_trial(self._plan.space.to_params(config), user_attrs=attributes)
+
+    def _run_proposal(self) -> None:
+        """Ask for a configuration, and answer it from the records, by the limits, or by a trial."""
+        trial = self._ask()
+        config = self._plan.space.from_params(trial.params)
+        known = self.model.known.get(config)
+        if known is not None and REMEASURED not in trial.user_attrs:
             self._repeats += 1
-            self._search.tell(known.model_copy(update={"number": asked.number, "status": "repeated", "result": None}))
+            self._store(known.model_copy(update={"number": trial.number, "status": "repeated", "result": None}), trial)
             return
         self._repeats = 0
-        reasons = self.knowledge.rejection_reasons(asked.config)
-        result = None if reasons else self._measure(asked.config)
-        record = self.knowledge.make_record(asked.number, asked.config, result)
-        self._search.tell(record)  # before it is shown: what the user has seen is never lost
-        self._learn(record, reasons)
-        if result is not None:
-            self._test_workers(result)
-
-    def _learn(self, record: TrialRecord, reasons: tuple[str, ...] = ()) -> None:
-        """Take in what was told, and show it."""
-        best = self.knowledge.best
-        is_best = record.is_feasible and (best is None or record.score > best.score)
-        self.knowledge.learn(record)
-        number = len(self.knowledge.records)
-        if reasons:
-            self._progress.show_skip(number, record.config, reasons)
-            return
-        error = self.knowledge.estimate(record.result).relative_error
-        self._progress.show_result(number, record, error, is_best)
+        reasons = self.model.rejection_reasons(config)
+        try:
+            result = None if reasons else self._measure(config)
+        except BaseException:
+            with suppress(Exception):  # an error of the storage would hide the reason
+                self._study.tell(trial, state=TrialState.FAIL)
+            raise
+        record = self.model.make_record(trial.number, config, result)
+        self._store(record, trial)  # before it is shown: a trial that the user has seen is never lost
+        self._show(record)
+        if result is not None and self.check.test_workers(result):
+            if self.check.reason is not None:
+                self._learn(self.model.records)
+                self._progress.show_warning(self.check.reason)
+            elif self.model.count_feasible() < self._min_trials:
+                raise self.check.flaw_error()
 
     def _measure(self, config: LoaderConfig) -> TrialResult:
-        """Run a trial, and again where its failure may have been bad luck."""
-        self._progress.show_start(len(self.knowledge.records) + 1, config)
-        best = self.knowledge.best
-        hopeless_below = HOPELESS_SHARE * best.score if best is not None else None
-        result = self._run(config, hopeless_below)
-        self._worker_check.note(result)
-        if self._worker_check.is_flaky(result):
-            first, result = result, self._run(config, hopeless_below)
-            self._worker_check.note(result)
-            self._worker_check.note_retry(first, result)
+        """Run a trial, and again if its failure may be bad luck."""
+        self._progress.show_trial_start(len(self.model.records) + 1, config)
+        best = self.model.best
+        prune_below = PRUNE_SHARE * best.samples_per_second if best is not None else None
+        result = self._run(config, prune_below)
+        self.check.note(result)
+        if self.check.is_flaky(result):
+            first, result = result, self._run(config, prune_below)
+            self.check.note(result)
+            self.check.note_retry(first, result)
         if best is None:
-            self._worker_check.raise_on_hopeless(result, self._plan.request.workload)
+            self.check.raise_if_unavoidable(result, self._plan.request.workload)
         return result
 
-    def _try_to_the_end(self, config: LoaderConfig) -> TrialResult:
-        """Run a trial that the check of workers asks for; one that the search could propose is kept like those."""
-        self._progress.show_start(len(self.knowledge.records) + 1, config)
-        result = self._run(config, hopeless_below=None, precision=LOOK_PRECISION)
-        if config in self._plan.candidates:
-            record = self.knowledge.make_record(self._search.next_number, config, result)
-            self._search.add(record)
-            self._learn(record)
+    def _run_to_the_end(self, config: LoaderConfig) -> TrialResult:
+        """Run a trial for the check of workers; a candidate is stored like other trials."""
+        self._progress.show_trial_start(len(self.model.records) + 1, config)
+        result = self._run(config, None, FULL_LENGTH_PRECISION)
+        if config in self._plan.table.index:
+            record = self.model.make_record(len(self._study.get_trials(deepcopy=False)), config, result)
+            self._store(record)
+            self._show(record)
         return result
 
     def _run(
-        self, config: LoaderConfig, hopeless_below: float | None, precision: float = SEARCH_PRECISION
+        self, config: LoaderConfig, prune_below: float | None, precision: float = SEARCH_PRECISION
     ) -> TrialResult:
         request = self._plan.request
         return self._run_trial(
@@ -211,24 +276,50 @@ class SearchLoop:
                 epochs=request.epochs,
                 seconds=SEARCH_SHARE * request.trial_seconds,
                 precision=precision,
-                hopeless_below=hopeless_below,
+                prune_below=prune_below,
             )
         )
 
-    def _test_workers(self, result: TrialResult) -> None:
-        """Find out what a failure says: propose no workers once they are ruled out, and end where the data fails."""
-        check = self._worker_check
-        if not check.test_workers(result):
-            return
-        if check.reason is not None:
-            self.knowledge.surrogate.exclude(config for config in self._plan.candidates if check.excludes(config))
-            self._progress.show_finding(check.reason)
-        if check.flaw is not None and self.knowledge.count_feasible() < self._stopping.min_trials:
-            raise check.explain_flaw(check.flaw)
+    def _ask(self) -> optuna.Trial:
+        try:
+            return self._study.ask(self._distributions)
+        except Exception as error:  # whatever the database raises
+            self._continue_in_memory(error)
+            return self._study.ask(self._distributions)
 
+    def _store(self, record: TrialRecord, trial: optuna.Trial | None = None) -> None:
+        """Store a record as a trial of the study, and learn from it; None adds a trial that was not proposed."""
+        try:
+            if trial is None:
+                self._study.add_trial(make_trial(record, self._plan.space))
+            else:
+                for name, excess in record.constraints.items():
+                    trial.set_constraint(name, excess)
+                for name, value in user_attributes(record).items():
+                    trial.set_user_attr(name, value)
+                self._study.tell(trial, record.samples_per_second)
+        except Exception as error:  # whatever the database raises
+            self._continue_in_memory(error)
+            self._study.add_trial(make_trial(record, self._plan.space))
+        if record.status != "repeated":
+            self._learn([*self.model.records, record])
 
-def _start_from(warm: WarmStart, plan: Plan) -> list[LoaderConfig]:
-    """List what a warm search tries first: the choices nearest to the baseline, then to the earlier best."""
-    legal = set(plan.candidates)
-    near, *seeds = map(plan.space.nearest, (plan.baseline, *warm.seeds))
-    return list(dict.fromkeys([near, *(config for config in seeds if config in legal)]))
+    def _continue_in_memory(self, error: Exception) -> None:
+        """Replace a study whose storage fails by one in memory: the run must not lose its result."""
+        if self._is_in_memory:
+            raise error
+        self._is_in_memory = True
+        self._progress.show_warning(
+            f"Trials can no longer be stored in {hide_password(str(self._plan.request.storage))}: "
+            f"{describe_error(error)}. The run continues in memory and writes its result."
+        )
+        self._study = optuna.create_study(direction="maximize", sampler=self._study.sampler)
+        self._study.add_trials([make_trial(record, self._plan.space) for record in self.model.records])
+        self._enqueue(config for config in self._first if config not in self.model.known)
+
+    def _learn(self, records: Sequence[TrialRecord]) -> None:
+        self.model = TrialModel(self._plan, records, self._prior, allows_workers=self.check.reason is None)
+
+    def _show(self, record: TrialRecord) -> None:
+        error = math.inf if record.relative_error is None and record.is_feasible else record.relative_error or 0.0
+        self._progress.show_trial(len(self.model.records), record, error, self.model.best is record)

@@ -1,24 +1,23 @@
-"""Everything that is known before the first trial, in one value."""
+"""The plan of a run: everything that is known before the first trial."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
-from autotune.config import Interval, LoaderConfig
-from autotune.profiles.identity import WorkloadIdentity
+from autotune.config import DataLoaderSettings, Interval, LoaderConfig, StartMethod
+from autotune.profiles.schema import WorkloadIdentity
 from autotune.request import TuningRequest
-from autotune.search.baseline import choose_baseline, describe_changed_baseline
-from autotune.search.choices import plan_space
 from autotune.search.cost_model import predict_cold_start_seconds, predict_samples_per_second
-from autotune.search.defaults import DefaultValues, default_values
-from autotune.search.demand import ResourceModel
-from autotune.search.initial import initial_configs
-from autotune.search.space import SearchSpace
+from autotune.search.resources import ResourceModel
+from autotune.search.space import SearchSpace, nearest_choice, plan_space
+from autotune.search.surrogate import CandidateTable
+from autotune.settings import SETTINGS, config_from_values, differing_settings, setting_values
 from autotune.system.hardware import Hardware
-from autotune.system.machine import MachineProfile
+from autotune.system.machine import MachineProfile, count_whole_cpus
 from autotune.trial.budgets import Budgets
 from autotune.trial.identity import identify
 from autotune.trial.measurement import TrialResult
@@ -27,25 +26,65 @@ from autotune.trial.throughput import ThroughputEstimate, estimate
 from autotune.trial.workload_profile import WorkloadProfile
 
 MAX_EXTRAPOLATION_FACTOR: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
-MAX_CANDIDATES: Final = 30_000  # proposals are chosen among; only knobs of the user's own make a space larger
+MAX_CANDIDATES: Final = 30_000  # only a search of many values of the user's makes a larger space
 GUESS_ERROR: Final = 0.25  # of the logarithm of a guess, root mean square; 0.05 to 0.33 on the five recorded grids
-STEP_BOUND_TOLERANCE: Final = 1.05  # of the step's bound; a throughput above it shows that it was measured too low
+UPPER_BOUND_TOLERANCE: Final = 1.05  # a throughput this much above the upper bound shows that the bound is too low
+INITIAL_WORKER_FACTORS: Final = (1.0, 0.5, 1.5)  # of the number of workers that the model predicts to be enough
+NEAR_OPTIMAL_RATIO: Final = 0.98  # of the best prediction; the fewest workers that reach it are enough
+SIZES: Final = ("num_workers", "batch_size")  # settings without a default that fits every workload
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What is expected of a configuration before anything was tried."""
+    """The expected result before any trial."""
 
     config: LoaderConfig
     samples_per_second: float
     ci95: Interval
 
 
+@dataclass(frozen=True, slots=True)
+class DefaultValues:
+    """The values that settings keep unless a measurement shows that another one is faster.
+
+    Attributes:
+        values: Of every setting but the number of workers and the batch size.
+        training: Of every setting that changes training and that the user did not ask for: its value in the baseline.
+        start_method: Start method of the workers.
+    """
+
+    values: Mapping[str, Any]
+    training: Mapping[str, Any]
+    start_method: StartMethod | None = None
+
+    def list_non_defaults(self, config: LoaderConfig) -> tuple[str, ...]:
+        """Return the settings of a configuration that are not at their default."""
+        return differing_settings(config, self.default_variant(config))
+
+    def list_training_changes(self, config: LoaderConfig) -> tuple[str, ...]:
+        """Return the settings of a configuration that change training unasked."""
+        values = setting_values(config)
+        return tuple(name for name, value in self.training.items() if values[name] != value)
+
+    def default_variant(self, config: LoaderConfig) -> LoaderConfig:
+        """Return the configuration with the same workers and batch size, and defaults otherwise."""
+        return config_from_values({**setting_values(config), **self.values}, self.start_method)
+
+    def keep_order(self, config: LoaderConfig) -> LoaderConfig:
+        """Return the same configuration with unchanged training, apart from its batch size."""
+        kept = {name: value for name, value in self.training.items() if name not in SIZES}
+        return config_from_values({**setting_values(config), **kept}, self.start_method)
+
+    def keep_training(self, config: LoaderConfig) -> LoaderConfig:
+        """Return the default variant with unchanged training."""
+        return config_from_values({**setting_values(config), **self.values, **self.training}, self.start_method)
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What a run has to work with, from what the user asked for to what the answer is compared with.
+    """Request, machine, workload and limits of a run, its search space and its baseline.
 
-    Budgets, throughputs and all that is measured are those of one training process, also where several share the host.
+    Limits and throughputs are those of one training process, also if several share the host.
     """
 
     request: TuningRequest
@@ -57,72 +96,98 @@ class Plan:
 
     @property
     def hardware(self) -> Hardware:
-        """The fingerprint of the machine."""
+        """The machine as profiles record it."""
         return self.machine.hardware(self.workload.accelerator)
 
     @property
     def identity(self) -> WorkloadIdentity:
-        """The identity of the workload that the probe has looked at."""
+        """The workload as profiles record it."""
         return identify(self.request.workload, self.workload)
 
     @cached_property
     def local_machine(self) -> MachineProfile:
-        """What one of the training processes has of the machine."""
+        """The share of one training process in the machine."""
         return self.machine.share(self.request.workload.nproc_per_node)
 
     @cached_property
     def local_workload(self) -> WorkloadProfile:
-        """What one of the training processes goes through."""
+        """The share of one training process in the workload."""
         return self.workload.share(self.request.workload.nproc_per_node)
 
     @property
     def best_upper_bound(self) -> float:
-        """The step's bound at its best batch size, in samples per second."""
+        """The highest upper bound of all batch sizes, in samples per second."""
         return max(self.upper_bound(size) for size in self.space.choices["batch_size"])
 
     def upper_bound(self, batch_size: int | None) -> float:
-        """Give what the step reaches on batches that are always ready, in samples per second."""
+        """Return the throughput if data were always ready, in samples per second."""
         size = batch_size or self.workload.probe_batch_size
         return size / max(1e-9, self.workload.step_cost.per_batch(size))
 
-    def has_reliable_upper_bound(self, config: LoaderConfig, samples_per_second: float) -> bool:
-        """Tell whether the step was measured near this batch size, and the throughput does not refute its bound."""
+    def has_reliable_upper_bound(self, config: LoaderConfig, rate: float) -> bool:
+        """Return whether the step was measured near this batch size, and a measured rate does not exceed the bound."""
         size = config.dataloader.batch_size or self.workload.probe_batch_size
         measured = size <= MAX_EXTRAPOLATION_FACTOR * max(self.workload.largest_probed, self.workload.probe_batch_size)
-        return measured and samples_per_second <= STEP_BOUND_TOLERANCE * self.upper_bound(config.dataloader.batch_size)
+        return measured and rate <= UPPER_BOUND_TOLERANCE * self.upper_bound(config.dataloader.batch_size)
 
     def predict(self, config: LoaderConfig) -> float:
-        """Predict the throughput of a configuration, in samples per second."""
+        """Predict the throughput of a configuration by the cost model, in samples per second."""
         cpus = self.local_machine.usable_cpus
         return predict_samples_per_second(config, self.local_workload, cpus, self.request.epochs)
 
     def guess(self) -> Guess:
-        """Guess the answer from the probe; the baseline stays where nothing is predicted to be faster."""
+        """Return the expected result; the baseline if no configuration is predicted to be faster."""
         config = max((self.baseline, *self.initial_configs()), key=self.predict)
         rate, factor = self.predict(config), math.exp(NORMAL_QUANTILE * GUESS_ERROR)
         return Guess(config, rate, (rate / factor, rate * factor))
 
     def cold_start_seconds(self, config: LoaderConfig) -> float:
-        """Predict what a fresh process pays beyond what a warm trial shows."""
+        """Predict the additional seconds of a fresh process over a warm trial."""
         return predict_cold_start_seconds(config, self.workload, self.local_machine.usable_cpus)
 
     def estimate(self, result: TrialResult) -> ThroughputEstimate | None:
-        """Estimate what a fresh process would reach from a warm trial; None when the trial failed."""
+        """Estimate the throughput of a fresh process from a warm trial; None without a measurement."""
         if result.measurement is None:
             return None
         return estimate(result.measurement, result.config, self.request.epochs, self.cold_start_seconds(result.config))
 
     @cached_property
     def defaults(self) -> DefaultValues:
-        """What settings keep unless leaving it is measured to pay."""
-        return default_values(self.request, self.space, self.baseline, pinning=self.workload.pinning)
+        """The values that settings keep unless a measurement shows that another one is faster."""
+        training = {name: one.read(self.baseline) for name, one in SETTINGS.items() if one.changes_training}
+        wanted = {name: one.recommended for name, one in SETTINGS.items() if name not in SIZES}
+        wanted |= {"pin_memory": self.workload.pinning} | {name: training[name] for name in training if name in wanted}
+        choices = self.space.choices
+        values = {name: value if value in choices[name] else choices[name][0] for name, value in wanted.items()}
+        kept = {name: values.get(name, value) for name, value in training.items()}
+        if self.request.is_asked("batch_size"):
+            del kept["batch_size"]
+        return DefaultValues(values, kept, self.space.start_method)
 
     def initial_configs(self) -> list[LoaderConfig]:
-        """List what is tried first: what is nearest to the baseline in the space, then the cost model's guesses."""
-        guesses = initial_configs(
-            self.space, self.local_workload, self.local_machine, self.request.epochs, self.budgets
-        )
-        return list(dict.fromkeys([self.space.nearest(self.baseline), *guesses]))
+        """Return the configurations to try first, within the limits.
+
+        The baseline comes first, then the best number of workers by the cost model with fewer and more of them, because
+        the model may be wrong by a factor of two, then as many workers as CPUs, then every other batch size.
+        """
+        sizes = self.space.choices["batch_size"]
+        table = {
+            (count, size): config
+            for count in self.space.choices["num_workers"]
+            for size in sizes
+            if self.fits(config := self.space.from_params(self.defaults.values | {"num_workers": count, "batch_size": size}))
+        }
+        initial = [self.space.nearest(self.baseline)]
+        if not table:
+            return initial
+        fastest = {count: max((c for (n, _), c in table.items() if n == count), key=self.predict) for count, _ in table}
+        wanted = NEAR_OPTIMAL_RATIO * max(map(self.predict, fastest.values()))
+        enough = min(count for count, config in fastest.items() if self.predict(config) >= wanted)
+        initial += [fastest[nearest_choice(round(enough * factor), list(fastest))] for factor in INITIAL_WORKER_FACTORS]
+        cpus = nearest_choice(count_whole_cpus(self.local_machine.usable_cpus), self.space.choices["num_workers"])
+        usual = cpus, nearest_choice(SETTINGS["batch_size"].recommended, sizes)
+        initial += [table[row] for row in (usual, *((enough, size) for size in sizes)) if row in table]
+        return list(dict.fromkeys(initial))
 
     @cached_property
     def _legal(self) -> tuple[LoaderConfig, ...]:
@@ -130,27 +195,68 @@ class Plan:
 
     @cached_property
     def candidates(self) -> tuple[LoaderConfig, ...]:
-        """The configurations that the search may propose: legal, and not predicted to break a limit."""
-        model = self.resource_model()
-        return tuple(config for config in self._legal if not model.predict(config).find_violations(self.budgets))
+        """The configurations that the search may propose: legal, and predicted to keep the limits."""
+        return tuple(filter(self.fits, self._legal))
+
+    @cached_property
+    def table(self) -> CandidateTable:
+        """The candidates as columns."""
+        return CandidateTable.of(self.candidates, self.predict)
 
     @property
     def left_out(self) -> int:
-        """Legal configurations that are predicted to break a limit, and so are never proposed."""
+        """Number of legal configurations that are predicted to exceed a limit."""
         return len(self._legal) - len(self.candidates)
 
     def resource_model(self) -> ResourceModel:
-        """Give the model that predicts what a configuration would use."""
+        """Return the model of resource use before any trial."""
+        return self._resources
+
+    @cached_property
+    def _resources(self) -> ResourceModel:
         return ResourceModel.from_workload(self.workload)
+
+    def fits(self, config: LoaderConfig) -> bool:
+        """Return whether a configuration is predicted to keep the limits."""
+        return not self._resources.predict(config).find_violations(self.budgets)
 
 
 def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:
-    """Plan a run; raises what `plan_space` raises."""
-    ranks = request.workload.nproc_per_node
-    space = plan_space(request, machine.share(ranks), workload.share(ranks), budgets)
-    baseline = choose_baseline(request, workload, space, budgets)
-    own = None if workload.baseline is None else workload.baseline.model_copy(update={"knobs": baseline.knobs})
-    note = None if own is None else describe_changed_baseline(own, baseline)
-    together = f"{ranks} training processes run at once: all that is shown is of each of them" if ranks > 1 else None
-    space = replace(space, notes=(*space.notes, *filter(None, (note, together))))
-    return Plan(request, machine, workload, budgets, space, baseline)
+    """Plan a run; raises the errors of `plan_space`."""
+    processes = request.workload.nproc_per_node
+    space = plan_space(request, machine.share(processes), workload.share(processes), budgets)
+    plan = Plan(request, machine, workload, budgets, space, choose_baseline(request, workload, space, budgets))
+    notes = list(space.notes)
+    if workload.baseline is not None and (changed := differing_settings(plan.baseline, workload.baseline)):
+        values, own = setting_values(plan.baseline), setting_values(workload.baseline)
+        changes = ", ".join(f"{name}={values[name]} instead of {own[name]}" for name in changed)
+        notes.append(f"the baseline is your DataLoader with {changes}: the request and the limits apply to it, too")
+    if processes > 1:
+        notes.append(f"{processes} training processes run at once: all values are for each of them")
+    return replace(plan, space=replace(space, notes=tuple(notes)))
+
+
+def choose_baseline(
+    request: TuningRequest, workload: WorkloadProfile, space: SearchSpace, budgets: Budgets
+) -> LoaderConfig:
+    """Return the configuration that the recommended one is compared with.
+
+    That is the user's ready DataLoader, changed only as far as the request and the limits demand, because a baseline
+    may be recommended; else PyTorch's defaults, at a batch size of 32.
+    """
+    if workload.baseline is None:
+        size = nearest_choice(SETTINGS["batch_size"].recommended, space.choices["batch_size"])
+        return space.from_params(setting_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=size))))
+    values = setting_values(workload.baseline)
+    for name in SETTINGS:
+        if request.is_asked(name) or (name == "batch_size" and len(space.choices[name]) == 1):  # type: ignore[arg-type]  # a key of the table is a name
+            values[name] = nearest_choice(values[name], space.choices[name])
+    if request.max_workers is not None:
+        values["num_workers"] = min(values["num_workers"], request.max_workers)
+    model = ResourceModel.from_workload(workload)
+    fewer = [count for count in reversed(space.choices["num_workers"]) if count < values["num_workers"]]
+    tried = [
+        config_from_values({**values, "num_workers": count}, workload.multiprocessing_context)
+        for count in (values["num_workers"], *fewer)
+    ]
+    return next((config for config in tried if not model.predict(config).find_violations(budgets)), tried[0])

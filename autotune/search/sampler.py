@@ -1,101 +1,175 @@
-"""Which of Optuna's samplers draws the next configuration, and the two that are ours."""
+"""Optuna samplers of a study of configurations: the cost model corrected by the trials, and Optuna's own."""
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
+from autotune.config import LoaderConfig
 from autotune.errors import UsageError
-from autotune.request import SEED_COUNT, TuningRequest
-from autotune.search.space import SearchSpace
-from autotune.settings import find_setting
+from autotune.request import SEED_COUNT
+from autotune.search.plan import Plan
+from autotune.search.resources import describe_violations
+from autotune.search.study import NO_WORKERS, make_distributions, read_records
+from autotune.search.surrogate import Observation, Proposal, Surrogate
+from autotune.search.trial_record import TrialRecord, find_best
+from autotune.trial.measurement import TrialResult
 
 if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial, TrialState
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
 
-STARTUP_TRIALS: Final = 8  # random ones after the seeds, before TPE has something to learn from
+STARTUP_TRIALS: Final = 8  # random trials after the seeds, before TPE and GP have enough to learn from
+
+Observations = Mapping[LoaderConfig, Observation]
 
 
-class SurrogateSampler(optuna.samplers.BaseSampler):
-    """Hands Optuna what a model proposes, and random values where the model knows nothing."""
+class TrialModel:
+    """The models of throughput and resource use as corrected by the trials of a study.
 
-    def __init__(self, distributions: dict[str, BaseDistribution], seed: int) -> None:
-        self.propose: Callable[[], dict[str, Any] | None] = lambda: None
-        self._distributions = distributions
-        self._random = optuna.samplers.RandomSampler(seed=seed)
+    Args:
+        plan: The plan of the run.
+        records: The trials; of a configuration that was measured again the last one counts.
+        prior: Measurements of an earlier run; their configurations may still be proposed.
+        allows_workers: Whether configurations with workers may be proposed.
+    """
+
+    def __init__(
+        self, plan: Plan, records: Sequence[TrialRecord], prior: Observations, *, allows_workers: bool = True
+    ) -> None:
+        self._plan = plan
+        self._allows_workers = allows_workers
+        self.records = [record for record in records if record.status != "repeated"]
+        self.known = {record.config: record for record in self.records}
+        self.best = find_best(self.records)
+        self._resources = plan.resource_model()
+        for record in self.records:
+            if (result := record.result) is not None:
+                peaks = result.peak_host_bytes, result.peak_shm_bytes, record.peak_gpu_bytes
+                self._resources = self._resources.learn(record.config, *peaks)
+        measured = {
+            config: Observation(record.samples_per_second, record.relative_error or math.inf)
+            for config, record in self.known.items()
+            if record.is_feasible
+        }
+        failed = [config for config, one in self.known.items() if one.result is not None and not one.is_feasible]
+        self.surrogate = Surrogate(plan.predict, {**prior, **measured}, failed)
+
+    def count_feasible(self) -> int:
+        """Return the number of trials that completed."""
+        return sum(record.is_feasible for record in self.records)
+
+    def propose(self) -> Proposal | None:
+        """Return the most promising candidate that is expected to keep the limits; None if all were tried."""
+        table = self._plan.table
+        is_open = np.ones(len(table.configs), dtype=bool)
+        is_open[[table.index[config] for config in self.known if config in table.index]] = False
+        if not self._allows_workers:
+            is_open &= table.features[:, 0] == 0
+        while (proposal := self.surrogate.propose(table, is_open)) is not None:
+            if not self.rejection_reasons(proposal.config):
+                return proposal
+            is_open[table.index[proposal.config]] = False
+        return None
+
+    def rejection_reasons(self, config: LoaderConfig) -> tuple[str, ...]:
+        """Return why a configuration is not worth a trial; empty if it is."""
+        if not self._allows_workers and config.dataloader.num_workers:
+            return (NO_WORKERS,)
+        violations = self._resources.predict(config).find_violations(self._plan.budgets)
+        return (f"predicted to exceed a limit: {describe_violations(violations)}",) if violations else ()
+
+    def expected(self) -> dict[LoaderConfig, float]:
+        """Return the expected samples per second of each configuration that works."""
+        configs = [config for config, record in self.known.items() if record.is_feasible]
+        found = self.surrogate.predict(configs)
+        return {config: one.samples_per_second for config, one in zip(configs, found, strict=True)}
+
+    def make_record(self, number: int, config: LoaderConfig, result: TrialResult | None) -> TrialRecord:
+        """Return the record of a trial, with the prediction before it."""
+        predicted = self.surrogate.predict([config])[0].samples_per_second
+        is_excluded = not self._allows_workers and config.dataloader.num_workers > 0
+        works = float(is_excluded) if result is None else -1.0 if result.kind == "completed" else 1.0
+        found = self._plan.estimate(result) if result is not None else None
+        skipped_rate = predicted if result is None else 0.0
+        measurement = result.measurement if result is not None else None
+        return TrialRecord(
+            number=number,
+            config=config,
+            status="skipped" if result is None else "measured",
+            samples_per_second=skipped_rate if found is None else found.samples_per_second,
+            predicted=predicted,
+            relative_error=found.relative_error if found is not None and math.isfinite(found.relative_error) else None,
+            constraints=self._resources.predict(config).constraints(self._plan.budgets) | {"works": works},
+            result=result,
+            peak_gpu_bytes=measurement.peak_gpu_bytes if measurement is not None else 0,
+        )
+
+
+class CostModelSampler(optuna.samplers.BaseSampler):
+    """Proposes the candidate with the largest expected improvement, given the trials of the study.
+
+    Args:
+        plan: The plan of the run.
+        prior: Measurements of an earlier run.
+        allows_workers: Returns whether configurations with workers may be proposed.
+    """
+
+    def __init__(
+        self, plan: Plan, prior: Observations | None = None, allows_workers: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._plan = plan
+        self._prior = prior or {}
+        self._allows_workers = allows_workers
+        self._distributions = make_distributions(plan.space)
+        self._random = optuna.samplers.RandomSampler(seed=plan.request.seed)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Name the knobs that are proposed together: all of them."""
+        """Return the settings that are proposed together: all of them."""
         return self._distributions
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Propose a value for each knob."""
-        return self.propose() or {}
+        """Propose a value for each setting."""
+        records = read_records(study, self._plan.space)
+        proposal = TrialModel(self._plan, records, self._prior, allows_workers=self._allows_workers()).propose()
+        return {} if proposal is None else self._plan.space.to_params(proposal.config)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Draw the value of a knob for which nothing was proposed."""
+        """Draw a random value if there is no proposal."""
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
-class AskTellGridSampler(optuna.samplers.GridSampler):
-    """Optuna's grid, for a study that is asked and told: it has no loop to be stopped when the grid is exhausted."""
+def make_sampler(
+    plan: Plan, known: int = 0, prior: Observations | None = None, allows_workers: Callable[[], bool] = lambda: True
+) -> optuna.samplers.BaseSampler:
+    """Return the sampler that the request asks for.
 
-    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Choose a point; one that was measured before, without a warning, when there is no other."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            super().before_trial(study, trial)
+    The number of known trials changes the seed, so that a continued run does not draw the same configurations again.
 
-    def after_trial(
-        self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
-    ) -> None:
-        """Stop nothing."""
-
-
-def make_sampler(request: TuningRequest, space: SearchSpace, known: int = 0) -> optuna.samplers.BaseSampler:
-    """Make the sampler that a request asks for; a `model` one still waits for `Search.guide`.
-
-    What is drawn at random depends on how many trials are known from earlier runs: it must not be drawn again.
+    Raises:
+        UsageError: It needs a package that is not installed.
     """
-    seed = (request.seed + known) % SEED_COUNT
+    request = plan.request
     if request.sampler == "model":
-        return SurrogateSampler(make_distributions(space), seed)
-    if request.sampler == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
-    if request.sampler == "grid":
-        return AskTellGridSampler(make_grid(space), seed=request.seed)  # the seed orders the grid
+        return CostModelSampler(plan, prior, allows_workers)
+    seed = (request.seed + known) % SEED_COUNT
     if request.sampler == "gp":
         try:
             import scipy  # type: ignore[import-untyped]  # noqa: F401
         except ImportError:
             raise UsageError("--sampler gp needs scipy: pip install 'dltune[gp]'.") from None
         return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
-
-
-def make_grid(space: SearchSpace) -> dict[str, Sequence[Any]]:
-    """Give the choices of each searched knob, as Optuna's grid takes them."""
-    return {knob: list(choices) for knob, choices in space.searched().items()}
-
-
-def make_distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
-    """Give the distribution of each searched knob."""
-    distributions: dict[str, BaseDistribution] = {}
-    for knob, choices in space.searched().items():
-        if find_setting(knob).is_range:
-            low, high = cast("tuple[int, int]", (choices[0], choices[-1]))
-            in_doublings = knob != "num_workers"  # which may be 0 in another run, and a study knows one scale per knob
-            distributions[knob] = IntDistribution(low, high, log=in_doublings)
-        else:
-            distributions[knob] = CategoricalDistribution(choices)
-    return distributions
+    if request.sampler == "tpe":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
+    return optuna.samplers.RandomSampler(seed=seed)

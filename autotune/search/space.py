@@ -1,4 +1,4 @@
-"""Which configurations may be tried: every one is legal by construction."""
+"""Search space: the choices of each setting that request, machine and workload allow."""
 
 from __future__ import annotations
 
@@ -6,74 +6,289 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from pydantic import ValidationError
 
 from autotune.config import LoaderConfig, StartMethod
-from autotune.settings import Choice, SETTINGS, config_from_values, setting_values
+from autotune.errors import NoFeasibleConfigError, UsageError
+from autotune.request import TuningRequest, ValueRange, Values
+from autotune.search.cost_model import max_useful_workers
+from autotune.search.resources import ResourceModel
+from autotune.settings import SETTINGS, Choice, config_from_values, setting_values
+from autotune.system.machine import MachineProfile
+from autotune.trial.budgets import Budgets
+from autotune.trial.workload_profile import WorkloadProfile
+from autotune.units import format_bytes
+
+THREADED_CPU: Final = 0.25  # CPU time of a worker's library threads over that of its main thread; above it is limited
+DENSE_RANGE_WIDTH: Final = 16  # up to this width every number of a range is searched
+WITHOUT_EFFECT: Final = {
+    "pin_memory": "pinning has no effect on this device or these samples; leave it out",
+    "device_prefetch": "this device needs no copy in advance; leave it out",
+}
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Choices for every knob, ascending; a knob with one choice is pinned."""
+    """The search space. Every configuration that it builds is legal.
+
+    Attributes:
+        choices: Values of each setting, ascending; a setting with one value is not searched.
+        start_method: Start method of the workers, which is never searched.
+        notes: Why a setting is not searched, or not in full.
+    """
 
     choices: Mapping[str, tuple[Any, ...]]
-    start_method: StartMethod | None = None  # of the workers; never searched
-    usual: Mapping[str, Any] = field(default_factory=dict)  # values of the user's own knobs where nothing says another
-    notes: tuple[str, ...] = ()  # why a knob is not searched
+    start_method: StartMethod | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, **choices: tuple[Choice, ...]) -> Self:
-        """Make a space of some knobs' choices and, for the others, those of the table; without device_prefetch."""
-        usual = {knob.name: knob.choices for knob in SETTINGS.values()} | {
-            "device_prefetch": (False,),
-            "worker_threads": (None,),
-        }
-        return cls({name: tuple(choices.get(name, usual[name])) for name in SETTINGS})
+        """Make a space of these choices and, for other settings, those of the table; without rarely searched ones."""
+        rare = {"device_prefetch": (False,), "worker_threads": (None,)}
+        return cls({name: choices.get(name, rare.get(name, SETTINGS[name].choices)) for name in SETTINGS})
 
     def searched(self) -> dict[str, tuple[Any, ...]]:
-        """List the knobs that have more than one choice."""
+        """Return the settings with more than one choice."""
         return {name: choices for name, choices in self.choices.items() if len(choices) > 1}
 
     def from_params(self, params: Mapping[Any, Any]) -> LoaderConfig:
-        """Make the legal configuration of a value for each searched knob, each snapped to the nearest choice."""
-        wanted = {**self.usual, **params}
-        picked = {name: nearest_choice(wanted.get(name), choices) for name, choices in self.choices.items()}
+        """Build a legal configuration; each value becomes the nearest choice."""
+        picked = {name: nearest_choice(params.get(name), choices) for name, choices in self.choices.items()}
         return config_from_values(picked, self.start_method)
 
     def to_params(self, config: LoaderConfig) -> dict[str, Any]:
-        """Give the searched parameters that `from_params` turns into a configuration; values outside are snapped."""
-        values = {**self.usual, **setting_values(config)}
+        """Return the values of the searched settings, from which `from_params` builds the configuration."""
+        values = setting_values(config)
         return {name: nearest_choice(values[name], choices) for name, choices in self.searched().items()}
 
     def nearest(self, config: LoaderConfig) -> LoaderConfig:
-        """Give the configuration of the space that is nearest to another one: that one itself where it lies inside."""
+        """Return the configuration of the space that is nearest to another one."""
         return self.from_params(self.to_params(config))
 
     def configs(self, limit: int | None = None) -> Iterator[LoaderConfig]:
-        """Yield every distinct legal configuration of the space; of more than `limit` a part, drawn at random."""
-        seen = set()
-        for values in self._combine(limit):
-            config = config_from_values(dict(zip(self.choices, values, strict=True)), self.start_method)
-            if config not in seen:
-                seen.add(config)
-                yield config
-
-    def _combine(self, limit: int | None) -> Iterator[tuple[Any, ...]]:
+        """Yield every distinct configuration; a random sample of them if there are more combinations than `limit`."""
         count = math.prod(map(len, self.choices.values()))
-        if limit is None or count <= limit:
-            yield from itertools.product(*self.choices.values())
-            return
-        draw = random.Random(count)  # noqa: S311  # the same for every run of one request
-        for _ in range(limit):
-            yield tuple(map(draw.choice, self.choices.values()))
+        combinations: Iterator[tuple[Any, ...]] = itertools.product(*self.choices.values())
+        if limit is not None and count > limit:
+            draw = random.Random(count)  # noqa: S311  # the same in every run of one request
+            combinations = (tuple(map(draw.choice, self.choices.values())) for _ in range(limit))
+        built = (config_from_values(dict(zip(self.choices, one, strict=True)), self.start_method) for one in combinations)
+        yield from dict.fromkeys(built)
 
 
 def nearest_choice(value: Any, choices: Sequence[Choice]) -> Any:
-    """Take the nearest choice; the first one where the value says nothing."""
+    """Return the nearest choice; the first one if the value is not comparable."""
     if value in choices:
         return value
     numbers = [choice for choice in choices if isinstance(choice, int | float)]
     if value is None or isinstance(value, str) or not numbers:
         return choices[0]
     return min(numbers, key=lambda choice: abs(choice - value))
+
+
+def choose_probe_sizes(request: TuningRequest) -> tuple[int, int]:
+    """Return the batch size nearest to the default, and the largest batch size of the search."""
+    setting = SETTINGS["batch_size"]
+    asked = _requested_values(request).get("batch_size", ())
+    sizes = [size for size in asked if isinstance(size, int)] if isinstance(asked, tuple) else []
+    sizes = sizes or list(setting.choices)
+    return min(sizes, key=lambda size: abs(size - setting.recommended)), max(sizes)
+
+
+def _requested_values(request: TuningRequest) -> dict[str, Values]:
+    """Return the restrictions of the request by setting; a fixed setting is a list of one value."""
+    fixed: dict[str, Values] = {name: (value,) for name, value in request.fixed.items()}
+    return {**fixed, **request.search}
+
+
+def plan_space(
+    request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets
+) -> SearchSpace:
+    """Return the search space of a request on this machine, for this workload.
+
+    Raises:
+        UsageError: A restriction of the request leaves no legal value.
+        NoFeasibleConfigError: Not even the smallest batch fits the memory limit.
+    """
+    notes: list[str] = []
+    requested = _requested_values(request)
+    for name, value in workload.fixed_settings.items():
+        most = request.max_workers if name == "num_workers" else None
+        if not _allows(requested.get(name), value) or (most is not None and value is not None and value > most):
+            owner = workload.loader_class or f"the dataset ({workload.description})"
+            raise UsageError(f"{owner} sets {name}={value}, and it cannot be set from outside. Change it there.")
+    batch_sizes = _plan_batch_sizes(requested.get("batch_size"), workload, budgets, notes)
+    choices: dict[str, tuple[Any, ...]] = {name: setting.choices for name, setting in SETTINGS.items()} | {
+        "batch_size": batch_sizes,
+        "num_workers": _plan_workers(request, machine, workload, budgets, batch_sizes, notes),
+        "worker_threads": (None, 1) if workload.worker_threads_cpu >= THREADED_CPU else (None,),
+        "device_prefetch": (False, True) if workload.h2d is not None and workload.pinning else (False,),
+    }
+    if workload.baseline is not None and (own := workload.baseline.dataloader.prefetch_factor) is not None:
+        choices["prefetch_factor"] = tuple(sorted({*choices["prefetch_factor"], own}))
+    if workload.on_accelerator or not workload.pinning:
+        reason = "the samples are on the accelerator" if workload.on_accelerator else "it has no effect on this device"
+        notes.append(f"pin_memory is off: {reason}")
+        choices["pin_memory"] = (False,)
+    if request.epochs == 1:
+        notes.append("persistent_workers is on: it has no effect with --epochs 1")
+        choices["persistent_workers"] = (True,)
+    for name, values in requested.items():
+        choices[name] = _restrict(name, choices[name], values)
+    choices |= {name: (value,) for name, value in workload.fixed_settings.items()}
+    if choices["num_workers"] == (0,):
+        choices |= {name: (setting.default,) for name, setting in SETTINGS.items() if setting.needs == "num_workers"}
+    return SearchSpace(choices, workload.multiprocessing_context, tuple(notes))
+
+
+def _allows(values: Values | None, value: Any) -> bool:
+    if isinstance(values, ValueRange):
+        return isinstance(value, int) and values.low <= value <= values.high
+    return values is None or value in values
+
+
+def _restrict(name: str, choices: tuple[Any, ...], values: Values) -> tuple[Any, ...]:
+    """Return the choices of a setting that the request asks for.
+
+    Raises:
+        UsageError: None is possible.
+    """
+    setting = SETTINGS[name]
+    if name == "batch_size":
+        if choices == (None,):
+            raise UsageError("batch_size cannot be set: the workload makes its own batches.")
+        return choices  # `_plan_batch_sizes` has restricted them
+    if isinstance(values, ValueRange):
+        if not setting.is_range:
+            raise UsageError(f"--search {name} needs a list of values: it is not a number with a range.")
+        top = min(values.high, max(choices)) if name == "num_workers" else values.high
+        is_dense = top - values.low <= DENSE_RANGE_WIDTH
+        inside = {choice for choice in choices if values.low <= choice <= values.high}
+        inside |= set(range(values.low, top + 1)) if is_dense else {values.low, top}
+        if not inside:
+            raise UsageError(f"--search {name}={values.low}:{values.high}: possible values are {_list(choices)}.")
+        wanted: tuple[Any, ...] = tuple(sorted(inside))
+    else:
+        wanted = tuple(dict.fromkeys(sorted(values) if setting.is_range and None not in values else values))  # type: ignore[type-var]  # the check below refuses values of other types
+        if True in wanted and choices == (False,) and name in WITHOUT_EFFECT:
+            raise UsageError(f"{name}=true: {WITHOUT_EFFECT[name]}.")
+    try:
+        return tuple(setting.check(choice) for choice in wanted)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise UsageError(f"{name}={problem['input']} is not possible: {problem['msg']}.") from None
+
+
+def _list(choices: Sequence[Any]) -> str:
+    return ", ".join(map(str, choices))
+
+
+def _plan_batch_sizes(
+    requested: Values | None, workload: WorkloadProfile, budgets: Budgets, notes: list[str]
+) -> tuple[int | None, ...]:
+    if "batch_size" in workload.fixed_settings:
+        notes.append("batch_size is not tuned: the dataset or its loader sets it")
+        return (workload.fixed_settings["batch_size"],)
+    if workload.batching == "user":
+        notes.append("batch_size is not tuned: the workload's batch_sampler or dataset makes the batches")
+        return (None,)
+    sizes = _list_batch_sizes(requested, workload, notes)
+
+    def need_bytes(size: int) -> int:
+        return 2 * size * workload.sample_bytes + workload.rss_bytes
+
+    fitting = [size for size in sizes if need_bytes(size) <= budgets.memory_bytes]
+    if not fitting:
+        raise NoFeasibleConfigError(
+            f"A batch of {sizes[0]} samples needs about {format_bytes(need_bytes(sizes[0]))} of host memory and the "
+            f"limit is {format_bytes(budgets.memory_bytes)}. Raise --max-memory, or give a smaller --batch-size."
+        )
+    if workload.drop_last and workload.samples is not None:
+        fitting = [size for size in fitting if size <= workload.samples]
+        if not fitting:
+            raise UsageError(
+                f"drop_last leaves no batch: the dataset has {workload.samples} samples, the smallest batch "
+                f"{sizes[0]}. Give a smaller --batch-size."
+            )
+    if not isinstance(requested, tuple) and workload.samples:
+        fitting = [size for size in fitting if size <= workload.samples] or fitting[:1]
+    return tuple(fitting)
+
+
+def _list_batch_sizes(requested: Values | None, workload: WorkloadProfile, notes: list[str]) -> list[int]:
+    """Return the batch sizes to search, ascending; only its own for a ready DataLoader, unless others are requested."""
+    setting = SETTINGS["batch_size"]
+    own = workload.baseline.dataloader.batch_size if workload.baseline is not None else None
+    if requested is None and own is not None:
+        notes.append(
+            f"batch_size stays at {own}, that of your DataLoader: another one changes training, not only its speed. "
+            "List sizes with --batch-size to search them"
+        )
+        return [own]
+    if isinstance(requested, tuple):
+        try:
+            return sorted({setting.check(size) for size in requested})  # type: ignore[type-var,arg-type]  # all of them are int
+        except (ValidationError, TypeError):
+            raise UsageError(f"batch_size={_list(requested)} is not possible: it is a whole number from 1.") from None
+    sizes = sorted({*setting.choices, *([] if own is None else [own])})
+    inside = [size for size in sizes if _allows(requested, size)]
+    if not inside and isinstance(requested, ValueRange):
+        raise UsageError(f"--search batch_size={requested.low}:{requested.high}: possible values are {_list(sizes)}.")
+    return inside
+
+
+def _plan_workers(
+    request: TuningRequest,
+    machine: MachineProfile,
+    workload: WorkloadProfile,
+    budgets: Budgets,
+    batch_sizes: Sequence[int | None],
+    notes: list[str],
+) -> tuple[int, ...]:
+    is_asked = request.max_workers is not None or request.is_asked("num_workers")
+    if workload.workers_duplicate_data:
+        notes.append(
+            "num_workers is at most 1: the iterable dataset does not shard itself by get_worker_info(), so every "
+            "further worker returns all the data again"
+        )
+        return (0, 1)[: 1 + budgets.max_workers]
+    if workload.differing_samples and not is_asked:
+        notes.append(
+            "num_workers stays at 0: workers return different data than the main process. --max-workers, or --set or "
+            "--search of num_workers, searches them all the same"
+        )
+        return (0,)
+    if not machine.shm_writable:
+        notes.append("num_workers stays at 0: /dev/shm is not writable, and workers pass their batches through it")
+        return (0,)
+    most = max_useful_workers(workload, batch_sizes[0] or workload.probe_batch_size, machine.usable_cpus)
+    has_range = isinstance(request.search.get("num_workers"), ValueRange)
+    most = budgets.max_workers if request.max_workers is not None or has_range else min(budgets.max_workers, most)
+    if workload.shards is not None and workload.shards < most:
+        most = workload.shards
+        notes.append(
+            f"num_workers is at most {most}: the dataset has {most} shards, and a worker without a shard returns "
+            "nothing. Write more files, or shards, to use more workers"
+        )
+    counts = {count for count in (*SETTINGS["num_workers"].choices, most) if count <= most}
+    own = workload.baseline.dataloader.num_workers if workload.baseline is not None else 0
+    if request.max_workers is None or own <= request.max_workers:
+        counts.add(own)
+    fitting = sorted(count for count in counts if _fits_smallest(count, batch_sizes[0], workload, budgets))
+    if fitting[-1] < max(counts):
+        notes.append(
+            f"more than {fitting[-1]} workers would exceed a limit even with the smallest batch (/dev/shm "
+            f"{format_bytes(budgets.shm_bytes)}, memory {format_bytes(budgets.memory_bytes)}, {budgets.nofile} files)"
+        )
+    return tuple(fitting)
+
+
+def _fits_smallest(workers: int, batch_size: int | None, workload: WorkloadProfile, budgets: Budgets) -> bool:
+    """Return whether so many workers keep the limits with the settings that use least."""
+    defaults = {name: setting.default for name, setting in SETTINGS.items()}
+    least = {"prefetch_factor": 1, "sharing_strategy": "file_system", "batch_size": batch_size, "num_workers": workers}
+    smallest = config_from_values(defaults | least)
+    return not workers or not ResourceModel.from_workload(workload).predict(smallest).find_violations(budgets)

@@ -1,91 +1,72 @@
-"""The record of a run: one line for every configuration that was proposed.
-
-Lines are read back by later runs, so what changes their meaning changes `RECORD_FORMAT`; its history:
-    1: first format.
-"""
+"""Records of the trials of a search, and the values that are read from them."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from autotune.config import BoundedCount, FrozenModel, LoaderConfig
+from autotune.config import BoundedBytes, BoundedCount, BoundedRate, FrozenModel, LoaderConfig
 from autotune.trial.measurement import TrialResult
 
-RECORD_FORMAT: Final = 1
-MIN_SCORE: Final = 1e-9  # samples per second, one in thirty years; below it a trial delivered nothing
-IMPROVEMENT_RATIO: Final = 1.02  # an improvement smaller than this is noise and does not count as one
-MAX_SCORE: Final = 1e30  # no machine measures that; with it, what is predicted from measurements stays a number
+MIN_SAMPLES_PER_SECOND: Final = 1e-9  # one sample in thirty years; a trial below it delivered nothing
+IMPROVEMENT_RATIO: Final = 1.02  # a smaller improvement is noise
 
-Fate = Literal["measured", "skipped", "repeated"]
-Expected = Annotated[float, Field(ge=0, le=1e200)]
+TrialStatus = Literal["measured", "skipped", "repeated"]
 
 
 class TrialRecord(FrozenModel):
-    """One line of the record that outlives the process."""
+    """One trial of the study.
 
-    number: BoundedCount  # of the trial in its study, from 0
+    Attributes:
+        number: Its number in the study, from 0.
+        config: The configuration.
+        status: `skipped` without a measurement, because it would exceed a limit; `repeated` if its value is that of an
+            earlier trial.
+        samples_per_second: Measured throughput; the prediction if it was skipped, 0 if it failed.
+        predicted: Prediction before the trial, in samples per second; 0 if unknown.
+        relative_error: Half-width of the 95% interval as a share; None if unknown.
+        constraints: Excess over each limit as a share of it; negative below the limit.
+        result: The result of the trial; without the measurement if an earlier run measured it; None if skipped.
+        peak_gpu_bytes: Peak device memory of the allocator; 0 if unknown.
+    """
+
+    number: BoundedCount
     config: LoaderConfig
-    status: Fate  # `skipped` without a trial, `repeated` from an earlier record
-    score: Expected  # samples per second; predicted when skipped, 0 when failed
-    predicted: Expected = 0.0  # samples per second; 0 when not known
-    constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]]  # share over each limit; negative under it
+    status: TrialStatus
+    samples_per_second: Annotated[float, Field(ge=0, le=1e200)]
+    predicted: Annotated[float, Field(ge=0, le=1e200)] = 0.0
+    relative_error: BoundedRate | None = None
+    constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     result: TrialResult | None = None
-
-    @model_validator(mode="after")
-    def _refuse_what_was_never_measured(self) -> Self:
-        if self.result is not None and self.result.config != self.config:
-            raise ValueError("the result is that of another configuration")
-        if self.result is not None and self.score > MAX_SCORE:
-            raise ValueError("nothing is that fast")
-        return self
+    peak_gpu_bytes: BoundedBytes = 0
 
     @property
     def is_feasible(self) -> bool:
-        """Whether it was measured, completed, and delivered something."""
-        result = self.result
-        was_measured = result is not None and result.kind == "completed" and result.measurement is not None
-        return was_measured and self.score >= MIN_SCORE
-
-    def describe(self) -> dict[str, Any]:
-        """Give what a person reads of it in a dashboard, by names that carry their units; only what is known."""
-        result = self.result
-        found: dict[str, Any] = {
-            "outcome": self.status if result is None else result.kind,
-            "expected_samples_per_second": round(self.predicted, 1),
-        }
-        if result is not None:
-            peaks = {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
-            found |= peaks | {"reason": result.message}
-        elif self.status == "skipped":
-            found["reason"] = self._describe_skip()
-        return {name: value for name, value in found.items() if value}
-
-    def _describe_skip(self) -> str:
-        over = [name for name, distance in self.constraints.items() if distance > 0]
-        return "workers are ruled out" if "works" in over else f"predicted over a limit: {', '.join(over)}"
+        """Whether it was measured, completed, and delivered samples."""
+        is_completed = self.result is not None and self.result.kind == "completed"
+        return is_completed and self.samples_per_second >= MIN_SAMPLES_PER_SECOND
 
 
 def find_best(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Find the fastest configuration that was measured; None when none works."""
-    return max((record for record in records if record.is_feasible), key=lambda record: record.score, default=None)
+    """Return the fastest trial; None if none completed."""
+    feasible = (record for record in records if record.is_feasible)
+    return max(feasible, key=lambda record: record.samples_per_second, default=None)
 
 
 def trials_since_improvement(records: Sequence[TrialRecord]) -> int:
-    """Count the measured trials since the last one that improved on all before it by more than noise."""
+    """Return the number of completed trials since the last one that is faster than all before it by more than noise."""
     best, since = 0.0, 0
     for record in (record for record in records if record.is_feasible):
-        since = 0 if record.score > IMPROVEMENT_RATIO * best else since + 1
-        best = max(best, record.score)
+        since = 0 if record.samples_per_second > IMPROVEMENT_RATIO * best else since + 1
+        best = max(best, record.samples_per_second)
     return since
 
 
 def measure_prediction_error(records: Sequence[TrialRecord]) -> float | None:
-    """Give the median relative distance between what was predicted before a trial and what it measured."""
-    distances = [
-        abs(record.predicted / record.score - 1) for record in records if record.is_feasible and record.predicted > 0
-    ]
-    return statistics.median(distances) if distances else None
+    """Return the median relative difference between the prediction and the measurement of a trial."""
+    measured = [record for record in records if record.is_feasible and record.predicted > 0]
+    errors = [abs(record.predicted / record.samples_per_second - 1) for record in measured]
+    return statistics.median(errors) if errors else None

@@ -1,113 +1,100 @@
-"""What an earlier result says about where to look, on the same machine or on another one."""
+"""Warm start: seeds and observations from the profile of an earlier run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Container
 from typing import Final
 
 from pydantic import ValidationError
 
 from autotune.config import MAX_WORKERS, LoaderConfig
 from autotune.errors import ProfileError
-from autotune.profiles.matching import compare_hardware
 from autotune.profiles.schema import TunedProfile
 from autotune.request import TuningRequest
-from autotune.system.hardware import Hardware
+from autotune.search.plan import Plan
+from autotune.search.surrogate import Observation
+from autotune.search.trial_record import TrialRecord
+from autotune.trial.measurement import TrialResult
 
-MAX_SEEDS: Final = 3  # of the earlier trials, the best ones are tried again
-TRIALS_DIVISOR: Final = 3  # a warm search may take this part of the trials of a cold one
-
-
-@dataclass(frozen=True, slots=True)
-class PriorObservation:
-    """What a configuration reached in an earlier run, in samples per second."""
-
-    config: LoaderConfig
-    samples_per_second: float
+MAX_SEEDS: Final = 3  # best trials of an earlier run that are tried again
+PRIOR_ERROR: Final = 0.2  # relative half-width of a rate of an earlier run: the machine and versions drift
+NOT_MEASURED: Final = frozenset({"trials", "timeout_seconds"})  # fields of a request that do not change measurements
 
 
-@dataclass(frozen=True, slots=True)
-class WarmStart:
-    """What a search starts from beside its own probe."""
+def is_continued(earlier: TunedProfile, plan: Plan) -> bool:
+    """Return whether a run continues an earlier one: the same request on the same machine, not validated."""
+    asked, stored = plan.request.record(), earlier.request
+    is_same = all(stored.get(name) == value for name, value in asked.items() if name not in NOT_MEASURED)
+    return is_same and earlier.hardware == plan.hardware and not earlier.is_validated
 
-    seeds: tuple[LoaderConfig, ...]  # what to try first, after the baseline
-    observations: tuple[PriorObservation, ...] = ()  # of a machine like this; they guide, and are not results
+
+def take_over(earlier: TunedProfile, plan: Plan, known: Container[LoaderConfig]) -> list[TrialRecord]:
+    """Return the trials that an interrupted run measured as records of the run that continues it."""
+    return [
+        TrialRecord(
+            number=number,
+            config=one.config,
+            status="measured",
+            samples_per_second=one.samples_per_second,
+            predicted=one.predicted_samples_per_second,
+            relative_error=one.relative_error,
+            constraints=plan.resource_model().predict(one.config).constraints(plan.budgets) | {"works": -1.0},
+            result=TrialResult(
+                kind="completed",
+                config=one.config,
+                peak_host_bytes=one.peak_host_bytes,
+                peak_shm_bytes=one.peak_shm_bytes,
+            ),
+        )
+        for number, one in enumerate(earlier.search.trials)
+        if one.samples_per_second and plan.space.nearest(one.config) == one.config and one.config not in known
+    ]
 
 
-def plan_warm_start(profile: TunedProfile, here: Hardware) -> WarmStart:
-    """Take from a profile what it says about a search on this machine.
+def plan_warm_start(earlier: TunedProfile, plan: Plan) -> tuple[list[LoaderConfig], dict[LoaderConfig, Observation]]:
+    """Return the configurations to try first, and the observations of an earlier run.
 
-    On a machine like that of the profile: its answer, its best trials, and what all of them reached. On another one
-    the answer as it is and with workers in proportion to the CPUs; rates are not carried over.
+    On the same class of machines: its result, its best trials, and the throughputs of all of them. On another class:
+    its result, unchanged and with workers in proportion to the CPUs, without throughputs.
     """
-    if compare_hardware(profile.hardware, here):
-        return start_elsewhere(profile.config, here.usable_cpus / profile.hardware.usable_cpus)
-    trials = profile.evidence.trials if profile.evidence is not None else ()
-    seen = tuple(
-        PriorObservation(line.config, line.samples_per_second)
-        for line in trials
-        if line.outcome == "completed" and line.samples_per_second
-    )
-    best = sorted(seen, key=lambda observation: observation.samples_per_second, reverse=True)
-    seeds = _unique([profile.config, *(observation.config for observation in best)])
-    return WarmStart(seeds[:MAX_SEEDS], seen)
+    here = plan.hardware
+    if earlier.machine_class != here.machine_class:
+        ratio = here.usable_cpus / earlier.hardware.usable_cpus
+        return _within([earlier.config, scale_workers(earlier.config, ratio)], plan), {}
+    observed = {
+        one.config: Observation(one.samples_per_second, PRIOR_ERROR)
+        for one in earlier.search.trials
+        if one.outcome == "completed" and one.samples_per_second
+    }
+    best = sorted(observed, key=lambda config: observed[config].samples_per_second, reverse=True)
+    return _within(list(dict.fromkeys([earlier.config, *best]))[:MAX_SEEDS], plan), observed
 
 
-def _unique(configs: Iterable[LoaderConfig]) -> tuple[LoaderConfig, ...]:
-    return tuple(dict.fromkeys(configs))
+def _within(seeds: list[LoaderConfig], plan: Plan) -> list[LoaderConfig]:
+    return list(dict.fromkeys(config for config in map(plan.space.nearest, seeds) if plan.fits(config)))
 
 
-def start_elsewhere(config: LoaderConfig, cpu_ratio: float) -> WarmStart:
-    """Try what was best on a machine first, as it is, then for one that has so many times its CPUs."""
-    return WarmStart(seeds=_unique([config, scale_workers(config, cpu_ratio)]))
-
-
-def scale_workers(config: LoaderConfig, cpu_ratio: float) -> LoaderConfig:
-    """Give a configuration with so many times its workers; without any it stays as it is."""
+def scale_workers(config: LoaderConfig, ratio: float) -> LoaderConfig:
+    """Return a configuration with this multiple of its workers."""
     loader = config.dataloader
     if not loader.num_workers:
         return config
-    workers = min(max(1, round(loader.num_workers * cpu_ratio)), MAX_WORKERS)
+    workers = min(max(1, round(loader.num_workers * ratio)), MAX_WORKERS)
     return config.model_copy(update={"dataloader": loader.model_copy(update={"num_workers": workers})})
 
 
-def rebuild_request(
-    profile: TunedProfile, here: Hardware, output: str, trials: int | None = None, storage: str | None = None
-) -> TuningRequest:
-    """Make the request that a profile was tuned with anew, for this machine and the current folder.
-
-    On a machine like that of the profile the result takes the profile's place; on another one it gets a name of its
-    own. Without a number of trials it takes a third of those that were asked for; without a storage URL, the one that
-    was asked for.
+def rebuild_request(profile: TunedProfile, output: str, trials: int | None = None) -> TuningRequest:
+    """Return the request that a profile was tuned with, for another run in the current folder.
 
     Raises:
-        ProfileError: The profile does not hold its request, or one that cannot be read.
+        ProfileError: The stored request is invalid.
     """
-    asked = _read_request(profile)
-    is_elsewhere = any(difference.requires_retune for difference in compare_hardware(profile.hardware, here))
-    changes = {
-        "output": output,
-        "profile": None if is_elsewhere else profile.name,
-        "trials": trials or max(MAX_SEEDS + 1, asked.trials // TRIALS_DIVISOR),
-        "resume": False,
-        "study_name": None,
-        "storage": storage or asked.storage,
-    }
-    return asked.forget_folder().model_copy(update=changes)
-
-
-def _read_request(profile: TunedProfile) -> TuningRequest:
-    if profile.request is None:
-        raise ProfileError(
-            f"Profile {profile.name} does not hold the request it was tuned with (an earlier version wrote it): "
-            "tune once more with dltune --dataset."
-        )
     try:
-        return TuningRequest.model_validate(profile.request)
+        request = TuningRequest.model_validate(profile.request | {"output": output})
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
+        place = ".".join(map(str, problem["loc"]))
         raise ProfileError(
-            f"Profile {profile.name}: its request cannot be read ({'.'.join(map(str, problem['loc']))}: "
-            f"{problem['msg']}). Tune once more with dltune --dataset."
+            f"Profile {profile.id}: its request is invalid ({place}: {problem['msg']}). Tune again with dltune --dataset."
         ) from None
+    return request.forget_folder() if trials is None else request.forget_folder().model_copy(update={"trials": trials})

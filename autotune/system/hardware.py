@@ -10,7 +10,6 @@ from autotune.config import (
     BoundedBytes,
     BoundedCount,
     BoundedCpus,
-    Fraction,
     FrozenModel,
     StartMethod,
 )
@@ -24,21 +23,12 @@ class Accelerator(FrozenModel):
         count: Accelerators of that name that are visible.
         memory_bytes: Memory of one.
         compute_capability: CUDA's, as in `9.0`.
-        driver: Its version, from NVML.
-        pcie: Its link, as in `gen5 x16`, from NVML.
-        other_processes: Processes of others that compute on it, from NVML.
-        others_busy: Share of the moment before the probe in which they kept it computing, from NVML.
     """
 
     name: str
     count: BoundedCount = 1
     memory_bytes: BoundedBytes = 0
     compute_capability: str | None = None
-    uuid: str | None = None
-    driver: str | None = None
-    pcie: str | None = None
-    other_processes: BoundedCount = 0
-    others_busy: Fraction = 0.0
 
 
 class Hardware(FrozenModel):
@@ -49,7 +39,6 @@ class Hardware(FrozenModel):
         gpu_count: Accelerators of that name.
         gpu_memory_bytes: Memory of one.
         compute_capability: CUDA's, as in `9.0`; None where not told.
-        pcie: Its link, as in `gen5 x16`; None where not told.
         cpu: Model of the CPU; None where not told.
         usable_cpus: The smaller of affinity and every cgroup quota, in CPUs.
         memory_limit_bytes: Physical memory, or the limit of the cgroup where that is smaller.
@@ -61,7 +50,6 @@ class Hardware(FrozenModel):
     gpu_count: BoundedCount
     gpu_memory_bytes: BoundedBytes = 0
     compute_capability: str | None = None
-    pcie: str | None = None
     cpu: str | None
     usable_cpus: BoundedCpus
     memory_limit_bytes: BoundedBytes
@@ -89,7 +77,6 @@ class Software(FrozenModel):
         dltune: Version of dltune.
         torch: Version of torch.
         cuda: Version of CUDA that torch was built with; None for a CPU build.
-        driver: Version of the accelerator's driver; None where not told.
         python: Version of Python.
         start_method: How workers start where nothing else is said.
         thread_variables: Variables that limit threads of libraries, as set in the environment.
@@ -98,7 +85,6 @@ class Software(FrozenModel):
     dltune: str
     torch: str
     cuda: str | None
-    driver: str | None = None
     python: str
     start_method: StartMethod
     thread_variables: dict[str, str] = Field(default_factory=dict)

@@ -66,7 +66,6 @@ class MachineProfile:
             gpu_count=accelerator.count if accelerator else 0,
             gpu_memory_bytes=accelerator.memory_bytes if accelerator else 0,
             compute_capability=accelerator and accelerator.compute_capability,
-            pcie=accelerator and accelerator.pcie,
             cpu=self.cpu,
             usable_cpus=self.usable_cpus,
             memory_limit_bytes=self.memory_limit_bytes,

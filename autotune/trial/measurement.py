@@ -28,7 +28,7 @@ TrialKind = Literal[
     "device_lost",
     "workload_failed",
 ]
-StopReason = Literal["done", "precise", "hopeless", "time"]
+StopReason = Literal["done", "precise", "pruned", "time"]
 
 CODE_FAILURES: Final[tuple[TrialKind, ...]] = ("workload_failed", "crashed", "stalled")
 CLOCK_SECONDS: Final = 2e-6  # moments of batches are rounded
@@ -42,7 +42,7 @@ class EpochTrace(FrozenModel):
         batch_seconds: When each batch had been consumed, since the epoch began; ascending.
         end_seconds: When the loader had said that the epoch is over, workers taken down where they do not persist.
         wait_seconds: Time of the epoch that was spent waiting for the loader.
-        batch_waits: That for each batch; none in records of earlier versions.
+        batch_waits: Wait for each batch; empty if unknown.
         promised_batches: Batches the sampler handed out; None where only the data knows (iterable).
         closed_after: Batches consumed when the sampler was told to stop; None for a whole epoch.
     """

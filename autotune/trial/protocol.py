@@ -35,10 +35,10 @@ class TrialRequest(FrozenModel):
     """One measurement to be made.
 
     Attributes:
-        epochs: Length of the training run the score stands for.
+        epochs: Length of the training run that throughput is estimated for.
         seconds: Of measuring, at most.
-        precision: Relative half-width of the 95 % interval at which measuring may end early.
-        hopeless_below: Samples per second under which the trial may end early; None never.
+        precision: Relative half-width of the 95% interval at which measuring may end early.
+        prune_below: Throughput below which the trial may end early, in samples per second; None never ends it.
         fresh: Whether to measure in a new process, as a training run starts.
         gpu_bytes: Most device memory that the allocator may hold; None for all there is.
     """
@@ -47,7 +47,7 @@ class TrialRequest(FrozenModel):
     epochs: BoundedCount
     seconds: BoundedSeconds
     precision: Fraction = 0.02
-    hopeless_below: BoundedRate | None = None
+    prune_below: BoundedRate | None = None
     fresh: bool = False
     gpu_bytes: BoundedBytes | None = None
 
@@ -93,7 +93,6 @@ class ProbeCommand(FrozenModel):
         largest: Largest batch size that will be searched; measured too if that does not take long.
         usable_cpus: CPUs that can be kept busy, by affinity and by every quota.
         with_workers: Whether to measure what workers cost; False after they hung or died in an earlier probe.
-        chooses_start_method: Whether workers may start by another method than the workload's.
         traces: What reading was found to leave; workers are then looked at before the process reads by itself.
     """
 
@@ -102,7 +101,6 @@ class ProbeCommand(FrozenModel):
     largest: Annotated[int, Field(ge=1)]
     usable_cpus: Annotated[float, Field(gt=0, le=1e6)]
     with_workers: bool = True
-    chooses_start_method: bool = False
     traces: Traces | None = None
 
 

@@ -56,12 +56,12 @@ class H2DBandwidth(FrozenModel):
 
 
 class CostlyLine(FrozenModel):
-    """A line of code that loading stood in, and in which share of the looks."""
+    """A line of the user's own code, and its share of the time of loading."""
 
     file: LongText
     line: BoundedCount
     function: LongText
-    source: LongText  # empty where it is not to be had
+    source: LongText  # empty if unknown
     share: Fraction
 
 
@@ -88,8 +88,7 @@ class WorkloadProfile(FrozenModel):
         on_accelerator: Whether samples are on the accelerator already.
         has_getitems: Whether the dataset fetches a whole batch at once, by `__getitems__`.
         workers_duplicate_data: Whether an iterable dataset delivers everything once per worker.
-        costly_lines: The lines of code that take most of loading in one process, the costliest first.
-        faster_decoder: What is said of a library that decodes images faster than PIL; empty where none was found.
+        costly_lines: Lines of the user's own code that take most of loading in one process, the costliest first.
         differing_samples: Samples that came out of workers differently than without, of those that were compared.
         worker_threads_cpu: CPU time of a worker's other threads over that of the one that loads; 0 where not known.
         worker_bytes: What such a worker takes of the machine's memory; 0 where that is not known, or forked and shared.
@@ -134,7 +133,6 @@ class WorkloadProfile(FrozenModel):
     has_getitems: bool = False
     workers_duplicate_data: bool = False
     costly_lines: tuple[CostlyLine, ...] = ()
-    faster_decoder: LongText = ""
     differing_samples: BoundedCount = 0
     worker_threads_cpu: BoundedRate = 0.0
     worker_bytes: BoundedBytes = 0

@@ -1,1 +1,1 @@
-"""Measures the finalists again, decides, and explains."""
+"""Validates the best configurations, decides, and builds the profile."""

@@ -1,138 +1,107 @@
-"""What would help beyond the settings of a loader, where the probe shows it."""
+"""Sentences on improvements that are not settings of the loader."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from autotune.config import LoaderConfig
 from autotune.profiles.schema import Bottleneck
 from autotune.search.cost_model import max_useful_workers
-from autotune.search.demand import describe_violations
 from autotune.search.plan import Plan
-from autotune.settings import SETTINGS, describe_config
-from autotune.trial.workload_profile import CostlyLine
-from autotune.units import format_bytes, format_percent, format_seconds
+from autotune.search.resources import describe_violations
+from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
+from autotune.system.code_places import is_library
+from autotune.units import format_bytes, format_seconds
+from autotune.validation.runs import CandidateRuns
 
-WAITING_CPU_SHARE: Final = 0.5  # CPU share below which a sample mostly waits
-COLLATE_SHARE: Final = 0.25  # of loading; a collate_fn that takes less is not worth a look
-WORTHWHILE_GAIN: Final = 1.05  # predicted gain that makes a larger budget worth mentioning
-MAX_LINES_NAMED: Final = 3
-THREADED_LOADING_CPUS: Final = 1.3  # kept busy by loading in one process; above it, it must have threads of its own
-THREADED_STEP_CPUS: Final = 1.2  # CPUs kept busy by the step, above which its threads get in the way of workers
-
-
-def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> tuple[str, ...]:
-    """List in sentences what the user could change outside the loader's settings, the most useful first."""
-    found = (
-        _suggest_fetching(plan, bottleneck),
-        _suggest_collate(plan, config, bottleneck),
-        _suggest_lines(plan, bottleneck),
-        _suggest_decoder(plan, bottleneck),
-        _suggest_budget(plan, config, bottleneck),
-        _suggest_loading_threads(plan),
-        _suggest_step_threads(plan, bottleneck),
-        _suggest_epochs(plan, config, bottleneck),
-        _suggest_copies(plan, config, bottleneck),
-    )
-    return tuple(sentence for sentence in found if sentence is not None)
+NOTABLE_WAIT_SHARE: Final = 0.3  # of the time; below it bursts do no harm
+LATE_WAIT_SHARE: Final = 0.05  # of the time; below it a late process does no harm
+MIN_LATE_SHARE: Final = 0.2  # of the steps in which a process is late
+SAME_PROCESS_SHARE: Final = 0.8  # of the late steps; above it, it is always the same process
+IO_CPU_SHARE: Final = 0.5  # CPU share below which a sample mostly waits
+COLLATE_SHARE: Final = 0.25  # of loading; below it a faster collate_fn hardly helps
+MAX_LINES: Final = 3
+WORTHWHILE_GAIN: Final = 1.05  # predicted gain from which a larger limit is worth mentioning
+THREADED_LOADING_CPUS: Final = 1.3  # CPUs that loading in one process keeps busy; above it, it starts threads
+THREADED_STEP_CPUS: Final = 1.2  # CPUs that the step keeps busy; above it, its threads slow the workers down
 
 
-def _suggest_fetching(plan: Plan, bottleneck: Bottleneck) -> str | None:
-    workload = plan.workload
-    is_slow = workload.cpu_share < WAITING_CPU_SHARE and bottleneck in ("io", "epoch", "cpu")
-    if workload.kind != "map" or workload.has_getitems or not is_slow or workload.batching == "user":
-        return None
-    return (
-        f"Samples are fetched one by one, and each waits {format_seconds(workload.load_cost.per_item_seconds)} "
-        f"(CPU {format_percent(workload.cpu_share)}): a dataset with __getitems__(indices) that asks for a whole "
-        "batch at once waits once instead."
-    )
+def describe_waits(runs: CandidateRuns) -> Iterator[str]:
+    """Yield sentences on batches that arrive in bursts, and on a training process that the others wait for."""
+    share, waits, processes = runs.wait_share, runs.batch_waits, runs.process_waits
+    if waits is not None and waits.pause_share and NOTABLE_WAIT_SHARE <= share < 1:
+        yield (
+            f"Batches arrive {1 / waits.pause_share:.0f} at a time, then none for {format_seconds(waits.pause)}: this "
+            f"is no hang, loading is {1 / (1 - share):.1f}x too slow for the step."
+        )
+    late = sum(one.late_share for one in processes)
+    if len(processes) < 2 or late < MIN_LATE_SHARE or share < LATE_WAIT_SHARE:
+        return
+    rank, last = max(enumerate(processes), key=lambda pair: pair[1].late_share)
+    if last.late_share < SAME_PROCESS_SHARE * late:
+        yield f"In {late:.0%} of the steps the ranks wait for one of them, not always the same: loading is slow."
+    else:
+        fastest = min(one.wait_seconds for one in processes)
+        yield (
+            f"Rank {rank} gets its batch last in {last.late_share:.0%} of the steps: it waits "
+            f"{format_seconds(last.wait_seconds)} for a batch, another rank {format_seconds(fastest)}. Check its data, "
+            "its CPU affinity and its disk; settings that all ranks share cannot fix it."
+        )
 
 
-def _suggest_collate(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
-    size = config.dataloader.batch_size or plan.workload.probe_batch_size
-    collate, load = plan.workload.collate_cost.per_batch(size), plan.workload.load_cost.per_batch(size)
-    if bottleneck not in ("cpu", "transfer") or collate < COLLATE_SHARE * load:
-        return None
-    return (
-        f"Collating takes {format_percent(min(1.0, collate / load))} of loading a batch "
-        f"({format_seconds(collate)} of {format_seconds(load)}): a cheaper collate_fn, or smaller samples "
-        "(uint8 instead of float32, converted in the step), would pay."
-    )
+def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> Iterator[str]:
+    """Yield a sentence for each improvement that the profile of the workload shows, the most useful first."""
+    workload, loader, is_loading = plan.workload, config.dataloader, bottleneck in ("io", "cpu")
+    size = loader.batch_size or workload.probe_batch_size
+    load, collate = workload.load_cost.per_batch(size), workload.collate_cost.per_batch(size)
+    is_slow = workload.cpu_share < IO_CPU_SHARE and (is_loading or bottleneck == "epoch")
+    if is_slow and workload.kind == "map" and not workload.has_getitems and workload.batching != "user":
+        yield (
+            f"Each sample waits {format_seconds(workload.load_cost.per_item_seconds)} (CPU {workload.cpu_share:.0%}): "
+            "a dataset with __getitems__(indices) could fetch a whole batch at once."
+        )
+    if bottleneck in ("cpu", "transfer") and collate >= COLLATE_SHARE * load:
+        yield (
+            f"Collating takes {min(1.0, collate / load):.0%} of loading a batch ({format_seconds(collate)} of "
+            f"{format_seconds(load)}): use a faster collate_fn or smaller samples (uint8, converted in the step)."
+        )
+    if is_loading and (lines := [line for line in workload.costly_lines if not is_library(line.file)][:MAX_LINES]):
+        named = ", ".join(f"{line.share:.0%} in {Path(line.file).name}:{line.line} (`{line.source}`)" for line in lines)
+        yield f"Loading spends its time in your code: {named}."
+    if is_loading and loader.num_workers:
+        yield from _find_limit(plan, config, size)
+    if workload.cpu_share >= THREADED_LOADING_CPUS:
+        yield (
+            f"Loading keeps {workload.cpu_share:.1f} CPUs busy in one process, so a library starts threads, and does "
+            "so in each worker: limit them in worker_init_fn (cv2.setNumThreads(0)) or with OMP_NUM_THREADS=1."
+        )
+    if bottleneck == "cpu" and workload.step_cpus >= THREADED_STEP_CPUS:
+        yield (
+            f"The step keeps {workload.step_cpus:.1f} CPUs busy, which the workers need too: limit its threads with "
+            "torch.set_num_threads(1)."
+        )
+    if bottleneck == "epoch":
+        keep = "" if loader.persistent_workers else "set persistent_workers=True, or "
+        yield f"Every short epoch fills the queue again: {keep}use a sampler that repeats the data in one epoch."
+    if bottleneck == "copy" and workload.h2d is not None:
+        yield (
+            f"Copying to the device is the bottleneck, at {format_bytes(workload.h2d.of(pinned=loader.pin_memory))}/s: "
+            "send smaller samples (uint8 or float16 instead of float32, converted on the device)."
+        )
 
 
-def _suggest_lines(plan: Plan, bottleneck: Bottleneck) -> str | None:
-    """Name the lines of code that take most of loading, where loading is what bounds the run."""
-    lines = plan.workload.costly_lines
-    if bottleneck not in ("io", "cpu") or not lines:
-        return None
-    named = ", ".join(f"{format_percent(one.share)} in {_describe_line(one)}" for one in lines[:MAX_LINES_NAMED])
-    return f"Of loading a sample in one process, {named}."
-
-
-def _suggest_decoder(plan: Plan, bottleneck: Bottleneck) -> str | None:
-    return plan.workload.faster_decoder or None if bottleneck in ("io", "cpu") else None
-
-
-def _describe_line(one: CostlyLine) -> str:
-    source = f" (`{one.source}`)" if one.source else ""
-    return f"{Path(one.file).name}:{one.line}{source}"
-
-
-def _suggest_budget(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
-    """Name the limit that keeps a configuration with more workers out, if the model expects a gain from it."""
-    if bottleneck not in ("io", "cpu") or not config.dataloader.num_workers:
-        return None
-    size = config.dataloader.batch_size or plan.workload.probe_batch_size
-    most = max_useful_workers(plan.workload, size, plan.local_machine.usable_cpus)
-    for workers in (
-        count for count in SETTINGS["num_workers"].choices if config.dataloader.num_workers < count <= most
-    ):
-        larger = config.model_copy(update={"dataloader": config.dataloader.model_copy(update={"num_workers": workers})})
+def _find_limit(plan: Plan, config: LoaderConfig, batch_size: int) -> Iterator[str]:
+    """Name the limit that rules out a faster configuration with more workers."""
+    most = max_useful_workers(plan.workload, batch_size, plan.local_machine.usable_cpus)
+    choices = SETTINGS["num_workers"].choices
+    for workers in (count for count in choices if config.dataloader.num_workers < count <= most):
+        values = setting_values(config) | {"num_workers": workers}
+        larger = config_from_values(values, config.process.multiprocessing_context)
         violations = plan.resource_model().predict(larger).find_violations(plan.budgets)
         gain = plan.predict(larger) / plan.predict(config)
         if violations and gain >= WORTHWHILE_GAIN:
-            needs = describe_violations(violations)
-            return f"{describe_config(larger)} is expected to be {gain - 1:.0%} faster, and is over a limit: {needs}."
-    return None
-
-
-def _suggest_loading_threads(plan: Plan) -> str | None:
-    if plan.workload.cpu_share < THREADED_LOADING_CPUS:
-        return None
-    return (
-        f"Loading keeps {plan.workload.cpu_share:.1f} CPUs busy in one process, so it starts threads of its own, "
-        "and each worker does the same: limit them in worker_init_fn, as with cv2.setNumThreads(0), or by "
-        "OMP_NUM_THREADS=1."
-    )
-
-
-def _suggest_step_threads(plan: Plan, bottleneck: Bottleneck) -> str | None:
-    if bottleneck != "cpu" or plan.workload.step_cpus < THREADED_STEP_CPUS:
-        return None
-    return (
-        f"The step computes on {plan.workload.step_cpus:.1f} CPUs, which the workers need as well: try fewer threads "
-        "for it, as with torch.set_num_threads(1)."
-    )
-
-
-def _suggest_epochs(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
-    if bottleneck != "epoch":
-        return None
-    keep = "" if config.dataloader.persistent_workers else "persistent_workers=True or "
-    return (
-        f"Epochs are short, and filling the queue anew takes much of each: {keep}a sampler that goes through the data "
-        "several times in one epoch would spread that cost."
-    )
-
-
-def _suggest_copies(plan: Plan, config: LoaderConfig, bottleneck: Bottleneck) -> str | None:
-    copies = plan.workload.h2d
-    if bottleneck != "copy" or copies is None:
-        return None
-    rate = format_bytes(copies.of(pinned=config.dataloader.pin_memory))
-    return (
-        f"Copying to the device bounds the run, at {rate}/s: send smaller samples (uint8 or float16 instead of "
-        "float32, converted on the device), or fewer of their features."
-    )
+            limits = describe_violations(violations)
+            yield f"{describe_config(larger)} is predicted to be {gain:.2f}x faster, but is over a limit: {limits}."
+            return

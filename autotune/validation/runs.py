@@ -1,109 +1,273 @@
-"""What was measured of one configuration, round by round, and how it compares with another."""
+"""Measures the best configurations and the baseline again, in alternating runs, each in a fresh process.
+
+The best of many noisy measurements is biased upwards; measuring it again removes the bias.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, Self
 
 from autotune.config import Interval, LoaderConfig
-from autotune.profiles.batch_waits import BatchWaits
+from autotune.profiles.schema import BatchWaits, CandidateResult, ProcessWaits, ValidationRun
+from autotune.progress import ProgressListener
+from autotune.request import TuningRequest
+from autotune.search.loop import SearchOutcome
+from autotune.search.plan import Plan
+from autotune.trial.interruption import capture_interruption
 from autotune.trial.measurement import Measurement, TrialResult
+from autotune.trial.protocol import RunTrial, TrialRequest
 from autotune.trial.statistics import paired_ratio, throughput_ci95
 from autotune.trial.throughput import estimate
-from autotune.validation.waits import sum_up_waits
+from autotune.validation.decision import select_candidates
+from autotune.validation.noise import NoiseMonitor
 
-MAX_FAILURES: Final = 2  # of one configuration; the first is looked at once more, a second one was no bad luck
+MIN_RUNS: Final = 2
+MAX_RUNS: Final = 5  # while the gain over the baseline is in doubt
+MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
+MIN_MEASURED: Final = 2  # the baseline and the first candidate: without them nothing is compared
+VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
+BORDERLINE_SPEEDUPS: Final = (1.0, 1.25)  # a speedup between these is worth more runs if its interval includes 1
+FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it the baseline's precision does not matter,
+SLOW_BASELINE_SHARE: Final = 0.5  # and it gets this share of a trial's time
+MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; above it another run is worth its time
+DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the fastest, by completed runs; slower candidates are dropped
+MAX_FAILURES: Final = 2  # of one configuration: the first failed run is repeated, the second rules it out
+MIN_WAITS: Final = 20  # batches; percentiles of fewer are unreliable
+PAUSE_RATIO: Final = 1.5  # of the mean wait; a longer wait is a pause
+MAX_BURST_WAIT_SHARE: Final = 0.1  # of a pause: upper limit of the median wait if batches arrive in bursts
+MIN_BURST_BATCHES: Final = 1.8  # per pause; fewer are no burst
 
 
 class CandidateRuns:
-    """The measurements of one configuration, beside those of others."""
+    """The measurements of one configuration; the peaks are those of a profile."""
 
     def __init__(self, config: LoaderConfig) -> None:
         self.config = config
-        self.results: list[TrialResult] = []
-        self.scores: list[float] = []
-        self.waits: list[float] = []
+        self.rates: dict[int, float] = {}  # samples per second, by the number of the run
+        self.measurements: list[Measurement] = []
+        self.failures: list[TrialResult] = []
+        self.peak_host_bytes = self.peak_shm_bytes = self.peak_gpu_bytes = self.gpu_growth_bytes = 0
+        self._wait_shares: list[float] = []
 
-    def note(self, result: TrialResult, epochs: int, cold_seconds: float = 0.0) -> None:
-        """Add what a round measured, with what its first epoch would have cost in addition in a fresh process."""
-        self.results.append(result)
-        if result.measurement is not None:
-            found = estimate(result.measurement, result.config, epochs, cold_seconds)
-            self.scores.append(found.samples_per_second)
-            self.waits.append(found.wait_share)
-
-    @property
-    def failures(self) -> list[TrialResult]:
-        """The results that failed."""
-        return [result for result in self.results if result.kind != "completed"]
+    def add(self, number: int, result: TrialResult, epochs: int) -> None:
+        """Add the result of run `number`; throughput is that of a training run of `epochs` epochs."""
+        self.peak_host_bytes = max(self.peak_host_bytes, result.peak_host_bytes)
+        self.peak_shm_bytes = max(self.peak_shm_bytes, result.peak_shm_bytes)
+        if result.kind != "completed":
+            self.failures.append(result)
+        if result.measurement is None:
+            return
+        found = estimate(result.measurement, result.config, epochs)
+        self.rates[number] = found.samples_per_second
+        self._wait_shares.append(found.wait_share)
+        self.measurements.append(result.measurement)
+        self.peak_gpu_bytes = max(self.peak_gpu_bytes, result.measurement.peak_gpu_bytes)
+        self.gpu_growth_bytes = max(self.gpu_growth_bytes, result.measurement.gpu_growth_bytes)
 
     @property
     def is_out(self) -> bool:
-        """Whether it failed so often that it was not bad luck."""
+        """Whether it failed too often to be recommended."""
         return len(self.failures) >= MAX_FAILURES
 
     @property
     def rate(self) -> float:
-        """Median throughput over the rounds, samples per second; 0 when there is none or it is out."""
-        return statistics.median(self.scores) if self.scores and not self.is_out else 0.0
+        """Median throughput in samples per second; 0 if it never ran or is out."""
+        return statistics.median(self.rates.values()) if self.rates and not self.is_out else 0.0
 
     @property
     def wait_share(self) -> float:
-        """Share of the rounds that was spent waiting for data."""
-        return sum(self.waits) / len(self.waits)
+        """Share of the time that the training loop waits for data."""
+        return statistics.fmean(self._wait_shares) if self._wait_shares else 0.0
+
+    def ci95(self, field: Sequence[CandidateRuns] = (), others: Sequence[CandidateRuns] = ()) -> Interval | None:
+        """Compute the 95% interval of its throughput, in samples per second; None for fewer than two runs.
+
+        It was selected from `field` by these runs; the scatter of `field` and `others` shows the noise of the machine.
+        """
+        scatter = [list(other.rates.values()) for other in (*field, *others) if other is not self]
+        return throughput_ci95(list(self.rates.values()), max(1, len(field)), scatter)
+
+    def compare(self, other: CandidateRuns, field: Sequence[CandidateRuns] = ()) -> tuple[float, Interval | None]:
+        """Compute the median ratio to another configuration over the runs of both, and its interval as in `ci95`."""
+        numbers = [number for number in self.rates if number in other.rates]
+        if not numbers:
+            return self.rate / other.rate, None
+        scatter = [
+            [rate / other.rates[number] for number, rate in rival.rates.items() if number in other.rates]
+            for rival in field
+            if rival is not self and rival is not other
+        ]
+        rates, bases = ([one.rates[number] for number in numbers] for one in (self, other))
+        return paired_ratio(rates, bases, max(1, len(field)), scatter)
+
+    def is_faster_than(
+        self, other: CandidateRuns, min_speedup: float, field: Sequence[CandidateRuns] = (), floor: float = 1.0
+    ) -> bool:
+        """Return whether the speedup reaches a minimum, and its interval lies above a floor."""
+        speedup, interval = self.compare(other, field)
+        return speedup >= min_speedup and (interval is None or interval[0] > floor)
 
     @property
     def batch_waits(self) -> BatchWaits | None:
-        """How long single batches were waited for; None where too few were measured."""
-        return sum_up_waits([epoch for one in self.measured for epoch in one.epochs])
-
-    def ci95(self, field: Sequence[CandidateRuns] = (), others: Sequence[CandidateRuns] = ()) -> Interval | None:
-        """Give the 95 % interval of its throughput, in samples per second; None for fewer than two rounds.
-
-        It was picked from the field by these rounds; the scatter of the others beside it tells what is usual here.
-        """
-        rivals = [one.scores for one in (*field, *others) if one is not self]
-        return throughput_ci95(self.scores, max(1, len(field)), rivals)
-
-    def compare(self, other: CandidateRuns, field: Sequence[CandidateRuns] = ()) -> tuple[float, Interval | None]:
-        """Give the median ratio to another one in the rounds that both saw, and its 95 % interval as `ci95` does."""
-        rivals = [one for one in field if one is not self and one is not other]
-        ratios = [[rate / base for rate, base in zip(one.scores, other.scores, strict=False)] for one in rivals]
-        seen = min(len(self.scores), len(other.scores))
-        return paired_ratio(self.scores[:seen], other.scores[:seen], max(1, len(field)), ratios)
-
-    def is_faster_than(self, other: CandidateRuns, min_speedup: float, field: Sequence[CandidateRuns] = ()) -> bool:
-        """Tell whether it is faster by so much, and by more than what the measurement leaves open."""
-        speedup, interval = self.compare(other, field)
-        return speedup >= min_speedup and (interval is None or interval[0] > 1)
+        """Percentiles of the wait for a batch, and the pauses if batches arrive in bursts; None for few batches."""
+        waits = [wait for found in self.measurements for trace in found.epochs for wait in trace.batch_waits[1:]]
+        if len(waits) < MIN_WAITS:
+            return None
+        centiles = statistics.quantiles(waits, n=100, method="inclusive")
+        pauses = [wait for wait in waits if wait > PAUSE_RATIO * statistics.fmean(waits)]
+        pause, share = (statistics.fmean(pauses), len(pauses) / len(waits)) if pauses else (0.0, 0.0)
+        if share * MIN_BURST_BATCHES > 1 or centiles[49] > MAX_BURST_WAIT_SHARE * pause:
+            pause, share = 0.0, 0.0
+        return BatchWaits(p50=centiles[49], p95=centiles[94], p99=centiles[98], pause=pause, pause_share=share)
 
     @property
-    def measured(self) -> list[Measurement]:
-        """The measurements of those that worked."""
-        return [result.measurement for result in self.results if result.measurement is not None]
+    def process_waits(self) -> tuple[ProcessWaits, ...]:
+        """How the training processes kept up with each other, by rank; empty for one process."""
+        found = []
+        for ranks in zip(*(one.ranks for one in self.measurements if one.ranks), strict=False):
+            steps = max(1, sum(rank.steps for rank in ranks))
+            wait_seconds = sum(rank.wait_seconds for rank in ranks) / steps
+            late_share = min(1.0, sum(rank.late_steps for rank in ranks) / steps)
+            found.append(ProcessWaits(wait_seconds=wait_seconds, late_share=late_share))
+        return tuple(found)
+
+    def record(self) -> CandidateResult:
+        """Return the raw runs as a profile stores them."""
+        runs = (ValidationRun(number=number, samples_per_second=rate) for number, rate in self.rates.items())
+        failures = (f"{failure.kind}: it {failure.message}" for failure in self.failures)
+        return CandidateResult(config=self.config, runs=tuple(runs), failures=tuple(failures))
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Measurements of the validation, complete or interrupted."""
+
+    baseline: CandidateRuns
+    candidates: tuple[CandidateRuns, ...] = ()  # that were not dropped
+    entrants: tuple[CandidateRuns, ...] = ()  # everything that was measured, the baseline first
+    runs: int = 0  # complete ones
+    noise: tuple[str, ...] = ()  # sentences on disturbances of the machine
+    interrupted_by: BaseException | None = None
+
+    @classmethod
+    def empty(cls, baseline: LoaderConfig) -> Self:
+        """Return a validation without measurements."""
+        return cls(CandidateRuns(baseline))
 
     @property
-    def peak_host_bytes(self) -> int:
-        """Largest host memory seen."""
-        return max((result.peak_host_bytes for result in self.results), default=0)
-
-    @property
-    def peak_shm_bytes(self) -> int:
-        """Largest /dev/shm use seen."""
-        return max((result.peak_shm_bytes for result in self.results), default=0)
-
-    @property
-    def peak_gpu_bytes(self) -> int:
-        """Largest device memory the allocator held."""
-        return max((one.peak_gpu_bytes for one in self.measured), default=0)
-
-    @property
-    def gpu_growth_bytes(self) -> int:
-        """How much device memory still grew in the second half of a trial."""
-        return max((one.gpu_growth_bytes for one in self.measured), default=0)
+    def failed(self) -> tuple[CandidateRuns, ...]:
+        """Configurations with at least one failed run."""
+        return tuple(one for one in self.entrants if one.failures)
 
 
-def find_lead(runs: Sequence[CandidateRuns]) -> CandidateRuns:
-    """Give the fastest of some; the first of them where two are alike."""
+def validate(
+    plan: Plan,
+    found: SearchOutcome,
+    run_trial: RunTrial,
+    progress: ProgressListener,
+    monitor: NoiseMonitor | None = None,
+    has_time: Callable[[int], bool] = lambda count: True,
+) -> Validation:
+    """Select the best configurations of the search and validate them; see `validate_configs`."""
+    validation = Validation.empty(plan.baseline)
+    with capture_interruption() as interruption:
+        expected, is_legal = found.expected, found.is_legal
+        configs = select_candidates(found.records, plan.defaults, is_legal, expected, found.predict_speedups)
+        validation = validate_configs(plan, configs, run_trial, progress, monitor, has_time, expected)
+    return replace(validation, interrupted_by=validation.interrupted_by or interruption.cause)
+
+
+def validate_configs(
+    plan: Plan,
+    configs: Sequence[LoaderConfig],
+    run_trial: RunTrial,
+    progress: ProgressListener,
+    monitor: NoiseMonitor | None = None,
+    has_time: Callable[[int], bool] = lambda count: True,
+    expected: Mapping[LoaderConfig, float] = MappingProxyType({}),
+) -> Validation:
+    """Measure configurations and the baseline in alternating runs, until the result is clear or time is over.
+
+    `has_time` returns whether there is time for this many more measurements; the baseline and the first candidate are
+    measured once in any case. In the first run, the `expected` throughputs show whether the baseline is far behind.
+    """
+    baseline = CandidateRuns(plan.baseline)
+    candidates = [CandidateRuns(config) for config in configs if config != plan.baseline]
+    entrants, active = (baseline, *candidates), [baseline, *candidates]
+    runs, noise, is_whole = 0, tuple[str, ...](), True
+    with capture_interruption() as interruption:
+        if monitor is not None:
+            monitor.start()
+        while active and is_whole and (not runs or has_time(len(active))):
+            if monitor is not None:
+                monitor.measure_others()
+            first = runs % len(active)  # each run begins with another configuration
+            for position, one in enumerate((*active[first:], *active[:first])):
+                if (runs or position >= MIN_MEASURED) and not has_time(1):
+                    is_whole = False
+                    break
+                share = SLOW_BASELINE_SHARE if one is baseline and _is_far_behind(entrants, expected) else 1.0
+                request = plan.request.model_copy(update={"trial_seconds": share * plan.request.trial_seconds})
+                while not measure_run(request, one, run_trial, progress, runs + 1) and not one.is_out:
+                    pass  # a failed run is repeated
+            runs += is_whole or not runs
+            candidates, active = _plan_next_run(plan, runs, baseline, candidates)
+            if monitor is not None:
+                noise = monitor.describe([one.rates for one in entrants])
+    return Validation(baseline, tuple(candidates), entrants, runs, noise, interruption.cause)
+
+
+def _is_far_behind(entrants: Sequence[CandidateRuns], expected: Mapping[LoaderConfig, float]) -> bool:
+    """Return whether the baseline is so slow that its exact throughput does not change the result."""
+    baseline, rivals = entrants[0], entrants[1:] or entrants
+    fastest = find_fastest(rivals).rate or max(expected.get(one.config, 0.0) for one in rivals)
+    return (baseline.rate or expected.get(baseline.config, math.inf)) * FAR_AHEAD_SPEEDUP < fastest
+
+
+def _plan_next_run(
+    plan: Plan, runs: int, baseline: CandidateRuns, candidates: list[CandidateRuns]
+) -> tuple[list[CandidateRuns], list[CandidateRuns]]:
+    """Return the candidates that may still win, and the configurations to measure next: none if the result is clear.
+
+    The variants of the fastest with default values or unchanged training stay: they show what its settings gain.
+    """
+    candidates = [one for one in candidates if one.rate]
+    best, defaults = find_fastest(candidates or [baseline]), plan.defaults
+    variants = {keep(best.config) for keep in (defaults.keep_order, defaults.default_variant, defaults.keep_training)}
+    needed = [one for one in candidates if one is best or one.config in variants]
+    floor = DROP_BELOW_RATIO.get(runs, 0.0) * best.rate
+    candidates = [one for one in candidates if one in needed or one.rate >= floor]
+    speedup, interval = best.compare(baseline, candidates) if candidates and baseline.rate else (1.0, None)
+    low, high = BORDERLINE_SPEEDUPS
+    is_in_doubt = interval is not None and low < speedup < high and interval[0] <= 1
+    rates = best.rates.values() or (1.0,)
+    active = []
+    if runs < MIN_RUNS or (is_in_doubt and runs < MAX_RUNS):
+        active = [baseline, *candidates]
+    elif runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates):
+        active = [baseline, *needed]
+    return candidates, [one for one in active if not one.is_out]
+
+
+def measure_run(
+    request: TuningRequest, runs: CandidateRuns, run_trial: RunTrial, progress: ProgressListener, number: int
+) -> bool:
+    """Measure a configuration once in a fresh process; return whether the run completed."""
+    progress.show_run(number, runs.config, None)
+    seconds, epochs, precision = request.trial_seconds, request.epochs, VALIDATION_PRECISION
+    result = run_trial(
+        TrialRequest(config=runs.config, epochs=epochs, seconds=seconds, precision=precision, fresh=True)
+    )
+    runs.add(number, result, epochs)
+    progress.show_run(number, runs.config, 0.0 if result.measurement is None else runs.rates[number])
+    return result.measurement is not None
+
+
+def find_fastest(runs: Sequence[CandidateRuns]) -> CandidateRuns:
+    """Return the fastest of some configurations; of equals, the first."""
     return max(runs, key=lambda one: one.rate)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
-from autotune.child.lockstep import Alone
+from autotune.child.distributed import Alone
 from autotune.child.measurement import TrialRun, list_workers
 from autotune.child.probe_sharding import count_samples_single_process
 from autotune.child.workload_loading import LoadedWorkload
@@ -79,13 +79,6 @@ def test_a_sampler_is_told_which_epoch_begins_by_a_number_that_no_trial_repeats(
     for _ in range(2):
         TrialRun(loaded, lambda batch: None, CPU, order, lambda batches: None, alone).run()
     assert sampler.epochs == [0, 1, 2, 3]
-
-
-def test_what_makes_ready_for_an_epoch_takes_no_time_of_the_trial() -> None:
-    loaded = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(400, 1))))
-    order = TrialRequest(config=make_config(0, batch_size=10), epochs=2, seconds=0.5)
-    run = TrialRun(loaded, lambda batch: None, CPU, order, lambda batches: None, None, lambda: time.sleep(0.6))
-    assert [trace.closed_after for trace in run.run().epochs] == [None, None]
 
 
 @pytest.mark.parametrize(("samples", "drop_last"), [(100_000, False), (100_004, True)])

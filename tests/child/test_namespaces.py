@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
-from autotune.trial.sandbox_spec import SandboxSpec
+from autotune.trial.process_spec import SandboxSpec
 
 PRIVATE = SandboxSpec(None, 2**20, 64, own_pids=True)
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from autotune.child.constructor_calls import note_constructor_calls
 from autotune.child.loader_building import build_loader, build_plain_loader, count_epoch_batches
 from autotune.child.measurement import TrialRun
-from autotune.child.probe import doubt_training
+from autotune.child.probe import warn_of_validation_data
 from autotune.child.probe_batches import MAX_LOADED_BATCHES, load_batches
 from autotune.child.stoppable_loader import StoppableDataLoader
 from autotune.child.workload_loading import LoadedWorkload, load_workload
@@ -321,12 +321,12 @@ def test_what_a_foreign_loader_leaves_behind_is_gone_in_the_next_trial() -> None
 
 
 def test_a_loader_that_does_not_shuffle_is_asked_whether_it_is_for_validation() -> None:
-    assert "it is not shuffled" in (doubt_training(load("make_named")) or "")
-    assert doubt_training(load("make_doubling")) is None
+    assert "it is not shuffled" in (warn_of_validation_data(load("make_named")) or "")
+    assert warn_of_validation_data(load("make_doubling")) is None
 
 
 @pytest.mark.parametrize(("name", "value", "words"), [("train", False, "`train` is False"), ("split", "val", "'val'")])
 def test_a_dataset_that_says_it_is_not_for_training_is_asked_about(name: str, value: Any, words: str) -> None:
     dataset = own_loaders.Numbers()
     setattr(dataset, name, value)
-    assert words in (doubt_training(LoadedWorkload(parts=Workload(dataset=dataset))) or "")
+    assert words in (warn_of_validation_data(LoadedWorkload(parts=Workload(dataset=dataset))) or "")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, get_worker_info
 
-from autotune.child.cost_fit import fit_bytes, fit_cost
 from autotune.child.probe import profile_workload
+from autotune.child.timing import fit_bytes, fit_cost
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.trial.protocol import ProbeCommand
 from autotune.trial.workload_profile import WorkloadProfile

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from autotune.child.call_timing import time_device_calls
 from autotune.child.probe_h2d import H2DBench, measure_h2d, overlap_fraction
+from autotune.child.timing import time_device_calls
 
 PAGEABLE, PINNED = 0.004, 0.001  # seconds a batch of one megabyte takes on the fake device
 MEGABYTE = torch.zeros(1_000_000, dtype=torch.uint8)

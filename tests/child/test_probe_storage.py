@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.child.probe_storage import describe_storage
-from autotune.child.sample_reads import SampleRead, measure_read
+from autotune.child.probe_storage import SampleRead, describe_storage, measure_read
 from tests.builders import GIB, MIB
 
 WARM = SampleRead(0.002, read_bytes=MIB)
@@ -15,11 +14,6 @@ def test_an_epoch_that_memory_cannot_hold_is_told_with_what_came_from_memory() -
     words = describe_storage([WARM] * 20, MILLION, 64 * GIB) or ""
     assert "An epoch reads about 977 GiB, and memory has 64.0 GiB" in words
     assert "100 % of the bytes of 19 samples" in words
-
-
-def test_what_cold_samples_took_stands_beside_it() -> None:
-    words = describe_storage([WARM] * 16 + [COLD] * 4, MILLION, 64 * GIB) or ""
-    assert "4 of them came from the storage and took 10.0 ms each (2.0 ms from memory): 100 MiB/s, 100/s" in words
 
 
 def test_an_epoch_that_memory_holds_is_warm_in_training_too() -> None:

@@ -4,7 +4,9 @@ import pickle
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -20,10 +22,13 @@ from autotune.child.probe_sharding import (
 )
 from autotune.child.probe_storage import describe_storage
 from autotune.child.probe_workers import (
+    WorkerUsage,
     count_round_workers,
+    describe_start,
     fetch_samples,
     fit_worker_startup,
     measure_manager_start,
+    measure_worker,
     per_worker_warmup_seconds,
     single_thread,
     time_worker_round,
@@ -32,9 +37,9 @@ from autotune.child.probe_workers import (
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import ProcessSettings
 from autotune.errors import WorkloadError
-from autotune.profiles.worker_init import ShareWatch
+from autotune.child.probe_sharding import ShareWatch
 from autotune.trial.protocol import ProbeCommand
-from autotune.trial.workload_profile import WorkloadProfile
+from autotune.trial.workload_profile import LinearCost, WorkloadProfile
 from autotune.workload import Workload
 from tests.builders import GIB, MIB
 
@@ -311,3 +316,70 @@ def test_a_probe_takes_rounds_of_as_many_workers_as_its_share_of_the_cpus_calls_
     order = ProbeCommand(batch_size=8, largest=8, usable_cpus=1.0)
     profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """Plain numbers; in a worker, the first of them does something to its process."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if get_worker_info() is not None:
+            self.meet_worker()
+        return torch.tensor(index)
+
+    def meet_worker(self) -> None:
+        """Do nothing."""
+
+
+class Threading(Numbers):
+    """Starts threads that compute, as libraries do that decode on several."""
+
+    helpers: ClassVar[list[ThreadPoolExecutor]] = []
+
+    def meet_worker(self) -> None:
+        if not self.helpers:
+            self.helpers.append(ThreadPoolExecutor(1))
+        self.helpers[0].submit(burn).result()
+        burn()
+
+
+class Computing(Numbers):
+    """Computes in the thread that loads."""
+
+    def meet_worker(self) -> None:
+        burn()
+
+
+def burn() -> None:
+    sum(range(500_000))
+
+
+def test_the_threads_that_send_batches_compute_little() -> None:
+    found = measure_worker(load(Computing()))
+    assert found.threads_cpu < 0.25
+    assert found.memory_bytes > 0
+
+
+def test_threads_of_libraries_compute_for_a_good_part() -> None:
+    assert measure_worker(load(Threading())).threads_cpu >= 0.25
+
+
+def test_a_worker_that_fails_is_left_to_the_trials() -> None:
+    assert measure_worker(load(TensorDataset())) == WorkerUsage()
+
+
+@pytest.mark.parametrize(
+    ("method", "seconds", "words"),
+    [
+        ("fork", 1.0, None),
+        ("spawn", 0.1, None),
+        ("spawn", 1.5, "Workers start by spawn: 8 of them take 12.5 s, 1.5 s more for each."),
+    ],
+)
+def test_the_time_that_workers_take_to_start_is_reported_if_it_is_long(
+    method: str, seconds: float, words: str | None
+) -> None:
+    workload = load(TensorDataset(), multiprocessing_context=method)
+    assert describe_start(workload, LinearCost(fixed_seconds=0.5, per_item_seconds=seconds)) == words

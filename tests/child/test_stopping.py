@@ -73,18 +73,18 @@ def test_a_later_epoch_is_not_cut_short_because_its_pace_is_known() -> None:
     assert not make_rule().should_stop_epoch(61, seen(steady), is_first=False, elapsed=0.7)
 
 
-def test_a_first_epoch_that_cannot_reach_the_best_ends_the_trial_as_hopeless() -> None:
-    rule = make_rule(hopeless_below=100_000.0)
+def test_a_first_epoch_that_cannot_reach_the_best_ends_the_trial_as_pruned() -> None:
+    rule = make_rule(prune_below=100_000.0)
     assert rule.should_stop_epoch(61, seen([PACE] * 61), is_first=True, elapsed=0.7)
-    assert rule.next_epoch_batches([make_trace([PACE] * 61, closed_after=61)], 0.7) == "hopeless"
+    assert rule.next_epoch_batches([make_trace([PACE] * 61, closed_after=61)], 0.7) == "pruned"
 
 
-def test_an_epoch_within_reach_of_the_best_is_not_hopeless() -> None:
-    rule = make_rule(hopeless_below=0.95 * 32 / PACE, precision=0.0)
+def test_an_epoch_within_reach_of_the_best_is_not_pruned() -> None:
+    rule = make_rule(prune_below=0.95 * 32 / PACE, precision=0.0)
     assert not rule.should_stop_epoch(61, seen([PACE] * 61), is_first=True, elapsed=0.7)
 
 
-def test_nothing_is_hopeless_where_there_is_nothing_to_beat() -> None:
+def test_nothing_is_pruned_without_a_threshold() -> None:
     assert not make_rule(precision=0.0).should_stop_epoch(61, seen([PACE] * 61), is_first=True, elapsed=0.7)
 
 
@@ -158,11 +158,11 @@ def test_the_trial_ends_when_no_further_epoch_fits(epochs: int, elapsed: float) 
     assert rule.next_epoch_batches([first, *[mini] * (epochs - 1)], elapsed) == "time"
 
 
-def test_a_trial_whose_whole_interval_lies_below_the_best_ends_as_hopeless() -> None:
+def test_a_trial_whose_whole_interval_lies_below_the_best_is_pruned() -> None:
     epoch = make_trace([PACE] * 10)
-    rule = make_rule(epoch_batches=10, hopeless_below=10 * 32 / PACE, precision=0.0)
-    assert rule.next_epoch_batches([epoch] * 2, 0.2) == "hopeless"
+    rule = make_rule(epoch_batches=10, prune_below=10 * 32 / PACE, precision=0.0)
+    assert rule.next_epoch_batches([epoch] * 2, 0.2) == "pruned"
     assert (
-        make_rule(epoch_batches=10, hopeless_below=32 / PACE, precision=0.0).next_epoch_batches([epoch] * 2, 0.2)
+        make_rule(epoch_batches=10, prune_below=32 / PACE, precision=0.0).next_epoch_batches([epoch] * 2, 0.2)
         == UNLIMITED_BATCHES
     )

@@ -1,158 +1,769 @@
-"""What a hand that means harm, or a disk that rots, makes of a valid JSON document."""
+"""Datasets and factories that crash, hang, lie, leak, or spoil what everybody shares."""
 
 from __future__ import annotations
 
-import copy
-import json
-import re
-from collections.abc import Iterator
-from typing import Any
+import atexit
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import itertools
+import mmap
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 
-from hypothesis import strategies as st
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-TRAP = "trapped_module"  # importing it would be proof that a file was believed more than it may
-DEEP = 400
+from autotune import Workload
+from autotune.trial.channel import MAX_MESSAGE_BYTES
+from tests.misbehaving import SAMPLES, HangsInWorkers, Honest, Sharded, Unsharded
 
-NUMBERS = (
-    *(0, 1, -1, 2, 3, 4096, 4097, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, 10**400),
-    *(0.0, -0.0, 0.5, 1.5, 1e-9, 1e-300, 5e-324, 1e9, 1e18, 1e30, 1.7e308, -1e308),
-    *(float("nan"), float("inf"), float("-inf")),
-)
-TEXTS = (
-    *("", " ", "0", "1e999", "NaN", "null", "fork", "file_system", "spawn", "a" * 5000, "é" * 100, "\x00", "\u202e"),
-    *("\x1b]0;owned\x07\x1b[2J", "../../etc/passwd", f"{TRAP}:fire", f"{TRAP}.fire", "os:system", "{0.__class__}"),
-    *("2026-01-01T00:00:00Z", "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "%s%n", "{}", "'; DROP TABLE"),
-    *("gASVHwAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOUjARleGl0lIWUUpQu", "!!python/object/apply:os.system ['exit']"),
-)
-OTHERS: tuple[Any, ...] = (
-    *(None, True, False, [], {}, [[]], [1, 2], {"a": 1}),
-    *({"$ref": "#"}, {"__reduce__": ["os.system", ["exit"]]}),
-)
-RAW = (  # tokens that a parser may not know, or may know too well
-    *("1e999", "-1e999", "1" + "0" * 5000, "0x10", "+1", ".5", "1.", "01", "NaN", "Infinity", "-Infinity", "undefined"),
-    *("'a'", '"\\ud800"', '"\\u0000"', '"\\x41"', '"\t"', '"', "", "[", "}", "true false", "//", "/* */ 1"),
-    *("[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, '"\\ud83d\\ude00"', "null"),
-)
-CODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp500", "utf-7")
-_SCALARS = re.compile(r'(?<=[:\[,] )(?:"[^"]*"|[\w.+-]+)|(?<=\[)(?:"[^"]*"|[\w.+-]+)')
-
-VALUES = st.one_of(
-    st.sampled_from(NUMBERS),
-    st.sampled_from(TEXTS),
-    st.sampled_from(OTHERS),
-    st.integers(-(2**70), 2**70),
-    st.floats(),
-    st.text(max_size=10),
-)
-LEGAL = st.one_of(
-    st.sampled_from((0, 1, 2, 16, 4096, 2**31 - 1, 2**63 - 1)),
-    st.sampled_from((0.0, 1e-9, 1e-300, 5e-324, 0.5, 1e9, 1e18, 1e30, 1e200)),
-    st.integers(0, 2**63 - 1),
-    st.floats(0, 1e9),
-)  # numbers that many fields take, though not beside each other
+MIB = 2**20
+Place = Literal["worker", "main", "both"]
 
 
-def list_places(document: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the place of everything inside a JSON document."""
-    yield place
-    inside = (
-        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
-    )
-    for key, value in inside:
-        yield from list_places(value, (*place, key))
+class TwoArgumentsError(Exception):
+    """Cannot be made from one message."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
 
 
-def _mutate(document: Any, place: tuple[Any, ...], value: Any, how: str) -> None:
-    try:
-        for step in place[:-1]:
-            document = document[step]
-        if how == "remove":
-            del document[place[-1]]
-        elif how == "add":
-            document[str(value)[:20]] = value
-        elif how == "wrap":
-            document[place[-1]] = [document[place[-1]]]
-        elif how == "retype":
-            document[place[-1]] = str(document[place[-1]])
-        elif how == "repeat":
-            document[place[-1]] = document[place[-1]] * 3
-        else:
-            document[place[-1]] = value
-    except (KeyError, IndexError, TypeError):
-        return  # an earlier mutation took this place away
+class MuteError(Exception):
+    """Fails even to say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
 
 
-@st.composite
-def draw_changed(draw: st.DrawFn, text: str, places: list[tuple[Any, ...]]) -> str:
-    """Change a few places of a valid document, keeping it JSON."""
-    document = json.loads(text)
-    for _ in range(draw(st.integers(1, 3))):
-        how = draw(st.sampled_from(("replace", "replace", "replace", "remove", "add", "wrap", "retype", "repeat")))
-        _mutate(document, draw(st.sampled_from(places)), copy.deepcopy(draw(VALUES)), how)
-    return json.dumps(document)
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
-@st.composite
-def draw_numbers_changed(draw: st.DrawFn, text: str, places: list[tuple[Any, ...]]) -> str:
-    """Put other numbers where numbers were: most of what comes out is still valid."""
-    document = json.loads(text)
-    for _ in range(draw(st.integers(1, 4))):
-        _mutate(document, draw(st.sampled_from(places)), draw(LEGAL), "replace")
-    return json.dumps(document)
+def _raise_local() -> NoReturn:
+    class LocalError(Exception):
+        pass
+
+    raise LocalError("its class cannot be imported")
 
 
-@st.composite
-def draw_raw(draw: st.DrawFn, text: str, spans: list[tuple[int, int]]) -> str:
-    """Put a token in the place of another, whatever that makes of the grammar; or a key in twice."""
-    start, end = draw(st.sampled_from(spans))
-    return text[:start] + draw(st.sampled_from(RAW)) + text[end:]
+def _write_beyond_shm() -> None:
+    segment = SharedMemory(create=True, size=32 * MIB)
+    assert segment.buf is not None
+    segment.buf[:] = bytes(32 * MIB)
 
 
-@st.composite
-def draw_torn(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> bytes:
-    """Write a text in some coding, and then lose, add or change bytes of it."""
-    data = draw(texts).encode(draw(st.sampled_from(CODINGS)), errors="replace")
-    start = draw(st.integers(0, len(data)))
-    return data[:start] + draw(st.binary(max_size=20)) + data[start + draw(st.integers(0, 200)) :]
+def _read_behind_the_end() -> None:
+    with Path(os.environ["MAPPED_FILE"]).open("r+b") as file:
+        file.truncate(MIB)
+        mapped = mmap.mmap(file.fileno(), MIB)
+        file.truncate(0)
+        mapped[MIB // 2]
 
 
-def _list_numbers(document: Any, places: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    def look(place: tuple[Any, ...]) -> Any:
-        found = document
-        for step in place:
-            found = found[step]
-        return found
-
-    return [place for place in places if isinstance(look(place), int | float) and not isinstance(look(place), bool)]
+def _eat_memory() -> None:
+    kept = []
+    while True:
+        kept.append(bytearray(b"x" * 16 * MIB))
 
 
-def draw_texts(text: str) -> st.SearchStrategy[str]:
-    """Draw what may become of a valid JSON document while it stays text.
+def _hang() -> None:
+    if path := os.environ.get("HUNG_FILE"):
+        with Path(path).open("ab") as file:
+            file.write(b".")
+    time.sleep(3600)
+
+
+DEEDS: dict[str, Callable[[], Any]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: ctypes.string_at(0),
+    "abort": os.abort,
+    "os._exit(3)": lambda: os._exit(3),
+    "sys.exit(7)": lambda: sys.exit(7),
+    "os._exit(0)": lambda: os._exit(0),
+    "sys.exit()": sys.exit,
+    "interrupt": lambda: _raise(KeyboardInterrupt()),
+    "key error": lambda: _raise(KeyError("label")),
+    "two arguments": lambda: _raise(TwoArgumentsError(7, "the index file is damaged")),
+    "mute": lambda: _raise(MuteError()),
+    "local error": _raise_local,
+    "hang": _hang,
+    "terminate main": lambda: os.kill(os.getppid(), signal.SIGTERM),
+    "overwrite shm": _write_beyond_shm,
+    "truncate": _read_behind_the_end,
+    "eat memory": _eat_memory,
+    "start a process": lambda: multiprocessing.Process(target=time.sleep, args=(0,)).start(),
+    "stop": lambda: _raise(StopIteration()),
+}
+
+
+class Sabotaged(Honest):
+    """Does one deed at one index.
 
     Args:
-        text: The document, as `json.dumps` writes it.
+        deed: Which one.
+        place: Where: in workers, in the training process, or in both.
+        index: When.
+        samples: Length of the dataset.
     """
-    document = json.loads(text)
-    text = json.dumps(document)
-    places = list(list_places(document))[1:]
-    numbers = _list_numbers(document, places)
-    spans = [match.span() for match in _SCALARS.finditer(text)]
-    keys = [str(place[-1]) for place in places if isinstance(place[-1], str)]
-    doubled = st.builds(_double, st.just(text), st.sampled_from(keys), st.sampled_from(RAW))
-    kinds = [draw_changed(text, places), draw_raw(text, spans), doubled]
-    return st.one_of([*kinds, *[draw_numbers_changed(text, numbers)] * 3] if numbers else kinds)
+
+    def __init__(self, deed: str, place: Place, index: int, samples: int) -> None:
+        super().__init__(samples)
+        self._deed = deed
+        self._place = place
+        self._index = index
+
+    def __getitem__(self, index: int) -> Any:
+        here = "main" if get_worker_info() is None else "worker"
+        if index == self._index and self._place in (here, "both"):
+            DEEDS[self._deed]()
+        return super().__getitem__(index)
 
 
-def _double(text: str, key: str, token: str) -> str:
-    """Have a key stand there twice."""
-    return text.replace(f'"{key}": ', f'"{key}": {token}, "{key}": ', 1)
+def make_sabotaged(
+    deed: str,
+    place: Place = "worker",
+    index: int = 20,
+    samples: int = SAMPLES,
+    timeout: float = 0.0,
+) -> Workload:
+    """Make a dataset that does a deed; its order is fixed, so that the deed comes neither first nor last."""
+    dataset = Sabotaged(deed, place, index, samples)
+    return Workload(dataset=dataset, shuffle=False, timeout=timeout)
 
 
-def draw_files(text: str) -> st.SearchStrategy[bytes]:
-    """Draw what may be found in the place of a file that held a JSON document."""
-    texts = draw_texts(text)
-    return st.one_of(texts.map(_encode), texts.map(_encode), draw_torn(texts), st.binary(max_size=200), st.just(b""))
+class Hanging(HangsInWorkers):
+    """Hangs in workers, and leaves a byte in the file named by HUNG_FILE."""
+
+    def __getitem__(self, index: int) -> Any:
+        if get_worker_info() is not None:
+            _hang()
+        return super().__getitem__(index)
 
 
-def _encode(text: str) -> bytes:
-    return text.encode(errors="surrogatepass")
+def make_hanging_workers() -> Dataset[Any]:
+    return Hanging()
+
+
+class Given(Honest):
+    """Delivers what a function makes of an index."""
+
+    def __init__(self, make_sample: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._make_sample = make_sample
+
+    def __getitem__(self, index: int) -> Any:
+        return self._make_sample(index)
+
+
+SAMPLES_OF: dict[str, Callable[[int], Any]] = {
+    "ragged": lambda index: torch.zeros(3 + index % 2),
+    "none": lambda index: None,
+    "object": lambda index: object(),
+    "grad": lambda index: torch.zeros(4, requires_grad=True) * 2,
+    "many tensors": lambda index: tuple(torch.zeros(4) for _ in range(32)),
+}
+
+
+def make_given(samples: str) -> Dataset[Any]:
+    return Given(SAMPLES_OF[samples])
+
+
+class ShortQueries(Honest):
+    """Answers a query for a batch with half of it."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices[: max(1, len(indices) // 2)]]
+
+
+def make_short_queries() -> Dataset[Any]:
+    return ShortQueries()
+
+
+def collate_by_hand(samples: list[torch.Tensor]) -> torch.Tensor:
+    """Make a batch in ordinary memory, which is moved to shared memory when the worker sends it."""
+    return torch.stack(list(samples)).clone()
+
+
+def make_short_queries_collated() -> Workload:
+    return Workload(dataset=ShortQueries(), collate_fn=collate_by_hand)
+
+
+class ShuffledUnsharded(Unsharded):
+    """Delivers everything once per worker, in another order each time, so that no two batches are equal."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for index in torch.randperm(SAMPLES).tolist():
+            yield torch.full((16,), float(index)) + torch.rand(16)
+
+
+def make_shuffled_unsharded() -> IterableDataset[torch.Tensor]:
+    return ShuffledUnsharded()
+
+
+class ShardedTwice(Sharded):
+    """Leaves out every second share."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        keep = 1 if worker is None else worker.num_workers
+        return (sample for number, sample in enumerate(super().__iter__()) if number % keep == 0)
+
+
+def make_sharded_twice() -> IterableDataset[torch.Tensor]:
+    return ShardedTwice()
+
+
+class OnlyOnce(IterableDataset[torch.Tensor]):
+    """Holds the one iterator it will ever have."""
+
+    def __init__(self) -> None:
+        self._samples = iter([torch.full((16,), float(index)) for index in range(SAMPLES)])
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return self._samples
+
+
+def make_only_once() -> IterableDataset[torch.Tensor]:
+    return OnlyOnce()
+
+
+class Endless(IterableDataset[torch.Tensor]):
+    """Never says that it is over."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield torch.zeros(16)
+
+
+def make_endless() -> IterableDataset[torch.Tensor]:
+    return Endless()
+
+
+class Nothing(IterableDataset[torch.Tensor]):
+    """Has nothing to give."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(())
+
+
+def make_nothing() -> IterableDataset[torch.Tensor]:
+    return Nothing()
+
+
+def make_dropped() -> Workload:
+    """Make a dataset whose only batch is dropped for being incomplete."""
+    return Workload(dataset=Honest(samples=5), drop_last=True)
+
+
+class WithLambda(Honest):
+    """Holds what cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._transform = lambda sample: sample
+
+
+def make_with_lambda() -> Dataset[Any]:
+    return WithLambda()
+
+
+def make_from_path(path: str, registered: bool) -> Dataset[Any]:
+    """Load the dataset's module from a file, as scripts do that know no packages."""
+    spec = importlib.util.spec_from_file_location("loaded_from_a_path", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if registered:
+        sys.modules["loaded_from_a_path"] = module
+    spec.loader.exec_module(module)
+    made: Dataset[Any] = module.Data()
+    return made
+
+
+class Large(Honest):
+    """Samples of 1 MiB; one of them may never come.
+
+    Args:
+        hang_at: Its index; None for none.
+    """
+
+    def __init__(self, hang_at: int | None) -> None:
+        super().__init__(floats=MIB // 4)
+        self._hang_at = hang_at
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self._hang_at:
+            _hang()
+        return super().__getitem__(index)
+
+
+def make_large(hang_at: int | None = None) -> Workload:
+    return Workload(dataset=Large(hang_at), shuffle=False)
+
+
+def make_large_collated() -> Workload:
+    return Workload(dataset=Large(None), collate_fn=collate_by_hand)
+
+
+def make_many_samples() -> Dataset[Any]:
+    return Honest(samples=4000)
+
+
+def make_hoarding_step() -> Callable[[Any], None]:
+    """Keep every batch, and with it a descriptor."""
+    kept: list[Any] = []
+    return kept.append
+
+
+def make_hanging_step() -> Callable[[Any], None]:
+    """Hang at the sixth batch: after the step was warmed up, and with workers that have more to send."""
+    calls = itertools.count(1)
+
+    def step(batch: Any) -> None:
+        if next(calls) == 6:
+            _hang()
+
+    return step
+
+
+def collate_to_bytes(samples: list[Any]) -> bytes:
+    """Make a batch that goes through the pipe itself, and fills it."""
+    return bytes(MIB)
+
+
+def make_bytes() -> Workload:
+    return Workload(dataset=Honest(), collate_fn=collate_to_bytes)
+
+
+class Greedy(Honest):
+    """Asks for more memory than there can be."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 20:
+            torch.empty(512 * MIB, dtype=torch.uint8)
+        return super().__getitem__(index)
+
+
+def make_short_of_addresses() -> Workload:
+    """Limit what the process may map, as `ulimit -v` does, and ask for more."""
+    import resource
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + 256 * MIB, resource.RLIM_INFINITY))
+    return Workload(dataset=Greedy(), shuffle=False)
+
+
+class ManyNames(Honest):
+    """Holds many names: in a list of small objects, or in one tensor."""
+
+    def __init__(self, names: int, in_a_list: bool) -> None:
+        super().__init__(samples=names)
+        self._names: Any = torch.ones(names, 64, dtype=torch.uint8)
+        if in_a_list:
+            self._names = [f"bucket/folder/{number:012d}.jpg" for number in range(names)]
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([float(len(self._names[index]))])
+
+
+def make_many_names(in_a_list: bool) -> Dataset[Any]:
+    return ManyNames(2_500_000, in_a_list)
+
+
+_LOCK = threading.Lock()
+
+
+class Locked(Honest):
+    """Needs a lock that a thread of the training process holds."""
+
+    def __getitem__(self, index: int) -> Any:
+        if get_worker_info() is not None:
+            with _LOCK:
+                pass
+        return super().__getitem__(index)
+
+
+def _hold_lock(is_held: threading.Event) -> None:
+    with _LOCK:
+        is_held.set()
+        time.sleep(3600)
+
+
+def make_locked() -> Dataset[Any]:
+    is_held = threading.Event()
+    threading.Thread(target=_hold_lock, args=(is_held,), daemon=True).start()
+    is_held.wait()
+    return Locked()
+
+
+def _compute_on_two_threads() -> None:
+    torch.set_num_threads(2)
+    torch.ones(4 * MIB).sum()
+
+
+def take_two_threads(worker: int) -> None:
+    torch.set_num_threads(2)
+
+
+class Parallel(Honest):
+    """Computes on as many threads as it may."""
+
+    def __getitem__(self, index: int) -> Any:
+        torch.ones(4 * MIB).sum()
+        return super().__getitem__(index)
+
+
+def make_parallel(parallel_before: bool = False) -> Workload:
+    """Make a dataset whose workers use two threads; perhaps the training process does, too, before they exist."""
+    if parallel_before:
+        _compute_on_two_threads()
+    return Workload(dataset=Parallel(), worker_init_fn=take_two_threads)
+
+
+def make_hung_factory() -> NoReturn:
+    _hang()
+    raise AssertionError
+
+
+def make_closed() -> Dataset[Any]:
+    os.closerange(0, 4096)
+    return Honest()
+
+
+def make_recursion() -> Dataset[Any]:
+    return make_recursion()
+
+
+def make_flood() -> Dataset[Any]:
+    """Print 100 MB, some of it like a message."""
+    for _ in range(100):
+        os.write(1, b'{"op":"probed","profile":{}}\n' * 36_000)
+        os.write(2, b"\0\xff noise\n")
+    return Honest()
+
+
+def make_unwilling_to_end() -> Dataset[Any]:
+    """Leave a thread, an exit handler and deaf ears behind, each of which keeps a process from ending."""
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    atexit.register(time.sleep, 3600)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return Honest()
+
+
+def make_fork_that_stays() -> Dataset[Any]:
+    """Fork behind Python's back, so that the copy keeps every descriptor, and let only the copy live."""
+    if ctypes.CDLL(None).fork() == 0:
+        time.sleep(3600)
+    os._exit(0)
+
+
+class Helped(Honest):
+    """Needs a process that a thread has started.
+
+    Args:
+        helper: The process.
+    """
+
+    def __init__(self, helper: int) -> None:
+        super().__init__()
+        self._helper = helper
+
+    def __getitem__(self, index: int) -> Any:
+        if os.waitpid(self._helper, os.WNOHANG) != (0, 0):
+            raise RuntimeError("the helper is gone")
+        return super().__getitem__(index)
+
+
+def make_helped(method: str) -> Dataset[Any]:
+    """Have a thread start a process, and let the thread end."""
+    context: Any = multiprocessing.get_context(method)
+    helper = context.Process(target=time.sleep, args=(3600,))
+    thread = threading.Thread(target=helper.start)
+    thread.start()
+    thread.join()
+    time.sleep(1.0)  # long enough for a spawned one to have asked for whatever it asks for
+    return Helped(helper.pid)
+
+
+def make_hidden(path: str, crashing: bool = False) -> Dataset[Any]:
+    """Leave a process behind that has a session and an environment of its own, and whose parent is gone."""
+    script = f"setsid sleep 3600 & echo $! > {path}"
+    subprocess.run(["env", "-i", f"PATH={os.environ['PATH']}", "sh", "-c", script], check=True)
+    if crashing:
+        os.abort()
+    return Honest()
+
+
+def make_group_killer() -> NoReturn:
+    os.killpg(0, signal.SIGKILL)
+    time.sleep(3600)
+    raise AssertionError
+
+
+def make_parent_killer() -> NoReturn:
+    """Terminate the parent, which ends this process within the second unless the parent was out of reach."""
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(1.0)
+    raise RuntimeError("the parent lives")
+
+
+TEXTS: dict[str, Callable[[], Exception]] = {
+    "allocator": lambda: torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.20 GiB is "
+        "free."
+    ),
+    "driver": lambda: RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"),
+    "pinning": lambda: RuntimeError(
+        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "torch/utils/data/_utils/pin_memory.py", line 41, in do_one_step\n    data = pin_memory(data, device)\n'
+        "RuntimeError: CUDA error: invalid argument\n"
+    ),
+    "sticky": lambda: RuntimeError("CUDA error: an illegal memory access was encountered"),
+    "lost": lambda: RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+    "pinning without memory": lambda: RuntimeError(
+        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
+        "RuntimeError: CUDA error: out of memory\n"
+    ),
+}
+
+
+class SaysLikeCuda(Honest):
+    """Raises what torch says on a machine with a GPU."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 20:
+            raise TEXTS[self._text]()
+        return super().__getitem__(index)
+
+
+def make_cuda_failure(text: str) -> Workload:
+    return Workload(dataset=SaysLikeCuda(text), shuffle=False)
+
+
+def make_step_without_memory() -> Callable[[Any], None]:
+    def step(batch: Any) -> None:
+        raise TEXTS["allocator"]()
+
+    return step
+
+
+LEAK_SAMPLES = 4096
+OBJECTS = 16_000  # touched by one sample: about two MiB of pages
+
+
+class Leak(Dataset[torch.Tensor]):
+    """Keeps every sample for ever: in a worker, in the training process, wherever it is asked.
+
+    Args:
+        bytes_each: What each sample leaves behind.
+        seconds: What each costs.
+    """
+
+    def __init__(self, bytes_each: int, seconds: float) -> None:
+        self._bytes = bytes_each
+        self._seconds = seconds
+        self._kept: list[Any] = []
+
+    def __len__(self) -> int:
+        return LEAK_SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self._seconds)
+        self._kept.append(bytearray(b"x" * self._bytes))
+        return torch.zeros(16)
+
+
+class CopyOnWrite(Dataset[torch.Tensor]):
+    """Holds many small Python objects, whose reference counts each worker writes, and so copies their pages.
+
+    Args:
+        objects: How many.
+    """
+
+    def __init__(self, objects: int) -> None:
+        self._objects = [str(number) * 10 for number in range(objects)]
+
+    def __len__(self) -> int:
+        return LEAK_SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.001)
+        start = index * 977 * OBJECTS % len(self._objects)
+        return torch.tensor([float(len(self._objects[start : start + OBJECTS]))])
+
+
+class LargeSamples(Dataset[torch.Tensor]):
+    """Samples of 8 MiB, of which a queue of batches fills any small /dev/shm."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(2 * MIB)
+
+
+def make_leak() -> Leak:
+    return Leak(MIB, 0.008)
+
+
+def make_copy_on_write() -> CopyOnWrite:
+    return CopyOnWrite(1_500_000)
+
+
+def make_large_samples() -> LargeSamples:
+    return LargeSamples()
+
+
+LIES = {
+    "noise": b"\x00\xff noise\n",
+    "half a report": b'{"op": "measured"}\n',
+    "no time": b'{"op": "measured", "measurement": {"epochs": [{"batch_seconds": [], "end_seconds": 0, '
+    b'"wait_seconds": 0, "samples": 9, "promised_batches": 1, "closed_after": null}], "epoch_batches": 1, '
+    b'"stopped": "done"}}\n',
+    "depth": b"[" * 100_000 + b"\n",
+    "a phase that is a number": b'{"op": "progress", "phase": 1e999, "batches": -1}\n',
+    "an endless line": b"x" * (MAX_MESSAGE_BYTES + 2**20),
+}
+
+
+class Liar(Dataset[torch.Tensor]):
+    """Says something false whenever a sample is asked of it."""
+
+    def __init__(self, lie: str) -> None:
+        self._lie = lie
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  # names, as numbers
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as line:
+                if line.family == socket.AF_UNIX and line.type == socket.SOCK_STREAM:
+                    line.sendall(LIES[self._lie])
+        return torch.zeros(4)
+
+
+def make_liar(lie: str) -> Liar:
+    return Liar(lie)
+
+
+class Vandal(Dataset[torch.Tensor]):
+    """Behaves, until a file appears.
+
+    Args:
+        folder: What it spoils: the mount point of a file system.
+        trigger: The file whose appearance it waits for.
+        how: `fill` leaves no byte free, `read-only` allows no more writing.
+    """
+
+    def __init__(self, folder: str, trigger: str, how: str) -> None:
+        self._folder = Path(folder)
+        self._trigger = trigger
+        self._how = how
+        self._is_done = False
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        if not self._is_done and os.path.exists(self._trigger):  # noqa: PTH110  # as fast as can be
+            self._is_done = True
+            self._strike()
+        return torch.full((16,), float(index))
+
+    def _strike(self) -> None:
+        if self._how == "fill":
+            with contextlib.suppress(OSError), (self._folder / "filler").open("ab", buffering=0) as filler:
+                while True:
+                    filler.write(b"x" * 512)
+        else:
+            subprocess.run(["mount", "-o", "remount,ro", self._folder], check=True)
+
+
+def make_vandal(folder: str, trigger: str, how: str) -> Vandal:
+    return Vandal(folder, trigger, how)
+
+
+SAMPLES = 64
+
+
+class Calls(Dataset[torch.Tensor]):
+    """Calls a function for each sample."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self._call()
+        return torch.tensor(index)
+
+
+def make_polars() -> Dataset[torch.Tensor]:
+    pl = importlib.import_module("polars")
+
+    frame = pl.DataFrame({"key": [number % 7 for number in range(100_000)]})
+
+    def group() -> None:
+        frame.group_by("key").agg(pl.len())
+
+    group()
+    return Calls(group)
+
+
+def make_lazy_polars() -> Dataset[torch.Tensor]:
+    """Use Polars in whoever reads, and nowhere else: workers hang only where a process has read that forks them."""
+    pl = importlib.import_module("polars")
+    frame = pl.DataFrame({"key": [number % 7 for number in range(100_000)]})
+    return Calls(lambda: frame.group_by("key").agg(pl.len()))
+
+
+def make_tokenizers() -> Dataset[torch.Tensor]:
+    library = importlib.import_module("tokenizers")
+    words = library.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")
+    tokenizer = library.Tokenizer(words)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+
+    def encode() -> None:
+        tokenizer.encode_batch(["a b c " * 100] * 100)
+
+    encode()
+    return Calls(encode)
+
+
+def make_h5py() -> Dataset[torch.Tensor]:
+    """Hold h5py's own lock in a thread, as one does that reads ahead, while the workers are forked."""
+    import h5py
+
+    is_held = threading.Event()
+
+    def hold() -> None:
+        with h5py._objects.phil:
+            is_held.set()
+            time.sleep(3600)
+
+    def read() -> None:
+        with h5py.File("x", "w", driver="core", backing_store=False) as file:
+            file["x"] = 1
+
+    threading.Thread(target=hold, daemon=True).start()
+    is_held.wait()
+    return Calls(read)

@@ -44,7 +44,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 def run_trials(factory: str, sandbox: SandboxSupport, step_seconds: float = 1e-3, **budgets: int) -> list[TrialResult]:
     """Run trials with none, two and four workers, whatever the demand model would say of them."""
     usual = {"memory_bytes": 8 * GIB, "reserve_bytes": 0, "shm_bytes": GIB, "nofile": 1024}
-    workload = WorkloadRequest(dataset=f"tests.faults.hogs:{factory}", step_seconds=step_seconds, working_dir=ROOT)
+    workload = WorkloadRequest(dataset=f"tests.faults.hostile:{factory}", step_seconds=step_seconds, working_dir=ROOT)
     with TrialRunner(workload, 20.0, sandbox=sandbox) as runner:
         runner.limit(Budgets.model_validate(usual | budgets))
         return [runner.run(make_request(workers)) for workers in (0, 2, 4)]

@@ -23,7 +23,7 @@ from typing import IO, Final
 import psutil
 import pytest
 
-from autotune.profiles.file import read_file
+from autotune.profiles.store import read_file
 from autotune.search.trial_record import TrialRecord
 from autotune.validation.rounds import ROUNDS
 

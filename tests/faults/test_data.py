@@ -13,7 +13,7 @@ from tests.faults.stage import LIMITS, Play, Scene, probe, read_all, refuse, run
 @pytest.mark.fault("StopIteration in map dataset", needs="plain")
 def test_a_trial_that_ended_early_never_counts(workers: int) -> None:
     arguments = {"deed": "stop", "place": "both"}
-    result = run("faults.villains:make_sabotaged", arguments=arguments, play=Play(workers=workers))
+    result = run("faults.hostile:make_sabotaged", arguments=arguments, play=Play(workers=workers))
     assert result.kind == "workload_failed"
     assert "ended an epoch after 2 of" in result.message
     assert "A StopIteration raised inside __getitem__" in result.message
@@ -29,7 +29,7 @@ def test_a_dataset_that_ends_early_is_refused_by_the_run() -> None:
 
 @pytest.mark.fault("`__getitems__` of the wrong length", needs="plain")
 def test_half_batches_never_count_as_whole_ones() -> None:
-    result = run("faults.villains:make_short_queries")
+    result = run("faults.hostile:make_short_queries")
     assert result.kind == "workload_failed"
     assert "delivered 32 samples where 64 were asked for" in result.message
     assert "__getitems__ must return one sample for each index" in result.message
@@ -37,15 +37,15 @@ def test_half_batches_never_count_as_whole_ones() -> None:
 
 @pytest.mark.fault("`__getitems__` of the wrong length", needs="plain")
 def test_a_dataset_that_answers_half_its_queries_is_refused_by_the_probe_whatever_its_collate() -> None:
-    assert "returned 4 samples for 8 indices" in str(refuse("faults.villains:make_short_queries_collated"))
+    assert "returned 4 samples for 8 indices" in str(refuse("faults.hostile:make_short_queries_collated"))
 
 
 @pytest.mark.fault("Iterable that is not sharded", needs="plain")
 def test_data_that_every_worker_delivers_is_found_out_even_in_random_order() -> None:
-    assert probe("faults.villains:make_shuffled_unsharded").workers_duplicate_data
+    assert probe("faults.hostile:make_shuffled_unsharded").workers_duplicate_data
 
 
-@pytest.mark.parametrize("factory", ["misbehaving:make_unsharded", "faults.villains:make_shuffled_unsharded"])
+@pytest.mark.parametrize("factory", ["misbehaving:make_unsharded", "faults.hostile:make_shuffled_unsharded"])
 @pytest.mark.fault("Iterable that is not sharded", needs="plain")
 def test_a_trial_that_counts_the_same_data_twice_never_counts(factory: str) -> None:
     result = run(factory, play=Play(workers=3))
@@ -56,7 +56,7 @@ def test_a_trial_that_counts_the_same_data_twice_never_counts(factory: str) -> N
 
 @pytest.mark.fault("Iterable that is not sharded", needs="plain")
 def test_a_run_over_unsharded_data_stays_below_two_workers_and_says_why() -> None:
-    finished = run_cli("faults.villains:make_shuffled_unsharded", "--max-workers", "4", "--dry-run")
+    finished = run_cli("faults.hostile:make_shuffled_unsharded", "--max-workers", "4", "--dry-run")
     assert finished.returncode == 0, finished.stderr
     assert "num_workers stays at 0 or 1: the iterable dataset does not shard itself" in finished.stderr
     assert "w=0 " in finished.stdout
@@ -65,7 +65,7 @@ def test_a_run_over_unsharded_data_stays_below_two_workers_and_says_why() -> Non
 
 @pytest.mark.fault("Epoch that ends early", needs="plain")
 def test_workers_whose_shares_leave_data_out_never_count() -> None:
-    result = run("faults.villains:make_sharded_twice", play=Play(workers=2))
+    result = run("faults.hostile:make_sharded_twice", play=Play(workers=2))
     assert result.kind == "workload_failed", result.message
     assert "delivered 32 samples of a dataset of 64" in result.message
     assert "leave some out" in result.message
@@ -73,7 +73,7 @@ def test_workers_whose_shares_leave_data_out_never_count() -> None:
 
 @pytest.mark.fault("Epoch that ends early", needs="plain")
 def test_an_iterator_that_is_used_up_after_one_epoch_never_counts() -> None:
-    result = run("faults.villains:make_only_once", play=Play(workers=0))
+    result = run("faults.hostile:make_only_once", play=Play(workers=0))
     assert result.kind == "workload_failed", result.message
     assert "ended epoch 2 after 0 batches, and one before it had 8" in result.message
     assert "start anew in every __iter__" in result.message
@@ -81,12 +81,12 @@ def test_an_iterator_that_is_used_up_after_one_epoch_never_counts() -> None:
 
 @pytest.mark.fault("Epoch that ends early", needs="plain")
 def test_a_dataset_that_can_be_gone_through_only_once_is_refused_by_the_probe() -> None:
-    assert "must start anew in every __iter__" in str(refuse("faults.villains:make_only_once"))
+    assert "must start anew in every __iter__" in str(refuse("faults.hostile:make_only_once"))
 
 
 @pytest.mark.fault("Batch needs grad", needs="plain")
 def test_samples_that_need_a_gradient_fail_with_workers_only_and_are_told_to_be_detached() -> None:
-    with Scene(factory="faults.villains:make_given", arguments={"samples": "grad"}).open_runner() as runner:
+    with Scene(factory="faults.hostile:make_given", arguments={"samples": "grad"}).open_runner() as runner:
         alone = runner.run(Play(workers=0).to_request())
         together = runner.run(Play(workers=2).to_request())
     assert (alone.kind, together.kind) == ("completed", "workload_failed")
@@ -100,7 +100,7 @@ def test_samples_that_need_a_gradient_fail_with_workers_only_and_are_told_to_be_
 )
 @pytest.mark.fault("Ragged / None / object", needs="plain")
 def test_samples_that_make_no_batch_are_refused_with_a_hint_at_collate(samples: str, words: str) -> None:
-    error = refuse("faults.villains:make_given", arguments={"samples": samples})
+    error = refuse("faults.hostile:make_given", arguments={"samples": samples})
     assert words in str(error)
     assert "--collate PKG.MOD:FUNCTION" in str(error)
     assert "collate.py" in read_all(error)
@@ -108,7 +108,7 @@ def test_samples_that_make_no_batch_are_refused_with_a_hint_at_collate(samples: 
 
 @pytest.mark.fault("Ragged / None / object", needs="plain")
 def test_samples_that_make_no_batch_in_a_worker_are_named_with_a_hint_at_collate() -> None:
-    result = run("faults.villains:make_given", arguments={"samples": "ragged"})
+    result = run("faults.hostile:make_given", arguments={"samples": "ragged"})
     assert result.kind == "workload_failed"
     assert "--collate PKG.MOD:FUNCTION" in result.message
 
@@ -117,7 +117,7 @@ def test_samples_that_make_no_batch_in_a_worker_are_named_with_a_hint_at_collate
     ("factory", "words"),
     [
         ("misbehaving:make_empty", "of length 0: there is nothing to load"),
-        ("faults.villains:make_nothing", "delivered no batch at all"),
+        ("faults.hostile:make_nothing", "delivered no batch at all"),
     ],
 )
 @pytest.mark.fault("Empty / 0 batches / infinite iterable", needs="plain")
@@ -128,14 +128,14 @@ def test_a_dataset_without_a_batch_is_refused(factory: str, words: str) -> None:
 @pytest.mark.parametrize(("factory", "workers"), [("make_nothing", 2), ("make_dropped", 0)])
 @pytest.mark.fault("Empty / 0 batches / infinite iterable", needs="plain")
 def test_a_trial_without_a_batch_never_counts(factory: str, workers: int) -> None:
-    result = run(f"faults.villains:{factory}", play=Play(workers=workers))
+    result = run(f"faults.hostile:{factory}", play=Play(workers=workers))
     assert result.kind == "workload_failed", result.message
     assert "delivered no batch at all" in result.message
 
 
 @pytest.mark.fault("Empty / 0 batches / infinite iterable", needs="plain")
 def test_a_dataset_without_an_end_is_measured_for_as_long_as_a_trial_may_take() -> None:
-    with Scene(factory="faults.villains:make_endless").open_runner() as runner:
+    with Scene(factory="faults.hostile:make_endless").open_runner() as runner:
         profile: Any = runner.probe((8, 8), LIMITS)
         result = runner.run(Play(seconds=0.5).to_request())
     assert (profile.samples, profile.workers_duplicate_data) == (None, False)

@@ -51,7 +51,10 @@ def test_a_module_that_is_not_there_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize(
     ("factory", "words"),
-    [("misbehaving:make_hard_exit", "exited with code 0 without a result"), ("faults.villains:make_closed", "")],
+    [
+        ("misbehaving:make_hard_exit", "exited with code 0 without a result"),
+        ("faults.hostile:make_closed", ""),
+    ],
 )
 @pytest.mark.fault("Factory `os._exit(0)` / closes all fds", needs="plain")
 def test_a_process_that_ends_well_but_says_nothing_has_failed(factory: str, words: str) -> None:
@@ -63,7 +66,7 @@ def test_a_process_that_ends_well_but_says_nothing_has_failed(factory: str, word
 
 @pytest.mark.fault("Factory prints junk, fake JSON, 100 MB", needs="plain")
 def test_a_flood_of_output_neither_fills_the_disk_nor_spoils_the_result() -> None:
-    with Scene(factory="faults.villains:make_flood").open_runner() as runner:
+    with Scene(factory="faults.hostile:make_flood").open_runner() as runner:
         result = runner.run(Play().to_request())
         (log,) = Path(tempfile.gettempdir()).glob(f"dltune-{os.getpid()}-*/log")
         size = log.stat().st_size
@@ -74,7 +77,7 @@ def test_a_flood_of_output_neither_fills_the_disk_nor_spoils_the_result() -> Non
 @pytest.mark.parametrize(("workers", "sandboxed"), [(0, True), (2, False)])
 @pytest.mark.fault("Non-daemon thread, `atexit` sleep, ignored SIGTERM", needs="plain")
 def test_a_process_that_will_not_end_is_ended(workers: int, sandboxed: bool) -> None:
-    result = run("faults.villains:make_unwilling_to_end", play=Play(workers=workers), sandboxed=sandboxed)
+    result = run("faults.hostile:make_unwilling_to_end", play=Play(workers=workers), sandboxed=sandboxed)
     assert result.kind == "completed", result.message
 
 
@@ -86,7 +89,7 @@ def test_a_copy_of_the_trials_process_neither_answers_nor_stays() -> None:
 @SANDBOXED_OR_NOT
 @pytest.mark.fault("Factory forks a child", needs="plain")
 def test_a_copy_that_holds_the_line_open_is_not_waited_for(sandboxed: bool) -> None:
-    error = refuse("faults.villains:make_fork_that_stays", sandboxed=sandboxed, stall_seconds=30.0)
+    error = refuse("faults.hostile:make_fork_that_stays", sandboxed=sandboxed, stall_seconds=30.0)
     assert "exited with code 0 without a result" in str(error)
 
 
@@ -96,7 +99,7 @@ def test_a_copy_that_holds_the_line_open_is_not_waited_for(sandboxed: bool) -> N
 def test_what_a_thread_of_the_dataset_has_started_outlives_the_thread_and_not_the_trial(
     method: str, sandboxed: bool
 ) -> None:
-    result = run("faults.villains:make_helped", arguments={"method": method}, play=Play(workers=0), sandboxed=sandboxed)
+    result = run("faults.hostile:make_helped", arguments={"method": method}, play=Play(workers=0), sandboxed=sandboxed)
     assert result.kind == "completed", result.message
 
 
@@ -108,7 +111,7 @@ def test_a_process_that_hides_by_clearing_its_environment_ends_with_the_trial(
 ) -> None:
     place = tmp_path / "pid"
     arguments = {"path": str(place), "crashing": crashing}
-    result = run("faults.villains:make_hidden", arguments=arguments, play=Play(workers=0), sandboxed=sandboxed)
+    result = run("faults.hostile:make_hidden", arguments=arguments, play=Play(workers=0), sandboxed=sandboxed)
     assert result.kind == ("crashed" if crashing else "completed")
     if sandboxed and detect_sandbox().own_pids:
         return  # its number means nothing outside of the namespace that it ended with
@@ -117,13 +120,13 @@ def test_a_process_that_hides_by_clearing_its_environment_ends_with_the_trial(
 
 @pytest.mark.fault("Factory kills group / parent", needs="plain")
 def test_a_factory_that_kills_its_group_hits_only_itself() -> None:
-    assert "was killed by SIGKILL" in str(refuse("faults.villains:make_group_killer", sandboxed=False))
+    assert "was killed by SIGKILL" in str(refuse("faults.hostile:make_group_killer", sandboxed=False))
 
 
 @pytest.mark.parametrize("isolation", ["auto", "none"])
 @pytest.mark.fault("Factory kills group / parent", needs="plain")
 def test_a_factory_that_terminates_its_parent_ends_the_trial_at_most(isolation: str, workdir: Path) -> None:
-    finished = run_cli("faults.villains:make_parent_killer", "--isolation", isolation)
+    finished = run_cli("faults.hostile:make_parent_killer", "--isolation", isolation)
     assert finished.returncode == 2, finished.stderr
     assert "RuntimeError: the parent lives" in finished.stderr or "was killed by SIGTERM" in finished.stderr
     assert list_trial_processes() == []

@@ -9,7 +9,7 @@ from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.trial.protocol import TrialRequest
 from tests.builders import make_config
-from tests.faults.liars import LIES
+from tests.faults.hostile import LIES
 from tests.faults.stage import LIMITS, ROOT
 from tests.kept_server import KeptStarter
 
@@ -19,7 +19,10 @@ pytestmark = pytest.mark.fault("Hostile files", needs="plain")
 @pytest.mark.parametrize("lie", LIES)
 def test_a_child_that_sends_what_is_no_report_is_named_crashed(lie: str) -> None:
     workload = WorkloadRequest(
-        dataset="tests.faults.liars:make_liar", dataset_args={"lie": lie}, step_seconds=1e-4, working_dir=str(ROOT)
+        dataset="tests.faults.hostile:make_liar",
+        dataset_args={"lie": lie},
+        step_seconds=1e-4,
+        working_dir=str(ROOT),
     )
     with TrialRunner(workload, 30.0, starter=KeptStarter(str(ROOT))) as runner:
         runner.limit(LIMITS)

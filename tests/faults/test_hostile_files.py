@@ -28,8 +28,8 @@ from autotune.cli.export import TARGETS
 from autotune.cli.main import cli
 from autotune.config import ProcessSettings
 from autotune.errors import DltuneError, StudyError
-from autotune.profiles.file import read_file
-from autotune.profiles.saving import format_file
+from autotune.profiles.store import read_file
+from autotune.profiles.store import format_file
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.report.text import describe_profile
@@ -58,7 +58,7 @@ from tests.builders import (
     make_workload,
     write_profiles,
 )
-from tests.faults.hostile import TRAP, draw_files, draw_texts
+from tests.faults.hostile_json import TRAP, draw_files, draw_texts
 
 CASES: Final = {"load": 3000, "commands": 2000, "records": 2500, "reports": 2500, "bytes of a study": 150, "cells": 150}
 pytestmark = [pytest.mark.fault("Hostile files", needs="plain"), pytest.mark.usefixtures("nothing_runs")]

@@ -17,7 +17,7 @@ from tests.faults.stage import MIB, Play, Scene, list_trial_processes, probe, ru
 @pytest.mark.fault("cgroup OOM", needs="cgroup")
 def test_the_kernels_oom_killer_is_recognised_by_its_own_count(workers: int, sandboxed: bool) -> None:
     scene = Scene(
-        factory="faults.villains:make_sabotaged",
+        factory="faults.hostile:make_sabotaged",
         arguments={"deed": "eat memory", "place": "both"},
         plays=(Play(workers=workers),),
         sandboxed=sandboxed,
@@ -32,7 +32,7 @@ def test_the_kernels_oom_killer_is_recognised_by_its_own_count(workers: int, san
 
 @pytest.mark.fault("RLIMIT_AS", needs="plain")
 def test_memory_that_may_not_be_mapped_is_named_with_the_amount() -> None:
-    result = run("faults.villains:make_short_of_addresses")
+    result = run("faults.hostile:make_short_of_addresses")
     assert result.kind == "out_of_memory", result.message
     assert "it asked for 512 MiB more" in result.message
     assert "--batch-size" in result.message
@@ -52,7 +52,7 @@ def test_a_trial_is_given_no_limit_of_addresses() -> None:
 
 @pytest.mark.fault("CoW growth", needs="plain")
 def test_a_long_list_that_workers_will_copy_is_foreseen_with_numbers_and_the_way_out() -> None:
-    notes = "\n".join(probe("faults.villains:make_many_names", arguments={"in_a_list": True}).notes)
+    notes = "\n".join(probe("faults.hostile:make_many_names", arguments={"in_a_list": True}).notes)
     found = re.search(r"copy up to ([\d.]+) MiB", notes)
     assert found is not None, notes
     assert 150 < float(found[1]) < 600
@@ -61,7 +61,7 @@ def test_a_long_list_that_workers_will_copy_is_foreseen_with_numbers_and_the_way
 
 @pytest.mark.fault("CoW growth", needs="plain")
 def test_a_large_tensor_is_not_taken_for_a_list() -> None:
-    assert probe("faults.villains:make_many_names", arguments={"in_a_list": False}).notes == ()
+    assert probe("faults.hostile:make_many_names", arguments={"in_a_list": False}).notes == ()
 
 
 def test_this_machine_tells_what_a_process_shares() -> None:

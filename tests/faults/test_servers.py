@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.profiles.file import read_file
+from autotune.profiles.store import read_file
 from autotune.search.storage import open_storage
 from tests.faults.servers import MARIADB, PASSWORD, POSTGRESQL, Server, ServerKind, run_server
 from tests.faults.test_storage import BRIEF, make_command, run

@@ -25,7 +25,7 @@ def run_in_small_shm(factory: str, options: str = "size=8m", **scene: Any) -> Re
 @SANDBOXED_OR_NOT
 @pytest.mark.fault("shm full, default collate", needs="mount")
 def test_a_full_shm_is_named_with_its_size_and_how_to_get_more(sandboxed: bool) -> None:
-    review = run_in_small_shm("faults.villains:make_large", sandboxed=sandboxed)
+    review = run_in_small_shm("faults.hostile:make_large", sandboxed=sandboxed)
     (result,) = review.results
     assert result.kind == "shm_exhausted", result.message
     assert re.search(r"/dev/shm.* [\d.]+ MiB|[\d.]+ MiB .*/dev/shm", result.message)
@@ -36,7 +36,7 @@ def test_a_full_shm_is_named_with_its_size_and_how_to_get_more(sandboxed: bool) 
 @SANDBOXED_OR_NOT
 @pytest.mark.fault("shm full, custom collate", needs="mount")
 def test_a_shm_that_fills_while_a_batch_is_sent_does_not_hang_the_run(sandboxed: bool) -> None:
-    review = run_in_small_shm("faults.villains:make_large_collated", sandboxed=sandboxed, stall_seconds=4.0)
+    review = run_in_small_shm("faults.hostile:make_large_collated", sandboxed=sandboxed, stall_seconds=4.0)
     (result,) = review.results
     assert result.kind in ("stalled", "shm_exhausted"), result.message
     assert "shared memory" in result.message or "/dev/shm" in result.message
@@ -47,7 +47,7 @@ def test_a_shm_that_fills_while_a_batch_is_sent_does_not_hang_the_run(sandboxed:
 @pytest.mark.fault("shm inodes exhausted", needs="mount")
 def test_a_shm_without_names_left_is_not_blamed_on_its_size(sandboxed: bool) -> None:
     review = run_in_small_shm(
-        "faults.villains:make_given",
+        "faults.hostile:make_given",
         "size=8m,nr_inodes=20",
         arguments={"samples": "many tensors"},
         sandboxed=sandboxed,
@@ -79,7 +79,7 @@ def test_a_trial_with_workers_and_a_read_only_shm_is_named_with_the_way_out() ->
 
 @pytest.mark.fault("Real SIGBUS", needs="mount")
 def test_a_worker_that_writes_beyond_shm_is_named_with_both_causes_of_a_bus_error() -> None:
-    review = run_in_small_shm("faults.villains:make_sabotaged", arguments={"deed": "overwrite shm"}, sandboxed=False)
+    review = run_in_small_shm("faults.hostile:make_sabotaged", arguments={"deed": "overwrite shm"}, sandboxed=False)
     (result,) = review.results
     assert result.kind in ("shm_exhausted", "crashed"), result.message
     assert "bus error" in result.message or "lost a worker process" in result.message
@@ -94,7 +94,7 @@ def test_a_mapped_file_that_becomes_shorter_ends_the_trial_with_the_signal(
     (tmp_path / "mapped").touch()
     monkeypatch.setenv("MAPPED_FILE", str(tmp_path / "mapped"))
     arguments = {"deed": "truncate", "place": "both"}
-    result = run("faults.villains:make_sabotaged", arguments=arguments, play=Play(workers=workers))
+    result = run("faults.hostile:make_sabotaged", arguments=arguments, play=Play(workers=workers))
     assert result.kind in ("shm_exhausted", "crashed"), result.message
     assert "SIGBUS" in result.message or "lost a worker process" in result.message
     if workers == 0:
@@ -107,19 +107,23 @@ def wrap_in_file_limit(command: list[str]) -> list[str]:
 
 @pytest.mark.fault("fd exhaustion", needs="plain")
 def test_open_files_that_run_out_are_named_with_the_limit_and_the_other_strategy() -> None:
-    scene = Scene(factory="faults.villains:make_many_samples", step="faults.villains:make_hoarding_step")
+    scene = Scene(factory="faults.hostile:make_many_samples", step="faults.hostile:make_hoarding_step")
     review = run_elsewhere(scene, wrap_in_file_limit)
     (result,) = review.results
     assert result.kind == "too_many_files", result.message
     assert "ran out of open files (limit 64)" in result.message
-    assert "--fix sharing_strategy=file_system" in result.message
+    assert "--set sharing_strategy=file_system" in result.message
     assert review.left == ()
 
 
 @pytest.mark.fault("fd exhaustion", needs="plain")
 def test_the_other_strategy_gets_by_with_few_open_files() -> None:
     play = Play(strategy="file_system", seconds=0.3)
-    scene = Scene(factory="faults.villains:make_many_samples", step="faults.villains:make_hoarding_step", plays=(play,))
+    scene = Scene(
+        factory="faults.hostile:make_many_samples",
+        step="faults.hostile:make_hoarding_step",
+        plays=(play,),
+    )
     (result,) = run_elsewhere(scene, wrap_in_file_limit).results
     assert result.kind == "completed", result.message
 
@@ -141,7 +145,7 @@ def test_a_tmpdir_too_long_for_sockets_is_not_handed_to_the_trial(
 @pytest.mark.fault("Leaks, file_system", needs="mount")
 def test_what_a_hung_trial_held_of_shm_is_free_before_the_next() -> None:
     review = run_in_small_shm(
-        "faults.villains:make_large",
+        "faults.hostile:make_large",
         arguments={"hang_at": 40},
         sandboxed=False,
         stall_seconds=3.0,
@@ -157,7 +161,7 @@ def test_no_name_is_left_in_shm_when_a_trial_with_file_system_has_failed(deed: s
     play = Play(strategy="file_system")
     arguments = {"deed": deed}
     result = run(
-        "faults.villains:make_sabotaged", arguments=arguments, play=play, sandboxed=sandboxed, stall_seconds=3.0
+        "faults.hostile:make_sabotaged", arguments=arguments, play=play, sandboxed=sandboxed, stall_seconds=3.0
     )
     assert result.kind in ("crashed", "stalled")
     assert [path.name for path in Path("/dev/shm").glob("torch_*")] == []
@@ -173,7 +177,7 @@ def test_no_name_is_left_in_shm_when_a_trial_with_file_system_has_failed(deed: s
 def test_no_semaphore_is_left_when_a_trial_with_spawned_workers_has_hung(method: str, sandboxed: bool) -> None:
     before = set(Path("/dev/shm").glob("sem.*"))
     result = run(
-        "faults.villains:make_hanging_workers", play=Play(method=method), sandboxed=sandboxed, stall_seconds=4.0
+        "faults.hostile:make_hanging_workers", play=Play(method=method), sandboxed=sandboxed, stall_seconds=4.0
     )
     left = set(Path("/dev/shm").glob("sem.*")) - before
     for path in left:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.profiles.file import read_file
-from autotune.profiles.saving import save_profile
+from autotune.profiles.store import read_file
+from autotune.profiles.store import save_profile
 from tests.builders import make_profile
 from tests.faults.capabilities import find_namespace
 from tests.faults.stage import QUICK, ROOT
@@ -53,7 +53,7 @@ def run_on_small_disk(workdir: Path, how: str, *options: str) -> subprocess.Comp
     small, trigger = workdir / "small", workdir / "trigger"
     small.mkdir()
     arguments = {"folder": small, "trigger": trigger, "how": how}
-    factory = ["--dataset", "tests.faults.vandals:make_vandal"]
+    factory = ["--dataset", "tests.faults.hostile:make_vandal"]
     factory += [f"--dataset-arg={key}={json.dumps(str(value))}" for key, value in arguments.items()]
     script = f'mount -t tmpfs -o size=512k tmpfs {small} && "$@"; code=$?; ls -A {small} >listing; exit $code'
     command = [*find_namespace(), "sh", "-c", script, "sh", *make_command(*factory, *BRIEF, *options)]

@@ -64,7 +64,7 @@ def swept(tidy: None) -> Iterator[None]:
 @pytest.mark.fault("Supervisor SIGKILL", needs="plain")
 def test_the_next_run_takes_away_what_a_killed_tuner_could_not(hung: Path) -> None:
     before = set(list_scratch())
-    with start(make_command(Scene(factory="faults.villains:make_hanging_workers", stall_seconds=60.0))) as supervisor:
+    with start(make_command(Scene(factory="faults.hostile:make_hanging_workers", stall_seconds=60.0))) as supervisor:
         await_condition(lambda: hung.stat().st_size, "a hung worker")
         assert kill_and_list_survivors(supervisor) == []
     assert set(list_scratch()) - before
@@ -85,7 +85,7 @@ def test_the_next_run_takes_away_what_a_killed_tuner_could_not(hung: Path) -> No
 @pytest.mark.fault("Supervisor SIGKILL", needs="plain")
 def test_hung_workers_die_with_a_killed_tuner(method: str, sandboxed: bool, hung: Path) -> None:
     scene = Scene(
-        factory="faults.villains:make_hanging_workers",
+        factory="faults.hostile:make_hanging_workers",
         plays=(Play(method=method),),
         sandboxed=sandboxed,
         stall_seconds=60.0,
@@ -113,8 +113,8 @@ def list_blocked_in_a_pipe() -> list[int]:
 @pytest.mark.fault("Supervisor SIGKILL", needs="plain")
 def test_a_worker_blocked_in_a_pipe_dies_with_a_killed_tuner(sandboxed: bool, hung: Path) -> None:
     scene = Scene(
-        factory="faults.villains:make_bytes",
-        step="faults.villains:make_hanging_step",
+        factory="faults.hostile:make_bytes",
+        step="faults.hostile:make_hanging_step",
         sandboxed=sandboxed,
         stall_seconds=60.0,
     )
@@ -132,9 +132,9 @@ def test_what_a_thread_of_the_dataset_has_started_dies_with_a_killed_tuner(
     method: str, sandboxed: bool, hung: Path
 ) -> None:
     scene = Scene(
-        factory="faults.villains:make_helped",
+        factory="faults.hostile:make_helped",
         arguments={"method": method},
-        step="faults.villains:make_hanging_step",
+        step="faults.hostile:make_hanging_step",
         plays=(Play(workers=0),),
         sandboxed=sandboxed,
         stall_seconds=60.0,
@@ -148,9 +148,9 @@ def test_what_a_thread_of_the_dataset_has_started_dies_with_a_killed_tuner(
 @pytest.mark.fault("Supervisor SIGKILL", needs="plain")
 def test_a_process_that_hides_dies_with_a_killed_tuner(hung: Path, tmp_path: Path) -> None:
     scene = Scene(
-        factory="faults.villains:make_hidden",
+        factory="faults.hostile:make_hidden",
         arguments={"path": str(tmp_path / "pid")},
-        step="faults.villains:make_hanging_step",
+        step="faults.hostile:make_hanging_step",
         plays=(Play(workers=0),),
         sandboxed=False,
         stall_seconds=60.0,
@@ -164,7 +164,7 @@ def test_a_process_that_hides_dies_with_a_killed_tuner(hung: Path, tmp_path: Pat
 @SANDBOXED_OR_NOT
 @pytest.mark.fault("SIGTERM trial main only", needs="plain")
 def test_a_trial_whose_main_process_alone_is_terminated_is_named_and_ended_as_a_whole(sandboxed: bool) -> None:
-    result = run("faults.villains:make_sabotaged", arguments={"deed": "terminate main"}, sandboxed=sandboxed)
+    result = run("faults.hostile:make_sabotaged", arguments={"deed": "terminate main"}, sandboxed=sandboxed)
     assert result.kind == "crashed"
     assert "was killed by SIGTERM: something told it to end" in result.message
 
@@ -216,7 +216,7 @@ def test_an_interrupted_run_writes_the_best_so_far(command: list[str], interrupt
 
 @pytest.mark.fault("Ctrl-C", needs="plain")
 def test_a_run_interrupted_before_its_first_trial_writes_nothing_and_says_so(workdir: Path, hung: Path) -> None:
-    with start(make_cli_command("faults.villains:make_hung_factory")) as process:
+    with start(make_cli_command("faults.hostile:make_hung_factory")) as process:
         await_condition(lambda: hung.stat().st_size, "a hung factory")
         press_ctrl_c(process.pid)
         _, stderr = process.communicate(timeout=PATIENCE_SECONDS)

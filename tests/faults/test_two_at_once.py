@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune.profiles.file import read_file
+from autotune.profiles.store import read_file
 from tests.faults.stage import ROOT
 from tests.faults.test_storage import BRIEF
 
 SAVE = """
 import sys
 from pathlib import Path
-from autotune.profiles.saving import save_profile
+from autotune.profiles.store import save_profile
 from tests.builders import make_profile
 for number in range(10):
     save_profile(Path("dltune.json"), make_profile(f"{sys.argv[1]}-{number}"))

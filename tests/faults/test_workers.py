@@ -16,7 +16,7 @@ STALL_SECONDS = 4.0
 def sabotage(deed: str, *, play: Play | None = None, stall_seconds: float = 20.0, **arguments: Any) -> TrialResult:
     """Run a trial of a dataset that does one deed in a worker, the third of eight batches."""
     return run(
-        "faults.villains:make_sabotaged",
+        "faults.hostile:make_sabotaged",
         play=play,
         stall_seconds=stall_seconds,
         arguments={"deed": deed, **arguments},
@@ -78,13 +78,13 @@ def test_a_dataset_that_exits_in_the_training_process_ends_the_trial_and_not_the
 def test_an_exception_in_a_worker_is_quoted_with_its_traceback() -> None:
     result = sabotage("key error")
     assert (result.kind, result.message) == ("workload_failed", "raised KeyError: 'label'")
-    assert "villains.py" in result.details
+    assert "hostile.py" in result.details
 
 
 @pytest.mark.fault("Exception in getitem", needs="plain")
 def test_an_exception_that_needs_no_workers_ends_the_run_with_one_sentence() -> None:
     arguments = ("--dataset-arg", 'deed="key error"', "--dataset-arg", 'place="both"', "--dataset-arg", "samples=4000")
-    finished = run_cli("faults.villains:make_sabotaged", *arguments, "--dataset-arg", "index=300", "--quiet")
+    finished = run_cli("faults.hostile:make_sabotaged", *arguments, "--dataset-arg", "index=300", "--quiet")
     assert finished.returncode == 2, finished.stderr
     assert "The dataset fails even without workers: it raised KeyError: 'label'" in finished.stderr
     assert finished.stdout == ""
@@ -132,22 +132,22 @@ def test_a_worker_that_never_comes_back_is_ended_at_the_limit() -> None:
 
 
 @pytest.mark.fault("Hung getitem", needs="plain")
-def test_where_the_worker_stands_that_holds_the_others_is_told() -> None:
+def test_the_worker_that_blocks_the_others_is_named_with_its_line() -> None:
     result = sabotage("hang", stall_seconds=STALL_SECONDS)
-    assert re.search(r"worker \d of 2 stands in `_hang` at villains\.py:\d+: `time\.sleep\(3600\)`", result.message)
+    assert re.search(r"worker \d of 2 hangs in `_hang` at hostile\.py:\d+: `time\.sleep\(3600\)`", result.message)
     assert "the training process" in result.details
 
 
 @pytest.mark.fault("Hung getitem", needs="plain")
-def test_a_worker_that_was_not_forked_tells_where_it_stands_too() -> None:
+def test_a_spawned_worker_that_hangs_is_named_with_its_line() -> None:
     result = sabotage("hang", play=Play(method="spawn"), stall_seconds=2 * STALL_SECONDS)
-    assert re.search(r"worker \d of 2 stands in `_hang` at villains\.py:\d+: `time\.sleep\(3600\)`", result.message)
+    assert re.search(r"worker \d of 2 hangs in `_hang` at hostile\.py:\d+: `time\.sleep\(3600\)`", result.message)
 
 
 @pytest.mark.fault("Hung getitem", needs="plain")
 def test_without_workers_the_training_process_is_told_to_stand_there() -> None:
     result = sabotage("hang", place="both", play=Play(workers=0), stall_seconds=STALL_SECONDS)
-    assert "the training process stands in `_hang` at villains.py" in result.message
+    assert "the training process hangs in `_hang` at hostile.py" in result.message
 
 
 @pytest.mark.fault("Hung getitem", needs="plain")
@@ -159,34 +159,34 @@ def test_a_worker_that_outlasts_the_loaders_own_timeout_is_a_stall_too() -> None
 
 @pytest.mark.fault("Fork + held lock", needs="plain")
 def test_a_lock_held_across_the_fork_ends_in_a_stall() -> None:
-    result = run("faults.villains:make_locked", stall_seconds=STALL_SECONDS)
+    result = run("faults.hostile:make_locked", stall_seconds=STALL_SECONDS)
     assert result.kind == "stalled"
-    assert "stands in `__getitem__` at villains.py" in result.message
+    assert "hangs in `__getitem__` at hostile.py" in result.message
     assert "`with _LOCK:`" in result.message
     assert "a lock or a thread that the training process had when it forked" in result.message
 
 
 @pytest.mark.fault("Fork + held lock", needs="plain")
 def test_spawned_workers_know_nothing_of_a_lock_that_the_training_process_holds() -> None:
-    assert run("faults.villains:make_locked", play=Play(method="spawn")).kind == "completed"
+    assert run("faults.hostile:make_locked", play=Play(method="spawn")).kind == "completed"
 
 
 @pytest.mark.fault("Fork after OpenMP", needs="plain")
 def test_workers_that_compute_on_two_threads_after_the_training_process_did_end_in_a_stall() -> None:
-    result = run("faults.villains:make_parallel", arguments={"parallel_before": True}, stall_seconds=STALL_SECONDS)
+    result = run("faults.hostile:make_parallel", arguments={"parallel_before": True}, stall_seconds=STALL_SECONDS)
     assert result.kind == "stalled"
     assert "Threads of OpenMP" in result.message
 
 
 @pytest.mark.fault("Fork after OpenMP", needs="plain")
 def test_spawned_workers_may_compute_on_two_threads_whatever_came_before() -> None:
-    result = run("faults.villains:make_parallel", arguments={"parallel_before": True}, play=Play(method="spawn"))
+    result = run("faults.hostile:make_parallel", arguments={"parallel_before": True}, play=Play(method="spawn"))
     assert result.kind == "completed", result.message
 
 
 @pytest.mark.fault("Fork after OpenMP", needs="plain")
 def test_dltune_itself_computes_nothing_on_two_threads_before_workers_exist() -> None:
-    with Scene(factory="faults.villains:make_parallel", stall_seconds=6.0).open_runner() as runner:
+    with Scene(factory="faults.hostile:make_parallel", stall_seconds=6.0).open_runner() as runner:
         runner.probe((8, 8), LIMITS)
         result = runner.run(Play().to_request())
     assert result.kind == "completed", result.message
@@ -195,7 +195,9 @@ def test_dltune_itself_computes_nothing_on_two_threads_before_workers_exist() ->
 @pytest.mark.fault("Fork after OpenMP", needs="plain")
 def test_a_trial_without_workers_does_not_spoil_those_that_follow() -> None:
     scene = Scene(
-        factory="faults.villains:make_parallel", plays=(Play(workers=0), Play(workers=2)), stall_seconds=STALL_SECONDS
+        factory="faults.hostile:make_parallel",
+        plays=(Play(workers=0), Play(workers=2)),
+        stall_seconds=STALL_SECONDS,
     )
     assert [result.kind for result in scene.play()] == ["completed", "completed"]
 
@@ -210,15 +212,15 @@ def test_a_dataset_that_starts_processes_in_a_worker_is_told_that_it_may_not() -
 
 @pytest.mark.fault("Unpicklable dataset, spawn", needs="plain")
 def test_a_dataset_that_cannot_be_pickled_fails_with_spawned_workers_and_says_why() -> None:
-    result = run("faults.villains:make_with_lambda", play=Play(method="spawn"))
+    result = run("faults.hostile:make_with_lambda", play=Play(method="spawn"))
     assert result.kind == "workload_failed"
     assert "pickle" in result.message
-    assert "leave --start-method at fork" in result.message
+    assert "leave the start method at fork" in result.message
 
 
 @pytest.mark.fault("Unpicklable dataset, spawn", needs="plain")
 def test_a_dataset_that_cannot_be_pickled_works_without_workers_and_with_forked_ones() -> None:
-    scene = Scene(factory="faults.villains:make_with_lambda", plays=(Play(workers=0), Play(method="fork")))
+    scene = Scene(factory="faults.hostile:make_with_lambda", plays=(Play(workers=0), Play(method="fork")))
     assert [result.kind for result in scene.play()] == ["completed", "completed"]
 
 
@@ -250,7 +252,7 @@ def test_a_module_that_spawned_workers_cannot_import_is_named(registered: bool, 
     path = tmp_path / "data.py"
     path.write_text(DATA_MODULE)
     arguments = {"path": str(path), "registered": registered}
-    result = run("faults.villains:make_from_path", arguments=arguments, play=Play(method="spawn"))
+    result = run("faults.hostile:make_from_path", arguments=arguments, play=Play(method="spawn"))
     assert result.kind == kind, result.message
     expected = "imported by their names" if kind == "workload_failed" else "could not be started"
     assert expected in result.message
@@ -266,9 +268,9 @@ def test_what_a_crashing_worker_printed_is_kept() -> None:
 @pytest.mark.fault("Worker SIGKILL (OOM-like)", needs="plain")
 def test_a_failure_in_the_probe_ends_in_one_sentence_with_the_traceback_before_it() -> None:
     arguments = {"deed": "key error", "place": "both", "index": 3}
-    words = read_all(refuse("faults.villains:make_sabotaged", arguments=arguments))
+    words = read_all(refuse("faults.hostile:make_sabotaged", arguments=arguments))
     assert "KeyError: 'label'" in words
-    assert "villains.py" in words
+    assert "hostile.py" in words
 
 
 @pytest.mark.fault("Worker SIGKILL (OOM-like)", needs="plain")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autotune.child.device import (
-    EmulatedStep,
+    SimulatedStep,
     limit_memory,
     make_step_timer,
     read_accelerator,
@@ -66,7 +66,7 @@ def test_the_allocator_refuses_more_than_its_budget(device: torch.device) -> Non
 
 
 def test_events_tell_when_steps_end_while_the_host_goes_on(device: torch.device) -> None:
-    occupy = EmulatedStep(device, 0.02)
+    occupy = SimulatedStep(device, 0.02)
     synchronize(device)
     clock = make_step_timer(device)
     for _ in range(8):

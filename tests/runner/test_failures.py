@@ -185,7 +185,7 @@ def test_memory_that_cannot_be_pinned_is_told_from_memory_of_the_device() -> Non
     death = judge(error)
     assert death.kind == "out_of_memory"
     assert "page-locked" in death.message
-    assert "--fix pin_memory=false" in death.message
+    assert "--set pin_memory=false" in death.message
 
 
 def test_a_device_in_error_is_quoted_with_the_next_step() -> None:
@@ -261,7 +261,7 @@ def test_an_error_of_our_own_continues_the_sentence() -> None:
         ("RuntimeError: stack expects each tensor to be equal size, but got [3] at entry 0", "--collate"),
         ("TypeError: default_collate: batch must contain tensors; found <class 'NoneType'>", "--collate"),
         ("AttributeError: Can't pickle local object 'make.<locals>.<lambda>'", "imported by their names"),
-        ("RuntimeError: Caught RuntimeError in pin memory thread for device 0.", "--fix pin_memory=false"),
+        ("RuntimeError: Caught RuntimeError in pin memory thread for device 0.", "--set pin_memory=false"),
         ("RuntimeError: generator raised StopIteration", "ends an epoch without a word"),
         ("ValueError: no label", ""),
     ],
@@ -277,7 +277,7 @@ def test_a_common_error_comes_with_the_way_out(error: str, advice: str) -> None:
         ("TypeError: cannot pickle 'generator' object", "cannot pickle", "pytorch/pytorch#142884"),
         (NO_SPACE, "unable to allocate shared memory", "--shm-size"),
         ("OSError: AF_UNIX path too long", "AF_UNIX", "shorter one"),
-        ("x.py:1: UserWarning: too many workers\n  check()", "", "--start-method spawn"),
+        ("x.py:1: UserWarning: too many workers\n  check()", "", "--set multiprocessing_context=spawn"),
         ("", "", "--stall-time"),
     ],
 )

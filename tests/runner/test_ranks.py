@@ -14,7 +14,9 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 def open_ranks(factory: str, ranks: int = 2, stall_seconds: float = 30.0, **options: Any) -> TrialRunner:
-    runner = open_runner("", stall_seconds, **{"dataset": f"tests.rank_workloads:{factory}", "ranks": ranks, **options})
+    runner = open_runner(
+        "", stall_seconds, **{"dataset": f"tests.rank_workloads:{factory}", "nproc_per_node": ranks, **options}
+    )
     runner.limit(LIMITS)
     return runner
 
@@ -116,7 +118,7 @@ def test_a_rank_that_is_killed_is_told_with_its_number(workers: int) -> None:
 
 @pytest.mark.parametrize(
     ("workers", "who"),
-    [pytest.param(0, "rank 1 stands in", marks=pytest.mark.slow), (1, "worker 1 of 1 of rank 1 stands in")],
+    [pytest.param(0, "rank 1 hangs in", marks=pytest.mark.slow), (1, "worker 1 of 1 of rank 1 hangs in")],
 )
 def test_a_rank_that_hangs_is_told_with_its_number(workers: int, who: str) -> None:
     result = run_ranks("make_odd", workers=workers, stall=2.0, dataset_args={"deed": "hang", "seconds": 1e6})

@@ -26,7 +26,7 @@ def test_a_loader_of_a_library_is_shared_out_among_the_ranks(
     pytest.importorskip(library)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    with open_runner("", dataset=f"tests.rank_libraries:{factory}", ranks=2, **options) as runner:
+    with open_runner("", dataset=f"tests.rank_libraries:{factory}", nproc_per_node=2, **options) as runner:
         runner.limit(LIMITS)
         result = runner.run(make_request(1))
     assert result.measurement is not None, (result.message, result.details)

@@ -94,7 +94,7 @@ def test_threads_that_a_fork_would_lose_make_interpreters_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(THREADED)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with open_runner("make_telling", starter=Starter(ROOT)) as runner:
         runner.limit(LIMITS)
         assert run_fresh(runner).kind == "completed"

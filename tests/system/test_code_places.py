@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 import autotune
-from autotune.system.code_places import is_library
+from autotune.system.code_places import find_file, find_module, is_library
+from tests.builders import write_files
 
 
 @pytest.mark.parametrize("module", [json, torch, autotune])
@@ -21,3 +23,11 @@ def test_a_file_of_the_users_is_none(file: str) -> None:
 
 def test_frozen_and_generated_code_is_a_library() -> None:
     assert is_library("<frozen importlib._bootstrap>")
+
+
+def test_a_module_is_found_in_the_nearest_folder_that_has_it(tmp_path: Path) -> None:
+    write_files(tmp_path, {"src/deep/data.py": "", "src/data.py": "", "src/pkg/__init__.py": "", "build/gone.py": ""})
+    assert find_module("data", tmp_path) == tmp_path / "src/data.py"
+    assert find_module("src.pkg", tmp_path) == tmp_path / "src/pkg/__init__.py"
+    assert find_module("gone", tmp_path) is None
+    assert find_file((Path("data.py"),), tmp_path / "src/deep") == tmp_path / "src/deep/data.py"

@@ -65,7 +65,9 @@ def test_training_processes_that_outnumber_the_gpus_share_their_memory(ranks: in
 
 
 def test_training_processes_that_are_given_one_gpu_by_name_share_it_however_many_there_are() -> None:
-    request = TuningRequest(workload=WorkloadRequest(dataset="pkg.data:make_dataset", device="cuda:1", ranks=2))
+    request = TuningRequest(
+        workload=WorkloadRequest(dataset="pkg.data:make_dataset", device="cuda:1", nproc_per_node=2)
+    )
     assert plan_budgets(make_machine(), request, on_gpus(2)).gpu_bytes == 36 * GIB
 
 

@@ -1,0 +1,162 @@
+"""Makes and takes apart DataLoaders: arguments, parts of ready loaders, and the setup of workers.
+
+Importing this costs next to nothing: every spawned worker imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from autotune.errors import UsageError
+from autotune.system.environment import THREAD_VARIABLES
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from autotune.config import ProcessSettings
+
+WITHOUT_WORKERS: Final = {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
+THREAD_SETTERS: Final = {  # functions of modules, called if the module has been imported
+    "cv2": "setNumThreads",
+    "mkl": "set_num_threads",
+    "numexpr": "set_num_threads",
+    "torch": "set_num_threads",
+    "threadpoolctl": "threadpool_limits",
+}
+
+
+# Arguments
+
+
+def list_parameters(make: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function, or of a class's `__init__` without `self`."""
+    if isinstance(make, type):
+        return list(inspect.signature(make.__init__).parameters.values())[1:]  # type: ignore[misc]  # not called
+    return list(inspect.signature(make).parameters.values())
+
+
+def takes(make: Callable[..., Any], name: str) -> bool:
+    """Return whether a function or class has a parameter of this name, or accepts any."""
+    return any(one.kind is one.VAR_KEYWORD or one.name == name for one in list_parameters(make))
+
+
+def choose_arguments(make: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a function or class accepts.
+
+    Without workers its own defaults may need workers, so parameters for them get the values of a plain DataLoader.
+    """
+    found = {name: value for name, value in settings.items() if takes(make, name)}
+    if settings.get("num_workers") == 0:
+        named = {one.name for one in list_parameters(make)}
+        found |= {name: value for name, value in WITHOUT_WORKERS.items() if name in named}
+    return found
+
+
+# Ready loaders
+
+
+def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments besides these settings that make a loader like this one.
+
+    Raises:
+        UsageError: Its class has a constructor of its own, whose arguments are unknown.
+    """
+    from torch.utils.data import DataLoader, IterableDataset
+
+    cls = type(loader)
+    if cls.__init__ is not DataLoader.__init__:
+        raise UsageError(
+            f"{cls.__module__}.{cls.__qualname__} has its own constructor, so dltune cannot rebuild it with other "
+            f"settings. Use make_loader({cls.__name__}, ...) with its other arguments."
+        )
+    kept: dict[str, Any] = {name: getattr(loader, name) for name in ("dataset", "collate_fn", "generator")}
+    if settings.get("num_workers", loader.num_workers):
+        kept |= {name: getattr(loader, name) for name in ("worker_init_fn", "timeout", "multiprocessing_context")}
+    if loader.batch_size is not None:
+        kept |= {"batch_size": loader.batch_size}
+    kept = {name: value for name, value in kept.items() if name not in settings}
+    if loader.batch_size is not None:
+        kept |= {"drop_last": loader.drop_last}
+    elif loader.batch_sampler is not None:
+        return kept | {"batch_sampler": loader.batch_sampler}
+    else:
+        kept |= {"batch_size": None}
+    return kept | ({} if isinstance(loader.dataset, IterableDataset) else {"sampler": loader.sampler})
+
+
+def replace_loader(made: Any, split: str | None, rebuild: Callable[[DataLoader[Any]], Any]) -> Any:
+    """Rebuild a loader; of several by name or number, the one named by `split`.
+
+    Raises:
+        UsageError: There is no such loader.
+    """
+    from torch.utils.data import DataLoader
+
+    if isinstance(made, DataLoader):
+        return rebuild(made)
+    several = made if isinstance(made, Mapping) else dict(enumerate(made)) if isinstance(made, list | tuple) else {}
+    chosen = [name for name, loader in several.items() if str(name) == split and isinstance(loader, DataLoader)]
+    if not chosen:
+        missing = "" if split is None else f" and contains none named {split}"
+        raise UsageError(f"{type(made).__qualname__} is not a DataLoader{missing}. Pass the loader that was tuned.")
+    rebuilt = {**several, chosen[0]: rebuild(several[chosen[0]])}
+    return rebuilt if isinstance(made, Mapping) else list(rebuilt.values())
+
+
+# Workers
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """A `worker_init_fn` that sets the sharing strategy and limits threads, then calls the user's own.
+
+    Attributes:
+        sharing_strategy: Strategy of the main process, which only forked workers inherit.
+        then: The user's own function.
+        threads: Threads of each library; None leaves their defaults. torch uses one thread in a worker, other
+            libraries as many as there are CPUs.
+    """
+
+    sharing_strategy: str
+    then: Callable[[int], None] | None = None
+    threads: int | None = None
+
+    def __call__(self, worker_id: int) -> None:
+        """Set up one worker."""
+        from torch.multiprocessing import set_sharing_strategy
+
+        set_sharing_strategy(self.sharing_strategy)
+        if self.threads is not None:
+            limit_threads(self.threads)
+        if self.then is not None:
+            self.then(worker_id)
+
+
+def limit_threads(threads: int) -> None:
+    """Limit the threads that each library uses in this process, as far as libraries allow."""
+    os.environ |= dict.fromkeys(THREAD_VARIABLES, str(threads))
+    if threads == 1:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with contextlib.suppress(ImportError):
+        importlib.import_module("threadpoolctl")  # limits OpenBLAS and OpenMP; it comes with scikit-learn
+    for module, setter in THREAD_SETTERS.items():
+        if module in sys.modules:
+            getattr(sys.modules[module], setter)(threads)
+
+
+def make_worker_init(
+    process: ProcessSettings, then: Callable[[int], None] | None, *, are_forked: bool
+) -> Callable[[int], None] | None:
+    """Return the `worker_init_fn` of a configuration; the user's own if workers inherit everything else."""
+    if are_forked and process.worker_threads is None:
+        return then
+    from torch.multiprocessing import get_sharing_strategy
+
+    return WorkerSetup(get_sharing_strategy(), then, process.worker_threads)

@@ -1,0 +1,225 @@
+"""Compares a profile with the machine and workload at hand, selects one of a tuned file, and scales it down."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.errors import ProfileError
+from autotune.profiles.schema import TunedProfile, WorkloadIdentity
+from autotune.profiles.store import read_file
+from autotune.system.gpus import may_have, read_gpus
+from autotune.system.hardware import Accelerator, Hardware, Software
+from autotune.system.kernel_files import DEV
+from autotune.system.machine import MachineProfile, read_machine
+from autotune.units import format_bytes, format_seconds
+
+DAY_SECONDS: Final = 86400.0
+MAX_BYTES_CHANGE: Final = 0.02  # of memory or /dev/shm: a kernel update changes them by less
+MAX_SAMPLE_SIZE_CHANGE: Final = 0.1  # augmentation and padding change the mean by less
+MAX_LENGTH_CHANGE: Final = 0.5  # of the number of samples, which matters for short epochs only
+MAX_SHM_SHARE: Final = 0.8  # of /dev/shm that batches may fill
+MAX_MEMORY_SHARE: Final = 0.8
+RESERVED_FILES: Final = 128  # open files of the process itself and of the batches in flight
+MAX_FILES_PER_WORKER: Final = 8  # in the training process
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that has changed since a profile was tuned."""
+
+    name: str
+    was: str
+    here: str
+    requires_retune: bool = True  # else it is informational
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.was} → {self.here}"
+
+
+def _list_changes(*rows: tuple[str, object, object, bool]) -> tuple[Difference, ...]:
+    """Return the differences among (name, value then, value now, whether a change requires retuning)."""
+    return tuple(
+        Difference(name, f"{was or 'none'}", f"{now or 'none'}", retune)
+        for name, was, now, retune in rows
+        if was != now
+    )
+
+
+def _is_close(was: float, now: float, tolerance: float) -> bool:
+    return abs(now - was) <= tolerance * was
+
+
+def compare_hardware(there: Hardware, here: Hardware) -> tuple[Difference, ...]:
+    """List how this machine differs from the one that a profile was tuned on."""
+    sizes = []
+    for name, was, now in (
+        ("memory", there.memory_limit_bytes, here.memory_limit_bytes),
+        ("/dev/shm", there.shm_limit_bytes, here.shm_limit_bytes),
+    ):
+        if not _is_close(was, now, MAX_BYTES_CHANGE):
+            sizes.append((name, format_bytes(was), format_bytes(now), True))
+    return _list_changes(
+        ("GPU", there.gpu, here.gpu, True),
+        ("GPUs", there.gpu_count, here.gpu_count, there.gpu == here.gpu),
+        ("CPUs", f"{there.usable_cpus:g}", f"{here.usable_cpus:g}", True),
+        *sizes,
+        ("open files", f"{there.nofile_limit:,}", f"{here.nofile_limit:,}", True),
+        ("processor", there.cpu, here.cpu, False),
+    )
+
+
+def compare_software(there: Software, here: Software) -> tuple[Difference, ...]:
+    """List the versions that differ; only the start method of workers requires retuning."""
+    return _list_changes(
+        ("torch", there.torch, here.torch, False),
+        ("CUDA", there.cuda, here.cuda, False),
+        ("Python", there.python, here.python, False),
+        ("start method", there.start_method, here.start_method, True),
+        ("thread limits", _format_threads(there), _format_threads(here), False),
+    )
+
+
+def _format_threads(software: Software) -> str:
+    return " ".join(f"{name}={value}" for name, value in software.thread_variables.items())
+
+
+def compare_workloads(there: WorkloadIdentity, here: WorkloadIdentity) -> tuple[Difference, ...]:
+    """List how the workload differs from the one that was tuned."""
+    sizes = []
+    if not _is_close(there.sample_bytes, here.sample_bytes, MAX_SAMPLE_SIZE_CHANGE):
+        sizes.append(("sample size", format_bytes(there.sample_bytes), format_bytes(here.sample_bytes), True))
+    if there.samples and here.samples and not _is_close(there.samples, here.samples, MAX_LENGTH_CHANGE):
+        sizes.append(("samples", f"{there.samples:,}", f"{here.samples:,}", True))
+    return _list_changes(
+        ("dataset", there.dataset, here.dataset, True),
+        ("split", there.split, here.split, True),
+        ("loader", there.loader_class, here.loader_class, True),
+        ("step", there.step, here.step, True),
+        *sizes,
+    )
+
+
+def compare_age(created_at: datetime, now: datetime, max_seconds: float | None) -> tuple[Difference, ...]:
+    """Return a difference if a profile is older than allowed; None allows any age."""
+    age = (now - created_at).total_seconds()
+    if max_seconds is None or age <= max_seconds:
+        return ()
+    return (Difference("age", f"at most {_format_age(max_seconds)}", _format_age(age)),)
+
+
+def _format_age(seconds: float) -> str:
+    return f"{seconds / DAY_SECONDS:.0f} days" if seconds >= 2 * DAY_SECONDS else format_seconds(seconds)
+
+
+def select_profile(
+    path: Path, name: str | None = None, machine: MachineProfile | None = None, nproc_per_node: int | None = None
+) -> TunedProfile:
+    """Select the profile of a tuned file for a machine.
+
+    Args:
+        path: The tuned file.
+        name: Id, label, workload, workload id or machine class of the profile.
+        machine: The machine; None reads this one.
+        nproc_per_node: Training processes on the host; None accepts any number.
+
+    Returns:
+        Of the profiles with this name the one for the nearest machine, validated ones first, then the newest.
+
+    Raises:
+        ProfileError: The file is not valid, has no such profile, or has profiles of several workloads to choose from.
+    """
+    profiles, here = read_file(path).profiles, machine or read_machine()
+    if not profiles:
+        raise ProfileError(f"{path} has no profiles. Tune with dltune --dataset pkg.mod:make_dataset.")
+    named = [one for one in profiles if name is None or name in _list_names(one)]
+    titles = _list_titles(named or profiles)
+    if not named:
+        raise ProfileError(f"{path} has no profile {name!r}; it has {', '.join(titles)}.")
+    if len(titles) > 1:
+        example = f'autotune.load("{path.name}", profile={json.dumps(titles[0])})'
+        raise ProfileError(f"{path} has profiles of several workloads: {', '.join(titles)}. Name one: {example}")
+
+    def rank(profile: TunedProfile) -> tuple[Any, ...]:
+        other_processes = nproc_per_node not in (None, profile.workload.nproc_per_node)
+        distance = measure_distance(profile.hardware, describe_local_hardware(here, profile))
+        return distance[0], other_processes, distance[1], not profile.is_validated, -profile.created_at.timestamp()
+
+    return min(named, key=rank)
+
+
+def _list_names(profile: TunedProfile) -> tuple[str | None, ...]:
+    workload = profile.workload
+    return profile.id, profile.label, workload.title, workload.dataset, profile.workload_id, profile.machine_class
+
+
+def _list_titles(profiles: Iterable[TunedProfile]) -> list[str]:
+    """Return a name for each workload; workloads that differ only in their arguments are named by their ids."""
+    titles: dict[str, dict[str, str]] = {}
+    for one in profiles:
+        same = titles.setdefault(one.label or one.workload.title, {})
+        same[json.dumps(one.workload.dataset_args, sort_keys=True)] = one.workload_id
+    return [name for title, same in titles.items() for name in ([title] if len(same) == 1 else same.values())]
+
+
+def measure_distance(there: Hardware, here: Hardware) -> tuple[bool, float]:
+    """Return whether the accelerators differ, and by how many powers of two CPUs, memory and accelerators differ."""
+    pairs = [(there.usable_cpus, here.usable_cpus), (there.gpu_count, here.gpu_count)]
+    if abs(here.memory_limit_bytes - there.memory_limit_bytes) > MAX_BYTES_CHANGE * there.memory_limit_bytes:
+        pairs.append((there.memory_limit_bytes, here.memory_limit_bytes))
+    distances = (abs(math.log2(max(1e-4, was)) - math.log2(max(1e-4, now))) for was, now in pairs)
+    return there.gpu != here.gpu, sum(distances) if there.machine_class != here.machine_class else 0.0
+
+
+def describe_local_hardware(
+    machine: MachineProfile, profile: TunedProfile, *, gpus: Sequence[str] | None = None, dev: Path = DEV
+) -> Hardware:
+    """Describe this machine as far as a profile depends on it; `gpus` are the names that the driver lists.
+
+    Of accelerators of several models those of the profile's model count. An accelerator that only torch can name is
+    taken for the profile's if its device file is present.
+    """
+    there = profile.hardware.gpu
+    listed = read_gpus() if gpus is None else gpus
+    if not listed and there and may_have(there, dev):
+        return machine.hardware(Accelerator(name=there, count=profile.hardware.gpu_count))
+    # The driver does not name the slice of a partitioned GPU.
+    names = [there if there and gpu.endswith(" MIG") and there.startswith(f"{gpu} ") else gpu for gpu in listed]
+    gpu = there if there in names else next(iter(names), None)
+    return machine.hardware(None if gpu is None else Accelerator(name=gpu, count=names.count(gpu)))
+
+
+def clamp_config(profile: TunedProfile, here: MachineProfile, nproc_per_node: int = 1) -> LoaderConfig:
+    """Return a profile's configuration with fewer workers and batches if this machine has less for each process.
+
+    Workers are reduced with CPUs, memory and open files; for /dev/shm, prefetched batches are reduced before workers.
+    """
+    settings, there = profile.dataloader, profile.hardware
+    workers, prefetch = settings.num_workers, settings.prefetch_factor or 1
+    crowding = nproc_per_node / profile.workload.nproc_per_node  # processes per host, relative to tuning
+    limits = [workers, math.ceil(workers * here.usable_cpus / crowding / there.usable_cpus)]
+    if here.memory_limit_bytes / crowding < there.memory_limit_bytes and profile.result.peak_host_bytes:
+        share = MAX_MEMORY_SHARE * here.memory_limit_bytes / nproc_per_node / profile.result.peak_host_bytes
+        limits.append(int(workers * share))
+    if here.nofile_limit < there.nofile_limit:
+        limits.append((here.nofile_limit - RESERVED_FILES) // MAX_FILES_PER_WORKER)
+    profiled = profile.search.batch_time.samples if profile.search.batch_time is not None else 1
+    batch_bytes = profile.workload.sample_bytes * (settings.batch_size or profiled)
+    batches = workers * prefetch
+    if here.shm_limit_bytes / crowding < there.shm_limit_bytes and batch_bytes:
+        in_shm = int(MAX_SHM_SHARE * here.shm_limit_bytes / nproc_per_node) // batch_bytes
+        batches = min(batches, in_shm - 2)  # two more are in use
+        limits.append(batches)
+    workers = max(0, min(limits))
+    if not workers:
+        clamped = DataLoaderSettings(batch_size=settings.batch_size, pin_memory=settings.pin_memory)
+    else:
+        changes = {"num_workers": workers, "prefetch_factor": min(prefetch, batches // workers)}
+        clamped = settings.model_copy(update=changes)
+    return profile.config.model_copy(update={"dataloader": clamped})

@@ -1,0 +1,209 @@
+"""Reads, writes and merges tuned files (dltune.json).
+
+Files are not trusted: they are parsed, and nothing that a field names is imported, opened or unpickled here.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import grp
+import os
+import pwd
+import stat
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from autotune.errors import OutputError, ProfileError
+from autotune.profiles.schema import SCHEMA_VERSION, TunedFile, TunedProfile
+from autotune.units import format_bytes
+
+MAX_FILE_BYTES: Final = 16 * 2**20  # a profile has about 4 KiB
+NEW_MODE: Final = 0o644  # others who can write the file could have their code executed
+STALE_SECONDS: Final = 3600.0  # age of a temporary file whose writer was killed; writing takes less than a second
+LOCK_SECONDS: Final = 30.0
+NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # from some network file systems
+
+
+def read_file(path: Path) -> TunedFile:
+    """Read and validate a tuned file.
+
+    Raises:
+        ProfileError: It cannot be read, is not a regular file, is too large, or is not valid.
+    """
+    text = _read_bytes(path)
+    try:
+        return TunedFile.model_validate_json(text)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+    kinds = {repr(".".join(map(str, problem["loc"])))[1:-1]: problem["type"] for problem in reversed(problems)}
+    unknown = [field for field, kind in kinds.items() if kind == "extra_forbidden"]
+    if "schema_version" in kinds or unknown:
+        what = f"has the unknown field {unknown[-1]}" if unknown else f"is not of schema version {SCHEMA_VERSION}"
+        raise ProfileError(f"{path} {what}: another version of dltune wrote it. Use that one, or tune again.")
+    raise ProfileError(f"{path} is not a tuned file: {list(kinds)[-1]}: {problems[0]['msg']}.")
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as stream:  # Path.open has no opener
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ProfileError(f"{path} is not a regular file.")
+            if status.st_size > MAX_FILE_BYTES:
+                size, limit = format_bytes(status.st_size), format_bytes(MAX_FILE_BYTES)
+                raise ProfileError(f"{path} has {size}; the limit for a tuned file is {limit}.")
+            return stream.read(MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe may have no writer
+
+
+def read_profiles(path: Path) -> tuple[TunedProfile, ...]:
+    """Return the profiles of a tuned file; none if the file is missing or not valid."""
+    with suppress(ProfileError):
+        return read_file(path).profiles
+    return ()
+
+
+def format_file(file: TunedFile) -> str:
+    """Write a tuned file as indented JSON."""
+    return file.model_dump_json(indent=2) + "\n"
+
+
+def merge_profiles(files: Iterable[TunedFile]) -> TunedFile:
+    """Join the profiles of several files; of profiles with the same id the newest validated one stays in use."""
+    profiles = sorted((one for file in files for one in file.profiles), key=lambda one: one.created_at)
+    return TunedFile(profiles=_keep_newest(profiles))
+
+
+def _keep_newest(profiles: Iterable[TunedProfile]) -> tuple[TunedProfile, ...]:
+    """Keep the last validated profile of each id, and the last one after it that is not validated."""
+    kept: dict[str, list[TunedProfile]] = {}
+    for profile in profiles:
+        validated = [one for one in kept.get(profile.id, ()) if one.is_validated and not profile.is_validated]
+        kept[profile.id] = [*validated, profile]
+    return tuple(profile for same in kept.values() for profile in same)
+
+
+def save_profile(path: Path, *profiles: TunedProfile, lock_seconds: float = LOCK_SECONDS) -> None:
+    """Save profiles in a tuned file, in place of those with the same id, and keep the others.
+
+    A profile that is not validated is saved next to the validated one with its id, which stays in use.
+
+    Raises:
+        ProfileError: The path holds something other than a tuned file, which is left unchanged.
+        OutputError: The file cannot be written, or another process locks it for longer than `lock_seconds`.
+    """
+    check_writable(path)
+    real = Path(os.path.realpath(path))  # all symlinks to a file share its lock
+    try:
+        with _lock(real, lock_seconds):
+            stored = read_file(path).profiles if path.exists() else ()
+            text = format_file(TunedFile(profiles=_keep_newest((*stored, *profiles))))
+            if len(text.encode()) > MAX_FILE_BYTES:
+                raise OutputError(
+                    f"{path} would exceed {format_bytes(MAX_FILE_BYTES)}. Choose another file with --output."
+                )
+            write_atomically(real, text)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def check_writable(path: Path) -> None:
+    """Reject an output path that cannot be written.
+
+    Raises:
+        OutputError: It is a folder, or its folder is missing or read-only.
+        ProfileError: It holds something other than a tuned file.
+    """
+    folder = Path(os.path.realpath(path)).parent
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder. Choose a file with --output.")
+    if not folder.is_dir():
+        raise OutputError(f"{path} cannot be written: the folder {folder} does not exist.")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{path} cannot be written: the folder {folder} is read-only.")
+    if path.exists():
+        read_file(path)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the content of a file, also through a symlink; readers see the old or the new text, never a part.
+
+    Raises:
+        OSError: It cannot be written, or is not a regular file; its content is unchanged.
+    """
+    path, data = Path(os.path.realpath(path)), text.encode()
+    mode = path.stat().st_mode if path.exists() else stat.S_IFREG | NEW_MODE
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "It is not a regular file")
+    for stale in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
+        with suppress(OSError):
+            if time.time() - stale.stat().st_mtime > STALE_SECONDS:
+                stale.unlink()
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, NEW_MODE)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            os.fchmod(descriptor, stat.S_IMODE(mode))
+            stream.write(data)
+            stream.flush()
+            os.fsync(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _lock(path: Path, seconds: float) -> Iterator[None]:
+    """Hold the lock file of a path, and remove it at the end; file systems without locks are used without one."""
+    from filelock import FileLock, Timeout  # loading a profile never needs it
+
+    lock = FileLock(path.with_name(f".{path.name}.lock"), seconds, poll_interval=0.05)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise OutputError(f"{path} has been locked by another process for {seconds:g} s.") from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    try:
+        yield
+    finally:  # removed while it is held: processes that wait for it see that, and start over
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+def warn_if_others_can_write(path: Path, stacklevel: int = 3) -> None:
+    """Warn, before code that a tuned file names is imported, if other users can write the file or its folder."""
+    try:
+        file, folders = path.stat(), {path.absolute().parent, Path(os.path.realpath(path)).parent}
+        found = [file, *(status for folder in folders if not (status := folder.stat()).st_mode & stat.S_ISVTX)]
+    except (OSError, ValueError):
+        return  # reading the file reports the reason
+    writers = {f"user {file.st_uid}"} - {"user 0", f"user {os.geteuid()}"}
+    groups = {status.st_gid for status in found if status.st_mode & stat.S_IWGRP}
+    writers |= {f"group {group}" for group in groups if not _is_private_group(group)}
+    writers |= {"every user" for status in found if status.st_mode & stat.S_IWOTH}
+    if writers:
+        who = " and ".join(sorted(writers))
+        warnings.warn(f"{path} names code that dltune imports now, and {who} can write it.", stacklevel=stacklevel)
+
+
+def _is_private_group(group: int) -> bool:
+    """Return whether a group is the user's own, as many systems create one for each user, without other members."""
+    with suppress(KeyError):
+        name, entry = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+        return entry.gr_name == name and set(entry.gr_mem) <= {name}
+    return False

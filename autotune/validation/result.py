@@ -1,0 +1,297 @@
+"""Turns trials and validation into a result, and the result into a profile of dltune.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from autotune.config import MAX_RATE, LoaderConfig
+from autotune.errors import NoFeasibleConfigError, UsageError
+from autotune.profiles import schema
+from autotune.search.cost_model import find_bottleneck, predict_copy
+from autotune.search.loop import SearchOutcome
+from autotune.search.plan import GUESS_ERROR, Plan
+from autotune.search.resources import BudgetViolation, describe_violations
+from autotune.search.trial_record import TrialRecord, find_best, measure_prediction_error
+from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
+from autotune.trial.resources import RESOURCES
+from autotune.trial.statistics import NORMAL_QUANTILE
+from autotune.units import format_bytes
+from autotune.validation.advice import describe_waits, suggest_improvements
+from autotune.validation.decision import Decision, Verdict, decide
+from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
+
+PREDICTED: Final = "This is a prediction from the profile of the workload; nothing was measured. Tune with --trials 40."
+REPEATED_DATA_RATIO: Final = 1.5  # samples that all ranks together deliver in an epoch, over those of the dataset
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The recommendation of a run, the validation behind it, and warnings about it."""
+
+    decision: Decision
+    validation: Validation
+    warnings: tuple[str, ...] = ()
+
+
+def decide_result(plan: Plan, found: SearchOutcome, validation: Validation) -> Result:
+    """Decide by the validation, or take the best trial of the search if nothing was validated.
+
+    Raises:
+        UsageError: --timeout left no time for a trial.
+        NoFeasibleConfigError: No configuration works within the limits.
+        BaseException: The interruption, if it came before the first measurement.
+    """
+    interruption, warnings = found.interrupted_by or validation.interrupted_by, list[str]()
+    decision = decide(validation, plan.defaults, plan.budgets)
+    if decision is None:
+        if (best := find_best(found.records)) is None:
+            raise interruption or _explain_failures(found.records, validation)
+        decision = _recommend_trial(plan, best, found.records)
+        if validation.failed and validation.runs:
+            failure = validation.failed[0].failures[0]
+            warnings.append(
+                "This is the best trial of the search, not validated: no configuration ran to its end in a fresh "
+                f"process ({describe_config(failure.config)}: it {failure.message.rstrip('.')}). Fix that first: each "
+                "start may need a port, a lock or a download."
+            )
+        validation = replace(validation, baseline=CandidateRuns(plan.baseline), runs=0)
+    if interruption is None and not warnings and validation.runs < MIN_RUNS:
+        warnings.append(f"--timeout left time for {validation.runs} of {MIN_RUNS} validation runs: results may be off.")
+    return Result(decision, validation, tuple(warnings))
+
+
+def predict_result(plan: Plan) -> Result:
+    """Return the configuration with the best prediction; nothing is measured."""
+    guess = plan.guess()
+    rate, bound = guess.samples_per_second, plan.upper_bound(guess.config.dataloader.batch_size)
+    verdict: Verdict = "no_change" if guess.config == plan.baseline else "faster"
+    decision = Decision(guess.config, verdict, rate, guess.ci95, max(0.0, 1 - rate / bound), None, None)
+    return Result(decision, Validation.empty(plan.baseline), (PREDICTED,))
+
+
+def _recommend_trial(plan: Plan, best: TrialRecord, records: Sequence[TrialRecord]) -> Decision:
+    """Recommend a trial of the search that was measured once."""
+    baseline = find_best([record for record in records if record.config == plan.baseline])
+    estimate = None if best.result is None else plan.estimate(best.result)
+    rate, bound = best.samples_per_second, plan.upper_bound(best.config.dataloader.batch_size)
+    verdict: Verdict = "no_change" if best.config == plan.baseline else "faster"
+    wait_share = max(0.0, 1 - rate / bound) if estimate is None else estimate.wait_share
+    speedup = None if baseline is None else rate / baseline.samples_per_second
+    return Decision(best.config, verdict, rate, None, wait_share, speedup, None)
+
+
+def _explain_failures(records: Sequence[TrialRecord], validation: Validation) -> Exception:
+    if not records:
+        return UsageError("No trial was run: profiling took all the time of --timeout. Allow more time.")
+    failures = [failure for one in validation.failed for failure in one.failures]
+    failures += [record.result for record in records if record.result is not None and not record.is_feasible]
+    examples = dict.fromkeys(f"  {failure.kind}: it {failure.message}" for failure in failures)
+    skipped = sum(record.status == "skipped" for record in records)
+    first = f"No configuration works within the limits: {len(records) - skipped} tried, {skipped} skipped."
+    return NoFeasibleConfigError("\n".join([first, *list(examples)[:5]]))
+
+
+def build_profile(
+    plan: Plan,
+    found: SearchOutcome,
+    result: Result,
+    *,
+    phase_seconds: Mapping[schema.Phase, float],
+    seconds: float,
+    is_complete: bool,
+) -> schema.TunedProfile:
+    """Build the profile that is saved; durations are in seconds."""
+    request, workload, config = plan.request, plan.workload, result.decision.config
+    size = config.dataloader.batch_size or workload.probe_batch_size
+    load, collate = workload.load_cost.per_batch(size), workload.collate_cost.per_batch(size)
+    batch_time = schema.BatchTime(
+        samples=size,
+        load_seconds=max(0.0, load - collate),
+        collate_seconds=collate,
+        transfer_seconds=workload.transfer_cost.per_batch(size),
+        copy_seconds=predict_copy(config, workload),
+        step_seconds=workload.step_cost.per_batch(size),
+    )
+    search = schema.SearchRecord(
+        trials=tuple(_summarize_trial(number, one, plan) for number, one in enumerate(found.records, start=1)),
+        sampler=request.sampler,
+        seed=request.seed,
+        seconds=seconds,
+        phase_seconds=dict(phase_seconds),
+        stop_reason=found.stop_reason,
+        prediction_error=measure_prediction_error(found.records),
+        scaling=_scale_workers(plan, found, config),
+        batch_time=batch_time,
+    )
+    return schema.TunedProfile(
+        label=request.profile,
+        hardware=plan.hardware,
+        software=workload.software,
+        workload=plan.identity,
+        config=config,
+        result=_build_result(plan, found, result),
+        budgets=plan.budgets.record(),
+        search=search,
+        request=request.record(),
+        is_complete=is_complete,
+        created_at=datetime.now(UTC).replace(microsecond=0),
+    )
+
+
+def _build_result(plan: Plan, found: SearchOutcome, result: Result) -> schema.ProfileResult:
+    decision, validation, workload = result.decision, result.validation, plan.workload
+    config, rate, wait_share = decision.config, decision.samples_per_second, decision.wait_share
+    runs = next((one for one in validation.entrants if one.config == config and one.rates), None)
+    if runs is None:  # not validated: the search measured it
+        runs = CandidateRuns(config)
+        for number, record in enumerate(found.records, start=1):
+            if record.config == config and record.result is not None:
+                runs.add(number, record.result, plan.request.epochs)
+    bottleneck = find_bottleneck(config, workload, plan.local_machine.usable_cpus, wait_share)
+    bound, base, copies = plan.upper_bound(config.dataloader.batch_size), validation.baseline, workload.h2d
+    baseline = schema.Baseline(
+        description="your DataLoader's settings" if workload.baseline else "PyTorch's defaults",
+        config=base.config,
+        samples_per_second=base.rate,
+        wait_share=base.wait_share,
+    )
+    return schema.ProfileResult(
+        samples_per_second=rate,
+        samples_per_second_ci95=decision.ci95,
+        validation_runs=validation.runs,
+        epochs=plan.request.epochs,
+        is_predicted=not plan.request.trials,
+        baseline=baseline if base.rate else None,
+        speedup=decision.speedup,
+        speedup_ci95=decision.speedup_ci95,
+        verdict=decision.verdict,
+        upper_bound_samples_per_second=bound if plan.has_reliable_upper_bound(config, rate) else None,
+        wait_share=wait_share,
+        batch_waits=runs.batch_waits,
+        bottleneck=bottleneck,
+        peak_host_bytes=runs.peak_host_bytes,
+        peak_shm_bytes=runs.peak_shm_bytes,
+        peak_gpu_bytes=runs.peak_gpu_bytes,
+        copy_bytes_per_second=rate * workload.sample_bytes if copies else None,
+        copy_bound_bytes_per_second=copies.of(pinned=config.dataloader.pin_memory) if copies else None,
+        by_batch_size=_compare_batch_sizes(found.records),
+        processes=runs.process_waits,
+        candidates=tuple(one.record() for one in validation.entrants),
+        gains=decision.gains,
+        contributions=_estimate_contributions(plan, found, result),
+        advice=(*describe_waits(runs), *suggest_improvements(plan, config, bottleneck)),
+        warnings=(*workload.notes, *found.warnings, *result.warnings, *_list_warnings(plan, validation, runs)),
+    )
+
+
+def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> Iterator[str]:
+    yield from validation.noise
+    for one in validation.failed if validation.runs else ():
+        tried, failed = len(one.rates) + len(one.failures), len(one.failures)
+        yield (
+            f"{failed} of {tried} validation runs of {describe_config(one.config)} failed: it {one.failures[0].message}"
+        )
+    if runs.gpu_growth_bytes:
+        yield (
+            f"Device memory grew by {format_bytes(runs.gpu_growth_bytes)} in the second half of a run: leave that much "
+            "free, or measure longer with --trial-time."
+        )
+    samples = plan.workload.samples or plan.workload.counted_samples or 0
+    delivered = max((sum(rank.samples for rank in one.ranks) for one in runs.measurements), default=0)
+    if samples and delivered > REPEATED_DATA_RATIO * samples:
+        yield (
+            f"All ranks together delivered {delivered:,} samples in an epoch of a dataset of {samples:,}: each goes "
+            "through all of it. Pass a DistributedSampler to the loader, or split an iterable dataset by rank."
+        )
+
+
+def _compare_batch_sizes(records: Sequence[TrialRecord]) -> tuple[schema.BatchSizeResult, ...]:
+    """Return the best trial of each batch size; nothing for a single size."""
+    best = dict[int, schema.BatchSizeResult]()
+    for record in sorted((one for one in records if one.is_feasible), key=lambda one: one.samples_per_second):
+        if size := record.config.dataloader.batch_size:
+            rate = record.samples_per_second
+            best[size] = schema.BatchSizeResult(batch_size=size, config=record.config, samples_per_second=rate)
+    return tuple(best[size] for size in sorted(best)) if len(best) > 1 else ()
+
+
+def _estimate_contributions(plan: Plan, found: SearchOutcome, result: Result) -> tuple[schema.Contribution, ...]:
+    """Estimate the gain of each setting, from the baseline to the validated configuration one setting at a time.
+
+    The model of the search estimates the steps, and they end at the measured throughput. A step from or to a
+    configuration that was never tried is as uncertain as a guess. A single step has the measured speedup.
+    """
+    decision, validation = result.decision, result.validation
+    is_validated = validation.runs and validation.interrupted_by is None
+    if not is_validated or decision.verdict != "faster" or decision.speedup is None:
+        return ()
+    values, goal = setting_values(plan.baseline), setting_values(decision.config)
+    path, settings = [plan.baseline], list[str]()
+    for name in SETTINGS:
+        values[name] = goal[name]
+        config = config_from_values(values, decision.config.process.multiprocessing_context)
+        if config != path[-1]:
+            path.append(config)
+            settings.append(f"{name}={goal[name]}")
+    tried = {record.config for record in found.records if record.is_feasible}
+    rows, rate = list[schema.Contribution](), decision.samples_per_second
+    gains = zip(settings, path, path[1:], found.predict_speedups(path), strict=False)
+    for setting, before, after, gain in reversed(list(gains)):
+        error = gain.log_error if {before, after} <= tried else math.hypot(gain.log_error, GUESS_ERROR)
+        factor = math.exp(NORMAL_QUANTILE * error)
+        speedup, ci95 = gain.ratio, (gain.ratio / factor, gain.ratio * factor)
+        if is_single := len(settings) == 1:
+            speedup, ci95 = decision.speedup, decision.speedup_ci95 or ci95
+        step: dict[str, Any] = {"setting": setting, "samples_per_second": rate, "speedup": speedup}
+        rows.insert(0, schema.Contribution(**step, speedup_ci95=ci95, is_estimate=not is_single))
+        rate /= speedup
+    return tuple(rows)
+
+
+def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.TrialSummary:
+    facts: dict[str, Any] = {"predicted_samples_per_second": min(record.predicted, MAX_RATE)}
+    facts |= {"number": number, "config": record.config}
+    result = record.result
+    if result is None:
+        over = {one: record.constraints.get(one.name, 0.0) for one in RESOURCES}  # shares of the limits
+        limits = {one: getattr(plan.budgets, one.budget) or 0 for one in RESOURCES}
+        exceeded = [
+            BudgetViolation(one, limits[one] * (1 + over[one]), limits[one]) for one in RESOURCES if over[one] > 0
+        ]
+        reason = (
+            f"Predicted over a limit: {describe_violations(exceeded)}." if exceeded else "Ruled out by earlier trials."
+        )
+        return schema.TrialSummary(outcome="skipped", reason=reason, **facts)
+    facts |= {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
+    if not record.is_feasible:
+        return schema.TrialSummary(outcome="failed", reason=f"It {result.message.rstrip('.')}.", **facts)
+    is_stopped = result.measurement is not None and result.measurement.stopped == "hopeless"
+    facts |= {"outcome": "stopped_early" if is_stopped else "completed", "relative_error": record.relative_error}
+    return schema.TrialSummary(samples_per_second=record.samples_per_second, **facts)
+
+
+def _scale_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tuple[schema.ScalingPoint, ...]:
+    """Trace the expected throughput over the number of workers, within the limits.
+
+    Other settings are as recommended; if no workers are recommended, points with workers have default values.
+    """
+    swept = []
+    for workers in sorted({*plan.space.choices["num_workers"], config.dataloader.num_workers}):
+        values = setting_values(config) | {"num_workers": workers}
+        changed = config_from_values(values, config.process.multiprocessing_context)
+        if workers and not config.dataloader.num_workers:
+            changed = plan.defaults.default_variant(changed)
+        if changed == config or plan.fits(changed):
+            swept.append(changed)
+    return tuple(
+        schema.ScalingPoint(
+            num_workers=changed.dataloader.num_workers,
+            samples_per_second=min(expected.samples_per_second, MAX_RATE),
+            relative_error=min(expected.relative_error, MAX_RATE),
+        )
+        for changed, expected in zip(swept, found.predict(swept), strict=True)
+    )

@@ -1,0 +1,158 @@
+"""What a hand that means harm, or a disk that rots, makes of a valid JSON document."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import strategies as st
+
+TRAP = "trapped_module"  # importing it would be proof that a file was believed more than it may
+DEEP = 400
+
+NUMBERS = (
+    *(0, 1, -1, 2, 3, 4096, 4097, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, 10**400),
+    *(0.0, -0.0, 0.5, 1.5, 1e-9, 1e-300, 5e-324, 1e9, 1e18, 1e30, 1.7e308, -1e308),
+    *(float("nan"), float("inf"), float("-inf")),
+)
+TEXTS = (
+    *("", " ", "0", "1e999", "NaN", "null", "fork", "file_system", "spawn", "a" * 5000, "é" * 100, "\x00", "\u202e"),
+    *("\x1b]0;owned\x07\x1b[2J", "../../etc/passwd", f"{TRAP}:fire", f"{TRAP}.fire", "os:system", "{0.__class__}"),
+    *("2026-01-01T00:00:00Z", "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "%s%n", "{}", "'; DROP TABLE"),
+    *("gASVHwAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOUjARleGl0lIWUUpQu", "!!python/object/apply:os.system ['exit']"),
+)
+OTHERS: tuple[Any, ...] = (
+    *(None, True, False, [], {}, [[]], [1, 2], {"a": 1}),
+    *({"$ref": "#"}, {"__reduce__": ["os.system", ["exit"]]}),
+)
+RAW = (  # tokens that a parser may not know, or may know too well
+    *("1e999", "-1e999", "1" + "0" * 5000, "0x10", "+1", ".5", "1.", "01", "NaN", "Infinity", "-Infinity", "undefined"),
+    *("'a'", '"\\ud800"', '"\\u0000"', '"\\x41"', '"\t"', '"', "", "[", "}", "true false", "//", "/* */ 1"),
+    *("[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, '"\\ud83d\\ude00"', "null"),
+)
+CODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp500", "utf-7")
+_SCALARS = re.compile(r'(?<=[:\[,] )(?:"[^"]*"|[\w.+-]+)|(?<=\[)(?:"[^"]*"|[\w.+-]+)')
+
+VALUES = st.one_of(
+    st.sampled_from(NUMBERS),
+    st.sampled_from(TEXTS),
+    st.sampled_from(OTHERS),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=10),
+)
+LEGAL = st.one_of(
+    st.sampled_from((0, 1, 2, 16, 4096, 2**31 - 1, 2**63 - 1)),
+    st.sampled_from((0.0, 1e-9, 1e-300, 5e-324, 0.5, 1e9, 1e18, 1e30, 1e200)),
+    st.integers(0, 2**63 - 1),
+    st.floats(0, 1e9),
+)  # numbers that many fields take, though not beside each other
+
+
+def list_places(document: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of everything inside a JSON document."""
+    yield place
+    inside = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for key, value in inside:
+        yield from list_places(value, (*place, key))
+
+
+def _mutate(document: Any, place: tuple[Any, ...], value: Any, how: str) -> None:
+    try:
+        for step in place[:-1]:
+            document = document[step]
+        if how == "remove":
+            del document[place[-1]]
+        elif how == "add":
+            document[str(value)[:20]] = value
+        elif how == "wrap":
+            document[place[-1]] = [document[place[-1]]]
+        elif how == "retype":
+            document[place[-1]] = str(document[place[-1]])
+        elif how == "repeat":
+            document[place[-1]] = document[place[-1]] * 3
+        else:
+            document[place[-1]] = value
+    except (KeyError, IndexError, TypeError):
+        return  # an earlier mutation took this place away
+
+
+@st.composite
+def draw_changed(draw: st.DrawFn, text: str, places: list[tuple[Any, ...]]) -> str:
+    """Change a few places of a valid document, keeping it JSON."""
+    document = json.loads(text)
+    for _ in range(draw(st.integers(1, 3))):
+        how = draw(st.sampled_from(("replace", "replace", "replace", "remove", "add", "wrap", "retype", "repeat")))
+        _mutate(document, draw(st.sampled_from(places)), copy.deepcopy(draw(VALUES)), how)
+    return json.dumps(document)
+
+
+@st.composite
+def draw_numbers_changed(draw: st.DrawFn, text: str, places: list[tuple[Any, ...]]) -> str:
+    """Put other numbers where numbers were: most of what comes out is still valid."""
+    document = json.loads(text)
+    for _ in range(draw(st.integers(1, 4))):
+        _mutate(document, draw(st.sampled_from(places)), draw(LEGAL), "replace")
+    return json.dumps(document)
+
+
+@st.composite
+def draw_raw(draw: st.DrawFn, text: str, spans: list[tuple[int, int]]) -> str:
+    """Put a token in the place of another, whatever that makes of the grammar; or a key in twice."""
+    start, end = draw(st.sampled_from(spans))
+    return text[:start] + draw(st.sampled_from(RAW)) + text[end:]
+
+
+@st.composite
+def draw_torn(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> bytes:
+    """Write a text in some coding, and then lose, add or change bytes of it."""
+    data = draw(texts).encode(draw(st.sampled_from(CODINGS)), errors="replace")
+    start = draw(st.integers(0, len(data)))
+    return data[:start] + draw(st.binary(max_size=20)) + data[start + draw(st.integers(0, 200)) :]
+
+
+def _list_numbers(document: Any, places: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def look(place: tuple[Any, ...]) -> Any:
+        found = document
+        for step in place:
+            found = found[step]
+        return found
+
+    return [place for place in places if isinstance(look(place), int | float) and not isinstance(look(place), bool)]
+
+
+def draw_texts(text: str) -> st.SearchStrategy[str]:
+    """Draw what may become of a valid JSON document while it stays text.
+
+    Args:
+        text: The document, as `json.dumps` writes it.
+    """
+    document = json.loads(text)
+    text = json.dumps(document)
+    places = list(list_places(document))[1:]
+    numbers = _list_numbers(document, places)
+    spans = [match.span() for match in _SCALARS.finditer(text)]
+    keys = [str(place[-1]) for place in places if isinstance(place[-1], str)]
+    doubled = st.builds(_double, st.just(text), st.sampled_from(keys), st.sampled_from(RAW))
+    kinds = [draw_changed(text, places), draw_raw(text, spans), doubled]
+    return st.one_of([*kinds, *[draw_numbers_changed(text, numbers)] * 3] if numbers else kinds)
+
+
+def _double(text: str, key: str, token: str) -> str:
+    """Have a key stand there twice."""
+    return text.replace(f'"{key}": ', f'"{key}": {token}, "{key}": ', 1)
+
+
+def draw_files(text: str) -> st.SearchStrategy[bytes]:
+    """Draw what may be found in the place of a file that held a JSON document."""
+    texts = draw_texts(text)
+    return st.one_of(texts.map(_encode), texts.map(_encode), draw_torn(texts), st.binary(max_size=200), st.just(b""))
+
+
+def _encode(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
