@@ -269,7 +269,7 @@ def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.Tri
     facts |= {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
     if not record.is_feasible:
         return schema.TrialSummary(outcome="failed", reason=f"It {result.message.rstrip('.')}.", **facts)
-    is_stopped = result.measurement is not None and result.measurement.stopped == "hopeless"
+    is_stopped = result.measurement is not None and result.measurement.stopped == "pruned"
     facts |= {"outcome": "stopped_early" if is_stopped else "completed", "relative_error": record.relative_error}
     return schema.TrialSummary(samples_per_second=record.samples_per_second, **facts)
 
