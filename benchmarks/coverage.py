@@ -83,7 +83,7 @@ def _judge(decision: Decision, true: float, true_baseline: float) -> Covered:
     assert decision.ci95 is not None
     low, high = decision.ci95
     speedup = None
-    if decision.verdict == "faster" and decision.speedup_ci95 is not None:
+    if decision.speedup_ci95 is not None and true != true_baseline:
         speedup = decision.speedup_ci95[0] <= true / true_baseline <= decision.speedup_ci95[1]
     return Covered(low <= true <= high, speedup, decision.samples_per_second / true - 1)
 

@@ -222,12 +222,20 @@ def test_a_failed_trial_is_stored_with_its_reason_and_without_throughput() -> No
 
 
 def test_a_skipped_configuration_is_stored_with_every_limit_that_it_would_exceed() -> None:
-    constraints = {"memory": -0.5, "shm": 0.5, "files": 1.0, "works": 0.0}
-    line = summarize(make_record(None, status="skipped", constraints=constraints), shm_bytes=64 * MIB, nofile=500)
+    tight = {"shm_bytes": 64 * MIB, "nofile": 70}
+    large = make_config(4, 8, 256, persistent_workers=True)
+    plan = make_test_plan(workload={"sample_bytes": MIB // 8}, budgets=tight)
+    found = find(make_record(None, large, status="skipped"))
+    line = build(plan, found, decide_result(plan, found, VALIDATED)).search.trials[0]
     assert line.outcome == "skipped"
-    assert line.reason == (
-        "Predicted over a limit: /dev/shm: 96.0 MiB needed of 64.0 MiB; open files: 1,000 needed of 500."
-    )
+    assert line.reason.startswith("Predicted over a limit: ")
+    assert "/dev/shm: " in line.reason
+    assert "needed of 64.0 MiB" in line.reason
+    assert "open files: " in line.reason
+    assert "needed of 70" in line.reason
+
+
+def test_a_configuration_within_its_limits_was_skipped_because_of_earlier_trials() -> None:
     assert summarize(make_record(None, status="skipped")).reason == "Ruled out by earlier trials."
 
 
@@ -239,7 +247,7 @@ def scale(plan: Plan, config: LoaderConfig) -> tuple[list[LoaderConfig], list[in
         asked.extend(configs)
         return predict_by_workers(configs)
 
-    decision = Decision(config, "faster", 400.0, None, 0.0, 4.0, (3.9, 4.1))
+    decision = Decision(config, 400.0, None, 4.0, (3.9, 4.1))
     profile = build(plan, replace(find(), predict=predict), Result(decision, VALIDATED))
     assert [point.samples_per_second for point in profile.search.scaling] == [
         100.0 * (1 + config.dataloader.num_workers) for config in asked
@@ -305,8 +313,8 @@ def estimate(
         return [SpeedupPrediction(3.0, 0.05), *(SpeedupPrediction(1.02, 0.001) for _ in path[2:])]
 
     records = [make_record(make_result(one, 100.0), one, 100.0) for one in tried]
-    facts: dict[str, Any] = {"verdict": "faster", "samples_per_second": 400.0, "speedup": 4.0} | changes
-    decision = Decision(config=config, ci95=None, wait_share=0.0, speedup_ci95=(3.9, 4.1), **facts)
+    facts: dict[str, Any] = {"samples_per_second": 400.0, "speedup": 4.0} | changes
+    decision = Decision(config=config, ci95=None, speedup_ci95=(3.9, 4.1), **facts)
     found = find(*records, predict_speedups=predict_speedups)
     return build(make_test_plan(), found, Result(decision, validation)).result.contributions
 
@@ -347,5 +355,5 @@ def test_a_single_setting_contributes_the_measured_speedup() -> None:
 def test_without_a_validated_gain_there_are_no_contributions() -> None:
     assert estimate(FAR, validation=replace(VALIDATED, runs=0)) == ()
     assert estimate(FAR, validation=replace(VALIDATED, interrupted_by=KeyboardInterrupt())) == ()
-    assert estimate(BASELINE, verdict="no_change") == ()
+    assert estimate(BASELINE) == ()
     assert estimate(FAR, speedup=None) == ()
