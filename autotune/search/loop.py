@@ -104,7 +104,7 @@ def search(
         with capture_interruption() as interruption:
             reason = loop.run()
             progress.show_stop(reason)
-        if isinstance(interruption.cause, WorkloadError) and loop.model.count_feasible() < MIN_SAVED:
+        if isinstance(interruption.cause, WorkloadError) and loop.model.feasible_count < MIN_SAVED:
             raise interruption.cause
     model = loop.model
     return SearchOutcome(
@@ -114,7 +114,7 @@ def search(
         expected=model.expected(),
         predict=model.surrogate.predict,
         predict_speedups=model.surrogate.predict_speedups,
-        is_legal=lambda config: not model.rejection_reasons(config),
+        is_legal=model.is_legal,
         interrupted_by=interruption.cause,
     )
 
@@ -193,7 +193,7 @@ class SearchLoop:
         since = trials_since_improvement(model.records)
         if proposal is None:
             reason = "every configuration within the limits was tried"
-        elif model.count_feasible() < self._min_trials:
+        elif model.feasible_count < self._min_trials:
             return None
         elif proposal.gain < MIN_EXPECTED_IMPROVEMENT:
             reason = f"no other configuration is expected to gain {MIN_EXPECTED_IMPROVEMENT:.1%} or more"
@@ -224,9 +224,8 @@ class SearchLoop:
             self._store(known.model_copy(update={"number": trial.number, "status": "repeated", "result": None}), trial)
             return
         self._repeats = 0
-        reasons = self.model.rejection_reasons(config)
         try:
-            result = None if reasons else self._measure(config)
+            result = None if not self.model.is_legal(config) else self._measure(config)
         except BaseException:
             with suppress(Exception):  # an error of the storage would hide the reason
                 self._study.tell(trial, state=TrialState.FAIL)
@@ -238,7 +237,7 @@ class SearchLoop:
             if self.check.reason is not None:
                 self._learn(self.model.records)
                 self._progress.show_warning(self.check.reason)
-            elif self.model.count_feasible() < self._min_trials:
+            elif self.model.feasible_count < self._min_trials:
                 raise self.check.flaw_error()
 
     def _measure(self, config: LoaderConfig) -> TrialResult:
@@ -266,9 +265,7 @@ class SearchLoop:
             self._show(record)
         return result
 
-    def _run(
-        self, config: LoaderConfig, prune_below: float | None, precision: float = SEARCH_PRECISION
-    ) -> TrialResult:
+    def _run(self, config: LoaderConfig, prune_below: float | None, precision: float = SEARCH_PRECISION) -> TrialResult:
         request = self._plan.request
         return self._run_trial(
             TrialRequest(

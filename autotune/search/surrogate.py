@@ -88,8 +88,9 @@ class CandidateTable:
         """Compute the columns of some configurations."""
         rows = [
             [
-                *(math.log2((one.name == "num_workers") + (_read_number(one.name, config))) for one in COLUMNS),
-                *(one.read(config) != one.default for one in SWITCHES),
+                math.log2(1 + config.dataloader.num_workers),  # no workers are a choice, too
+                *(math.log2(getattr(config.dataloader, setting.name) or 1) for setting in COLUMNS[1:]),
+                *(setting.read(config) != setting.default for setting in SWITCHES),
             ]
             for config in configs
         ]
@@ -100,11 +101,6 @@ class CandidateTable:
     def index(self) -> dict[LoaderConfig, int]:
         """The row of each configuration."""
         return {config: row for row, config in enumerate(self.configs)}
-
-
-def _read_number(name: str, config: LoaderConfig) -> float:
-    value = getattr(config.dataloader, name)
-    return float(value) if name == "num_workers" else float(value or 1)
 
 
 class Surrogate:
@@ -129,7 +125,10 @@ class Surrogate:
         self._ratios: Array = np.log([rate for rate, _ in rates]) - self._seen.logs
         noises = np.array([math.hypot(MIN_NOISE, min(error, 0.5) / 2) for _, error in rates])
         candidates = [
-            (scale, np.linalg.cholesky(scale**2 * _kernel(self._seen.features, self._seen.features) + np.diag(noises**2)))
+            (
+                scale,
+                np.linalg.cholesky(scale**2 * _kernel(self._seen.features, self._seen.features) + np.diag(noises**2)),
+            )
             for scale in (PRIOR_SCALES if rates else (1.0,))
         ]
         self._scale, self._factor = max(candidates, key=lambda pair: _log_likelihood(self._ratios, pair[1]))
