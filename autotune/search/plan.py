@@ -176,7 +176,7 @@ class Plan:
             for count in self.space.choices["num_workers"]
             for size in sizes
             if self.fits(
-                config := self.space.from_params(self.defaults.values | {"num_workers": count, "batch_size": size})
+                config := self.space.from_params({**self.defaults.values, "num_workers": count, "batch_size": size})
             )
         }
         initial = [self.space.nearest(self.baseline)]

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from pydantic import ValidationError
 
-from autotune.config import MAX_WORKERS, LoaderConfig, StartMethod
+from autotune.config import LoaderConfig, StartMethod
 from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.request import TuningRequest, ValueRange, Values
 from autotune.search.cost_model import max_useful_workers
@@ -101,7 +101,7 @@ def choose_probe_sizes(request: TuningRequest) -> tuple[int, int]:
 def _requested_values(request: TuningRequest) -> dict[str, Values]:
     """Return the restrictions of the request by setting; a fixed setting is a list of one value."""
     fixed: dict[str, Values] = {name: (value,) for name, value in request.fixed.items()}
-    return {**fixed, **request.search}
+    return fixed | {str(name): values for name, values in request.search.items()}
 
 
 def plan_space(
@@ -144,7 +144,8 @@ def _check_fixed_settings(request: TuningRequest, requested: Mapping[str, Values
     for name, value in workload.fixed_settings.items():
         asked = requested.get(name, (value,))
         allows = asked.low <= (value or 0) <= asked.high if isinstance(asked, ValueRange) else value in asked
-        if not allows or (name == "num_workers" and (value or 0) > (request.max_workers or MAX_WORKERS)):
+        most = request.max_workers if name == "num_workers" else None
+        if not allows or (most is not None and (value or 0) > most):
             owner = workload.loader_class or f"the dataset ({workload.description})"
             raise UsageError(f"{name} is {value}, as {owner} sets it, and cannot be changed from outside.")
 
@@ -208,8 +209,8 @@ def _plan_batch_sizes(
         inside = [size for size in fitting if size <= workload.samples]
         if workload.drop_last and not inside:
             raise UsageError(
-                f"drop_last leaves no batch: the dataset has {workload.samples} samples, the smallest batch {sizes[0]}. "
-                "Give a smaller --batch-size."
+                f"drop_last leaves no batch: the dataset has {workload.samples} samples, the smallest batch "
+                f"{sizes[0]}. Give a smaller --batch-size."
             )
         if workload.drop_last or not isinstance(requested, tuple):
             fitting = inside or fitting[:1]

@@ -77,7 +77,7 @@ def open_study(plan: Plan) -> optuna.Study:
     except Exception as error:  # a storage raises the errors of its database, its driver and its parser
         raise StudyError(
             f"The study in {hide_password(request.storage or 'memory')} cannot be opened: {describe_error(error)}. "
-            "Check --storage (such as sqlite:///studies.db or postgresql+psycopg://USER@HOST/DATABASE) and --study-name."
+            "Check --storage (such as sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE) and --study-name."
         ) from error
     for name, value in about.items():
         if stored.get(name, value) != value:

@@ -198,12 +198,12 @@ def _kernel(features: Array, others: Array) -> Array:
     """Return the covariance of the error between two lists of configurations."""
     gaps = features[:, None, :] - others[None, :, :]
     near = np.exp(-0.5 * (gaps[..., 0] / WORKERS_SCALE) ** 2)
+    equal = (gaps[..., len(COLUMNS) :] == 0).sum(axis=-1)
     covariance: Array = SIGMA_BIAS**2 + SIGMA_WORKERS**2 * near
+    covariance = covariance + equal * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2 * near)
     for column, setting in enumerate(COLUMNS[1:], start=1):
         along = SIGMAS.get(setting.name, SIGMA_NUMBER) ** 2 * np.exp(-0.5 * (gaps[..., column] / OTHER_SCALE) ** 2)
         covariance = covariance + (along if setting.needs is None else along * near)
-    equal = (gaps[..., len(COLUMNS) :] == 0).sum(axis=-1)
-    covariance = covariance + equal * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2 * near)
     return covariance
 
 
