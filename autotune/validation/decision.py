@@ -30,6 +30,7 @@ MIN_EXPECTED_GAIN: Final = 1.02  # of non-default settings, by the search; the v
 TIE_RATIO: Final = 0.97  # of the fastest, whose throughput is biased upwards by the selection
 MIN_SPEEDUP: Final = 1.02  # over the baseline or over unchanged training
 NEARLY_FULL_SHARE: Final = 0.8  # of a budget; a configuration that uses more loses against one that uses less
+Verdict = Literal["faster", "no_change"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Decision:
     """The recommended configuration and its numbers, as in `ProfileResult`."""
 
     config: LoaderConfig
-    verdict: Literal["faster", "no_change"]
+    verdict: Verdict
     samples_per_second: float
     ci95: Interval | None
     wait_share: float
