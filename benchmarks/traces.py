@@ -1,8 +1,8 @@
 """Records exhaustive grids, on which samplers are compared in seconds instead of hours.
 
 A trace holds the profile of a workload and the throughput of every configuration of a product grid, measured by short
-trials in one warm process, twice, each time in another random order. A sampler sees one pass and is judged by the other,
-so that the same random error does not both select and praise a configuration.
+trials in one warm process, twice, each time in another random order. A sampler sees one pass and is judged by the
+other, so that the same random error does not both select and praise a configuration.
 
     python -m benchmarks.traces [--only NAME ...] [--seconds 0.8] [--folder benchmarks/traces]
 """
