@@ -22,7 +22,7 @@ from typing import IO, Final
 import psutil
 
 from autotune.config import LoaderConfig
-from autotune.profiles.atomic_write import write_atomically
+from autotune.profiles.store import write_atomically
 from autotune.runner.process import TrialProcess
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
 from autotune.runner.starting import Starter

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from autotune import TunedProfile
 from autotune.config import FrozenModel, Interval, LoaderConfig
-from autotune.profiles.saving import save_profile
+from autotune.profiles.store import save_profile
 from autotune.profiles.schema import ConfirmedRounds
 from autotune.settings import describe_config
 from benchmarks.progress import say

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from autotune.config import FrozenModel, Interval, LoaderConfig
-from autotune.profiles.atomic_write import write_atomically
+from autotune.profiles.store import write_atomically
 from autotune.profiles.search_record import PhaseTime
 from benchmarks.training.messages import DeviceFacts, Reading, Trained, TrainingRun
 

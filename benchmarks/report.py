@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from autotune.profiles.atomic_write import write_atomically
+from autotune.profiles.store import write_atomically
 from benchmarks.analysis.busy import DeviceUse, list_uses, tabulate_uses
 from benchmarks.analysis.comparison import Comparison, compare_peers, tabulate_comparisons
 from benchmarks.analysis.fidelity import MIN_PAIRS, Pair, judge_fidelity, pair_up, tabulate_pairs

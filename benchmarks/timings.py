@@ -13,7 +13,7 @@ from typing import Final, get_args
 
 from pydantic import TypeAdapter
 
-from autotune.profiles.atomic_write import write_atomically
+from autotune.profiles.store import write_atomically
 from autotune.settings import describe_config
 from autotune.trial.time_spent import Activity, Phase
 from benchmarks.analysis.verdicts import format_table

@@ -21,7 +21,7 @@ from autotune.cli.project_file import name_parameters, read_project_options
 from autotune.cli.tune import tune
 from autotune.config import ProcessSettings
 from autotune.errors import UsageError
-from autotune.profiles.saving import save_profile
+from autotune.profiles.store import save_profile
 from tests.builders import make_config, make_profile, make_request
 
 ROOT = str(Path(__file__).parent.parent)

@@ -9,7 +9,7 @@ import pytest
 from autotune.config import KnobValue, LoaderConfig, ProcessSettings
 from autotune.profiles.export import export
 from autotune.profiles.schema import TunedProfile
-from autotune.profiles.targets import TARGETS, Target
+from autotune.profiles.export import TARGETS, Target
 from autotune.report.summary import list_settings
 from autotune.report.usage import describe_use_in_code, usage_snippet_without_dltune
 from autotune.settings import SETTINGS, Setting, SettingName, config_from_values, describe_config, describe_loader, differing_settings, setting_values,

@@ -10,8 +10,8 @@ from autotune.child.stack_writing import AnsweringWorker
 from autotune.child.stoppable_loader import StoppableDataLoader
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
-from autotune.profiles.ready_loaders import list_order
-from autotune.profiles.worker_init import make_worker_init
+from autotune.child.ready_loaders import list_order
+from autotune.profiles.loaders import make_worker_init
 from autotune.system.versions import read_start_method_in_force
 
 

@@ -31,8 +31,8 @@ from autotune.child.tracebacks import annotate_dead_workers, find_requested_inde
 from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.profiles.batches import count_samples
-from autotune.profiles.device_prefetch import make_copier, prefetch_batches
+from autotune.child.batches import count_samples
+from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.system.kernel_files import PROC
 from autotune.system.shared_memory import list_mapped_segments, remove_shm_segments
 from autotune.trial.measurement import EpochTrace, Measurement
@@ -179,7 +179,7 @@ class TrialRun:
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
         self._stopping = StoppingRule(request, self._epoch_batches)
         self._max_gpu_bytes = request.gpu_bytes
-        self._copier = make_copier(device) if request.config.process.device_prefetch else None
+        self._copier = DeviceCopier(device) if request.config.process.device_prefetch else None
         self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
         self._batches = 0

@@ -20,8 +20,8 @@ from autotune.child.sample_counts import SampleCountTracker
 from autotune.child.splits import choose_split, list_splits
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
-from autotune.profiles.factory_arguments import list_parameters
-from autotune.profiles.ready_loaders import read_start_method, take_apart
+from autotune.profiles.loaders import list_parameters
+from autotune.child.ready_loaders import read_start_method, take_apart
 from autotune.request import WorkloadRequest
 from autotune.settings import SettingName, config_from_values, setting_values
 from autotune.system.versions import read_start_method_in_force

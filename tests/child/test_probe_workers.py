@@ -37,7 +37,7 @@ from autotune.child.probe_workers import (
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import ProcessSettings
 from autotune.errors import WorkloadError
-from autotune.profiles.worker_init import ShareWatch
+from autotune.child.probe_sharding import ShareWatch
 from autotune.trial.protocol import ProbeCommand
 from autotune.trial.workload_profile import LinearCost, WorkloadProfile
 from autotune.workload import Workload

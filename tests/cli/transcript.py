@@ -20,7 +20,7 @@ from autotune.cli.check import describe_check
 from autotune.cli.display import PlainDisplay
 from autotune.cli.main import cli
 from autotune.config import LoaderConfig
-from autotune.profiles.saving import save_profile
+from autotune.profiles.store import save_profile
 from autotune.report.outcome import describe_outcome
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.trial.measurement import TrialResult

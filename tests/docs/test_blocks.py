@@ -27,7 +27,7 @@ from autotune.cli.params import build_request
 from autotune.cli.project_file import name_parameters
 from autotune.cli.scripts import is_script
 from autotune.cli.tune import tune
-from autotune.profiles.saving import save_profile
+from autotune.profiles.store import save_profile
 from autotune.system.machine import read_machine
 from tests.builders import make_config, make_profile
 from tests.docs.markdown import (
