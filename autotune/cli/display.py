@@ -34,12 +34,12 @@ class RunDisplay(ProgressListener):
 
     def __init__(self, *, verbose: bool = False, quiet: bool = False, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
-        self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=5, transient=True)
         self._verbose, self._started = verbose, self._clock()
         self._activity, self._activity_began = "starting", self._started
         self._rates: dict[LoaderConfig, float | None] = {}
         self._number = 0
         self._validation_began: float | None = None
+        self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=5, transient=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -72,8 +72,8 @@ class RunDisplay(ProgressListener):
 
     def show_plan(self, plan: Plan) -> None:
         self._plan, self._columns = plan, _choose_columns(plan)
-        profiled = f"Profiled in {format_seconds(self._clock() - self._started)}: {_describe_workload(plan)}"
-        self._write("\n".join([_describe_machine(plan), profiled, *(_list_details(plan) if self._verbose else ()), ""]))
+        details = _list_details(plan) if self._verbose else ()
+        self._write("\n".join([_describe(plan, self._clock() - self._started), *details, ""]))
 
     def show_resumed(self, trials: int) -> None:
         self._write(f"Continuing after {trials} trials of the interrupted run.")
@@ -155,23 +155,22 @@ def _format_value(value: object) -> str:
     return {None: "-", True: "yes", False: "no"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def _describe_machine(plan: Plan) -> str:
-    machine, gpu = plan.machine, plan.workload.accelerator
-    cpus = f"{machine.usable_cpus:g} CPU{'' if machine.usable_cpus == 1 else 's'}"
-    gpus = "no GPU" if gpu is None else f"{f'{gpu.count} x ' if gpu.count > 1 else ''}{gpu.name}"
-    memory = f"{machine.memory_limit_bytes / 2**30:.3g} GiB RAM"
-    torch = f"torch {plan.workload.software.torch.partition('+')[0]}"
-    return " · ".join([f"dltune {read_own_version()}", cpus, memory, gpus, torch])
-
-
-def _describe_workload(plan: Plan) -> str:
-    """Describe the cost of a sample and of the step, and the throughput that the step allows."""
-    workload, size = plan.workload, plan.workload.probe_batch_size
-    bound = "CPU-bound" if workload.cpu_share >= 0.5 else "I/O-bound"
-    load = f"{format_seconds(workload.load_cost.per_batch(size) / size)}/sample, {bound}"
-    simulated = "" if plan.request.workload.step_seconds is None else " (simulated)"
-    step = f"step {format_seconds(workload.step_cost.per_batch(size))}{simulated}"
-    return " · ".join([load, step, f"upper bound {plan.best_upper_bound:,.0f} samples/s"])
+def _describe(plan: Plan, profiling_seconds: float) -> str:
+    """Describe the machine, the cost of a sample and of the step, and the throughput that the step allows."""
+    machine, workload, size = plan.machine, plan.workload, plan.workload.probe_batch_size
+    gpu, is_simulated = workload.accelerator, plan.request.workload.step_seconds is not None
+    here = [
+        f"dltune {read_own_version()}",
+        f"{machine.usable_cpus:g} CPU{'' if machine.usable_cpus == 1 else 's'}",
+        f"{machine.memory_limit_bytes / 2**30:.3g} GiB RAM",
+        "no GPU" if gpu is None else f"{f'{gpu.count} x ' if gpu.count > 1 else ''}{gpu.name}",
+        f"torch {workload.software.torch.partition('+')[0]}",
+    ]
+    load = f"{format_seconds(workload.load_cost.per_batch(size) / size)}/sample"
+    step = f"step {format_seconds(workload.step_cost.per_batch(size))}{' (simulated)' if is_simulated else ''}"
+    costs = [f"{load}, {'CPU' if workload.cpu_share >= 0.5 else 'I/O'}-bound", step]
+    costs.append(f"upper bound {plan.best_upper_bound:,.0f} samples/s")
+    return f"{' · '.join(here)}\nProfiled in {format_seconds(profiling_seconds)}: {' · '.join(costs)}"
 
 
 def _list_details(plan: Plan) -> Iterator[str]:
@@ -182,8 +181,7 @@ def _list_details(plan: Plan) -> Iterator[str]:
     for name, choices in plan.space.searched().items():
         yield f"Search: {name}={','.join(map(str, choices)).lower()}"
     if plan.left_out:
-        total = len(plan.candidates) + plan.left_out
-        yield f"Skipping {plan.left_out:,} of {total:,} configurations that would exceed the limits"
+        yield f"Skipping {plan.left_out:,} configurations that would exceed the limits"
     yield from (f"Note: {note}" for note in (*plan.workload.notes, *plan.space.notes))
     low, high = guess.ci95
     yield f"Prediction: {guess.samples_per_second:,.0f} samples/s (95% CI {low:,.0f}-{high:,.0f}) with "

@@ -41,11 +41,11 @@ SLOW_WORKERS: Final = (
     "each worker imports your modules and unpickles the dataset, collate_fn and worker_init_fn: use "
     "persistent_workers=True, or multiprocessing_context='fork' if none of your threads holds a lock"
 )
-MANY_WORKERS: Final = "many more workers than CPUs can help: leave --max-workers unset, or copy the data to a disk"
+MANY_WORKERS: Final = "reads wait for a server: many more workers than CPUs can help, or a copy on a local disk"
 SLOW_STORAGE: Final = {
     "disk": "random reads are slow on a rotational disk: copy the data to an SSD, or read few large files in order",
-    "network": f"reads wait for a server; {MANY_WORKERS}",
-    "program": f"a program answers reads, often from a network; {MANY_WORKERS}",
+    "network": MANY_WORKERS,
+    "program": MANY_WORKERS,
     "overlay": "reads pass through container layers: mount the data as a volume (docker -v, Apptainer --bind)",
 }
 

@@ -64,10 +64,6 @@ def cli() -> None:
     """
 
 
-def _format_warning(message: object, *_: Any, **__: Any) -> str:
-    return f"Warning: {message}\n"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line with the given arguments, or those of the process."""
     try:
@@ -75,5 +71,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except FileNotFoundError:
         click.echo("Error: the current folder does not exist any more. Change to another one.", err=True)
         sys.exit(UsageError.exit_code)
-    warnings.formatwarning = _format_warning
+    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
     cli.main(args=arguments, prog_name="dltune")

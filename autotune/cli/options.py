@@ -44,7 +44,7 @@ def processes(text: str) -> int:
 
         return max(1, len(read_gpus()))
     if not re.fullmatch("[0-9]{1,9}", text):
-        raise click.BadParameter(f"{_shorten(text)} is neither a number of processes nor auto")
+        raise click.BadParameter(f"{text[:80]!r} is neither a number of processes nor auto")
     return int(text)
 
 
@@ -52,7 +52,7 @@ def assignment(text: str) -> tuple[str, Any]:
     """Parse `KEY=VALUE`, with a value in JSON or a bare word."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
-        raise click.BadParameter(f"{_shorten(text)} is not of the form KEY=VALUE")
+        raise click.BadParameter(f"{text[:80]!r} is not of the form KEY=VALUE")
     return key.strip(), _parse_value(value)
 
 
@@ -62,7 +62,7 @@ def search_values(text: str) -> tuple[str, Any]:
     if found := re.fullmatch("([0-9]{1,9}):([0-9]{1,9})", values.strip()):
         return key.strip(), {"low": int(found[1]), "high": int(found[2])}
     if not key.strip() or not values.strip() or ":" in values:
-        raise click.BadParameter(f"{_shorten(text)} is not of the form num_workers=0:16 or in_order=true,false")
+        raise click.BadParameter(f"{text[:80]!r} is not of the form num_workers=0:16 or in_order=true,false")
     return key.strip(), tuple(_parse_value(value.strip()) for value in values.split(","))
 
 
@@ -76,10 +76,6 @@ def _parse_value(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _shorten(text: str) -> str:
-    return repr(text if len(text) <= 80 else f"{text[:80]}...")
 
 
 TYPES: Final[Mapping[str, Any]] = {
@@ -100,7 +96,7 @@ def option(names: str, text: str, default: Any = None) -> click.Option:
     flags = [word for word in names.split() if word.startswith("-")]
     metavar = next((word for word in names.split() if not word.startswith("-")), "")
     kind: dict[str, Any] = {"is_flag": not metavar, "multiple": "=" in metavar, "type": TYPES.get(metavar)}
-    return click.Option(flags, metavar=metavar or None, default=default, help=text, **kind)
+    return click.Option(flags, metavar=metavar or None, default=default if metavar else False, help=text, **kind)
 
 
 AS_JSON: Final = option("--json", "Print the profile as JSON on stdout.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,11 +29,9 @@ if TYPE_CHECKING:
     ],
     context_settings={"auto_envvar_prefix": "DLTUNE", "show_default": True},
     epilog=epilog(
-        "dltune --dataset data.images:make_dataset --trials 40",
         "dltune train.py:make_loader --step train.py:make_step",
         "dltune --dataset data.images:make_dataset --arg root=/data --set in_order=true --batch-size 64",
-        "dltune --dataset data.images:make_dataset --step-time 35ms --max-shm 64MB --timeout 10m",
-        "dltune --dataset data.images:make_dataset --search num_workers=0:16 --dry-run",
+        "dltune --dataset data.images:make_dataset --search num_workers=0:16 --step-time 35ms --timeout 10m",
         codes=TUNES,
         more="Every option is also read from an environment variable, such as DLTUNE_TRIALS=20.",
     ),
@@ -60,9 +59,8 @@ def _read_target(ctx: click.Context, options: dict[str, Any]) -> None:
     target = options["target"]
     if ":" not in target:
         form = f"{target}:NAME" if target.endswith(".py") else "MODULE:NAME"
-        raise UsageError(
-            f"Name a module-level function that returns your Dataset or DataLoader: dltune --dataset {form}"
-        )
+        kind = "a module-level function that returns your Dataset or DataLoader"
+        raise UsageError(f"Run dltune --dataset {form}, in which NAME is {kind}.")
     if ParameterSource.COMMANDLINE in map(ctx.get_parameter_source, ("dataset", "loader")):
         raise UsageError(f"Pass either {target} or --dataset or --loader.")
     options |= {"dataset": target, "loader": None}
@@ -83,6 +81,8 @@ def _print_plan(request: TuningRequest, *, verbose: bool) -> None:
 
 def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> bool:
     """Print the stored result of the same request if a short measurement confirms it; return whether it does."""
+    if not Path(request.output).exists():  # importing what follows takes a second
+        return False
     from autotune.checking import find_result, verify
     from autotune.cli.display import RunDisplay
     from autotune.report.text import render_verified

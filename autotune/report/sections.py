@@ -64,9 +64,8 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
         speedup = f"{_factor(result.speedup)} faster"
         headline = f"{speedup}: {number(base.samples_per_second)} → {rate}"
         throughput += f", {speedup} than {base.description}{_interval(result.speedup_ci95, _factor)}"
-    runs = result.validation_runs
+    runs, cut = result.validation_runs, "" if profile.is_complete else " Interrupted: run the same command to continue."
     evidence = f"Validated in {runs} alternating run{'s' if runs > 1 else ''}." if runs else "Not validated."
-    cut = "" if profile.is_complete else " Interrupted: run the same command to continue."
     measured = (("before", base), ("after", result)) if base else (("now", result),)
     samples = work.samples if work is not None else profile.dataloader.batch_size or 1000
     times = [(label, samples / max(one.samples_per_second, 1e-9), one.wait_share) for label, one in measured]
@@ -110,7 +109,8 @@ def _warnings(profile: TunedProfile) -> Iterator[str]:
     for one in SETTINGS.values():
         value, before = one.read(profile.config), one.read((base or profile).config)
         if one.changes_training and value not in (None, before):
-            yield f"{one.name}={value} changes training, not only its speed; --set {one.name}={before} keeps yours."
+            keep = f"--set {one.name}={before}".lower()
+            yield f"{one.name}={value} changes training, not only its speed; {keep} keeps yours."
     if base is None and profile.result.validation_runs:
         yield "The baseline could not run, so the speedup is unknown."
     yield from profile.result.warnings
