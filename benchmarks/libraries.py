@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 
 from autotune import TunedProfile
 from autotune.config import FrozenModel, Interval, LoaderConfig
-from autotune.profiles.store import save_profile
 from autotune.profiles.schema import ConfirmedRounds
+from autotune.profiles.store import save_profile
 from autotune.settings import describe_config
 from benchmarks.progress import say
 from benchmarks.training.environment import make_environment

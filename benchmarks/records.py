@@ -8,11 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from autotune.profiles.search_record import PhaseTime
 from pydantic import ValidationError
 
 from autotune.config import FrozenModel, Interval, LoaderConfig
 from autotune.profiles.store import write_atomically
-from autotune.profiles.search_record import PhaseTime
 from benchmarks.training.messages import DeviceFacts, Reading, Trained, TrainingRun
 
 TunerName = Literal["dltune", "random", "loadtune", "hand", "defaults"]

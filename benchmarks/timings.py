@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, get_args
 
+from autotune.trial.time_spent import Activity, Phase
 from pydantic import TypeAdapter
 
 from autotune.profiles.store import write_atomically
 from autotune.settings import describe_config
-from autotune.trial.time_spent import Activity, Phase
 from benchmarks.analysis.verdicts import format_table
 from benchmarks.progress import say_choice
 from benchmarks.records import Tuning

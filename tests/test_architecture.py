@@ -25,7 +25,7 @@ OWNERS = {
     "rich": {"commands.display", "commands.live_display"},
     "numpy": {"search.coordinates", "search.surrogate"},
     "jinja2": {"report"},
-    "filelock": {"runner.scratch", "system.locks"},
+    "filelock": {"profiles.store", "runner.scratch"},
 }
 PROGRAMS = {"cli", "commands", "child.__main__", "child.namespaces"}  # each says what it does at its top
 TORCH_ROOMS = {"profiles.batches", "profiles.device_prefetch"}  # beside the child's

@@ -6,9 +6,10 @@ import random
 import time
 from collections.abc import Sequence
 
+from autotune.search.demand import ResourceModel
+
 from autotune.config import LoaderConfig
 from autotune.runner.runner import TrialRunner
-from autotune.search.demand import ResourceModel
 from autotune.search.loop import HOPELESS_SHARE, SEARCH_PRECISION, SEARCH_SHARE
 from autotune.search.plan import Plan, make_plan
 from autotune.search.trial_record import TrialRecord
