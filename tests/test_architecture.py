@@ -24,10 +24,10 @@ OWNERS = {
     "rich": {"cli"},
     "numpy": {"search"},
     "jinja2": {"report"},
-    "filelock": {"runner", "system.locks", "profiles.store"},
+    "filelock": {"runner", "profiles.store"},
 }
 PROGRAMS = {"cli", "child"}  # they may print and exit
-TRAINING_MODULES = {"profiles.batches", "profiles.device_prefetch"}  # they import torch in training code
+TRAINING_MODULES = {"profiles.device_prefetch"}  # they import torch in training code
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "manager", "core"}
 
 

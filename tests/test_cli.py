@@ -13,11 +13,11 @@ from typing import Any
 
 import click
 import pytest
+from autotune.cli.params import build_request
+from autotune.cli.project_file import name_parameters, read_project_options
 from click.testing import CliRunner, Result
 
 from autotune.cli.main import cli
-from autotune.cli.params import build_request
-from autotune.cli.project_file import name_parameters, read_project_options
 from autotune.cli.tune import tune
 from autotune.config import ProcessSettings
 from autotune.errors import UsageError

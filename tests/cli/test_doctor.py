@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from autotune.cli.conflicts import PACKAGE_DIR, ConflictingPackage
+from autotune.cli.doctor_checks import DoctorCheck, SystemFacts, collect_facts, run_checks
 from click.testing import CliRunner
 
-from autotune.cli.conflicts import PACKAGE_DIR, ConflictingPackage
 from autotune.cli.doctor import describe_checks
-from autotune.cli.doctor_checks import DoctorCheck, SystemFacts, collect_facts, run_checks
 from autotune.cli.main import cli
 from autotune.runner.sandbox import SandboxSupport
 from autotune.system.cgroups import CpuThrottling

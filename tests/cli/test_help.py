@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import click
 import pytest
+from autotune.cli.scripts import is_script
 from click.testing import CliRunner
 
 from autotune.cli.main import cli
-from autotune.cli.scripts import is_script
 from autotune.search.loop import SEARCH_SHARE
 
 NAMES = sorted(cli.commands)

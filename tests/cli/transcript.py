@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 
+from autotune.report.outcome import describe_outcome
+from autotune.validation.remeasurement import Remeasurement
 from click.testing import CliRunner
 from rich.console import Console
 
@@ -21,12 +23,10 @@ from autotune.cli.display import PlainDisplay
 from autotune.cli.main import cli
 from autotune.config import LoaderConfig
 from autotune.profiles.store import save_profile
-from autotune.report.outcome import describe_outcome
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.tuning import tune
-from autotune.validation.remeasurement import Remeasurement
 from tests.builders import make_config, make_cost, make_full_profile, make_machine, make_profile, make_result
 from tests.builders import make_workload as make_usual_workload
 

@@ -44,8 +44,7 @@ def test_what_earlier_trials_reached_guides_the_search_and_is_no_result() -> Non
 
 
 def test_the_earlier_result_becomes_history_and_other_profiles_stay(workdir: Path) -> None:
-    from autotune.profiles.store import read_file
-    from autotune.profiles.store import save_profile
+    from autotune.profiles.store import read_file, save_profile
 
     earlier = tune_cold(Bench(saturating))
     save_profile(workdir / "dltune.json", make_profile("another"))
