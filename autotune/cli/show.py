@@ -53,7 +53,7 @@ def report(file: str, profile: str | None, output: str | None, force: bool, **fo
     with exit_on_error():
         from autotune.profiles.match import select_profile
         from autotune.report.html import render_html
-        from autotune.report.markdown import render_markdown
+        from autotune.report.text import render_markdown
 
         chosen = select_profile(Path(file), profile)
         name = name_in(file, chosen)
