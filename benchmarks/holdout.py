@@ -1,7 +1,7 @@
-"""What replay's numbers are worth: its sampler and constants were chosen on the same grids that they are praised on.
+"""Cross-validates the results of `replay`, whose sampler and constants were chosen on the same grids.
 
-So each grid is held out once: of all variants (the samplers, and the default one with each of its constants halved and
-doubled or so) the one is taken that does best on the other grids, and judged on this one, which it has not seen.
+Each grid is held out once: of all variants (the samplers, and the default one with each of its constants halved and
+doubled), the one that is best on the other grids is judged on this one.
 
     python -m benchmarks.holdout [--seeds 10]
 """
@@ -17,20 +17,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-import optuna
-
 from autotune.config import FrozenModel
 from autotune.request import SamplerName
-from autotune.search import stopping, surrogate
+from autotune.search import loop, surrogate
 from benchmarks.replay import Replayed, read_traces, replay
 
 RESULTS: Final = Path("benchmarks/results/holdout.json")
 SHIPPED: Final = "model"
-TIE_SHARE: Final = 0.005  # among variants that lie closer to the best, the one with the fewest trials is taken
+TIE_SHARE: Final = 0.005  # variants closer to the best than this are ties
 
 
 class Variant(NamedTuple):
-    """A way to search: a sampler, with one constant of a module changed or none."""
+    """A sampler, with one constant of a module changed or none."""
 
     sampler: SamplerName
     module: ModuleType | None = None
@@ -39,7 +37,7 @@ class Variant(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Name it in one word."""
+        """The name of the variant."""
         return self.sampler if self.module is None else f"{self.constant}={self.value}"
 
 
@@ -47,9 +45,9 @@ VARIANTS: Final = (
     Variant("model"),
     Variant("tpe"),
     Variant("random"),
-    *(Variant("model", stopping, "MIN_EXPECTED_IMPROVEMENT", gain) for gain in (0.005, 0.02)),
-    *(Variant("model", stopping, "MIN_TRIALS", trials) for trials in (3, 12)),
-    *(Variant("model", stopping, "PATIENCE_TRIALS", trials) for trials in (3, 10)),
+    *(Variant("model", loop, "MIN_EXPECTED_IMPROVEMENT", gain) for gain in (0.005, 0.02)),
+    *(Variant("model", loop, "MIN_TRIALS", trials) for trials in (3, 12)),
+    *(Variant("model", loop, "PATIENCE_TRIALS", trials) for trials in (3, 10)),
     *(Variant("model", surrogate, "MIN_NOISE", noise) for noise in (0.02, 0.08)),
     *(Variant("model", surrogate, "WORKERS_SCALE", doublings) for doublings in (0.35, 1.4)),
     *(Variant("model", surrogate, "PRIOR_SCALES", scales) for scales in ((0.5,), (1.0,), (2.0,))),
@@ -57,7 +55,7 @@ VARIANTS: Final = (
 
 
 class Score(FrozenModel):
-    """What a variant reached on one grid, mean over the seeds: share of the best, and trials measured."""
+    """Mean share of the best and mean number of trials of a variant on one grid."""
 
     trace: str
     variant: str
@@ -67,7 +65,7 @@ class Score(FrozenModel):
 
 @contextmanager
 def in_force(variant: Variant) -> Iterator[None]:
-    """Change the constant of a variant for a while; it is no option, for users have no reason to touch it."""
+    """Change the constant of a variant during the block."""
     if variant.module is None:
         yield
         return
@@ -80,7 +78,7 @@ def in_force(variant: Variant) -> Iterator[None]:
 
 
 def choose(scores: Sequence[Score]) -> str:
-    """Choose the variant that does best over some grids: by its mean share, and by its trials where that is a tie."""
+    """Return the variant with the best mean share over some grids; of ties the one with the fewest trials."""
     labels = dict.fromkeys(score.variant for score in scores)
     shares = {label: statistics.fmean(score.share for score in scores if score.variant == label) for label in labels}
     trials = {label: statistics.fmean(score.trials for score in scores if score.variant == label) for label in labels}
@@ -89,7 +87,7 @@ def choose(scores: Sequence[Score]) -> str:
 
 
 def hold_out(scores: Sequence[Score]) -> list[Score]:
-    """Give for each grid what the variant reaches there that was chosen on the others."""
+    """Return for each grid the score of the variant that was chosen on the others."""
     found = []
     for trace in dict.fromkeys(score.trace for score in scores):
         chosen = choose([score for score in scores if score.trace != trace])
@@ -118,7 +116,7 @@ def _sum_up(label: str, runs: Sequence[Replayed]) -> Score:
 
 
 def print_table(scores: Sequence[Score], held_out: Sequence[Score]) -> None:
-    """Print for each grid what was chosen without it and what that reaches, beside what is shipped; then the means."""
+    """Print the variant that was chosen without each grid and its score there, next to the default; then the means."""
     print(
         f"{'held out':12} {'chosen on the others':22} {'reaches':>8} {'trials':>7}   {'as shipped':>10} {'trials':>7}"
     )
@@ -142,12 +140,11 @@ def _describe(trace: str, variant: str, found: Sequence[Score], shipped: Sequenc
 
 
 def main() -> None:
-    """Hold every grid out once, print the table and keep the numbers."""
+    """Hold every grid out once, print the table and store the numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     scores = score_variants(options.seeds)
     print_table(scores, hold_out(scores))
     options.results.write_text(json.dumps([score.model_dump() for score in scores]) + "\n")

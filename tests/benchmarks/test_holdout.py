@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.search import stopping
+from autotune.search import loop
 from benchmarks.holdout import VARIANTS, Score, Variant, choose, hold_out, in_force
 
 
@@ -33,10 +33,10 @@ def test_of_variants_that_reach_as_much_the_one_with_fewest_trials_is_chosen() -
 
 
 def test_a_changed_constant_is_as_before_afterwards() -> None:
-    before = stopping.PATIENCE_TRIALS
-    with in_force(Variant("model", stopping, "PATIENCE_TRIALS", 3)):
-        assert stopping.__dict__["PATIENCE_TRIALS"] == 3
-    assert before == stopping.PATIENCE_TRIALS
+    before = loop.PATIENCE_TRIALS
+    with in_force(Variant("model", loop, "PATIENCE_TRIALS", 3)):
+        assert loop.__dict__["PATIENCE_TRIALS"] == 3
+    assert before == loop.PATIENCE_TRIALS
 
 
 def test_every_variant_but_a_plain_sampler_changes_a_constant_that_is_there() -> None:
