@@ -1,8 +1,8 @@
-"""Records exhaustive grids, so that samplers can be compared on them in seconds instead of hours.
+"""Records exhaustive grids, on which samplers are compared in seconds instead of hours.
 
-A trace holds what the probe found of a workload and the throughput of every configuration of a product grid, measured
-by short trials in one warm process, twice, each time in another random order: with one pass a sampler is fed, by the
-other it is judged, so that no configuration is both picked and praised for the same stroke of luck.
+A trace holds the profile of a workload and the throughput of every configuration of a product grid, measured by short
+trials in one warm process, twice, each time in another random order. A sampler sees one pass and is judged by the
+other, so that the same random error does not both select and praise a configuration.
 
     python -m benchmarks.traces [--only NAME ...] [--seconds 0.8] [--folder benchmarks/traces]
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from autotune.config import FrozenModel, LoaderConfig
 from autotune.request import TuningRequest
@@ -25,12 +25,12 @@ from autotune.search.plan import Plan, make_plan
 from autotune.search.space import SearchSpace
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.trial.budgets import plan_budgets
-from autotune.trial.measurement import EpochTrace, Measurement, TrialResult
+from autotune.trial.measurement import EpochTrace, Measurement
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.workload_profile import WorkloadProfile
-from benchmarks.tuners.trial import make_request
-from benchmarks.workloads.catalogue import find_workload
-from benchmarks.workloads.workload import BenchWorkload
+
+if TYPE_CHECKING:
+    from benchmarks.workloads.workload import BenchWorkload
 
 TRACES: Final = Path("benchmarks/traces")
 RECORDED: Final = ("tutorial", "decode", "heavy_tail", "large", "slow_start")
@@ -51,27 +51,30 @@ class Trace(FrozenModel):
 
     name: str
     recorded_at: datetime  # UTC
-    request: TuningRequest  # what would have been asked of the tuner
-    machine: MachineProfile  # what it allowed
-    workload: WorkloadProfile  # what the probe found
+    request: TuningRequest
+    machine: MachineProfile
+    workload: WorkloadProfile
     space: SearchSpace
     configs: tuple[LoaderConfig, ...]
-    passes: tuple[tuple[float, ...], ...]  # samples per second of each configuration; 0 where it failed
+    passes: tuple[tuple[float, ...], ...]  # samples per second of each configuration; 0 if it failed
     seconds: tuple[float, ...]  # wall time of each trial of the first pass
 
     def plan(self) -> Plan:
-        """Plan a run as the tuner would, over the recorded grid."""
+        """Return the plan of a run over the recorded grid."""
         budgets = plan_budgets(self.machine, self.request)
         plan = make_plan(self.request, self.machine, self.workload, budgets)
-        return replace(plan, space=SearchSpace.of(**self.space.choices))  # knobs that came later stay at their defaults
+        return replace(plan, space=SearchSpace.of(**self.space.choices))  # later settings stay at their defaults
 
 
 def record(workload: BenchWorkload, seconds: float) -> Trace:
     """Record one workload by trials that measure for at most so many seconds each."""
+    from benchmarks.tuners.trial import make_request
+
     request, machine = make_request(workload), read_machine()
     budgets = plan_budgets(machine, request)
     with TrialRunner(request.workload, request.stall_seconds) as runner:
-        profile = runner.probe((workload.batch_size,), budgets)
+        sizes = (workload.batch_size, workload.batch_size)
+        profile = runner.probe(sizes, budgets, machine.usable_cpus)
         plan = make_plan(request, machine, profile, budgets)
         space = SearchSpace.of(
             batch_size=(workload.batch_size,),
@@ -98,22 +101,18 @@ def record(workload: BenchWorkload, seconds: float) -> Trace:
 def _run_pass(
     runner: TrialRunner, plan: Plan, configs: Sequence[LoaderConfig], seconds: float, seed: int
 ) -> list[tuple[float, float]]:
-    """Measure all configurations in a random order; give throughput and wall time of each, in the given order."""
+    """Measure all configurations in a random order; return throughput and wall time of each in the given order."""
     found: dict[LoaderConfig, tuple[float, float]] = {}
     for config in random.Random(seed).sample(configs, len(configs)):
         request = TrialRequest(config=config, epochs=plan.request.epochs, seconds=seconds, precision=PRECISION)
         result = runner.run(request)
-        found[config] = _score(plan, result), result.seconds
+        rate = plan.estimate(result)
+        found[config] = rate.samples_per_second if rate is not None else 0.0, result.seconds
     return [found[config] for config in configs]
 
 
-def _score(plan: Plan, result: TrialResult) -> float:
-    found = plan.estimate(result)
-    return found.samples_per_second if found is not None else 0.0
-
-
 def make_measurement(batches: int, batch_size: int, epoch_seconds: float, epochs: int) -> Measurement:
-    """Make what a trial would have measured of epochs that are all alike."""
+    """Return the measurement of a trial of equal epochs."""
     trace = EpochTrace(
         batch_seconds=tuple(epoch_seconds * (number + 1) / batches for number in range(batches)),
         end_seconds=epoch_seconds,
@@ -126,7 +125,9 @@ def make_measurement(batches: int, batch_size: int, epoch_seconds: float, epochs
 
 
 def main() -> None:
-    """Record the workloads that were asked for."""
+    """Record the workloads of the command line."""
+    from benchmarks.workloads.catalogue import find_workload
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=RECORDED, choices=RECORDED)
     parser.add_argument("--seconds", type=float, default=0.8)

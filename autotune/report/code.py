@@ -16,7 +16,6 @@ from autotune.request import RUN_FIELDS, TuningRequest
 from autotune.settings import SETTINGS
 
 _OPTIONS: Final = {"dataset_args": "--arg", "fixed": "--set", "start_method": "--set", "timeout_seconds": "--timeout"}
-_LEFT_OUT: Final = {"workload", "isolation", *RUN_FIELDS}
 
 
 def plain_code(profile: TunedProfile) -> str:
@@ -30,10 +29,8 @@ def plain_code(profile: TunedProfile) -> str:
     arguments[1:1] = [f"batch_size={kwargs.pop('batch_size')}"] if "batch_size" in kwargs else []
     arguments += [f"{name}={value!r}" for name, value in kwargs.items()]
     changed = ((setting, setting.read(config)) for setting in SETTINGS.values())
-    lines = [
-        setting.setup.format(value=value) for setting, value in changed if setting.setup and value != setting.default
-    ]
-    lines = ["import autotune", *lines] if config.process.device_prefetch else lines
+    lines = [one.setup.format(value=value) for one, value in changed if one.setup and value != one.default]
+    lines += ["import autotune"] if config.process.device_prefetch else []
     return "\n".join([*lines, _loader_line(profile, "", arguments)])
 
 
@@ -61,10 +58,9 @@ def _loader_line(profile: TunedProfile, make_loader: str, arguments: list[str]) 
     """Write the call that makes the loader, and how batches are copied to the device if that is a setting."""
     workload, process = profile.workload, profile.process
     maker = (workload.loader_class or "DataLoader").replace(":", ".")
-    if not all(part.isidentifier() for part in maker.split(".")):  # no expression from a file becomes code to paste
-        maker = "make_loader"
     short = maker.rpartition(".")[2]
-    maker = maker if short == "DataLoader" else short
+    if short != "DataLoader":
+        maker = short if short.isidentifier() else "make_loader"  # no expression from a file becomes code to paste
     given = [maker, *arguments] if make_loader and workload.loader_class is not None else arguments
     split = workload.split if workload.has_loader_function else None
     choice = "" if split is None else f"[{split if split.isdecimal() else repr(split)}]"
@@ -82,7 +78,7 @@ def format_command(request: Mapping[str, Any]) -> str | None:
     except ValidationError:
         return None
     fields = asked.workload.model_dump(exclude_defaults=True, exclude={"dataset", "is_loader", "working_dir"})
-    fields |= asked.model_dump(exclude_defaults=True, exclude=_LEFT_OUT)
+    fields |= asked.model_dump(exclude_defaults=True, exclude={"workload", "isolation", *RUN_FIELDS})
     options = [("--loader" if asked.workload.is_loader else "--dataset", asked.workload.dataset)]
     for field, value in fields.items():
         option = _OPTIONS.get(field, f"--{field}".replace("_seconds", "-time").replace("_", "-"))

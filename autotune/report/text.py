@@ -1,62 +1,56 @@
-"""A result as plain text: the end of a run, and `dltune show`."""
+"""A result as plain text: the end of a run, `dltune show`, and Markdown for pull requests."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
-from collections.abc import Sequence
 from typing import Final
 
 from autotune.profiles.schema import TunedProfile
-from autotune.report.sections import Report, make_report, number
+from autotune.report.sections import Report, Table, make_report, number
 from autotune.settings import format_arguments
 from autotune.units import format_seconds
 
 WIDTH: Final = 100  # columns, if the output is not a terminal
 _INDENT: Final = " " * 8
-_DEFAULT_FILE: Final = "dltune.json"  # that commands read if none is given
+_LINKS: Final = re.compile(r"://|www\.|@|#\d", re.IGNORECASE)  # GitHub makes links of these even if they are escaped
 
 
 def render_summary(
     profile: TunedProfile, file: str, *, width: int = WIDTH, interrupted: bool = False, name: str | None = None
 ) -> str:
-    """Write the end of a run: the result, at most one tip and one warning, and lines to paste, which are not folded.
+    """Write the end of a run: the result, at most one tip and one warning, and lines to paste.
 
-    Args:
-        profile: The result.
-        file: The file that it was saved to.
-        width: Columns.
-        interrupted: Whether the run was interrupted.
-        name: Name that selects the profile if the file holds several workloads.
+    Only lines to paste are wider than `width` columns; `name` selects the profile if the file holds several workloads.
     """
     report, is_change = make_report(profile, file, name), profile.result.verdict == "faster"
     result = [_arguments(profile) if is_change else f"{report.headline}.", report.throughput, report.brief]
     result += [report.evidence] if interrupted or not profile.is_validated else []
+    rows = list(zip(["Result  ", *[_INDENT] * 3], result, strict=False))
+    rows += [("Tip     ", tip) for tip in report.advice[:1]] + [("Warning ", text) for text in report.warnings[:1]]
     left = len(report.advice[1:]) + len(report.warnings[1:])
-    more = f"{left} more: {_command('show', file, name)}   " if left else ""
-    saved = (
-        f"Saved to {file} in {format_seconds(profile.search.seconds)}. {more}Report: {_command('report', file, name)}"
-    )
-    lines = [*_fold("Result", result, width), *_fold("Tip", report.advice[:1], width)]
-    lines += [*_fold("Warning", report.warnings[:1], width), *textwrap.wrap(saved, width, break_on_hyphens=False)]
-    return "\n".join([*lines, *(_usage(report) if is_change else [])])
+    more = f" {left} more: {_command('show', file, name)}." if left else ""
+    saved = f"Saved to {file} in {format_seconds(profile.search.seconds)}.{more}"
+    rows.append(("", f"{saved} Report: {_command('report', file, name)}"))
+    return "\n".join([*_fold(rows, width), *(_usage(report) if is_change else [])])
 
 
 def render_verified(
-    profile: TunedProfile, file: str, samples_per_second: float, *, width: int = WIDTH, name: str | None = None
+    profile: TunedProfile, file: str, rate: float, *, width: int = WIDTH, name: str | None = None
 ) -> str:
-    """Write that a stored result is still valid; `samples_per_second` is what it reaches now."""
+    """Write that a stored result is still valid; `rate` is its throughput now, in samples per second."""
     then = f"{number(profile.result.samples_per_second)} when tuned on {profile.created_at:%Y-%m-%d}"
-    rates = f"still valid: {number(samples_per_second)} samples/s, {then}"
-    result = [_arguments(profile), rates, f"{file} is unchanged; --fresh tunes from scratch."]
-    return "\n".join([*_fold("Result", result, width), *_usage(make_report(profile, file, name))])
+    rows = [("Result  ", _arguments(profile)), (_INDENT, f"still valid: {number(rate)} samples/s, {then}")]
+    rows.append((_INDENT, "--fresh tunes from scratch."))
+    return "\n".join([*_fold(rows, width), *_usage(make_report(profile, file, name))])
 
 
 def render_profile(profile: TunedProfile, file: str, *, name: str | None = None) -> str:
     """Write everything that a report holds, for `dltune show`."""
     report = make_report(profile, file, name)
     lines = [report.title, "", report.headline, report.throughput, report.brief, report.evidence]
-    lines += [f"Warning {warning}" for warning in report.warnings] + [f"Tip     {advice}" for advice in report.advice]
+    lines += [f"Tip     {tip}" for tip in report.advice] + [f"Warning {text}" for text in report.warnings]
     lines += _usage(report)
     for table in (report.settings, *report.tables):
         rows = [[" ".join(cell.split()) for cell in row] for row in (table.columns, *table.rows)]
@@ -67,28 +61,51 @@ def render_profile(profile: TunedProfile, file: str, *, name: str | None = None)
 
 
 def _arguments(profile: TunedProfile) -> str:
-    base = profile.result.baseline or profile
-    return format_arguments(profile.config, with_batch_size=base.dataloader.batch_size != profile.dataloader.batch_size)
+    sizes = {one.config.dataloader.batch_size for one in (profile, profile.result.baseline or profile)}
+    return format_arguments(profile.config, with_batch_size=len(sizes) > 1)
 
 
 def _command(verb: str, file: str, name: str | None) -> str:
-    return shlex.join(
-        ["dltune", verb, *([] if file == _DEFAULT_FILE else [file]), *(["--profile", name] if name else [])]
-    )
+    given = [] if file == "dltune.json" else [file]
+    return shlex.join(["dltune", verb, *given, *(["--profile", name] if name else [])])
 
 
-def _fold(label: str, sentences: Sequence[str], width: int) -> list[str]:
-    """Fold sentences, the first of them behind a label."""
-    starts = [f"{label:<8}", *[_INDENT] * len(sentences)]
-    return [
-        row
-        for start, sentence in zip(starts, sentences, strict=False)
-        for row in textwrap.wrap(
-            sentence, width, initial_indent=start, subsequent_indent=_INDENT, break_on_hyphens=False
-        )
-    ]
+def _fold(rows: list[tuple[str, str]], width: int) -> list[str]:
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
+    return [wrapper.fill(start + text) for start, text in rows]
 
 
 def _usage(report: Report) -> list[str]:
     codes = {"Use it  ": report.plain_code, "   or   ": report.load_code.replace("autotune\n", "autotune; ", 1)}
     return ["", *(f"{label}{textwrap.indent(code, _INDENT).lstrip()}" for label, code in codes.items())]
+
+
+def render_markdown(profile: TunedProfile, file: str, name: str | None = None) -> str:
+    """Write the report for GitHub or GitLab; text from a file becomes no link, image, heading or cell of a table."""
+    report = make_report(profile, file, name)
+    sentences = [f"{report.throughput}; {report.brief}. {report.evidence}", *report.warnings, *report.advice]
+    parts = [f"### dltune: {escape(report.headline)}", "\n".join(f"- {escape(sentence)}" for sentence in sentences)]
+    parts += [_table(report.settings), fence(report.plain_code, "python"), fence(report.load_code, "python")]
+    parts.append(f"<details><summary>Details</summary>\n\n{escape(report.title)}")
+    parts += [f"**{table.title}**\n\n{_table(table)}" for table in report.tables]
+    parts += [fence(report.command, "sh")] if report.command else []
+    return "\n\n".join([*parts, "</details>\n"])
+
+
+def _table(table: Table) -> str:
+    rows = [table.columns, ["---"] * len(table.columns), *([escape(cell) for cell in row] for row in table.rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def escape(text: str) -> str:
+    """Escape whatever Markdown or HTML reads as more than text, in one line; put what becomes a link into code."""
+    parts = re.split(r"([\s|`]+)", " ".join(text.split()))
+    special = r"([\\`*\[\]<|~&]|(?<![^\W_])_|_(?![^\W_]))"
+    line = "".join(f"`{part}`" if _LINKS.search(part) else re.sub(special, r"\\\1", part) for part in parts)
+    return re.sub(r"^(\d+)([.)])(?= |$)|^(?=[-+#>=])", r"\1\\\2", line)
+
+
+def fence(text: str, language: str) -> str:
+    """Write a block of code between fences longer than any in it."""
+    ticks = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    return f"{ticks}{language}\n{text}\n{ticks}"

@@ -1,8 +1,8 @@
 """Cost model: predicts the throughput of a configuration from the profile of the workload.
 
-Throughput is limited by the training process (the step, and receiving batches), by the time that workers wait, by the
-CPUs that all processes share, and by the restart at every epoch. Trials correct the model, so it only needs to point to
-the right region of the search space.
+Throughput is limited by the main process (receiving and copying batches, the step), by the time that workers wait, by
+the CPUs that all processes share, and by the restart at every epoch. Trials correct the model, so it only needs to point
+to the right region of the search space.
 """
 
 from __future__ import annotations
@@ -25,82 +25,66 @@ WORKER_HEADROOM_FACTOR: Final = 2  # searched workers per worker that the model 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds per batch of each stage if it were the only limit.
-
-    Attributes:
-        training: The main process and its device: receiving the batch, copying it, the step.
-        waiting: The workers, in parallel.
-        computing: The CPUs, shared by workers and main process.
-    """
+    """Seconds per batch of each stage alone: main process with its device, waiting workers, shared CPUs."""
 
     training: float
-    waiting: float
-    computing: float
+    waiting: float = 0.0
+    computing: float = 0.0
 
     @property
     def batch_seconds(self) -> float:
-        """Seconds per batch: those of the slowest stage."""
+        """Seconds per batch of the slowest stage."""
         return max(self.training, self.waiting, self.computing, 1e-7)
 
 
 def predict_stage_times(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> StageTimes:
     """Predict the steady state; without workers the main process does everything sequentially."""
-    size = config.dataloader.batch_size or workload.probe_batch_size
-    workers = config.dataloader.num_workers
-    load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
-    if workers == 0:
-        return StageTimes(training=_predict_training(config, workload, load), waiting=0.0, computing=0.0)
-    transfer = workload.transfer_cost.per_batch(size)
-    busy = load * workload.cpu_share + transfer + step * workload.step_cpus
-    return StageTimes(
-        training=_predict_training(config, workload, MAIN_TRANSFER_SHARE * transfer),
-        waiting=(load + transfer) / workers,
-        computing=busy / usable_cpus,
-    )
-
-
-def _predict_training(config: LoaderConfig, workload: WorkloadProfile, host: float) -> float:
-    """Predict the seconds from receiving a batch to the end of the step.
-
-    On the CPU they are sequential. A device computes while the host receives the next batch. A copy from pageable
-    memory blocks both; a copy from pinned memory on the stream of the step blocks the device.
-    """
-    step = workload.step_cost.per_batch(config.dataloader.batch_size or workload.probe_batch_size)
+    size, workers = _batch_size(config, workload), config.dataloader.num_workers
+    load, step, transfer = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size), 0.0
+    if workers:
+        transfer = workload.transfer_cost.per_batch(size)
+    host, copy = MAIN_TRANSFER_SHARE * transfer if workers else load, predict_copy(config, workload)
     if workload.h2d is None:
-        return host + step
-    copy = predict_copy(config, workload)
-    if not config.dataloader.pin_memory:
-        return copy + max(host, step)
-    hidden = workload.h2d.overlap * min(copy, step) if config.process.device_prefetch else 0.0
-    return max(host, copy + step - hidden)
+        training = host + step
+    elif not config.dataloader.pin_memory:  # the copy blocks the host and the device
+        training = copy + max(host, step)
+    else:  # the copy is on the stream of the step, and blocks the device, unless it is made in advance
+        hidden = workload.h2d.overlap * min(copy, step) if config.process.device_prefetch else 0.0
+        training = max(host, copy + step - hidden)
+    if not workers:
+        return StageTimes(training)
+    busy = load * workload.cpu_share + transfer + step * workload.step_cpus
+    return StageTimes(training, waiting=(load + transfer) / workers, computing=busy / usable_cpus)
+
+
+def _batch_size(config: LoaderConfig, workload: WorkloadProfile) -> int:
+    return config.dataloader.batch_size or workload.probe_batch_size
 
 
 def predict_copy(config: LoaderConfig, workload: WorkloadProfile) -> float:
     """Predict the seconds of copying one batch to the device; 0 on the CPU."""
     if workload.h2d is None:
         return 0.0
-    size = config.dataloader.batch_size or workload.probe_batch_size
-    return size * workload.sample_bytes / workload.h2d.of(pinned=config.dataloader.pin_memory)
+    copied_bytes = _batch_size(config, workload) * workload.sample_bytes
+    return copied_bytes / workload.h2d.of(pinned=config.dataloader.pin_memory)
 
 
 def predict_samples_per_second(
     config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, epochs: int
 ) -> float:
     """Predict the throughput of a training run of `epochs` epochs; it is greater than zero."""
-    size = config.dataloader.batch_size or workload.probe_batch_size
+    size, workers = _batch_size(config, workload), config.dataloader.num_workers
     steady = predict_stage_times(config, workload, usable_cpus).batch_seconds
     batches = count_epoch_batches(workload, size)
     if batches is None:
         return size / steady
     if batches == 0:
         return MIN_THROUGHPUT
-    workers = config.dataloader.num_workers
     start = workload.worker_start_cost.per_batch(workers) if workers else 0.0
     fill = workload.load_cost.per_batch(size) if workers else 0.0
-    cold = predict_cold_start_seconds(config, workload, usable_cpus)
     starts = 1 if config.dataloader.persistent_workers else epochs
-    total = max(epochs * (batches * steady + fill) + starts * start + cold, 1e-9)
-    return epochs * batches * size / total
+    cold = predict_cold_start_seconds(config, workload, usable_cpus)
+    return epochs * batches * size / max(epochs * (batches * steady + fill) + starts * start + cold, 1e-9)
 
 
 def predict_cold_start_seconds(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> float:
@@ -111,10 +95,8 @@ def predict_cold_start_seconds(config: LoaderConfig, workload: WorkloadProfile, 
     for 10 to 12 workers, a sixth of a ten-epoch run of 512 samples.
     """
     workers = config.dataloader.num_workers
-    if not workers:
-        return 0.0
     managers = workload.manager_seconds if config.process.sharing_strategy == "file_system" else 0.0
-    return (workload.first_use_seconds + managers) * max(1.0, workers / usable_cpus)
+    return (workload.first_use_seconds + managers) * max(1.0, workers / usable_cpus) if workers else 0.0
 
 
 def count_epoch_batches(workload: WorkloadProfile, batch_size: int) -> int | None:
@@ -130,10 +112,8 @@ def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: 
 
     CPU-bound samples need about one worker per CPU; I/O-bound samples need enough workers to hide the waiting.
     """
-    load = max(workload.load_cost.per_batch(batch_size), 1e-7)
-    step = max(workload.step_cost.per_batch(batch_size), 1e-7)
-    cpu_seconds = max(load * min(1.0, workload.cpu_share) / usable_cpus, 1e-7)
-    useful = load / max(step, cpu_seconds)
+    load, step = (max(cost.per_batch(batch_size), 1e-7) for cost in (workload.load_cost, workload.step_cost))
+    useful = load / max(step, load * min(1.0, workload.cpu_share) / usable_cpus, 1e-7)
     return max(count_whole_cpus(usable_cpus), math.ceil(WORKER_HEADROOM_FACTOR * useful)) + EXTRA_WORKERS
 
 
@@ -141,9 +121,8 @@ def find_bottleneck(
     config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, wait_share: float
 ) -> Bottleneck:
     """Return the bottleneck of a run that spent this share of its time waiting for data."""
-    size = config.dataloader.batch_size or workload.probe_batch_size
+    size, stages = _batch_size(config, workload), predict_stage_times(config, workload, usable_cpus)
     load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
-    stages = predict_stage_times(config, workload, usable_cpus)
     if predict_copy(config, workload) > max(step, stages.waiting, stages.computing):
         return "copy"
     if wait_share < COMPUTE_BOUND_WAIT_SHARE:

@@ -1,17 +1,16 @@
 """Failures of the user's code: retries them, and finds out whether workers, the data or one configuration cause them.
 
 A resource that ran out is about one configuration. Code that raises or dies is retried once. If it fails again with
-workers, the fewest workers are tried, and if they fail too, trials without workers follow until the rates decide: if the
-data were the cause, the failures per sample would be as frequent without workers. If so few failures without workers
+workers, the fewest workers are tried, and if they fail too, trials without workers follow until the rates decide: if
+the data were the cause, the failures per sample would be as frequent without workers. If so few failures without workers
 have a probability below 5% (as a Poisson count), workers are the cause; if the same error occurs there, the data is.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from autotune.config import DataLoaderSettings, LoaderConfig
@@ -19,8 +18,8 @@ from autotune.errors import WorkloadError
 from autotune.request import WorkloadRequest
 from autotune.trial.measurement import CODE_FAILURES, TrialKind, TrialResult
 
-COUNTED: Final[tuple[TrialKind, ...]] = (*CODE_FAILURES, "device_failed")
 FLAKY: Final[tuple[TrialKind, ...]] = ("workload_failed", "crashed", "device_failed")  # a hang costs too much to retry
+COUNTED: Final = {*CODE_FAILURES, *FLAKY}
 MIN_PROBABILITY: Final = 0.05  # of so few failures without workers; below it workers are the cause
 MAX_TRIALS_WITHOUT_WORKERS: Final = 4  # in a run, to find the cause
 ADVICE: Final[dict[TrialKind, str]] = {
@@ -46,93 +45,83 @@ class Cause(NamedTuple):
         return cls(result.kind, error, result.in_step)
 
 
-@dataclass(slots=True)
-class Counts:
-    """Trials, samples and failures with workers, or without; the samples include those of the failed batch."""
-
-    trials: int = 0
-    samples: int = 0
-    failures: Counter[Cause] = field(default_factory=Counter)
-
-    @property
-    def exposure(self) -> int:
-        """Samples, at least one per failure: a process that died may not have reported them."""
-        return max(self.samples, self.failures.total())
-
-
 class FailureRates:
     """Failures of a run per sample, with and without workers."""
 
     def __init__(self) -> None:
-        self._with, self._without = Counts(), Counts()
-        self._examples: dict[Cause, TrialResult] = {}
-        self._sizes: defaultdict[Cause | None, set[int | None]] = defaultdict(set)  # batch sizes; None: completed
+        self._trials: list[TrialResult] = []
 
     def note(self, result: TrialResult) -> None:
         """Count a trial."""
-        loader, traces = result.config.dataloader, result.measurement.epochs if result.measurement is not None else ()
-        counts = self._with if loader.num_workers else self._without
-        counts.trials += 1
-        counts.samples += result.samples + sum(trace.samples for trace in traces)
-        if result.kind == "completed":
-            self._sizes[None].add(loader.batch_size)
-        elif result.kind in COUNTED:
-            cause = Cause.of(result)
-            counts.failures[cause] += 1
-            self._sizes[cause].add(loader.batch_size)
-            if cause not in self._examples or self._examples[cause].index is None:
-                self._examples[cause] = result
+        self._trials.append(result)
+
+    def _select(self, *, workers: bool) -> list[TrialResult]:
+        return [one for one in self._trials if bool(one.config.dataloader.num_workers) == workers]
+
+    def _failures(self, *, workers: bool) -> Counter[Cause]:
+        return Counter(Cause.of(one) for one in self._select(workers=workers) if one.kind in COUNTED)
+
+    def _samples(self, *, workers: bool) -> int:
+        """Return the samples of trials, failed batches included; at least one per failure: not all are reported."""
+        epochs = [one.measurement.epochs for one in self._select(workers=workers) if one.measurement is not None]
+        completed = sum(trace.samples for traces in epochs for trace in traces)
+        failed = sum(one.samples for one in self._select(workers=workers))
+        return max(completed + failed, self._failures(workers=workers).total())
 
     def find_culprit(self) -> Literal["workers", "data"] | None:
         """Return the cause of the failures with workers; None if it is not clear yet."""
-        causes = [cause for cause in self._with.failures if cause.kind in CODE_FAILURES and not cause.in_step]
+        failed, without = self._failures(workers=True), self._failures(workers=False)
+        causes = [cause for cause in failed if cause.kind in CODE_FAILURES and not cause.in_step]
         if not causes:
             return None
-        seen = sum(self._without.failures[cause] for cause in causes)
-        rate = sum(self._with.failures[cause] for cause in causes) / self._with.exposure
-        if _poisson_cdf(seen, rate * self._without.exposure) < MIN_PROBABILITY:
+        seen, rate = (
+            sum(without[one] for one in causes),
+            sum(failed[one] for one in causes) / self._samples(workers=True),
+        )
+        if _poisson_cdf(seen, rate * self._samples(workers=False)) < MIN_PROBABILITY:
             return "workers"
         return "data" if seen else None
 
     def find_shared(self) -> Cause:
         """Return the most frequent cause that occurred with and without workers."""
-        shared = [cause for cause in self._with.failures if self._without.failures[cause] and not cause.in_step]
-        return max(shared, key=lambda cause: self._with.failures[cause] + self._without.failures[cause])
+        failed, without = self._failures(workers=True), self._failures(workers=False)
+        return max(
+            (one for one in failed if without[one] and not one.in_step), key=lambda one: failed[one] + without[one]
+        )
 
     def is_intermittent(self, cause: Cause) -> bool:
         """Return whether batches of one size both failed and completed, so that the size is not the cause."""
-        return bool(self._sizes[cause] & self._sizes[None])
+        sizes = {one.config.dataloader.batch_size for one in self._trials if one.kind == "completed"}
+        return any(one.config.dataloader.batch_size in sizes for one in self._trials if Cause.of(one) == cause)
 
     def find_example(self, cause: Cause) -> TrialResult:
         """Return a trial with this cause, one that names the sample if possible."""
-        return self._examples[cause]
+        return max((one for one in self._trials if Cause.of(one) == cause), key=lambda one: one.index is not None)
 
     def describe(self, cause: Cause) -> str:
         """Describe a failure, as in `about 4 of 1,920 samples raise ValueError: bad header, with workers`."""
-        example, counts = self._examples[cause], self._list_counts(cause)
-        happened = example.message.partition(". ")[0].rstrip(".")  # advice on one trial follows
-        one = "with workers" if example.config.dataloader.num_workers else "without workers"
-        place = "with and without workers" if len(counts) == 2 else one
-        if not _raises_in_samples(example):
+        sides, happened = self._list_sides(cause), _first_sentence(self.find_example(cause))
+        place = " and ".join(("with" if workers else "without") for workers in sides) + " workers"
+        if cause.in_step or not happened.startswith("raised "):
             return f"in {self.count(cause)} {'the training step' if cause.in_step else 'it'} {happened}, {place}"
-        verb = "raises" if sum(one.failures[cause] for one in counts) == 1 else "raise"
+        verb = "raises" if sum(self._failures(workers=workers)[cause] for workers in sides) == 1 else "raise"
         return f"{self.count(cause)} {verb} {happened.removeprefix('raised ')}, {place}"
 
     def count(self, cause: Cause) -> str:
         """Return the frequency of a failure, as in `about 4 of 1,920 samples`, or in trials if a process died."""
-        example, counts = self._examples[cause], self._list_counts(cause)
-        failed = sum(one.failures[cause] for one in counts)
-        if not _raises_in_samples(example):
-            return f"{failed} of {sum(one.trials for one in counts):,} trials"
+        example, sides = self.find_example(cause), self._list_sides(cause)
+        failed = sum(self._failures(workers=workers)[cause] for workers in sides)
+        if cause.in_step or not example.message.startswith("raised "):
+            return f"{failed} of {sum(len(self._select(workers=workers)) for workers in sides):,} trials"
         which = "" if example.index is None else f" (one is sample {example.index})"
-        return f"about {failed} of {sum(one.exposure for one in counts):,} samples{which}"
+        return f"about {failed} of {sum(self._samples(workers=workers) for workers in sides):,} samples{which}"
 
-    def _list_counts(self, cause: Cause) -> list[Counts]:
-        return [counts for counts in (self._with, self._without) if counts.failures[cause]]
+    def _list_sides(self, cause: Cause) -> list[bool]:
+        return [workers for workers in (True, False) if self._failures(workers=workers)[cause]]
 
 
-def _raises_in_samples(example: TrialResult) -> bool:
-    return example.message.startswith("raised ") and not example.in_step
+def _first_sentence(result: TrialResult) -> str:
+    return result.message.partition(". ")[0].rstrip(".")  # advice on one trial follows
 
 
 def _poisson_cdf(count: int, expected: float) -> float:
@@ -225,10 +214,9 @@ class WorkerCheck:
                 self._trials_left -= 1
                 self.note(self._run_trial(self._without))
         if self._failure is not None and self.rates.find_culprit() == "workers":
-            happened = self._failure.message.partition(". ")[0].rstrip(".")
-            fewest = f"{self._failure.config.dataloader.num_workers} worker: it {happened}"
-            works = "it works with num_workers=0"
-            self.reason = f"num_workers > 0 fails with this dataset ({fewest}); {works}. {ADVICE[self._failure.kind]}"
+            fewest = f"{self._failure.config.dataloader.num_workers} worker: it {_first_sentence(self._failure)}"
+            advice = ADVICE[self._failure.kind]
+            self.reason = f"num_workers > 0 fails with this dataset ({fewest}); it works with num_workers=0. {advice}"
         elif self._is_data_flawed():
             self.flaw = self.rates.find_shared()
             self._repeated.discard(self.flaw)
@@ -248,27 +236,23 @@ class WorkerCheck:
             return False
         return self._failure is not None or self.rates.is_intermittent(self.rates.find_shared())
 
-    def flaw_error(self) -> WorkloadError:
+    def make_error(self, flaw: Cause) -> WorkloadError:
         """Return the error that ends a run whose data fails."""
-        assert self.flaw is not None
-        return WorkloadError(
-            f"The dataset raises errors without workers, too: {self.rates.describe(self.flaw)}. Fix these samples or "
-            "skip them in the dataset.",
-            self.rates.find_example(self.flaw).details,
-        )
+        text = f"The dataset raises errors without workers, too: {self.rates.describe(flaw)}."
+        advice = "Fix these samples or skip them in the dataset."
+        return WorkloadError(f"{text} {advice}", self.rates.find_example(flaw).details)
 
     def raise_if_unavoidable(self, result: TrialResult, workload: WorkloadRequest) -> None:
         """Raise WorkloadError if the user's code failed in a way that no configuration avoids."""
-        about_workers = result.config.dataloader.num_workers and not result.in_step
-        if about_workers or result.kind not in ("workload_failed", "device_failed"):
+        workers, is_step = result.config.dataloader.num_workers, result.in_step
+        if (workers and not is_step) or result.kind not in ("workload_failed", "device_failed"):
             return
         what = "Training" if result.kind == "device_failed" else "The dataset"
-        what = f"The training step ({workload.describe_step()})" if result.in_step else what
-        place = "" if result.config.dataloader.num_workers else " even without workers"
-        seen = self.rates.count(Cause.of(result))
-        raise WorkloadError(f"{what} fails{place}: it {result.message.rstrip('.')}. Seen in {seen}.", result.details)
+        what = f"The training step ({workload.describe_step()})" if is_step else what
+        seen = f"Seen in {self.rates.count(Cause.of(result))}"
+        place = "" if workers else " even without workers"
+        raise WorkloadError(f"{what} fails{place}: it {result.message.rstrip('.')}. {seen}.", result.details)
 
 
 def _size(config: LoaderConfig) -> tuple[int, int, int]:
-    loader = config.dataloader
-    return loader.num_workers, loader.prefetch_factor or 0, loader.batch_size or 0
+    return config.dataloader.num_workers, config.dataloader.prefetch_factor or 0, config.dataloader.batch_size or 0

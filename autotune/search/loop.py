@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -104,7 +104,7 @@ def search(
         with capture_interruption() as interruption:
             reason = loop.run()
             progress.show_stop(reason)
-        if isinstance(interruption.cause, WorkloadError) and loop.model.count_feasible() < MIN_SAVED:
+        if isinstance(interruption.cause, WorkloadError) and loop.model.feasible_count < MIN_SAVED:
             raise interruption.cause
     model = loop.model
     return SearchOutcome(
@@ -114,13 +114,18 @@ def search(
         expected=model.expected(),
         predict=model.surrogate.predict,
         predict_speedups=model.surrogate.predict_speedups,
-        is_legal=lambda config: not model.rejection_reasons(config),
+        is_legal=model.is_legal,
         interrupted_by=interruption.cause,
     )
 
 
 class SearchLoop:
-    """A search under way; its arguments are those of `search`."""
+    """A search under way; its arguments are those of `search`.
+
+    Attributes:
+        model: The models as corrected by the trials so far.
+        check: Finds out whether workers or the data fail.
+    """
 
     def __init__(
         self,
@@ -134,6 +139,8 @@ class SearchLoop:
         self._run_trial = run_trial
         self._progress = progress
         self._has_time = has_time
+        self._repeats = 0
+        self._remeasured: set[LoaderConfig] = set()
         is_suspected = plan.workload.worker_failure is not None
         self.check = WorkerCheck(plan.candidates, self._run_to_the_end, is_suspected=is_suspected)
         is_same = earlier is not None and is_continued(earlier, plan)
@@ -141,19 +148,22 @@ class SearchLoop:
         first = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
         self._first = list(dict.fromkeys(self.check.order(first)))
         self._min_trials = len(self._first) if self._prior else MIN_TRIALS
-        self._repeats = 0
-        self._remeasured: set[LoaderConfig] = set()
-        self._distributions = make_distributions(plan.space)
-        self._study = open_study(plan)
-        self._is_in_memory = plan.request.storage is None
+        self._study, self._is_stored = open_study(plan), plan.request.storage is not None
         self._learn(read_records(self._study, plan.space))
         for record in take_over(earlier, plan, self.model.known) if earlier is not None and is_same else ():
             self._store(record)
-        if self.model.records:
-            progress.show_resumed(len(self.model.records))
-        allows_workers = lambda: self.check.reason is None  # noqa: E731
-        self._study.sampler = make_sampler(plan, len(self.model.records), self._prior, allows_workers)
-        self._enqueue(config for config in self._first if config not in self.model.known)
+        if known := len(self.model.records):
+            progress.show_resumed(known)
+        self._study.sampler = make_sampler(plan, known, self._prior, lambda: self.check.reason is None)
+        self._enqueue_first()
+
+    def _learn(self, records: Sequence[TrialRecord]) -> None:
+        self.model = TrialModel(self._plan, records, self._prior, allows_workers=self.check.reason is None)
+
+    def _enqueue_first(self) -> None:
+        for config in self._first:
+            if config not in self.model.known:
+                self._study.enqueue_trial(self._plan.space.to_params(config))
 
     def run(self) -> str:
         """Search until there is a reason to stop, and return it."""
@@ -166,14 +176,13 @@ class SearchLoop:
 
     def _find_limit(self) -> str | None:
         """Return why the search may not, or need not, go on; None if it may."""
-        trials, done = self._plan.request.trials, len(self.model.records)
-        if done >= trials:
-            return f"all {trials} trials done"
+        done, best, plan = len(self.model.records), self.model.best, self._plan
+        if done >= plan.request.trials:
+            return f"all {plan.request.trials} trials done"
         if not self._has_time(done):
             return "the time limit is reached"
-        best = self.model.best
-        if best is not None and self._plan.has_reliable_upper_bound(best.config, best.samples_per_second):
-            share = best.samples_per_second / self._plan.best_upper_bound
+        if best is not None and plan.has_reliable_upper_bound(best.config, best.samples_per_second):
+            share = best.samples_per_second / plan.best_upper_bound
             if share >= UPPER_BOUND_SHARE:
                 return f"the best reaches {share:.0%} of the upper bound"
         if self._repeats >= MAX_REPEATS:
@@ -189,11 +198,11 @@ class SearchLoop:
         model, sampler = self.model, self._plan.request.sampler
         if sampler == "random" or model.best is None or any(config not in model.known for config in self._first):
             return None
-        proposal, patience = model.propose(), PATIENCE_TRIALS if sampler == "model" else SAMPLER_PATIENCE_TRIALS
-        since = trials_since_improvement(model.records)
+        patience = PATIENCE_TRIALS if sampler == "model" else SAMPLER_PATIENCE_TRIALS
+        proposal, since = model.propose(), trials_since_improvement(model.records)
         if proposal is None:
             reason = "every configuration within the limits was tried"
-        elif model.count_feasible() < self._min_trials:
+        elif model.feasible_count < self._min_trials:
             return None
         elif proposal.gain < MIN_EXPECTED_IMPROVEMENT:
             reason = f"no other configuration is expected to gain {MIN_EXPECTED_IMPROVEMENT:.1%} or more"
@@ -202,54 +211,46 @@ class SearchLoop:
         else:
             return None
         outlier = model.surrogate.find_outlier(self._remeasured)
-        is_worth_it = outlier is not None and outlier.gain >= MIN_EXPECTED_IMPROVEMENT
-        if outlier is None or not is_worth_it or len(self._remeasured) >= MAX_REMEASUREMENTS:
+        if outlier is None or outlier.gain < MIN_EXPECTED_IMPROVEMENT or len(self._remeasured) >= MAX_REMEASUREMENTS:
             return reason
         self._remeasured.add(outlier.config)
-        self._enqueue([outlier.config], is_again=True)
+        self._study.enqueue_trial(self._plan.space.to_params(outlier.config), user_attrs={REMEASURED: True})
         return None
 
-    def _enqueue(self, configs: Iterable[LoaderConfig], *, is_again: bool = False) -> None:
-        for config in configs:
-            attributes = {REMEASURED: True} if is_again else None
-            self._study.enqueue_trial(self._plan.space.to_params(config), user_attrs=attributes)
-
     def _run_proposal(self) -> None:
-        """Ask for a configuration, and answer it from the records, by the limits, or by a trial."""
+        """Ask for a configuration, and answer from the records, by the limits, or by a trial."""
         trial = self._ask()
         config = self._plan.space.from_params(trial.params)
         known = self.model.known.get(config)
         if known is not None and REMEASURED not in trial.user_attrs:
             self._repeats += 1
-            self._store(known.model_copy(update={"number": trial.number, "status": "repeated", "result": None}), trial)
+            self._store(known.model_copy(update={"status": "repeated", "result": None}), trial)
             return
         self._repeats = 0
-        reasons = self.model.rejection_reasons(config)
         try:
-            result = None if reasons else self._measure(config)
+            result = self._measure(config) if self.model.is_legal(config) else None
         except BaseException:
             with suppress(Exception):  # an error of the storage would hide the reason
                 self._study.tell(trial, state=TrialState.FAIL)
             raise
-        record = self.model.make_record(trial.number, config, result)
-        self._store(record, trial)  # before it is shown: a trial that the user has seen is never lost
-        self._show(record)
-        if result is not None and self.check.test_workers(result):
-            if self.check.reason is not None:
-                self._learn(self.model.records)
-                self._progress.show_warning(self.check.reason)
-            elif self.model.count_feasible() < self._min_trials:
-                raise self.check.flaw_error()
+        self._store(self.model.make_record(trial.number, config, result), trial)
+        self._show_last()
+        if result is None or not self.check.test_workers(result):
+            return
+        if self.check.reason is not None:
+            self._learn(self.model.records)
+            self._progress.show_warning(self.check.reason)
+        if self.check.flaw is not None and self.model.feasible_count < self._min_trials:
+            raise self.check.make_error(self.check.flaw)
 
     def _measure(self, config: LoaderConfig) -> TrialResult:
         """Run a trial, and again if its failure may be bad luck."""
-        self._progress.show_trial_start(len(self.model.records) + 1, config)
         best = self.model.best
         prune_below = PRUNE_SHARE * best.samples_per_second if best is not None else None
-        result = self._run(config, prune_below)
+        result = self._run(config, SEARCH_PRECISION, prune_below)
         self.check.note(result)
         if self.check.is_flaky(result):
-            first, result = result, self._run(config, prune_below)
+            first, result = result, self._run(config, SEARCH_PRECISION, prune_below)
             self.check.note(result)
             self.check.note_retry(first, result)
         if best is None:
@@ -258,34 +259,26 @@ class SearchLoop:
 
     def _run_to_the_end(self, config: LoaderConfig) -> TrialResult:
         """Run a trial for the check of workers; a candidate is stored like other trials."""
-        self._progress.show_trial_start(len(self.model.records) + 1, config)
-        result = self._run(config, None, FULL_LENGTH_PRECISION)
+        result = self._run(config, FULL_LENGTH_PRECISION)
         if config in self._plan.table.index:
-            record = self.model.make_record(len(self._study.get_trials(deepcopy=False)), config, result)
-            self._store(record)
-            self._show(record)
+            self._store(self.model.make_record(len(self._study.get_trials(deepcopy=False)), config, result))
+            self._show_last()
         return result
 
-    def _run(
-        self, config: LoaderConfig, prune_below: float | None, precision: float = SEARCH_PRECISION
-    ) -> TrialResult:
+    def _run(self, config: LoaderConfig, precision: float, prune_below: float | None = None) -> TrialResult:
+        self._progress.show_trial_start(len(self.model.records) + 1, config)
         request = self._plan.request
-        return self._run_trial(
-            TrialRequest(
-                config=config,
-                epochs=request.epochs,
-                seconds=SEARCH_SHARE * request.trial_seconds,
-                precision=precision,
-                prune_below=prune_below,
-            )
-        )
+        seconds = SEARCH_SHARE * request.trial_seconds
+        trial = TrialRequest(config=config, epochs=request.epochs, seconds=seconds, precision=precision)
+        return self._run_trial(trial.model_copy(update={"prune_below": prune_below}))
 
     def _ask(self) -> optuna.Trial:
+        distributions = make_distributions(self._plan.space)
         try:
-            return self._study.ask(self._distributions)
+            return self._study.ask(distributions)
         except Exception as error:  # whatever the database raises
             self._continue_in_memory(error)
-            return self._study.ask(self._distributions)
+            return self._study.ask(distributions)
 
     def _store(self, record: TrialRecord, trial: optuna.Trial | None = None) -> None:
         """Store a record as a trial of the study, and learn from it; None adds a trial that was not proposed."""
@@ -304,22 +297,21 @@ class SearchLoop:
         if record.status != "repeated":
             self._learn([*self.model.records, record])
 
+    def _show_last(self) -> None:
+        """Show the last trial, after it is stored: a trial that the user has seen is never lost."""
+        record = self.model.records[-1]
+        error = math.inf if record.is_feasible and record.relative_error is None else record.relative_error or 0.0
+        self._progress.show_trial(len(self.model.records), record, error, self.model.best is record)
+
     def _continue_in_memory(self, error: Exception) -> None:
         """Replace a study whose storage fails by one in memory: the run must not lose its result."""
-        if self._is_in_memory:
+        if not self._is_stored:
             raise error
-        self._is_in_memory = True
+        self._is_stored = False
         self._progress.show_warning(
             f"Trials can no longer be stored in {hide_password(str(self._plan.request.storage))}: "
             f"{describe_error(error)}. The run continues in memory and writes its result."
         )
         self._study = optuna.create_study(direction="maximize", sampler=self._study.sampler)
         self._study.add_trials([make_trial(record, self._plan.space) for record in self.model.records])
-        self._enqueue(config for config in self._first if config not in self.model.known)
-
-    def _learn(self, records: Sequence[TrialRecord]) -> None:
-        self.model = TrialModel(self._plan, records, self._prior, allows_workers=self.check.reason is None)
-
-    def _show(self, record: TrialRecord) -> None:
-        error = math.inf if record.relative_error is None and record.is_feasible else record.relative_error or 0.0
-        self._progress.show_trial(len(self.model.records), record, error, self.model.best is record)
+        self._enqueue_first()

@@ -175,7 +175,9 @@ class Plan:
             (count, size): config
             for count in self.space.choices["num_workers"]
             for size in sizes
-            if self.fits(config := self.space.from_params(self.defaults.values | {"num_workers": count, "batch_size": size}))
+            if self.fits(
+                config := self.space.from_params({**self.defaults.values, "num_workers": count, "batch_size": size})
+            )
         }
         initial = [self.space.nearest(self.baseline)]
         if not table:
@@ -214,11 +216,11 @@ class Plan:
 
     @cached_property
     def _resources(self) -> ResourceModel:
-        return ResourceModel.from_workload(self.workload)
+        return ResourceModel(self.workload)
 
     def fits(self, config: LoaderConfig) -> bool:
         """Return whether a configuration is predicted to keep the limits."""
-        return not self._resources.predict(config).find_violations(self.budgets)
+        return self._resources.fits(config, self.budgets)
 
 
 def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:
@@ -253,10 +255,10 @@ def choose_baseline(
             values[name] = nearest_choice(values[name], space.choices[name])
     if request.max_workers is not None:
         values["num_workers"] = min(values["num_workers"], request.max_workers)
-    model = ResourceModel.from_workload(workload)
+    model = ResourceModel(workload)
     fewer = [count for count in reversed(space.choices["num_workers"]) if count < values["num_workers"]]
     tried = [
         config_from_values({**values, "num_workers": count}, workload.multiprocessing_context)
         for count in (values["num_workers"], *fewer)
     ]
-    return next((config for config in tried if not model.predict(config).find_violations(budgets)), tried[0])
+    return next((config for config in tried if model.fits(config, budgets)), tried[0])

@@ -1,9 +1,8 @@
-"""Optuna samplers of a study of configurations: the cost model corrected by the trials, and Optuna's own."""
+"""Optuna samplers of a study of configurations: the cost model as corrected by its trials, and Optuna's own."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,8 +13,7 @@ from autotune.config import LoaderConfig
 from autotune.errors import UsageError
 from autotune.request import SEED_COUNT
 from autotune.search.plan import Plan
-from autotune.search.resources import describe_violations
-from autotune.search.study import NO_WORKERS, make_distributions, read_records
+from autotune.search.study import make_distributions, read_records
 from autotune.search.surrogate import Observation, Proposal, Surrogate
 from autotune.search.trial_record import TrialRecord, find_best
 from autotune.trial.measurement import TrialResult
@@ -40,49 +38,41 @@ class TrialModel:
     """
 
     def __init__(
-        self, plan: Plan, records: Sequence[TrialRecord], prior: Observations, *, allows_workers: bool = True
+        self, plan: Plan, records: Sequence[TrialRecord], prior: Observations, *, allows_workers: bool
     ) -> None:
         self._plan = plan
         self._allows_workers = allows_workers
+        self._resources = plan.resource_model()
         self.records = [record for record in records if record.status != "repeated"]
         self.known = {record.config: record for record in self.records}
         self.best = find_best(self.records)
-        self._resources = plan.resource_model()
-        for record in self.records:
-            if (result := record.result) is not None:
-                peaks = result.peak_host_bytes, result.peak_shm_bytes, record.peak_gpu_bytes
-                self._resources = self._resources.learn(record.config, *peaks)
+        self.feasible_count = sum(record.is_feasible for record in self.records)
+        for one in self.records:
+            if one.result is not None:
+                peaks = one.result.peak_host_bytes, one.result.peak_shm_bytes, one.peak_gpu_bytes
+                self._resources = self._resources.learn(one.config, *peaks)
         measured = {
-            config: Observation(record.samples_per_second, record.relative_error or math.inf)
-            for config, record in self.known.items()
-            if record.is_feasible
+            config: Observation(one.samples_per_second, math.inf if one.relative_error is None else one.relative_error)
+            for config, one in self.known.items()
+            if one.is_feasible
         }
         failed = [config for config, one in self.known.items() if one.result is not None and not one.is_feasible]
         self.surrogate = Surrogate(plan.predict, {**prior, **measured}, failed)
-
-    def count_feasible(self) -> int:
-        """Return the number of trials that completed."""
-        return sum(record.is_feasible for record in self.records)
 
     def propose(self) -> Proposal | None:
         """Return the most promising candidate that is expected to keep the limits; None if all were tried."""
         table = self._plan.table
         is_open = np.ones(len(table.configs), dtype=bool)
         is_open[[table.index[config] for config in self.known if config in table.index]] = False
-        if not self._allows_workers:
-            is_open &= table.features[:, 0] == 0
-        while (proposal := self.surrogate.propose(table, is_open)) is not None:
-            if not self.rejection_reasons(proposal.config):
-                return proposal
+        while (proposal := self.surrogate.propose(table, is_open)) is not None and not self.is_legal(proposal.config):
             is_open[table.index[proposal.config]] = False
-        return None
+        return proposal
 
-    def rejection_reasons(self, config: LoaderConfig) -> tuple[str, ...]:
-        """Return why a configuration is not worth a trial; empty if it is."""
+    def is_legal(self, config: LoaderConfig) -> bool:
+        """Return whether a configuration is expected to work within the limits."""
         if not self._allows_workers and config.dataloader.num_workers:
-            return (NO_WORKERS,)
-        violations = self._resources.predict(config).find_violations(self._plan.budgets)
-        return (f"predicted to exceed a limit: {describe_violations(violations)}",) if violations else ()
+            return False
+        return self._resources.fits(config, self._plan.budgets)
 
     def expected(self) -> dict[LoaderConfig, float]:
         """Return the expected samples per second of each configuration that works."""
@@ -91,23 +81,30 @@ class TrialModel:
         return {config: one.samples_per_second for config, one in zip(configs, found, strict=True)}
 
     def make_record(self, number: int, config: LoaderConfig, result: TrialResult | None) -> TrialRecord:
-        """Return the record of a trial, with the prediction before it."""
+        """Return the record of a trial, with the prediction before it; of a skipped one without a result."""
         predicted = self.surrogate.predict([config])[0].samples_per_second
-        is_excluded = not self._allows_workers and config.dataloader.num_workers > 0
-        works = float(is_excluded) if result is None else -1.0 if result.kind == "completed" else 1.0
-        found = self._plan.estimate(result) if result is not None else None
-        skipped_rate = predicted if result is None else 0.0
-        measurement = result.measurement if result is not None else None
+        constraints = self._resources.predict(config).constraints(self._plan.budgets)
+        if result is None:
+            excluded = float(not self._allows_workers and config.dataloader.num_workers > 0)
+            return TrialRecord(
+                number=number,
+                config=config,
+                status="skipped",
+                samples_per_second=predicted,
+                predicted=predicted,
+                constraints=constraints | {"works": excluded},
+            )
+        found = self._plan.estimate(result)
         return TrialRecord(
             number=number,
             config=config,
-            status="skipped" if result is None else "measured",
-            samples_per_second=skipped_rate if found is None else found.samples_per_second,
+            status="measured",
+            samples_per_second=0.0 if found is None else found.samples_per_second,
             predicted=predicted,
             relative_error=found.relative_error if found is not None and math.isfinite(found.relative_error) else None,
-            constraints=self._resources.predict(config).constraints(self._plan.budgets) | {"works": works},
+            constraints=constraints | {"works": -1.0 if result.kind == "completed" else 1.0},
             result=result,
-            peak_gpu_bytes=measurement.peak_gpu_bytes if measurement is not None else 0,
+            peak_gpu_bytes=0 if result.measurement is None else result.measurement.peak_gpu_bytes,
         )
 
 
@@ -126,12 +123,11 @@ class CostModelSampler(optuna.samplers.BaseSampler):
         self._plan = plan
         self._prior = prior or {}
         self._allows_workers = allows_workers
-        self._distributions = make_distributions(plan.space)
         self._random = optuna.samplers.RandomSampler(seed=plan.request.seed)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the settings that are proposed together: all of them."""
-        return self._distributions
+        return make_distributions(self._plan.space)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -158,18 +154,15 @@ def make_sampler(
     Raises:
         UsageError: It needs a package that is not installed.
     """
-    request = plan.request
-    if request.sampler == "model":
+    name, seed = plan.request.sampler, (plan.request.seed + known) % SEED_COUNT
+    if name == "model":
         return CostModelSampler(plan, prior, allows_workers)
-    seed = (request.seed + known) % SEED_COUNT
-    if request.sampler == "gp":
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    if name == "gp":
         try:
             import scipy  # type: ignore[import-untyped]  # noqa: F401
         except ImportError:
             raise UsageError("--sampler gp needs scipy: pip install 'dltune[gp]'.") from None
         return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
-    if request.sampler == "tpe":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
-    return optuna.samplers.RandomSampler(seed=seed)
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)

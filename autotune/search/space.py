@@ -25,8 +25,8 @@ from autotune.units import format_bytes
 THREADED_CPU: Final = 0.25  # CPU time of a worker's library threads over that of its main thread; above it is limited
 DENSE_RANGE_WIDTH: Final = 16  # up to this width every number of a range is searched
 WITHOUT_EFFECT: Final = {
-    "pin_memory": "pinning has no effect on this device or these samples; leave it out",
-    "device_prefetch": "this device needs no copy in advance; leave it out",
+    "pin_memory": "pinning has no effect on this device or these samples",
+    "device_prefetch": "this device needs no copy in advance",
 }
 
 
@@ -70,13 +70,13 @@ class SearchSpace:
 
     def configs(self, limit: int | None = None) -> Iterator[LoaderConfig]:
         """Yield every distinct configuration; a random sample of them if there are more combinations than `limit`."""
-        count = math.prod(map(len, self.choices.values()))
-        combinations: Iterator[tuple[Any, ...]] = itertools.product(*self.choices.values())
+        choices, count = self.choices.values(), math.prod(map(len, self.choices.values()))
+        combinations: Iterator[tuple[Any, ...]] = itertools.product(*choices)
         if limit is not None and count > limit:
             draw = random.Random(count)  # noqa: S311  # the same in every run of one request
-            combinations = (tuple(map(draw.choice, self.choices.values())) for _ in range(limit))
-        built = (config_from_values(dict(zip(self.choices, one, strict=True)), self.start_method) for one in combinations)
-        yield from dict.fromkeys(built)
+            combinations = (tuple(map(draw.choice, choices)) for _ in range(limit))
+        values = (dict(zip(self.choices, combination, strict=True)) for combination in combinations)
+        yield from dict.fromkeys(config_from_values(one, self.start_method) for one in values)
 
 
 def nearest_choice(value: Any, choices: Sequence[Choice]) -> Any:
@@ -92,8 +92,8 @@ def nearest_choice(value: Any, choices: Sequence[Choice]) -> Any:
 def choose_probe_sizes(request: TuningRequest) -> tuple[int, int]:
     """Return the batch size nearest to the default, and the largest batch size of the search."""
     setting = SETTINGS["batch_size"]
-    asked = _requested_values(request).get("batch_size", ())
-    sizes = [size for size in asked if isinstance(size, int)] if isinstance(asked, tuple) else []
+    requested = _requested_values(request).get("batch_size")
+    sizes = [size for size in requested if isinstance(size, int)] if isinstance(requested, tuple) else []
     sizes = sizes or list(setting.choices)
     return min(sizes, key=lambda size: abs(size - setting.recommended)), max(sizes)
 
@@ -101,7 +101,7 @@ def choose_probe_sizes(request: TuningRequest) -> tuple[int, int]:
 def _requested_values(request: TuningRequest) -> dict[str, Values]:
     """Return the restrictions of the request by setting; a fixed setting is a list of one value."""
     fixed: dict[str, Values] = {name: (value,) for name, value in request.fixed.items()}
-    return {**fixed, **request.search}
+    return fixed | {str(name): values for name, values in request.search.items()}
 
 
 def plan_space(
@@ -114,21 +114,17 @@ def plan_space(
         NoFeasibleConfigError: Not even the smallest batch fits the memory limit.
     """
     notes: list[str] = []
-    requested = _requested_values(request)
-    for name, value in workload.fixed_settings.items():
-        most = request.max_workers if name == "num_workers" else None
-        if not _allows(requested.get(name), value) or (most is not None and value is not None and value > most):
-            owner = workload.loader_class or f"the dataset ({workload.description})"
-            raise UsageError(f"{owner} sets {name}={value}, and it cannot be set from outside. Change it there.")
-    batch_sizes = _plan_batch_sizes(requested.get("batch_size"), workload, budgets, notes)
-    choices: dict[str, tuple[Any, ...]] = {name: setting.choices for name, setting in SETTINGS.items()} | {
-        "batch_size": batch_sizes,
-        "num_workers": _plan_workers(request, machine, workload, budgets, batch_sizes, notes),
-        "worker_threads": (None, 1) if workload.worker_threads_cpu >= THREADED_CPU else (None,),
-        "device_prefetch": (False, True) if workload.h2d is not None and workload.pinning else (False,),
-    }
-    if workload.baseline is not None and (own := workload.baseline.dataloader.prefetch_factor) is not None:
-        choices["prefetch_factor"] = tuple(sorted({*choices["prefetch_factor"], own}))
+    requested, own = _requested_values(request), workload.baseline.dataloader if workload.baseline is not None else None
+    _check_fixed_settings(request, requested, workload)
+    choices: dict[str, tuple[Any, ...]] = {name: setting.choices for name, setting in SETTINGS.items()}
+    choices["batch_size"] = sizes = _plan_batch_sizes(requested.get("batch_size"), workload, budgets, notes)
+    choices["num_workers"] = _plan_workers(request, machine, workload, budgets, sizes[0], notes)
+    if own is not None and own.prefetch_factor is not None:
+        choices["prefetch_factor"] = tuple(sorted({*choices["prefetch_factor"], own.prefetch_factor}))
+    if workload.worker_threads_cpu < THREADED_CPU:
+        choices["worker_threads"] = (None,)
+    if workload.h2d is None or not workload.pinning:
+        choices["device_prefetch"] = (False,)
     if workload.on_accelerator or not workload.pinning:
         reason = "the samples are on the accelerator" if workload.on_accelerator else "it has no effect on this device"
         notes.append(f"pin_memory is off: {reason}")
@@ -136,54 +132,50 @@ def plan_space(
     if request.epochs == 1:
         notes.append("persistent_workers is on: it has no effect with --epochs 1")
         choices["persistent_workers"] = (True,)
-    for name, values in requested.items():
-        choices[name] = _restrict(name, choices[name], values)
+    choices |= {name: _restrict(name, choices[name], requested[name]) for name in requested if name != "batch_size"}
     choices |= {name: (value,) for name, value in workload.fixed_settings.items()}
     if choices["num_workers"] == (0,):
         choices |= {name: (setting.default,) for name, setting in SETTINGS.items() if setting.needs == "num_workers"}
     return SearchSpace(choices, workload.multiprocessing_context, tuple(notes))
 
 
-def _allows(values: Values | None, value: Any) -> bool:
-    if isinstance(values, ValueRange):
-        return isinstance(value, int) and values.low <= value <= values.high
-    return values is None or value in values
+def _check_fixed_settings(request: TuningRequest, requested: Mapping[str, Values], workload: WorkloadProfile) -> None:
+    """Raise UsageError if the request asks for another value of a setting that the user's loader or dataset sets."""
+    for name, value in workload.fixed_settings.items():
+        asked = requested.get(name, (value,))
+        allows = asked.low <= (value or 0) <= asked.high if isinstance(asked, ValueRange) else value in asked
+        most = request.max_workers if name == "num_workers" else None
+        if not allows or (most is not None and (value or 0) > most):
+            owner = workload.loader_class or f"the dataset ({workload.description})"
+            raise UsageError(f"{name} is {value}, as {owner} sets it, and cannot be changed from outside.")
 
 
 def _restrict(name: str, choices: tuple[Any, ...], values: Values) -> tuple[Any, ...]:
-    """Return the choices of a setting that the request asks for.
+    """Return the values of a setting that the request asks for.
 
     Raises:
-        UsageError: None is possible.
+        UsageError: One is not possible, or none is left.
     """
     setting = SETTINGS[name]
-    if name == "batch_size":
-        if choices == (None,):
-            raise UsageError("batch_size cannot be set: the workload makes its own batches.")
-        return choices  # `_plan_batch_sizes` has restricted them
-    if isinstance(values, ValueRange):
-        if not setting.is_range:
-            raise UsageError(f"--search {name} needs a list of values: it is not a number with a range.")
-        top = min(values.high, max(choices)) if name == "num_workers" else values.high
-        is_dense = top - values.low <= DENSE_RANGE_WIDTH
-        inside = {choice for choice in choices if values.low <= choice <= values.high}
-        inside |= set(range(values.low, top + 1)) if is_dense else {values.low, top}
-        if not inside:
-            raise UsageError(f"--search {name}={values.low}:{values.high}: possible values are {_list(choices)}.")
-        wanted: tuple[Any, ...] = tuple(sorted(inside))
+    wanted: set[Any] = set()
+    if not isinstance(values, ValueRange):
+        wanted = set(values)
+    elif not setting.is_range:
+        raise UsageError(f"--search {name} needs a list of values, not a range.")
     else:
-        wanted = tuple(dict.fromkeys(sorted(values) if setting.is_range and None not in values else values))  # type: ignore[type-var]  # the check below refuses values of other types
-        if True in wanted and choices == (False,) and name in WITHOUT_EFFECT:
-            raise UsageError(f"{name}=true: {WITHOUT_EFFECT[name]}.")
+        low, high = values.low, min(values.high, max(choices)) if name == "num_workers" else values.high
+        wanted = {choice for choice in choices if low <= choice <= high}
+        if name != "batch_size":
+            wanted |= set(range(low, high + 1)) if high - low <= DENSE_RANGE_WIDTH else {low, high}
+    if True in wanted and choices == (False,) and name in WITHOUT_EFFECT:
+        raise UsageError(f"{name}=true: {WITHOUT_EFFECT[name]}; leave it out.")
+    if not wanted:
+        raise UsageError(f"--search {name} leaves none of the possible values {', '.join(map(str, choices))}.")
     try:
-        return tuple(setting.check(choice) for choice in wanted)
+        return tuple(sorted(map(setting.check, wanted), key=lambda value: (value is not None, value)))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise UsageError(f"{name}={problem['input']} is not possible: {problem['msg']}.") from None
-
-
-def _list(choices: Sequence[Any]) -> str:
-    return ", ".join(map(str, choices))
 
 
 def _plan_batch_sizes(
@@ -193,51 +185,36 @@ def _plan_batch_sizes(
         notes.append("batch_size is not tuned: the dataset or its loader sets it")
         return (workload.fixed_settings["batch_size"],)
     if workload.batching == "user":
+        if requested is not None:
+            raise UsageError("batch_size cannot be set: the workload makes its own batches.")
         notes.append("batch_size is not tuned: the workload's batch_sampler or dataset makes the batches")
         return (None,)
-    sizes = _list_batch_sizes(requested, workload, notes)
-
-    def need_bytes(size: int) -> int:
-        return 2 * size * workload.sample_bytes + workload.rss_bytes
-
-    fitting = [size for size in sizes if need_bytes(size) <= budgets.memory_bytes]
-    if not fitting:
-        raise NoFeasibleConfigError(
-            f"A batch of {sizes[0]} samples needs about {format_bytes(need_bytes(sizes[0]))} of host memory and the "
-            f"limit is {format_bytes(budgets.memory_bytes)}. Raise --max-memory, or give a smaller --batch-size."
-        )
-    if workload.drop_last and workload.samples is not None:
-        fitting = [size for size in fitting if size <= workload.samples]
-        if not fitting:
-            raise UsageError(
-                f"drop_last leaves no batch: the dataset has {workload.samples} samples, the smallest batch "
-                f"{sizes[0]}. Give a smaller --batch-size."
-            )
-    if not isinstance(requested, tuple) and workload.samples:
-        fitting = [size for size in fitting if size <= workload.samples] or fitting[:1]
-    return tuple(fitting)
-
-
-def _list_batch_sizes(requested: Values | None, workload: WorkloadProfile, notes: list[str]) -> list[int]:
-    """Return the batch sizes to search, ascending; only its own for a ready DataLoader, unless others are requested."""
-    setting = SETTINGS["batch_size"]
     own = workload.baseline.dataloader.batch_size if workload.baseline is not None else None
-    if requested is None and own is not None:
+    sizes: tuple[int, ...] = SETTINGS["batch_size"].choices if own is None else (own,)
+    if requested is not None:
+        sizes = _restrict("batch_size", tuple(sorted({*SETTINGS["batch_size"].choices, *sizes})), requested)
+    elif own is not None:
         notes.append(
             f"batch_size stays at {own}, that of your DataLoader: another one changes training, not only its speed. "
             "List sizes with --batch-size to search them"
         )
-        return [own]
-    if isinstance(requested, tuple):
-        try:
-            return sorted({setting.check(size) for size in requested})  # type: ignore[type-var,arg-type]  # all of them are int
-        except (ValidationError, TypeError):
-            raise UsageError(f"batch_size={_list(requested)} is not possible: it is a whole number from 1.") from None
-    sizes = sorted({*setting.choices, *([] if own is None else [own])})
-    inside = [size for size in sizes if _allows(requested, size)]
-    if not inside and isinstance(requested, ValueRange):
-        raise UsageError(f"--search batch_size={requested.low}:{requested.high}: possible values are {_list(sizes)}.")
-    return inside
+    need_bytes = {size: 2 * size * workload.sample_bytes + workload.rss_bytes for size in sizes}
+    fitting = [size for size in sizes if need_bytes[size] <= budgets.memory_bytes]
+    if not fitting:
+        raise NoFeasibleConfigError(
+            f"A batch of {sizes[0]} samples needs about {format_bytes(need_bytes[sizes[0]])} of host memory and the "
+            f"limit is {format_bytes(budgets.memory_bytes)}. Raise --max-memory, or give a smaller --batch-size."
+        )
+    if workload.samples:
+        inside = [size for size in fitting if size <= workload.samples]
+        if workload.drop_last and not inside:
+            raise UsageError(
+                f"drop_last leaves no batch: the dataset has {workload.samples} samples, the smallest batch "
+                f"{sizes[0]}. Give a smaller --batch-size."
+            )
+        if workload.drop_last or not isinstance(requested, tuple):
+            fitting = inside or fitting[:1]
+    return tuple(fitting)
 
 
 def _plan_workers(
@@ -245,17 +222,16 @@ def _plan_workers(
     machine: MachineProfile,
     workload: WorkloadProfile,
     budgets: Budgets,
-    batch_sizes: Sequence[int | None],
+    batch_size: int | None,
     notes: list[str],
 ) -> tuple[int, ...]:
-    is_asked = request.max_workers is not None or request.is_asked("num_workers")
     if workload.workers_duplicate_data:
         notes.append(
             "num_workers is at most 1: the iterable dataset does not shard itself by get_worker_info(), so every "
             "further worker returns all the data again"
         )
         return (0, 1)[: 1 + budgets.max_workers]
-    if workload.differing_samples and not is_asked:
+    if workload.differing_samples and request.max_workers is None and not request.is_asked("num_workers"):
         notes.append(
             "num_workers stays at 0: workers return different data than the main process. --max-workers, or --set or "
             "--search of num_workers, searches them all the same"
@@ -264,31 +240,26 @@ def _plan_workers(
     if not machine.shm_writable:
         notes.append("num_workers stays at 0: /dev/shm is not writable, and workers pass their batches through it")
         return (0,)
-    most = max_useful_workers(workload, batch_sizes[0] or workload.probe_batch_size, machine.usable_cpus)
-    has_range = isinstance(request.search.get("num_workers"), ValueRange)
-    most = budgets.max_workers if request.max_workers is not None or has_range else min(budgets.max_workers, most)
+    most = budgets.max_workers
+    if request.max_workers is None and not isinstance(request.search.get("num_workers"), ValueRange):
+        size = batch_size or workload.probe_batch_size
+        most = min(most, max_useful_workers(workload, size, machine.usable_cpus))
     if workload.shards is not None and workload.shards < most:
         most = workload.shards
         notes.append(
             f"num_workers is at most {most}: the dataset has {most} shards, and a worker without a shard returns "
             "nothing. Write more files, or shards, to use more workers"
         )
-    counts = {count for count in (*SETTINGS["num_workers"].choices, most) if count <= most}
     own = workload.baseline.dataloader.num_workers if workload.baseline is not None else 0
-    if request.max_workers is None or own <= request.max_workers:
-        counts.add(own)
-    fitting = sorted(count for count in counts if _fits_smallest(count, batch_sizes[0], workload, budgets))
+    counts = {count for count in (*SETTINGS["num_workers"].choices, most) if count <= most}
+    counts |= {own} if request.max_workers is None or own <= request.max_workers else set()
+    model, least = ResourceModel(workload), {name: setting.default for name, setting in SETTINGS.items()}
+    least |= {"prefetch_factor": 1, "sharing_strategy": "file_system", "batch_size": batch_size}
+    smallest = {count: config_from_values(least | {"num_workers": count}) for count in counts}
+    fitting = [count for count in sorted(counts) if not count or model.fits(smallest[count], budgets)]
     if fitting[-1] < max(counts):
         notes.append(
             f"more than {fitting[-1]} workers would exceed a limit even with the smallest batch (/dev/shm "
             f"{format_bytes(budgets.shm_bytes)}, memory {format_bytes(budgets.memory_bytes)}, {budgets.nofile} files)"
         )
     return tuple(fitting)
-
-
-def _fits_smallest(workers: int, batch_size: int | None, workload: WorkloadProfile, budgets: Budgets) -> bool:
-    """Return whether so many workers keep the limits with the settings that use least."""
-    defaults = {name: setting.default for name, setting in SETTINGS.items()}
-    least = {"prefetch_factor": 1, "sharing_strategy": "file_system", "batch_size": batch_size, "num_workers": workers}
-    smallest = config_from_values(defaults | least)
-    return not workers or not ResourceModel.from_workload(workload).predict(smallest).find_violations(budgets)

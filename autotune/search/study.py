@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 METRIC: Final = "samples per second"
-NO_WORKERS: Final = "num_workers > 0 fails with this dataset"
+RECORD_FIELDS: Final = {"status", "predicted", "relative_error", "peak_gpu_bytes"}  # stored as user attributes
+RESULT_FIELDS: Final = {"kind", "message", "peak_host_bytes", "peak_shm_bytes"}
 
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Keep the libraries from logging the events that dltune reports itself, and restore their levels."""
+    """Silence the libraries about events that dltune reports itself, and restore their log levels."""
     pool = logging.getLogger("sqlalchemy.pool")  # logs a traceback when an interrupt ends a query
     before = optuna.logging.get_verbosity(), pool.level
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -69,21 +70,19 @@ def open_study(plan: Plan) -> optuna.Study:
             direction="maximize",
         )
         stored = study.user_attrs
-        differing = [name for name, value in about.items() if stored.get(name, value) != value]
-        if not differing:
+        if not stored:
             study.set_metric_names([METRIC])
             for name, value in about.items():
                 study.set_user_attr(name, value)
     except Exception as error:  # a storage raises the errors of its database, its driver and its parser
         raise StudyError(
             f"The study in {hide_password(request.storage or 'memory')} cannot be opened: {describe_error(error)}. "
-            "Check --storage (such as sqlite:///studies.db or postgresql+psycopg://USER@HOST/DATABASE) and --study-name."
+            "Check --storage (such as sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE) and --study-name."
         ) from error
-    if differing:
-        name = differing[0]
-        raise StudyError(
-            f"Study {study.study_name} is for another {name}: {stored[name]}, not {about[name]}. Give another --study-name."
-        )
+    for name, value in about.items():
+        if stored.get(name, value) != value:
+            difference = f"is for another {name}: {stored[name]}, not {value}"
+            raise StudyError(f"Study {study.study_name} {difference}. Give another --study-name.")
     return study
 
 
@@ -97,42 +96,26 @@ def describe_error(error: BaseException) -> str:
     """Return the first line of the innermost error, in the words of the database."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = str(error).strip()
-    return hide_password(text.splitlines()[0].rstrip(".")) if text else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return hide_password(lines[0].rstrip("."))
 
 
 def make_distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
-    """Return the distribution of each searched setting."""
-    distributions: dict[str, BaseDistribution] = {}
-    for name, choices in space.searched().items():
-        if SETTINGS[name].is_range:
-            is_log = name != "num_workers"  # which may be 0 in another run of the study
-            distributions[name] = IntDistribution(choices[0], choices[-1], log=is_log)
-        else:
-            distributions[name] = CategoricalDistribution(choices)
-    return distributions
+    """Return the distribution of each searched setting; num_workers may be 0, so only the others are logarithmic."""
+    return {
+        name: IntDistribution(choices[0], choices[-1], log=name != "num_workers")
+        if SETTINGS[name].is_range
+        else CategoricalDistribution(choices)
+        for name, choices in space.searched().items()
+    }
 
 
 def user_attributes(record: TrialRecord) -> dict[str, Any]:
-    """Return the attributes of a trial that people read in a dashboard, and from which `read_records` restores it."""
-    result = record.result
-    outcome = record.status if result is None else result.kind
-    if result is not None and result.measurement is not None and result.measurement.stopped == "pruned":
-        outcome = "stopped_early"
-    over = ", ".join(name for name, excess in record.constraints.items() if excess > 0)
-    attributes: dict[str, Any] = {
-        "config": describe_config(record.config),
-        "outcome": outcome,
-        "predicted_samples_per_second": round(record.predicted, 1),
-        "relative_error": record.relative_error and round(record.relative_error, 4),
-        "peak_gpu_bytes": record.peak_gpu_bytes,
-    }
-    if result is not None:
-        peaks = {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
-        attributes |= peaks | {"reason": result.message}
-    elif record.status == "skipped":
-        attributes["reason"] = f"predicted to exceed a limit: {over}" if over != "works" else NO_WORKERS
-    return {name: value for name, value in attributes.items() if value}
+    """Return the user attributes of a trial: for people in a dashboard, and for `read_records`."""
+    attributes = record.model_dump(include=RECORD_FIELDS, exclude_defaults=True)
+    if record.result is not None:
+        attributes |= record.result.model_dump(include=RESULT_FIELDS, exclude_defaults=True)
+    return {"config": describe_config(record.config), **attributes}
 
 
 def make_trial(record: TrialRecord, space: SearchSpace) -> FrozenTrial:
@@ -153,30 +136,16 @@ def read_records(study: optuna.Study, space: SearchSpace) -> list[TrialRecord]:
 
 
 def _read_record(trial: FrozenTrial, space: SearchSpace) -> TrialRecord | None:
-    """Restore a record; None if it belongs to another space, or if this version did not write it."""
-    config, attributes = space.from_params(trial.params), trial.user_attrs
-    if attributes.get("config") != describe_config(config):  # settings that are not searched are not parameters
+    """Return the record of a trial; None if it is of another space, or was not written by this version."""
+    config, stored = space.from_params(trial.params), trial.user_attrs
+    if stored.get("config") != describe_config(config):  # a setting that is not searched is not a parameter
         return None
-    outcome, peaks = attributes.get("outcome"), ("peak_host_bytes", "peak_shm_bytes")
+    fields, result = (
+        {name: stored[name] for name in names & stored.keys()} for names in (RECORD_FIELDS, RESULT_FIELDS)
+    )
+    fields |= {"number": trial.number, "samples_per_second": trial.value, "constraints": trial.constraints}
     try:
-        result = None
-        if outcome not in ("skipped", "repeated"):
-            result = TrialResult.model_validate(
-                {"kind": "completed" if outcome == "stopped_early" else outcome, "config": config, "message": attributes.get("reason", "")}
-                | {name: attributes.get(name, 0) for name in peaks}
-            )
-        return TrialRecord.model_validate(
-            {
-                "number": trial.number,
-                "config": config,
-                "status": outcome if result is None else "measured",
-                "samples_per_second": trial.value,
-                "predicted": attributes.get("predicted_samples_per_second", 0.0),
-                "relative_error": attributes.get("relative_error"),
-                "constraints": trial.constraints,
-                "result": result,
-                "peak_gpu_bytes": attributes.get("peak_gpu_bytes", 0),
-            }
-        )
+        found = TrialResult(config=config, **result) if result else None
+        return TrialRecord(config=config, result=found, **fields)
     except ValidationError:
         return None

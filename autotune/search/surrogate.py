@@ -88,8 +88,9 @@ class CandidateTable:
         """Compute the columns of some configurations."""
         rows = [
             [
-                *(math.log2((one.name == "num_workers") + (_read_number(one.name, config))) for one in COLUMNS),
-                *(one.read(config) != one.default for one in SWITCHES),
+                math.log2(1 + config.dataloader.num_workers),  # no workers are a choice, too
+                *(math.log2(getattr(config.dataloader, setting.name) or 1) for setting in COLUMNS[1:]),
+                *(setting.read(config) != setting.default for setting in SWITCHES),
             ]
             for config in configs
         ]
@@ -100,11 +101,6 @@ class CandidateTable:
     def index(self) -> dict[LoaderConfig, int]:
         """The row of each configuration."""
         return {config: row for row, config in enumerate(self.configs)}
-
-
-def _read_number(name: str, config: LoaderConfig) -> float:
-    value = getattr(config.dataloader, name)
-    return float(value) if name == "num_workers" else float(value or 1)
 
 
 class Surrogate:
@@ -129,7 +125,10 @@ class Surrogate:
         self._ratios: Array = np.log([rate for rate, _ in rates]) - self._seen.logs
         noises = np.array([math.hypot(MIN_NOISE, min(error, 0.5) / 2) for _, error in rates])
         candidates = [
-            (scale, np.linalg.cholesky(scale**2 * _kernel(self._seen.features, self._seen.features) + np.diag(noises**2)))
+            (
+                scale,
+                np.linalg.cholesky(scale**2 * _kernel(self._seen.features, self._seen.features) + np.diag(noises**2)),
+            )
             for scale in (PRIOR_SCALES if rates else (1.0,))
         ]
         self._scale, self._factor = max(candidates, key=lambda pair: _log_likelihood(self._ratios, pair[1]))
@@ -199,12 +198,12 @@ def _kernel(features: Array, others: Array) -> Array:
     """Return the covariance of the error between two lists of configurations."""
     gaps = features[:, None, :] - others[None, :, :]
     near = np.exp(-0.5 * (gaps[..., 0] / WORKERS_SCALE) ** 2)
+    equal = (gaps[..., len(COLUMNS) :] == 0).sum(axis=-1)
     covariance: Array = SIGMA_BIAS**2 + SIGMA_WORKERS**2 * near
+    covariance = covariance + equal * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2 * near)
     for column, setting in enumerate(COLUMNS[1:], start=1):
         along = SIGMAS.get(setting.name, SIGMA_NUMBER) ** 2 * np.exp(-0.5 * (gaps[..., column] / OTHER_SCALE) ** 2)
         covariance = covariance + (along if setting.needs is None else along * near)
-    equal = (gaps[..., len(COLUMNS) :] == 0).sum(axis=-1)
-    covariance = covariance + equal * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2 * near)
     return covariance
 
 

@@ -14,7 +14,7 @@ from autotune.trial.measurement import TrialResult
 MIN_SAMPLES_PER_SECOND: Final = 1e-9  # one sample in thirty years; a trial below it delivered nothing
 IMPROVEMENT_RATIO: Final = 1.02  # a smaller improvement is noise
 
-TrialStatus = Literal["measured", "skipped", "repeated"]
+Expected = Annotated[float, Field(ge=0, le=1e200)]
 
 
 class TrialRecord(FrozenModel):
@@ -23,21 +23,20 @@ class TrialRecord(FrozenModel):
     Attributes:
         number: Its number in the study, from 0.
         config: The configuration.
-        status: `skipped` without a measurement, because it would exceed a limit; `repeated` if its value is that of an
-            earlier trial.
+        status: `skipped` if it would exceed a limit; `repeated` if its value is that of an earlier trial.
         samples_per_second: Measured throughput; the prediction if it was skipped, 0 if it failed.
         predicted: Prediction before the trial, in samples per second; 0 if unknown.
         relative_error: Half-width of the 95% interval as a share; None if unknown.
         constraints: Excess over each limit as a share of it; negative below the limit.
-        result: The result of the trial; without the measurement if an earlier run measured it; None if skipped.
+        result: None if it was skipped; without the measurement if an earlier run made it.
         peak_gpu_bytes: Peak device memory of the allocator; 0 if unknown.
     """
 
     number: BoundedCount
     config: LoaderConfig
-    status: TrialStatus
-    samples_per_second: Annotated[float, Field(ge=0, le=1e200)]
-    predicted: Annotated[float, Field(ge=0, le=1e200)] = 0.0
+    status: Literal["measured", "skipped", "repeated"]
+    samples_per_second: Expected
+    predicted: Expected = 0.0
     relative_error: BoundedRate | None = None
     constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     result: TrialResult | None = None
@@ -59,9 +58,9 @@ def find_best(records: Sequence[TrialRecord]) -> TrialRecord | None:
 def trials_since_improvement(records: Sequence[TrialRecord]) -> int:
     """Return the number of completed trials since the last one that is faster than all before it by more than noise."""
     best, since = 0.0, 0
-    for record in (record for record in records if record.is_feasible):
-        since = 0 if record.samples_per_second > IMPROVEMENT_RATIO * best else since + 1
-        best = max(best, record.samples_per_second)
+    for rate in (record.samples_per_second for record in records if record.is_feasible):
+        since = 0 if rate > IMPROVEMENT_RATIO * best else since + 1
+        best = max(best, rate)
     return since
 
 

@@ -22,10 +22,10 @@ NOT_MEASURED: Final = frozenset({"trials", "timeout_seconds"})  # fields of a re
 
 
 def is_continued(earlier: TunedProfile, plan: Plan) -> bool:
-    """Return whether a run continues an earlier one: the same request on the same machine, not validated."""
-    asked, stored = plan.request.record(), earlier.request
-    is_same = all(stored.get(name) == value for name, value in asked.items() if name not in NOT_MEASURED)
-    return is_same and earlier.hardware == plan.hardware and not earlier.is_validated
+    """Return whether a run continues an interrupted one: the same request, on the same machine."""
+    asked = {name: value for name, value in plan.request.record().items() if name not in NOT_MEASURED}
+    is_same = asked.items() <= earlier.request.items() and earlier.hardware == plan.hardware
+    return is_same and not earlier.is_validated
 
 
 def take_over(earlier: TunedProfile, plan: Plan, known: Container[LoaderConfig]) -> list[TrialRecord]:
@@ -47,7 +47,10 @@ def take_over(earlier: TunedProfile, plan: Plan, known: Container[LoaderConfig])
             ),
         )
         for number, one in enumerate(earlier.search.trials)
-        if one.samples_per_second and plan.space.nearest(one.config) == one.config and one.config not in known
+        if one.samples_per_second
+        and one.outcome in ("completed", "stopped_early")
+        and plan.space.nearest(one.config) == one.config
+        and one.config not in known
     ]
 
 
@@ -57,30 +60,23 @@ def plan_warm_start(earlier: TunedProfile, plan: Plan) -> tuple[list[LoaderConfi
     On the same class of machines: its result, its best trials, and the throughputs of all of them. On another class:
     its result, unchanged and with workers in proportion to the CPUs, without throughputs.
     """
-    here = plan.hardware
-    if earlier.machine_class != here.machine_class:
-        ratio = here.usable_cpus / earlier.hardware.usable_cpus
-        return _within([earlier.config, scale_workers(earlier.config, ratio)], plan), {}
-    observed = {
-        one.config: Observation(one.samples_per_second, PRIOR_ERROR)
-        for one in earlier.search.trials
-        if one.outcome == "completed" and one.samples_per_second
-    }
-    best = sorted(observed, key=lambda config: observed[config].samples_per_second, reverse=True)
-    return _within(list(dict.fromkeys([earlier.config, *best]))[:MAX_SEEDS], plan), observed
-
-
-def _within(seeds: list[LoaderConfig], plan: Plan) -> list[LoaderConfig]:
-    return list(dict.fromkeys(config for config in map(plan.space.nearest, seeds) if plan.fits(config)))
+    here, there, seeds = plan.hardware, earlier.hardware, [earlier.config]
+    observed: dict[LoaderConfig, Observation] = {}
+    if there.machine_class == here.machine_class:
+        rates = {one.config: one.samples_per_second for one in earlier.search.trials if one.outcome == "completed"}
+        observed = {config: Observation(rate, PRIOR_ERROR) for config, rate in rates.items() if rate}
+        seeds += sorted(observed, key=lambda config: observed[config].samples_per_second, reverse=True)
+    else:
+        seeds.append(scale_workers(earlier.config, here.usable_cpus / there.usable_cpus))
+    inside = map(plan.space.nearest, list(dict.fromkeys(seeds))[:MAX_SEEDS])
+    return [config for config in inside if plan.fits(config)], observed
 
 
 def scale_workers(config: LoaderConfig, ratio: float) -> LoaderConfig:
-    """Return a configuration with this multiple of its workers."""
-    loader = config.dataloader
-    if not loader.num_workers:
-        return config
-    workers = min(max(1, round(loader.num_workers * ratio)), MAX_WORKERS)
-    return config.model_copy(update={"dataloader": loader.model_copy(update={"num_workers": workers})})
+    """Return a configuration with this multiple of its workers, at least one if it has any."""
+    workers = config.dataloader.num_workers
+    scaled = min(max(1, round(workers * ratio)), MAX_WORKERS) if workers else 0
+    return config.model_copy(update={"dataloader": config.dataloader.model_copy(update={"num_workers": scaled})})
 
 
 def rebuild_request(profile: TunedProfile, output: str, trials: int | None = None) -> TuningRequest:
@@ -89,12 +85,10 @@ def rebuild_request(profile: TunedProfile, output: str, trials: int | None = Non
     Raises:
         ProfileError: The stored request is invalid.
     """
+    changes = {"output": output} if trials is None else {"output": output, "trials": trials}
     try:
-        request = TuningRequest.model_validate(profile.request | {"output": output})
+        return TuningRequest.model_validate(profile.request | changes).forget_folder()
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise ProfileError(
-            f"Profile {profile.id}: its request is invalid ({place}: {problem['msg']}). Tune again with dltune --dataset."
-        ) from None
-    return request.forget_folder() if trials is None else request.forget_folder().model_copy(update={"trials": trials})
+        what = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        raise ProfileError(f"Profile {profile.id}: its request is invalid ({what}). Tune again with dltune.") from None

@@ -12,7 +12,6 @@ from autotune.search.cost_model import max_useful_workers
 from autotune.search.plan import Plan
 from autotune.search.resources import describe_violations
 from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
-from autotune.system.code_places import is_library
 from autotune.units import format_bytes, format_seconds
 from autotune.validation.runs import CandidateRuns
 
@@ -67,7 +66,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: Bottlenec
             f"Collating takes {min(1.0, collate / load):.0%} of loading a batch ({format_seconds(collate)} of "
             f"{format_seconds(load)}): use a faster collate_fn or smaller samples (uint8, converted in the step)."
         )
-    if is_loading and (lines := [line for line in workload.costly_lines if not is_library(line.file)][:MAX_LINES]):
+    if is_loading and (lines := workload.costly_lines[:MAX_LINES]):
         named = ", ".join(f"{line.share:.0%} in {Path(line.file).name}:{line.line} (`{line.source}`)" for line in lines)
         yield f"Loading spends its time in your code: {named}."
     if is_loading and loader.num_workers:

@@ -1,16 +1,15 @@
 """Selects the candidates of the validation, and decides which of them is recommended.
 
-One rule decides. Of the candidates that tie with the fastest, it takes the one with the fewest changes of training,
-then workers, then non-default settings, then memory. A gain counts only if it exceeds its interval: over the baseline
-for any recommendation, over unchanged training for a change of training, over the variant with default values for a
-non-default setting.
+Of the candidates that tie with the fastest, the one with the fewest changes of training wins, then workers, then
+non-default settings, then memory. A gain counts only if it exceeds its interval: over the baseline for any
+recommendation, over unchanged training for a change of training, over default values for a non-default setting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from autotune.config import Interval, LoaderConfig
 from autotune.profiles.schema import Contribution
@@ -30,7 +29,6 @@ MIN_EXPECTED_GAIN: Final = 1.02  # of non-default settings, by the search; the v
 TIE_RATIO: Final = 0.97  # of the fastest, whose throughput is biased upwards by the selection
 MIN_SPEEDUP: Final = 1.02  # over the baseline or over unchanged training
 NEARLY_FULL_SHARE: Final = 0.8  # of a budget; a configuration that uses more loses against one that uses less
-Verdict = Literal["faster", "no_change"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +36,8 @@ class Decision:
     """The recommended configuration and its numbers, as in `ProfileResult`."""
 
     config: LoaderConfig
-    verdict: Verdict
     samples_per_second: float
     ci95: Interval | None
-    wait_share: float
     speedup: float | None
     speedup_ci95: Interval | None
     gains: tuple[Contribution, ...] = ()
@@ -111,13 +107,12 @@ def decide(validation: Validation, defaults: DefaultValues, budgets: Budgets) ->
     pool = [one for one in pool if is_worth_its_settings(one)]
     ties = [one for one in pool if one.rate >= TIE_RATIO * max(other.rate for other in pool)]
     if not ties:
-        ci95, kept = baseline.ci95(), (1.0, 1.0)
-        found = Decision(baseline.config, "no_change", baseline.rate, ci95, baseline.wait_share, 1.0, kept)
-        return found if baseline.rate else None
+        kept = Decision(baseline.config, baseline.rate, baseline.ci95(), 1.0, (1.0, 1.0))
+        return kept if baseline.rate else None
     winner = min(ties, key=cost)
     speedup, interval = winner.compare(baseline, running) if baseline.rate else (None, None)
-    ci95, gains = winner.ci95(running, [baseline]), _measure_gains(winner, running, defaults)
-    return Decision(winner.config, "faster", winner.rate, ci95, winner.wait_share, speedup, interval, gains)
+    gains = _measure_gains(winner, running, defaults)
+    return Decision(winner.config, winner.rate, winner.ci95(running, [baseline]), speedup, interval, gains)
 
 
 def _measure_gains(

@@ -11,6 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from autotune.system.cpu_load import CpuCounters, background_cpus, read_cpu_counters, steal_share, throttled_share
@@ -23,44 +24,35 @@ MAX_DRIFT: Final = 0.08  # runs in fresh processes on a quiet machine, averaged 
 READING_SECONDS: Final = 0.2  # long compared with the kernel's tick of 10 ms, short compared with a measurement
 
 
+@dataclass(slots=True)
 class NoiseMonitor:
-    """Reads the kernel's counters around a validation and between its runs.
+    """Reads the kernel's counters around a validation and between its runs."""
 
-    `stop_children` ends dltune's own processes, such as workers that are shutting down.
-    """
-
-    def __init__(
-        self,
-        usable_cpus: float,
-        read: Callable[[], CpuCounters | None] = read_cpu_counters,
-        sleep: Callable[[float], object] = time.sleep,
-        stop_children: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._usable_cpus = usable_cpus
-        self._read = read
-        self._sleep = sleep
-        self._stop_children = stop_children
-        self._before: CpuCounters | None = None
-        self._others: list[float] = []
+    usable_cpus: float
+    read: Callable[[], CpuCounters | None] = read_cpu_counters
+    sleep: Callable[[float], object] = time.sleep
+    stop_children: Callable[[], object] = lambda: None  # dltune's own, such as workers that are shutting down
+    _before: CpuCounters | None = None
+    _others: list[float] = field(default_factory=list)
 
     def start(self) -> None:
         """Read the counters before the first run, and forget earlier readings."""
-        self._before = self._read()
+        self._before = self.read()
         self._others = []
 
     def measure_others(self) -> None:
         """Measure the CPU load of other processes between two runs, after ending dltune's own processes."""
-        self._stop_children()
-        before = self._read()
+        self.stop_children()
+        before = self.read()
         if before is not None:
-            self._sleep(READING_SECONDS)
-            after = self._read()
+            self.sleep(READING_SECONDS)
+            after = self.read()
             if after is not None:
-                self._others.append(background_cpus(before, after, READING_SECONDS, self._usable_cpus))
+                self._others.append(background_cpus(before, after, READING_SECONDS, self.usable_cpus))
 
     def describe(self, rates: Sequence[Mapping[int, float]]) -> tuple[str, ...]:
         """Return a sentence for each disturbance since `start` beyond its limit; `rates` as in `measure_drift`."""
-        before, after, usable, found = self._before, self._read(), self._usable_cpus, list[str]()
+        before, after, usable, found = self._before, self.read(), self.usable_cpus, list[str]()
         busy, limit = statistics.median(self._others or [0.0]), max(MIN_OTHERS_CPUS, OTHERS_SHARE * usable)
         if busy > limit:
             found.append(

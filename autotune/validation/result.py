@@ -14,14 +14,13 @@ from autotune.profiles import schema
 from autotune.search.cost_model import find_bottleneck, predict_copy
 from autotune.search.loop import SearchOutcome
 from autotune.search.plan import GUESS_ERROR, Plan
-from autotune.search.resources import BudgetViolation, describe_violations
+from autotune.search.resources import describe_violations
 from autotune.search.trial_record import TrialRecord, find_best, measure_prediction_error
 from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
-from autotune.trial.resources import RESOURCES
 from autotune.trial.statistics import NORMAL_QUANTILE
 from autotune.units import format_bytes
 from autotune.validation.advice import describe_waits, suggest_improvements
-from autotune.validation.decision import Decision, Verdict, decide
+from autotune.validation.decision import Decision, decide
 from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
 
 PREDICTED: Final = "This is a prediction from the profile of the workload; nothing was measured. Tune with --trials 40."
@@ -50,7 +49,9 @@ def decide_result(plan: Plan, found: SearchOutcome, validation: Validation) -> R
     if decision is None:
         if (best := find_best(found.records)) is None:
             raise interruption or _explain_failures(found.records, validation)
-        decision = _recommend_trial(plan, best, found.records)
+        baseline = find_best([record for record in found.records if record.config == plan.baseline])
+        speedup = None if baseline is None else best.samples_per_second / baseline.samples_per_second
+        decision = Decision(best.config, best.samples_per_second, None, speedup, None)
         if validation.failed and validation.runs:
             failure = validation.failed[0].failures[0]
             warnings.append(
@@ -67,21 +68,8 @@ def decide_result(plan: Plan, found: SearchOutcome, validation: Validation) -> R
 def predict_result(plan: Plan) -> Result:
     """Return the configuration with the best prediction; nothing is measured."""
     guess = plan.guess()
-    rate, bound = guess.samples_per_second, plan.upper_bound(guess.config.dataloader.batch_size)
-    verdict: Verdict = "no_change" if guess.config == plan.baseline else "faster"
-    decision = Decision(guess.config, verdict, rate, guess.ci95, max(0.0, 1 - rate / bound), None, None)
+    decision = Decision(guess.config, guess.samples_per_second, guess.ci95, None, None)
     return Result(decision, Validation.empty(plan.baseline), (PREDICTED,))
-
-
-def _recommend_trial(plan: Plan, best: TrialRecord, records: Sequence[TrialRecord]) -> Decision:
-    """Recommend a trial of the search that was measured once."""
-    baseline = find_best([record for record in records if record.config == plan.baseline])
-    estimate = None if best.result is None else plan.estimate(best.result)
-    rate, bound = best.samples_per_second, plan.upper_bound(best.config.dataloader.batch_size)
-    verdict: Verdict = "no_change" if best.config == plan.baseline else "faster"
-    wait_share = max(0.0, 1 - rate / bound) if estimate is None else estimate.wait_share
-    speedup = None if baseline is None else rate / baseline.samples_per_second
-    return Decision(best.config, verdict, rate, None, wait_share, speedup, None)
 
 
 def _explain_failures(records: Sequence[TrialRecord], validation: Validation) -> Exception:
@@ -144,15 +132,16 @@ def build_profile(
 
 def _build_result(plan: Plan, found: SearchOutcome, result: Result) -> schema.ProfileResult:
     decision, validation, workload = result.decision, result.validation, plan.workload
-    config, rate, wait_share = decision.config, decision.samples_per_second, decision.wait_share
+    config, rate = decision.config, decision.samples_per_second
     runs = next((one for one in validation.entrants if one.config == config and one.rates), None)
     if runs is None:  # not validated: the search measured it
         runs = CandidateRuns(config)
         for number, record in enumerate(found.records, start=1):
             if record.config == config and record.result is not None:
                 runs.add(number, record.result, plan.request.epochs)
-    bottleneck = find_bottleneck(config, workload, plan.local_machine.usable_cpus, wait_share)
     bound, base, copies = plan.upper_bound(config.dataloader.batch_size), validation.baseline, workload.h2d
+    wait_share = runs.wait_share if runs.rates else max(0.0, 1 - rate / bound)
+    bottleneck = find_bottleneck(config, workload, plan.local_machine.usable_cpus, wait_share)
     baseline = schema.Baseline(
         description="your DataLoader's settings" if workload.baseline else "PyTorch's defaults",
         config=base.config,
@@ -168,7 +157,7 @@ def _build_result(plan: Plan, found: SearchOutcome, result: Result) -> schema.Pr
         baseline=baseline if base.rate else None,
         speedup=decision.speedup,
         speedup_ci95=decision.speedup_ci95,
-        verdict=decision.verdict,
+        verdict="no_change" if config == plan.baseline else "faster",
         upper_bound_samples_per_second=bound if plan.has_reliable_upper_bound(config, rate) else None,
         wait_share=wait_share,
         batch_waits=runs.batch_waits,
@@ -227,7 +216,7 @@ def _estimate_contributions(plan: Plan, found: SearchOutcome, result: Result) ->
     """
     decision, validation = result.decision, result.validation
     is_validated = validation.runs and validation.interrupted_by is None
-    if not is_validated or decision.verdict != "faster" or decision.speedup is None:
+    if not is_validated or decision.config == plan.baseline or decision.speedup is None:
         return ()
     values, goal = setting_values(plan.baseline), setting_values(decision.config)
     path, settings = [plan.baseline], list[str]()
@@ -257,19 +246,13 @@ def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.Tri
     facts |= {"number": number, "config": record.config}
     result = record.result
     if result is None:
-        over = {one: record.constraints.get(one.name, 0.0) for one in RESOURCES}  # shares of the limits
-        limits = {one: getattr(plan.budgets, one.budget) or 0 for one in RESOURCES}
-        exceeded = [
-            BudgetViolation(one, limits[one] * (1 + over[one]), limits[one]) for one in RESOURCES if over[one] > 0
-        ]
-        reason = (
-            f"Predicted over a limit: {describe_violations(exceeded)}." if exceeded else "Ruled out by earlier trials."
-        )
+        exceeded = describe_violations(plan.resource_model().predict(record.config).find_violations(plan.budgets))
+        reason = f"Predicted over a limit: {exceeded}." if exceeded else "Ruled out by earlier trials."
         return schema.TrialSummary(outcome="skipped", reason=reason, **facts)
     facts |= {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
     if not record.is_feasible:
         return schema.TrialSummary(outcome="failed", reason=f"It {result.message.rstrip('.')}.", **facts)
-    is_stopped = result.measurement is not None and result.measurement.stopped == "hopeless"
+    is_stopped = result.measurement is not None and result.measurement.stopped == "pruned"
     facts |= {"outcome": "stopped_early" if is_stopped else "completed", "relative_error": record.relative_error}
     return schema.TrialSummary(samples_per_second=record.samples_per_second, **facts)
 

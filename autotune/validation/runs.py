@@ -5,11 +5,9 @@ The best of many noisy measurements is biased upwards; measuring it again remove
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Final, Self
 
 from autotune.config import Interval, LoaderConfig
@@ -176,9 +174,10 @@ def validate(
     """Select the best configurations of the search and validate them; see `validate_configs`."""
     validation = Validation.empty(plan.baseline)
     with capture_interruption() as interruption:
-        expected, is_legal = found.expected, found.is_legal
-        configs = select_candidates(found.records, plan.defaults, is_legal, expected, found.predict_speedups)
-        validation = validate_configs(plan, configs, run_trial, progress, monitor, has_time, expected)
+        configs = select_candidates(
+            found.records, plan.defaults, found.is_legal, found.expected, found.predict_speedups
+        )
+        validation = validate_configs(plan, configs, run_trial, progress, monitor, has_time)
     return replace(validation, interrupted_by=validation.interrupted_by or interruption.cause)
 
 
@@ -189,12 +188,11 @@ def validate_configs(
     progress: ProgressListener,
     monitor: NoiseMonitor | None = None,
     has_time: Callable[[int], bool] = lambda count: True,
-    expected: Mapping[LoaderConfig, float] = MappingProxyType({}),
 ) -> Validation:
     """Measure configurations and the baseline in alternating runs, until the result is clear or time is over.
 
     `has_time` returns whether there is time for this many more measurements; the baseline and the first candidate are
-    measured once in any case. In the first run, the `expected` throughputs show whether the baseline is far behind.
+    measured once in any case.
     """
     baseline = CandidateRuns(plan.baseline)
     candidates = [CandidateRuns(config) for config in configs if config != plan.baseline]
@@ -211,7 +209,8 @@ def validate_configs(
                 if (runs or position >= MIN_MEASURED) and not has_time(1):
                     is_whole = False
                     break
-                share = SLOW_BASELINE_SHARE if one is baseline and _is_far_behind(entrants, expected) else 1.0
+                is_far_behind = one.rate * FAR_AHEAD_SPEEDUP < max((other.rate for other in candidates), default=0.0)
+                share = SLOW_BASELINE_SHARE if one is baseline and is_far_behind else 1.0
                 request = plan.request.model_copy(update={"trial_seconds": share * plan.request.trial_seconds})
                 while not measure_run(request, one, run_trial, progress, runs + 1) and not one.is_out:
                     pass  # a failed run is repeated
@@ -222,13 +221,6 @@ def validate_configs(
     return Validation(baseline, tuple(candidates), entrants, runs, noise, interruption.cause)
 
 
-def _is_far_behind(entrants: Sequence[CandidateRuns], expected: Mapping[LoaderConfig, float]) -> bool:
-    """Return whether the baseline is so slow that its exact throughput does not change the result."""
-    baseline, rivals = entrants[0], entrants[1:] or entrants
-    fastest = find_fastest(rivals).rate or max(expected.get(one.config, 0.0) for one in rivals)
-    return (baseline.rate or expected.get(baseline.config, math.inf)) * FAR_AHEAD_SPEEDUP < fastest
-
-
 def _plan_next_run(
     plan: Plan, runs: int, baseline: CandidateRuns, candidates: list[CandidateRuns]
 ) -> tuple[list[CandidateRuns], list[CandidateRuns]]:
@@ -237,7 +229,7 @@ def _plan_next_run(
     The variants of the fastest with default values or unchanged training stay: they show what its settings gain.
     """
     candidates = [one for one in candidates if one.rate]
-    best, defaults = find_fastest(candidates or [baseline]), plan.defaults
+    best, defaults = max(candidates or [baseline], key=lambda one: one.rate), plan.defaults
     variants = {keep(best.config) for keep in (defaults.keep_order, defaults.default_variant, defaults.keep_training)}
     needed = [one for one in candidates if one is best or one.config in variants]
     floor = DROP_BELOW_RATIO.get(runs, 0.0) * best.rate
@@ -266,8 +258,3 @@ def measure_run(
     runs.add(number, result, epochs)
     progress.show_run(number, runs.config, 0.0 if result.measurement is None else runs.rates[number])
     return result.measurement is not None
-
-
-def find_fastest(runs: Sequence[CandidateRuns]) -> CandidateRuns:
-    """Return the fastest of some configurations; of equals, the first."""
-    return max(runs, key=lambda one: one.rate)

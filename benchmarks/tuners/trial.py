@@ -13,7 +13,7 @@ from autotune.trial.budgets import plan_budgets
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.throughput import estimate
-from autotune.validation.rounds import CONFIRM_FACTOR, CONFIRM_PRECISION
+from autotune.validation.runs import VALIDATION_PRECISION
 from benchmarks.records import Prediction
 from benchmarks.workloads.workload import BenchWorkload
 
@@ -46,8 +46,8 @@ def predict(workload: BenchWorkload, config: LoaderConfig, epochs: int) -> Predi
     trial = TrialRequest(
         config=config,
         epochs=epochs,
-        seconds=CONFIRM_FACTOR * request.trial_seconds,
-        precision=CONFIRM_PRECISION,
+        seconds=request.trial_seconds,
+        precision=VALIDATION_PRECISION,
         fresh=True,
     )
     with TrialRunner(request.workload, request.stall_seconds) as runner:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from autotune.child.batches import count_bytes, count_samples
 from autotune.child.training_step import BuiltInStep
-from autotune.profiles.batches import count_bytes, count_samples, find_tensors, move_batch
+from autotune.profiles.device_prefetch import find_tensors, move_batch
 
 CPU = torch.device("cpu")
 
