@@ -101,12 +101,11 @@ _FORMATS: Final[Mapping[Target, _Format]] = {
         reader="timm's train.py",
         names={name: one.export_names["timm"] for name, one in SETTINGS.items() if "timm" in one.export_names},
         write=_write_flags,
-        defaults={"persistent_workers": False},
         implied={"prefetch_factor": 2, "persistent_workers": True, "non_blocking": True, "device_prefetch": True},
         remarks={
             "batch_size": "timm makes batches of --batch-size, 128 by default",
             "prefetch_factor": "timm uses PyTorch's default of 2",
-            "persistent_workers": "timm passes persistent_workers=True, which needs --workers above 0",
+            "persistent_workers": "timm keeps its workers alive",
             "in_order": "timm returns batches in order",
         },
         has_comments=False,
@@ -123,6 +122,7 @@ _CREATE_LOADER: Final = replace(
     _FORMATS["timm"],
     reader="timm.data.create_loader",
     names={name: name for name in ("batch_size", "num_workers", "pin_memory", "persistent_workers")},
+    defaults={"persistent_workers": False},  # its own is True, which versions before 1.0.31 pass without workers, too
 )
 NO_RESUMING: Final = "With in_order=False, StatefulDataLoader does not guarantee that it resumes where it stopped."
 

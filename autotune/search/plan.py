@@ -250,9 +250,11 @@ def choose_baseline(
         size = nearest_choice(SETTINGS["batch_size"].recommended, space.choices["batch_size"])
         return space.from_params(setting_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=size))))
     values = setting_values(workload.baseline)
-    for name in SETTINGS:
-        if request.is_asked(name) or (name == "batch_size" and len(space.choices[name]) == 1):  # type: ignore[arg-type]  # a key of the table is a name
-            values[name] = nearest_choice(values[name], space.choices[name])
+    for name in {*request.fixed, *request.search}:
+        is_list = name == "batch_size" and isinstance(request.search.get(name), tuple)  # a list keeps the user's own
+        values[name] = values[name] if is_list else nearest_choice(values[name], space.choices[name])
+    if len(space.choices["batch_size"]) == 1:
+        values["batch_size"] = space.choices["batch_size"][0]
     if request.max_workers is not None:
         values["num_workers"] = min(values["num_workers"], request.max_workers)
     model = ResourceModel(workload)

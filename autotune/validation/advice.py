@@ -77,10 +77,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: Bottlenec
             "so in each worker: limit them in worker_init_fn (cv2.setNumThreads(0)) or with OMP_NUM_THREADS=1."
         )
     if bottleneck == "cpu" and workload.step_cpus >= THREADED_STEP_CPUS:
-        yield (
-            f"The step keeps {workload.step_cpus:.1f} CPUs busy, which the workers need too: limit its threads with "
-            "torch.set_num_threads(1)."
-        )
+        yield f"The step keeps {workload.step_cpus:.1f} CPUs busy: limit its threads with torch.set_num_threads(1)."
     if bottleneck == "epoch":
         keep = "" if loader.persistent_workers else "set persistent_workers=True, or "
         yield f"Every short epoch fills the queue again: {keep}use a sampler that repeats the data in one epoch."

@@ -56,9 +56,8 @@ def select_candidates(
     workers near the best; and the next best up to `MIN_CANDIDATES`. The expected throughput, in samples per second,
     replaces the measured one. If non-default settings are not expected to gain, their variant replaces the best.
     """
-    rates = {record.config: record.samples_per_second for record in records if record.is_feasible}
-    measured = set(rates)
-    rates |= {config: rate for config, rate in (expected or {}).items() if config in measured}
+    expected = expected or {}
+    rates = {one.config: expected.get(one.config, one.samples_per_second) for one in records if one.is_feasible}
     ranked = sorted(rates, key=lambda config: rates[config], reverse=True)
     if not ranked:
         return []
@@ -72,7 +71,7 @@ def select_candidates(
         variants.append(defaults.keep_training(unchanged))
     near = [config for config in ranked if rates[config] >= NEAR_BEST_RATIO * rates[top]]
     variants.append(defaults.default_variant(min(near, key=lambda config: config.dataloader.num_workers)))
-    selected = dict.fromkeys([best, *(config for config in variants if config in measured or is_legal(config))])
+    selected = dict.fromkeys([best, *(config for config in variants if config in rates or is_legal(config))])
     rest = [config for config in ranked if rates[config] >= MIN_CANDIDATE_RATIO * rates[top] and config not in selected]
     return [*selected, *rest[: max(0, MIN_CANDIDATES - len(selected))]]
 
@@ -111,24 +110,17 @@ def decide(validation: Validation, defaults: DefaultValues, budgets: Budgets) ->
         return kept if baseline.rate else None
     winner = min(ties, key=cost)
     speedup, interval = winner.compare(baseline, running) if baseline.rate else (None, None)
-    gains = _measure_gains(winner, running, defaults)
+    rivals = [_find(running, keep(winner.config)) for keep in (defaults.keep_order, defaults.default_variant)]
+    if "batch_size" in defaults.list_training_changes(winner.config):
+        rivals.append(_fastest([one for one in running if not count_changes(one)]))
+    measured = dict.fromkeys(one for one in rivals if one is not None and one is not winner)
+    gains = tuple(_compare(winner, rival, running) for rival in measured)
     return Decision(winner.config, winner.rate, winner.ci95(running, [baseline]), speedup, interval, gains)
 
 
-def _measure_gains(
-    winner: CandidateRuns, running: Sequence[CandidateRuns], defaults: DefaultValues
-) -> tuple[Contribution, ...]:
-    """Compare the winner with its measured variants in order and with default values, and with unchanged training."""
-    rivals = [_find(running, keep(winner.config)) for keep in (defaults.keep_order, defaults.default_variant)]
-    if "batch_size" in defaults.list_training_changes(winner.config):
-        rivals.append(_fastest([one for one in running if not defaults.list_training_changes(one.config)]))
-    gains = []
-    for rival in dict.fromkeys(rivals):
-        if rival is not None and rival is not winner:
-            setting, (ratio, ci95) = describe_difference(winner.config, rival.config), winner.compare(rival, running)
-            rate = winner.rate
-            gains.append(Contribution(setting=setting, samples_per_second=rate, speedup=ratio, speedup_ci95=ci95))
-    return tuple(gains)
+def _compare(winner: CandidateRuns, rival: CandidateRuns, running: Sequence[CandidateRuns]) -> Contribution:
+    setting, (speedup, ci95) = describe_difference(winner.config, rival.config), winner.compare(rival, running)
+    return Contribution(setting=setting, samples_per_second=winner.rate, speedup=speedup, speedup_ci95=ci95)
 
 
 def _find(runs: Sequence[CandidateRuns], config: LoaderConfig) -> CandidateRuns | None:

@@ -1,8 +1,8 @@
 """Detects disturbances of the machine during the validation.
 
-A confidence interval shows how far runs scatter, not why; and a disturbance of all runs leaves it narrow. The kernel
-counts the CPU time of other processes, of other virtual machines and of a used-up quota; heat and power saving show in
-runs that are slow for all configurations. Counters that cannot be read are ignored.
+A confidence interval shows how far runs scatter, not why; a disturbance of all runs leaves it narrow. The kernel counts
+CPU time of other processes and virtual machines, and used-up quotas; heat and power saving slow all configurations of a
+run. Counters that cannot be read are ignored.
 """
 
 from __future__ import annotations

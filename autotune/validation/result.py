@@ -24,6 +24,7 @@ from autotune.validation.decision import Decision, decide
 from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
 
 PREDICTED: Final = "This is a prediction from the profile of the workload; nothing was measured. Tune with --trials 40."
+PhaseSeconds = Mapping[schema.Phase, float]
 REPEATED_DATA_RATIO: Final = 1.5  # samples that all ranks together deliver in an epoch, over those of the dataset
 
 
@@ -84,13 +85,7 @@ def _explain_failures(records: Sequence[TrialRecord], validation: Validation) ->
 
 
 def build_profile(
-    plan: Plan,
-    found: SearchOutcome,
-    result: Result,
-    *,
-    phase_seconds: Mapping[schema.Phase, float],
-    seconds: float,
-    is_complete: bool,
+    plan: Plan, found: SearchOutcome, result: Result, *, phase_seconds: PhaseSeconds, seconds: float, is_complete: bool
 ) -> schema.TunedProfile:
     """Build the profile that is saved; durations are in seconds."""
     request, workload, config = plan.request, plan.workload, result.decision.config
@@ -181,14 +176,10 @@ def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> I
     yield from validation.noise
     for one in validation.failed if validation.runs else ():
         tried, failed = len(one.rates) + len(one.failures), len(one.failures)
-        yield (
-            f"{failed} of {tried} validation runs of {describe_config(one.config)} failed: it {one.failures[0].message}"
-        )
+        yield f"{describe_config(one.config)}: {failed} of {tried} validation runs failed: it {one.failures[0].message}"
     if runs.gpu_growth_bytes:
-        yield (
-            f"Device memory grew by {format_bytes(runs.gpu_growth_bytes)} in the second half of a run: leave that much "
-            "free, or measure longer with --trial-time."
-        )
+        growth = format_bytes(runs.gpu_growth_bytes)
+        yield f"Device memory grew by {growth} in the second half of a run: measure longer with --trial-time."
     samples = plan.workload.samples or plan.workload.counted_samples or 0
     delivered = max((sum(rank.samples for rank in one.ranks) for one in runs.measurements), default=0)
     if samples and delivered > REPEATED_DATA_RATIO * samples:
@@ -258,10 +249,7 @@ def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.Tri
 
 
 def _scale_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tuple[schema.ScalingPoint, ...]:
-    """Trace the expected throughput over the number of workers, within the limits.
-
-    Other settings are as recommended; if no workers are recommended, points with workers have default values.
-    """
+    """Trace the expected throughput over the workers, within the limits; without workers from the default values."""
     swept = []
     for workers in sorted({*plan.space.choices["num_workers"], config.dataloader.num_workers}):
         values = setting_values(config) | {"num_workers": workers}

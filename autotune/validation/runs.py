@@ -95,13 +95,10 @@ class CandidateRuns:
         numbers = [number for number in self.rates if number in other.rates]
         if not numbers:
             return self.rate / other.rate, None
-        scatter = [
-            [rate / other.rates[number] for number, rate in rival.rates.items() if number in other.rates]
-            for rival in field
-            if rival is not self and rival is not other
-        ]
-        rates, bases = ([one.rates[number] for number in numbers] for one in (self, other))
-        return paired_ratio(rates, bases, max(1, len(field)), scatter)
+        rivals, bases = (rival.rates for rival in field if rival not in {self, other}), other.rates
+        scatter = [[rate / bases[number] for number, rate in rates.items() if number in bases] for rates in rivals]
+        values, others = ([one.rates[number] for number in numbers] for one in (self, other))
+        return paired_ratio(values, others, max(1, len(field)), scatter)
 
     def is_faster_than(
         self, other: CandidateRuns, min_speedup: float, field: Sequence[CandidateRuns] = (), floor: float = 1.0
@@ -252,9 +249,8 @@ def measure_run(
     """Measure a configuration once in a fresh process; return whether the run completed."""
     progress.show_run(number, runs.config, None)
     seconds, epochs, precision = request.trial_seconds, request.epochs, VALIDATION_PRECISION
-    result = run_trial(
-        TrialRequest(config=runs.config, epochs=epochs, seconds=seconds, precision=precision, fresh=True)
-    )
+    trial = TrialRequest(config=runs.config, epochs=epochs, seconds=seconds, precision=precision, fresh=True)
+    result = run_trial(trial)
     runs.add(number, result, epochs)
     progress.show_run(number, runs.config, 0.0 if result.measurement is None else runs.rates[number])
     return result.measurement is not None

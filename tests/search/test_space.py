@@ -9,13 +9,10 @@ from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.request import TuningRequest
-from autotune.search.baseline import choose_baseline
-from autotune.search.choices import plan_space
-from autotune.search.demand import ResourceModel
-from autotune.search.initial import initial_configs
-from autotune.search.plan import make_plan
-from autotune.search.space import SearchSpace
+from autotune.request import TuningRequest, ValueRange
+from autotune.search.plan import choose_baseline, make_plan
+from autotune.search.resources import ResourceModel
+from autotune.search.space import SearchSpace, choose_probe_sizes, plan_space
 from autotune.settings import SETTINGS, config_from_values, setting_values
 from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets, plan_budgets
@@ -83,11 +80,11 @@ def test_all_configurations_of_a_space_are_listed_once() -> None:
     assert len(configs) == without + having
 
 
-def test_a_space_of_some_knobs_leaves_the_device_prefetch_out() -> None:
+def test_a_space_of_some_settings_has_no_device_prefetch() -> None:
     assert SearchSpace.of(batch_size=(32,)).choices["device_prefetch"] == (False,)
 
 
-def test_of_a_space_that_is_larger_than_asked_for_a_varied_part_is_drawn_and_always_the_same() -> None:
+def test_of_a_space_that_is_larger_than_the_limit_the_same_random_sample_is_drawn_each_time() -> None:
     space = SearchSpace.of(batch_size=(16, 32), num_workers=tuple(range(1, 33)), prefetch_factor=(2, 4, 8))
     drawn = list(space.configs(limit=100))
     assert drawn == list(space.configs(limit=100))
@@ -96,7 +93,7 @@ def test_of_a_space_that_is_larger_than_asked_for_a_varied_part_is_drawn_and_alw
     assert {config.dataloader.batch_size for config in drawn} == {16, 32}
 
 
-def test_a_space_that_is_just_as_large_as_asked_for_is_listed_whole() -> None:
+def test_a_space_of_the_size_of_the_limit_is_listed_in_full() -> None:
     space = SearchSpace.of(batch_size=(16, 32), num_workers=(2,), prefetch_factor=(2,), pin_memory=(False,))
     count = math.prod(len(choices) for choices in space.choices.values())
     assert list(space.configs(limit=count)) == list(space.configs())
@@ -108,7 +105,7 @@ def test_the_start_method_of_the_workload_is_kept_in_every_configuration() -> No
     assert space.from_params({"num_workers": 2}).process.multiprocessing_context == "spawn"
 
 
-def test_a_pinned_knob_has_one_value_and_is_not_searched() -> None:
+def test_a_fixed_setting_has_one_value_and_is_not_searched() -> None:
     space = plan(make_request(fixed={"num_workers": 5, "in_order": True, "sharing_strategy": "file_system"}))
     assert {"num_workers", "in_order", "sharing_strategy"}.isdisjoint(space.searched())
     built = space.from_params({"num_workers": 8, "in_order": False})
@@ -122,7 +119,7 @@ DECIDED = make_workload(
 )
 
 
-def test_what_the_users_loader_decides_is_not_searched() -> None:
+def test_a_setting_of_the_users_loader_is_not_searched() -> None:
     space = plan(workload=DECIDED)
     assert {"prefetch_factor", "persistent_workers", "batch_size"}.isdisjoint(space.searched())
     built = space.from_params({"num_workers": 2, "prefetch_factor": 2, "batch_size": 64}).dataloader
@@ -130,43 +127,43 @@ def test_what_the_users_loader_decides_is_not_searched() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"fixed": {"prefetch_factor": 2}}, {"ranges": {"prefetch_factor": (1, 4)}}, {"batch_sizes": (32, 64)}]
+    "changes", [{"fixed": {"prefetch_factor": 2}}, {"search": {"prefetch_factor": ValueRange(low=1, high=4)}}, {"search": {"batch_size": (32, 64)}}]
 )
-def test_what_the_users_loader_decides_cannot_be_asked_for_otherwise(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"is \d+, as pkg\.Own decides"):
+def test_a_setting_of_the_users_loader_cannot_have_another_value(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"is \d+, as pkg\.Own sets it"):
         plan(make_request(**changes), DECIDED)
 
 
-def test_asking_for_what_the_users_loader_decides_is_no_error() -> None:
-    assert plan(make_request(fixed={"prefetch_factor": 5}, batch_sizes=(48,)), DECIDED).choices["batch_size"] == (48,)
+def test_asking_for_the_value_that_the_users_loader_sets_is_no_error() -> None:
+    assert plan(make_request(fixed={"prefetch_factor": 5}, search={"batch_size": (48,)}), DECIDED).choices["batch_size"] == (48,)
 
 
 def test_a_narrow_range_is_searched_number_by_number() -> None:
-    assert plan(make_request(ranges={"num_workers": (9, 13)})).choices["num_workers"] == (9, 10, 11, 12, 13)
+    assert plan(make_request(search={"num_workers": ValueRange(low=9, high=13)})).choices["num_workers"] == (9, 10, 11, 12, 13)
 
 
-def test_a_wide_range_keeps_its_ends_and_the_usual_steps_between() -> None:
-    workers = plan(make_request(ranges={"num_workers": (1, 33)}, max_workers=64)).choices["num_workers"]
+def test_a_wide_range_has_its_ends_and_the_default_choices_between() -> None:
+    workers = plan(make_request(search={"num_workers": ValueRange(low=1, high=33)}, max_workers=64)).choices["num_workers"]
     assert workers[0] == 1
     assert workers[-1] == 33
     assert 16 in workers
     assert 17 not in workers
 
 
-def test_a_range_of_workers_ends_where_the_limits_do() -> None:
-    assert max(plan(make_request(ranges={"num_workers": (2, 16)}, max_workers=6)).choices["num_workers"]) == 6
+def test_a_range_of_workers_ends_at_the_limit() -> None:
+    assert max(plan(make_request(search={"num_workers": ValueRange(low=2, high=16)}, max_workers=6)).choices["num_workers"]) == 6
 
 
-def test_a_range_of_batch_sizes_narrows_the_usual_ones() -> None:
-    assert plan(make_request(ranges={"batch_size": (50, 200)})).choices["batch_size"] == (64, 128)
+def test_a_range_of_batch_sizes_restricts_the_default_ones() -> None:
+    assert plan(make_request(search={"batch_size": ValueRange(low=50, high=200)})).choices["batch_size"] == (64, 128)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"ranges": {"in_order": (0, 1)}}, "--fix in_order"),
-        ({"ranges": {"batch_size": (17, 18)}}, "leaves none of the possible values 16, 32"),
-        ({"ranges": {"num_workers": (8, 16)}, "max_workers": 4}, "num_workers"),
+        ({"search": {"in_order": ValueRange(low=0, high=1)}}, "list of values"),
+        ({"search": {"batch_size": ValueRange(low=17, high=18)}}, "leaves none of the possible values 16, 32"),
+        ({"search": {"num_workers": ValueRange(low=8, high=16)}, "max_workers": 4}, "num_workers"),
     ],
 )
 def test_a_range_that_leaves_nothing_is_refused_with_what_is_possible(changes: dict[str, Any], words: str) -> None:
@@ -181,7 +178,7 @@ def test_a_range_that_leaves_nothing_is_refused_with_what_is_possible(changes: d
         {"fixed": {"num_workers": -1}},
         {"fixed": {"in_order": 3}},
         {"fixed": {"num_workers": "file_system"}},
-        {"ranges": {"prefetch_factor": (0, 4)}},
+        {"search": {"prefetch_factor": ValueRange(low=0, high=4)}},
     ],
 )
 def test_a_value_that_no_loader_takes_is_refused_before_anything_is_tried(changes: dict[str, Any]) -> None:
@@ -198,15 +195,15 @@ def test_pinning_is_not_searched_without_an_accelerator() -> None:
 def test_pinning_is_not_searched_for_samples_on_the_accelerator() -> None:
     space = plan(workload=make_workload(pinning=True, on_accelerator=True))
     assert space.choices["pin_memory"] == (False,)
-    assert any("accelerator already" in note for note in space.notes)
+    assert any("on the accelerator" in note for note in space.notes)
 
 
-def test_pinning_is_searched_where_it_has_an_effect() -> None:
+def test_pinning_is_searched_if_it_has_an_effect() -> None:
     assert set(plan(workload=make_workload(pinning=True)).choices["pin_memory"]) == {False, True}
 
 
 @pytest.mark.parametrize("workload", [make_workload(pinning=False), make_workload(pinning=True, on_accelerator=True)])
-def test_asking_for_pinning_where_it_does_nothing_is_refused(workload: WorkloadProfile) -> None:
+def test_asking_for_pinning_without_effect_is_refused(workload: WorkloadProfile) -> None:
     with pytest.raises(UsageError, match="pin_memory"):
         plan(make_request(fixed={"pin_memory": True}), workload)
 
@@ -217,7 +214,7 @@ def test_more_workers_than_an_iterable_dataset_has_shards_are_not_tried() -> Non
     assert any("3 shards" in note for note in space.notes)
 
 
-def test_where_workers_deliver_other_data_none_are_tried_unless_they_are_asked_for() -> None:
+def test_workers_that_return_different_data_are_tried_only_if_they_are_asked_for() -> None:
     workload = make_workload(differing_samples=2)
     assert plan(workload=workload).choices["num_workers"] == (0,)
     assert plan(make_request(max_workers=4), workload).choices["num_workers"] != (0,)
@@ -235,7 +232,7 @@ def test_no_worker_is_tried_where_the_user_allows_none_even_for_a_stream_that_do
     assert space.choices["num_workers"] == (0,)
 
 
-def test_the_batch_size_is_left_alone_where_batches_are_the_users_own() -> None:
+def test_the_batch_size_of_the_users_own_batches_is_not_searched() -> None:
     space = plan(workload=make_workload(batching="user"))
     assert {config.dataloader.batch_size for config in space.configs()} == {None}
     assert any("batch_size" in note for note in space.notes)
@@ -252,18 +249,18 @@ def test_persistence_is_not_searched_for_a_single_epoch() -> None:
 
 
 def test_the_users_batch_sizes_are_searched_sorted_and_once() -> None:
-    assert plan(make_request(batch_sizes=(100, 20, 100))).choices["batch_size"] == (20, 100)
+    assert plan(make_request(search={"batch_size": (100, 20, 100)})).choices["batch_size"] == (20, 100)
 
 
-def test_no_batch_is_larger_than_the_dataset_unless_the_user_says_so() -> None:
+def test_no_batch_is_larger_than_the_dataset_unless_it_is_requested() -> None:
     small = make_workload(samples=40)
     assert max(size or 0 for size in plan(workload=small).choices["batch_size"]) == 32
-    assert plan(make_request(batch_sizes=(64,)), small).choices["batch_size"] == (64,)
+    assert plan(make_request(search={"batch_size": (64,)}), small).choices["batch_size"] == (64,)
 
 
 def test_a_batch_size_that_leaves_no_batch_once_the_last_is_dropped_is_not_searched() -> None:
     workload = make_workload(samples=50, drop_last=True)
-    assert plan(make_request(batch_sizes=(16, 64)), workload).choices["batch_size"] == (16,)
+    assert plan(make_request(search={"batch_size": (16, 64)}), workload).choices["batch_size"] == (16,)
 
 
 def test_batches_that_do_not_fit_into_memory_are_left_out() -> None:
@@ -281,7 +278,7 @@ def test_a_small_shm_bounds_the_workers_and_the_note_names_it() -> None:
     workload = WAITING.model_copy(update={"sample_bytes": 64 * KIB})
     space = plan(workload=workload, budgets=make_limits(shm_bytes=16 * MIB))
     assert 0 < max(space.choices["num_workers"]) < 16
-    assert any("/dev/shm budget 16.0 MiB" in note for note in space.notes)
+    assert any("/dev/shm 16.0 MiB" in note for note in space.notes)
 
 
 def test_without_a_writable_shm_only_the_training_process_loads() -> None:
@@ -293,7 +290,7 @@ def test_without_a_writable_shm_no_worker_can_start_even_for_samples_without_ten
     assert plan(workload=workload, machine=make_machine(shm_writable=False)).choices["num_workers"] == (0,)
 
 
-def test_max_workers_opens_the_search_up_to_the_users_number() -> None:
+def test_max_workers_extends_the_search_to_that_number() -> None:
     computing = make_workload(cpu_share=1.0)
     assert max(plan(make_request(max_workers=40), computing).choices["num_workers"]) == 40
 
@@ -318,19 +315,19 @@ def find_baseline(
 
 
 def test_the_baseline_is_torchs_default_at_the_size_nearest_to_32() -> None:
-    assert find_baseline(None, batch_sizes=(100, 50)) == make_config(0, batch_size=50)
+    assert find_baseline(None, search={"batch_size": (100, 50)}) == make_config(0, batch_size=50)
 
 
 def test_the_baseline_is_the_users_own_loader_where_there_is_one() -> None:
     assert find_baseline() == OWN
 
 
-def test_the_users_own_loader_is_compared_at_the_batch_size_that_was_pinned() -> None:
-    assert find_baseline(batch_sizes=(256,)).dataloader.batch_size == 256
+def test_the_users_own_loader_is_compared_at_the_batch_size_that_is_set() -> None:
+    assert find_baseline(search={"batch_size": (256,)}).dataloader.batch_size == 256
 
 
-def test_the_users_own_loader_keeps_its_batch_size_beside_others_that_are_listed() -> None:
-    assert find_baseline(batch_sizes=(32, 64)) == OWN
+def test_the_users_own_loader_keeps_its_batch_size_if_others_are_listed() -> None:
+    assert find_baseline(search={"batch_size": (32, 64)}) == OWN
 
 
 def test_the_baseline_of_own_batches_has_no_batch_size() -> None:
@@ -346,12 +343,12 @@ def test_a_ready_loader_keeps_its_batch_size_and_a_note_says_how_to_search_it() 
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
-        ({"batch_sizes": (32, 64)}, (32, 64)),
+        ({"search": {"batch_size": (32, 64)}}, (32, 64)),
         ({"fixed": {"batch_size": 64}}, (64,)),
-        ({"ranges": {"batch_size": (40, 128)}}, (48, 64, 128)),
+        ({"search": {"batch_size": ValueRange(low=40, high=128)}}, (48, 64, 128)),
     ],
 )
-def test_a_ready_loaders_batch_size_is_searched_where_sizes_are_asked_for(
+def test_a_ready_loaders_batch_size_is_searched_if_sizes_are_asked_for(
     options: dict[str, Any], sizes: tuple[int, ...]
 ) -> None:
     assert plan(make_request(**options), bring(OWN)).choices["batch_size"] == sizes
@@ -363,7 +360,7 @@ def test_the_settings_of_a_ready_loader_are_among_those_that_may_be_tried() -> N
     assert own in set(space.configs())
 
 
-def test_the_workers_of_a_ready_loader_are_not_added_where_every_worker_delivers_all_the_data() -> None:
+def test_the_workers_of_a_ready_loader_are_not_added_if_every_worker_returns_all_the_data() -> None:
     assert plan(workload=make_workload(kind="iterable", workers_duplicate_data=True, baseline=OWN)).choices[
         "num_workers"
     ] == (0, 1)
@@ -374,9 +371,9 @@ def test_the_workers_of_a_ready_loader_are_not_added_where_every_worker_delivers
     [
         ({"max_workers": 2}, 2),
         ({"max_workers": 0}, 0),
-        ({"ranges": {"num_workers": (5, 9)}}, 5),
-        ({"ranges": {"num_workers": (0, 1)}}, 1),
-        ({"ranges": {"num_workers": (1, 4)}}, 3),
+        ({"search": {"num_workers": ValueRange(low=5, high=9)}}, 5),
+        ({"search": {"num_workers": ValueRange(low=0, high=1)}}, 1),
+        ({"search": {"num_workers": ValueRange(low=1, high=4)}}, 3),
         ({"fixed": {"num_workers": 7}}, 7),
     ],
 )
@@ -385,7 +382,7 @@ def test_the_baseline_has_as_many_workers_as_the_request_allows(options: dict[st
 
 
 def test_the_baseline_has_only_batches_ahead_and_sizes_inside_a_range() -> None:
-    found = find_baseline(ranges={"prefetch_factor": (1, 4), "batch_size": (64, 128)}).dataloader
+    found = find_baseline(search={"prefetch_factor": ValueRange(low=1, high=4), "batch_size": ValueRange(low=64, high=128)}).dataloader
     assert (found.prefetch_factor, found.batch_size) == (4, 64)
 
 
@@ -394,12 +391,12 @@ def test_a_ready_loader_that_is_predicted_over_a_budget_is_compared_with_fewer_w
     workload = WAITING.model_copy(update={"sample_bytes": 16 * KIB})
     found = find_baseline(own, budgets, workload)
     assert 0 < found.dataloader.num_workers < 16
-    assert not ResourceModel.from_workload(workload).predict(found).find_violations(budgets)
+    assert not ResourceModel(workload).predict(found).find_violations(budgets)
     assert found.dataloader.prefetch_factor == 8
 
 
-def test_the_plan_says_where_the_baseline_is_not_quite_the_users_own() -> None:
-    request = make_request(max_workers=2, batch_sizes=(64,))
+def test_the_plan_notes_every_change_of_the_users_own_loader_in_the_baseline() -> None:
+    request = make_request(max_workers=2, search={"batch_size": (64,)})
     plans = [make_plan(asked, make_machine(), bring(OWN), make_limits()) for asked in (request, make_request())]
     said, silent = [[note for note in found.space.notes if "baseline" in note] for found in plans]
     assert silent == []
@@ -413,52 +410,52 @@ def guess(
 ) -> list[LoaderConfig]:
     budgets = budgets or make_limits()
     machine = machine or make_machine()
-    return initial_configs(plan(workload=workload, budgets=budgets, machine=machine), workload, machine, 10, budgets)
+    return make_plan(make_request(), machine, workload, budgets).initial_configs()[1:]  # after the baseline
 
 
-def test_the_guesses_contain_what_a_careful_hand_would_set() -> None:
+def test_the_first_trials_contain_the_usual_rule_of_thumb() -> None:
     process = ProcessSettings(non_blocking=True)
-    hand = make_config(4, 2, 32, process, pin_memory=True, persistent_workers=True)
-    assert hand in guess()
+    by_rule = make_config(4, 2, 32, process, pin_memory=True, persistent_workers=True)
+    assert by_rule in guess()
 
 
-def test_the_guesses_lie_on_both_sides_of_what_the_model_thinks_enough() -> None:
+def test_the_first_trials_have_fewer_and_more_workers_than_the_model_predicts() -> None:
     workload = make_workload(samples=100_000, cpu_share=0.01, load_cost=make_cost(5e-3), step_cost=make_cost(6e-4))
     enough, *others = [config.dataloader.num_workers for config in guess(workload)]
     assert 8 <= enough <= 10  # 5 ms of loading over 0.6 ms of stepping
     assert min(others) < enough < max(others)
 
 
-def test_the_guesses_are_distinct_and_start_with_more_workers_than_cpus_for_samples_that_wait() -> None:
+def test_the_first_trials_are_distinct_and_have_more_workers_than_cpus_for_io_bound_samples() -> None:
     guesses = guess()
     assert len(guesses) == len(set(guesses))
     assert guesses[0].dataloader.num_workers > 4
 
 
-def test_the_guesses_for_samples_in_memory_start_without_workers() -> None:
+def test_the_first_trials_of_samples_in_memory_start_without_workers() -> None:
     in_memory = make_workload(load_cost=make_cost(1e-7), step_cost=make_cost(0.0, 1e-4))
     assert guess(in_memory)[0].dataloader.num_workers == 0
 
 
 @given(shm=st.integers(0, 64 * MIB), files=st.integers(80, 400))
-def test_no_guess_is_predicted_to_break_a_limit(shm: int, files: int) -> None:
+def test_no_first_trial_is_predicted_to_exceed_a_limit(shm: int, files: int) -> None:
     budgets = make_limits(shm_bytes=shm, nofile=files)
-    model = ResourceModel.from_workload(WAITING)
+    model = ResourceModel(WAITING)
     assert [config for config in guess(budgets=budgets) if model.predict(config).find_violations(budgets)] == []
 
 
-def test_where_no_worker_may_start_the_knobs_of_workers_are_not_searched() -> None:
-    space = plan(make_request(fixed={"num_workers": 0}, batch_sizes=(16, 32)))
+def test_without_workers_the_settings_of_workers_are_not_searched() -> None:
+    space = plan(make_request(fixed={"num_workers": 0}, search={"batch_size": (16, 32)}))
     assert set(space.searched()) == {"batch_size", "pin_memory"}
 
 
-def test_copying_ahead_is_searched_where_batches_are_copied_from_pinned_memory() -> None:
+def test_copying_in_advance_is_searched_if_batches_are_copied_from_pinned_memory() -> None:
     assert plan(workload=make_gpu_workload()).choices["device_prefetch"] == (False, True)
     assert plan(workload=make_gpu_workload(h2d=None, on_accelerator=True)).choices["device_prefetch"] == (False,)
     assert plan(workload=make_workload()).choices["device_prefetch"] == (False,)
 
 
-def test_batches_are_copied_ahead_only_from_pinned_memory() -> None:
+def test_batches_are_copied_in_advance_only_from_pinned_memory() -> None:
     space = plan(workload=make_gpu_workload())
     values = setting_values(space.from_params({"num_workers": 2}))
     copied = {
@@ -469,20 +466,49 @@ def test_batches_are_copied_ahead_only_from_pinned_memory() -> None:
     assert (copied[False].non_blocking, copied[False].device_prefetch) == (False, False)
 
 
-def test_asking_for_copies_ahead_where_nothing_is_copied_is_refused() -> None:
-    with pytest.raises(UsageError, match="device_prefetch=true: there is nothing to copy ahead"):
+def test_asking_for_copies_in_advance_without_a_device_is_refused() -> None:
+    with pytest.raises(UsageError, match="device_prefetch=true: this device needs no copy in advance"):
         plan(make_request(fixed={"device_prefetch": True}), make_workload())
 
 
 # Threads in workers
 
 
-def test_threads_in_workers_are_limited_only_where_they_compute_for_a_good_part() -> None:
+def test_threads_in_workers_are_limited_only_if_they_use_much_of_the_cpu() -> None:
     assert plan(workload=WAITING.model_copy(update={"worker_threads_cpu": 0.1})).choices["worker_threads"] == (None,)
     assert plan(workload=WAITING.model_copy(update={"worker_threads_cpu": 0.9})).choices["worker_threads"] == (None, 1)
 
 
-def test_threads_in_workers_are_limited_where_that_is_asked_for() -> None:
+def test_threads_in_workers_are_limited_if_that_is_asked_for() -> None:
     space = plan(make_request(fixed={"worker_threads": 1}))
     assert space.from_params({"num_workers": 2}).process.worker_threads == 1
     assert space.from_params({"num_workers": 0}).process.worker_threads is None
+
+
+@pytest.mark.parametrize(
+    ("search", "choices"),
+    [
+        ({"num_workers": (8, 2, 2)}, (2, 8)),
+        ({"in_order": (True, False)}, (False, True)),
+        ({"worker_threads": (1, None)}, (None, 1)),
+        ({"sharing_strategy": ("file_system",)}, ("file_system",)),
+    ],
+)
+def test_a_list_of_values_is_searched_sorted_and_once(search: dict[str, Any], choices: tuple[Any, ...]) -> None:
+    (name,) = search
+    assert plan(make_request(search=search)).choices[name] == choices
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, (32, 512)),
+        ({"fixed": {"batch_size": 64}}, (64, 64)),
+        ({"search": {"batch_size": (8, 48, 100)}}, (48, 100)),
+        ({"search": {"batch_size": ValueRange(low=64, high=128)}}, (32, 512)),
+    ],
+)
+def test_the_workload_is_profiled_at_the_default_and_the_largest_batch_size(
+    options: dict[str, Any], sizes: tuple[int, int]
+) -> None:
+    assert choose_probe_sizes(make_request(**options)) == sizes

@@ -1,181 +1,275 @@
-"""What is kept of a run, for whom, and what is refused."""
+"""The study of a search in a storage, as users of Optuna know it."""
 
 from __future__ import annotations
 
-import json
-import warnings
-from dataclasses import replace
+import logging
+from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
-from autotune.errors import StudyError
-from autotune.request import WorkloadRequest
-from autotune.search.ask_tell import Search, open_search
-from autotune.search.storage import open_storage
+from autotune.config import LoaderConfig
+from autotune.errors import StudyError, UsageError
+from autotune.progress import ProgressListener
+from autotune.request import TuningRequest
+from autotune.search.loop import SearchOutcome, search
+from autotune.search.plan import Plan, make_plan
+from autotune.search.sampler import CostModelSampler, make_sampler
+from autotune.search.study import METRIC, hide_password, make_trial, read_records
 from autotune.search.trial_record import TrialRecord
-from tests.builders import make_machine, make_request
-from tests.search.studies import HARDWARE, SPACE, load_study, open_one, read_records, tell_one
+from autotune.settings import SETTINGS
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import TrialRequest
+from tests.builders import make_limits, make_machine, make_request, make_result
+from tests.search.formulas import io_bound_workload, saturating
 
-pytestmark = pytest.mark.usefixtures("workdir")
-
-
-# Keeping
-
-
-def test_what_was_told_is_read_back_by_the_next_process() -> None:
-    with open_one() as search:
-        told = [tell_one(search, score) for score in (10.0, 20.0)]
-    assert read_records() == told
+URL = "sqlite:///studies.db"
+pytestmark = [
+    pytest.mark.usefixtures("workdir"),
+    pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
+]
 
 
-def test_a_trial_under_way_leaves_no_trace_in_the_record() -> None:
-    with open_one() as search:
-        tell_one(search)
-        search.ask()
-        assert [trial.state for trial in load_study(search.name).trials] == [TrialState.COMPLETE]
+class Formula:
+    """Measures by a formula, and remembers the configurations."""
+
+    def __init__(self) -> None:
+        self.configs: list[LoaderConfig] = []
+
+    def __call__(self, request: TrialRequest) -> TrialResult:
+        self.configs.append(request.config)
+        return make_result(request.config, saturating(request.config), peak_host_bytes=2**28, peak_shm_bytes=2**20)
 
 
-def test_a_finished_study_is_followed_by_a_new_one_unless_it_is_asked_for() -> None:
-    with open_one() as search:
-        told = tell_one(search)
-        search.finish()
-    assert read_records(resume=True) == [told]
-    assert read_records() == []
+class Heard(ProgressListener):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.resumed: list[int] = []
+
+    def show_warning(self, sentence: str) -> None:
+        self.warnings.append(sentence)
+
+    def show_resumed(self, trials: int) -> None:
+        self.resumed.append(trials)
 
 
-def test_a_run_from_the_start_leaves_the_earlier_one_as_it_is() -> None:
-    with open_one(study_name="mine") as search:
-        tell_one(search)
-    assert read_records(study_name="mine", resume=False) == []
-    assert len(load_study("mine").trials) == 1
+def plan_for(**options: Any) -> Plan:
+    fixed = {"batch_size": 32} | options.pop("fixed", {})
+    request: TuningRequest = make_request(**{"storage": URL, "study_name": "mine", "fixed": fixed} | options)
+    return make_plan(request, make_machine(affinity_cpus=2), io_bound_workload(), make_limits())
 
 
-def test_a_request_of_another_length_of_training_gets_a_study_of_its_own() -> None:
-    with open_one() as search, open_one(epochs=3) as other:
-        assert search.name != other.name
+def run(measure: Formula | None = None, heard: Heard | None = None, **options: Any) -> SearchOutcome:
+    return search(plan_for(**options), measure or Formula(), heard or Heard())
 
 
-@pytest.mark.parametrize("options", [{}, {"study_name": "mine"}])
-def test_what_another_probe_thought_worth_trying_is_taken_over_as_far_as_this_one_does(options: dict[str, Any]) -> None:
-    with open_one(**options) as search:
-        told = tell_all(search, 0, 1, 2, 4, 8)
-    fewer = replace(SPACE, choices={**SPACE.choices, "num_workers": (0, 1, 2, 5)})
-    with open_one(fewer, **options) as search:
-        assert search.records() == told[:3]
-        tell_all(search, 5)
-    assert len(read_records(**options)) == 5
+def load(url: str = URL) -> optuna.Study:
+    return optuna.load_study(study_name="mine", storage=url)
 
 
-def tell_all(search: Search, *workers: int) -> list[TrialRecord]:
-    """Measure the configurations with these numbers of workers."""
-    search.enqueue([SPACE.from_params({"num_workers": count}) for count in workers])
-    return [tell_one(search) for _ in workers]
+def test_a_study_has_parameters_values_constraints_and_readable_attributes() -> None:
+    outcome = run()
+    study = load()
+    assert study.metric_names == [METRIC]
+    assert study.user_attrs == {
+        "dataset": "pkg.data:make_dataset",
+        "step": "built-in",
+        "machine": "cpu-2c-16g",
+        "epochs": 10,
+    }
+    assert study.best_value == max(record.samples_per_second for record in outcome.records)
+    for trial in study.get_trials(states=(TrialState.COMPLETE,)):
+        assert set(trial.params) <= set(SETTINGS)
+        assert set(trial.constraints) == {"memory", "shm", "files", "gpu", "works"}
+        assert trial.user_attrs["config"].startswith("w=")
+        assert trial.user_attrs["kind"] == "completed"
+        assert trial.user_attrs["peak_host_bytes"] == 2**28
 
 
-def test_a_range_without_zero_continues_a_study_with_it_and_is_stored() -> None:
-    heard: list[str] = []
-    with open_one(study_name="mine") as search:
-        tell_all(search, 0, 4)
-    positive = replace(SPACE, choices={**SPACE.choices, "num_workers": (2, 4), "batch_size": (16, 32)})
-    with open_one(positive, study_name="mine", heard=heard) as search:
-        tell_all(search, 2)
-    assert heard == []
-    assert len(load_study("mine").trials) == 3
+def test_without_a_storage_no_file_is_written(workdir: Path) -> None:
+    run(storage=None, study_name=None)
+    assert list(workdir.iterdir()) == []
 
 
-def test_a_request_with_other_pins_or_budgets_gets_a_study_of_its_own() -> None:
-    names = set()
-    changes: tuple[dict[str, Any], ...] = (
-        {},
-        {"fixed": {"in_order": True}},
-        {"ranges": {"num_workers": (0, 4)}},
-        {"batch_sizes": (32,)},
-        {"max_workers": 4},
-        {"max_memory": "4GiB"},
-        {"trial_seconds": 1.0},
-    )
-    for options in changes:
-        with open_one(**options) as search:
-            names.add(search.name)
-    assert len(names) == len(changes)
+def test_trials_of_a_loaded_study_are_reused() -> None:
+    measure, again, heard = Formula(), Formula(), Heard()
+    first = run(measure, trials=4)
+    second = run(again, heard)
+    assert heard.resumed == [4]
+    assert set(measure.configs).isdisjoint(again.configs)
+    assert [record.config for record in second.records[:4]] == [record.config for record in first.records]
+    assert len(second.records) == 4 + len(again.configs)
 
 
-def test_a_request_for_more_trials_or_time_continues_the_study_of_the_one_before() -> None:
-    with open_one(trials=5) as search:
-        told = tell_one(search)
-    assert read_records(trials=9, timeout_seconds=60.0, output="other.json") == [told]
+def test_a_record_is_the_same_after_it_was_stored() -> None:
+    outcome = run()
+    records = read_records(load(), plan_for().space)
+    for record, stored in zip(outcome.records, records, strict=True):
+        assert record.result is not None
+        without = record.result.model_copy(update={"measurement": None})
+        assert stored == record.model_copy(update={"result": without})
 
 
-# Refusing
+def test_the_sampler_reads_only_the_study() -> None:
+    """The sampler of another process proposes the same configuration from the stored trials alone."""
+    run(trials=7)
+    plan = plan_for()
+    study = load()
+    study.sampler = CostModelSampler(plan)
+    memory = optuna.create_study(direction="maximize", sampler=CostModelSampler(plan))
+    memory.add_trials([make_trial(record, plan.space) for record in read_records(study, plan.space)])
+    assert study.sampler.sample_relative(study, None, {}) == memory.sampler.sample_relative(memory, None, {})  # type: ignore[arg-type]
 
 
-def test_a_named_study_of_another_machine_is_refused() -> None:
-    with open_one(study_name="mine"):
-        pass
-    larger = make_machine(affinity_cpus=8).hardware(None)
-    with (
-        pytest.raises(StudyError, match="another workload, machine or length of training"),
-        open_one(hardware=larger, study_name="mine"),
-    ):
-        pass
+def test_trials_with_other_values_of_settings_that_are_not_searched_are_not_reused() -> None:
+    run()
+    again = Formula()
+    run(again, fixed={"prefetch_factor": 4})
+    assert {config.dataloader.prefetch_factor for config in again.configs} <= {None, 4}
+    assert len(again.configs) > 2
+
+
+def test_a_study_of_another_workload_is_refused() -> None:
+    run()
+    with pytest.raises(StudyError, match=r"Study mine is for another epochs: 10, not 20\. Give another --study-name"):
+        run(epochs=20)
+
+
+def test_a_fresh_run_does_not_use_a_study_that_exists() -> None:
+    run()
+    with pytest.raises(StudyError, match="'mine' already exists"):
+        run(fresh=True)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("url", "words"),
     [
-        {"epochs": 3},
-        {"workload": WorkloadRequest(dataset="pkg.data:make_other")},
-        {"workload": WorkloadRequest(dataset="pkg.data:make_dataset", split="train")},
+        ("sqlite:///noise.db", r"noise\.db cannot be opened: file is not a database\. Check --storage"),
+        ("nonsense://me:secret@host/trials", r"//me:\*\*\*@host/trials cannot be opened: .*nonsense"),
+        ("oracle+cx_oracle://ada@localhost/db", "No module named 'cx_Oracle'"),
+        ("studies.db", "studies.db cannot be opened"),
+        ("sqlite:////proc/studies.db", "unable to open database file"),
     ],
 )
-def test_a_named_study_of_another_workload_or_length_of_training_is_refused(changes: dict[str, Any]) -> None:
-    with open_one(study_name="mine"):
-        pass
-    request = make_request(study_name="mine").model_copy(update=changes)
-    with (
-        pytest.raises(StudyError, match="another workload, machine or length of training"),
-        open_storage(None) as storage,
-        open_search(storage, request, SPACE, HARDWARE, warnings.warn),
-    ):
-        pass
+def test_a_storage_that_cannot_be_opened_is_one_clear_sentence(workdir: Path, url: str, words: str) -> None:
+    (workdir / "noise.db").write_bytes(b"this is not a database" * 100)
+    with pytest.raises(StudyError, match=words) as caught:
+        run(storage=url)
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_a_record_of_another_version_is_a_clear_error_and_is_kept() -> None:
-    with open_one(study_name="mine") as search:
-        tell_one(search)
-    add_record("mine", '{"number": 1, "ranks": 8}')
-    with pytest.raises(StudyError, match=r"problems in trial 1\. Start afresh with --no-resume"):
-        read_records(study_name="mine")
-    assert len(load_study("mine").trials) == 2
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql+psycopg://me:p:w@host/db", "postgresql+psycopg://me:***@host/db"),
+        ("mysql+pymysql://host/db?user=me&password=secret&x=1", "mysql+pymysql://host/db?user=me&password=***&x=1"),
+        ("sqlite:///my.db", "sqlite:///my.db"),
+    ],
+)
+def test_a_password_is_hidden(url: str, shown: str) -> None:
+    assert hide_password(url) == shown
 
 
-def add_record(study: str, text: str) -> None:
-    trial = optuna.create_trial(value=1.0, user_attrs={"dltune_record": text}, state=TrialState.COMPLETE)
-    load_study(study).add_trial(trial)
+class Breaking(Formula):
+    """Breaks the database during the third trial."""
+
+    def __call__(self, request: TrialRequest) -> TrialResult:
+        result = super().__call__(request)
+        if len(self.configs) == 3:
+            Path("studies.db").write_bytes(b"broken" * 1000)
+        return result
 
 
-def test_a_record_is_read_where_earlier_versions_have_put_it() -> None:
-    with open_one(study_name="mine") as search:
-        told = tell_one(search)
-    add_record("mine", told.model_copy(update={"number": 1}).model_dump_json())
-    assert [record.number for record in read_records(study_name="mine")] == [0, 1]
+def test_a_storage_that_fails_during_the_run_costs_neither_trials_nor_the_result() -> None:
+    measure, heard = Breaking(), Heard()
+    outcome = run(measure, heard)
+    assert [record.config for record in outcome.records] == measure.configs == [record.config for record in run(storage=None).records]
+    assert len(heard.warnings) == 1
+    assert heard.warnings[0].startswith("Trials can no longer be stored in sqlite:///studies.db: ")
 
 
-def test_a_study_of_a_newer_format_is_left_alone() -> None:
-    with open_one(study_name="mine") as search:
-        tell_one(search)
-    load_study("mine").set_user_attr("dltune_format", 2)
-    with pytest.raises(StudyError, match=r"newer dltune \(format 2; this one reads 1\)\. Update dltune"):
-        read_records(study_name="mine")
+def test_an_interrupted_trial_is_a_failed_trial_of_the_study() -> None:
+    class Interrupted(Formula):
+        def __call__(self, request: TrialRequest) -> TrialResult:
+            if len(self.configs) == 3:
+                raise KeyboardInterrupt
+            return super().__call__(request)
+
+    outcome = run(Interrupted())
+    assert isinstance(outcome.interrupted_by, KeyboardInterrupt)
+    assert outcome.stop_reason == "interrupted"
+    states = [trial.state for trial in load().trials]
+    assert states[:4] == [TrialState.COMPLETE] * 3 + [TrialState.FAIL]
 
 
-def test_a_record_of_a_configuration_outside_the_space_is_not_taken_over() -> None:
-    with open_one(study_name="mine") as search:
-        record = tell_one(search)
-    document = json.loads(record.model_dump_json())
-    document["config"]["dataloader"] |= {"num_workers": 4000, "prefetch_factor": 2, "batch_size": 2**31 - 1}
-    add_record("mine", json.dumps(document))
-    assert read_records(study_name="mine") == [record]
+def test_the_log_levels_of_the_caller_are_restored() -> None:
+    pool = logging.getLogger("sqlalchemy.pool")
+    before = optuna.logging.get_verbosity(), pool.level
+    run(trials=1)
+    assert (optuna.logging.get_verbosity(), pool.level) == before
+
+
+def test_trials_that_dltune_did_not_write_are_ignored() -> None:
+    run(trials=3)
+    study = load()
+    study.add_trial(optuna.create_trial(value=1e9, params={}, distributions={}))
+    record = TrialRecord(number=0, config=plan_for().baseline, status="skipped", samples_per_second=1.0)
+    foreign = make_trial(record, plan_for().space)
+    foreign.set_user_attr("status", "no status")
+    study.add_trial(foreign)
+    assert len(read_records(study, plan_for().space)) == 3
+
+
+@pytest.mark.parametrize("sampler", ["model", "tpe", "random"])
+def test_every_sampler_measures_the_seeds_first(sampler: str) -> None:
+    measure = Formula()
+    run(measure, storage=None, sampler=sampler, trials=8)
+    seeds = plan_for().initial_configs()
+    assert measure.configs[: len(seeds)] == seeds
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_sampler_that_draws_at_random_does_not_draw_the_same_after_an_interruption(sampler: str) -> None:
+    plan = plan_for(sampler=sampler)
+    draws = []
+    for known in (0, 5):
+        study = optuna.create_study(sampler=make_sampler(plan, known), direction="maximize")
+        draws.append([study.ask().suggest_int("num_workers", 0, 64) for _ in range(6)])
+    assert draws[0] != draws[1]
+
+
+def test_the_gp_sampler_needs_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "scipy", None)
+    with pytest.raises(UsageError, match=r"--sampler gp needs scipy: pip install 'dltune\[gp\]'"):
+        make_sampler(plan_for(sampler="gp"))
+
+
+@pytest.mark.slow
+def test_the_dashboard_lists_every_trial_with_its_parameters_and_attributes() -> None:
+    import io
+    import json
+    from wsgiref.util import setup_testing_defaults
+
+    from optuna_dashboard import wsgi
+
+    def ask(path: str) -> Any:
+        environment: dict[str, Any] = {"PATH_INFO": path, "REQUEST_METHOD": "GET", "wsgi.input": io.BytesIO()}
+        setup_testing_defaults(environment)
+        statuses: list[str] = []
+        body = b"".join(wsgi(URL)(environment, lambda status, headers, error=None: statuses.append(status)))
+        assert statuses == ["200 OK"], body
+        return json.loads(body)
+
+    run()
+    (study,) = ask("/api/studies")["study_summaries"]
+    assert (study["study_name"], study["directions"]) == ("mine", ["maximize"])
+    page = ask(f"/api/studies/{study['study_id']}")
+    assert page["objective_names"] == [METRIC]
+    assert len([trial for trial in page["trials"] if trial["state"] == "Complete"]) >= 5
+    for trial in (trial for trial in page["trials"] if trial["state"] == "Complete"):
+        assert {parameter["name"] for parameter in trial["params"]} <= set(SETTINGS)
+        assert trial["values"][0] > 0
+        assert {"config", "status", "predicted", "kind"} <= {one["key"] for one in trial["user_attrs"]}

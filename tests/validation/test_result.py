@@ -182,7 +182,7 @@ def test_a_profile_warns_of_noise_failed_runs_growing_device_memory_and_repeated
     warnings = build(plan, find(TRIAL), decide_result(plan, find(TRIAL), validation)).result.warnings
     assert warnings[:2] == (
         "The machine is busy.",
-        "1 of 3 validation runs of w=4 pf=2 bs=32 persistent failed: it died",
+        "w=4 pf=2 bs=32 persistent: 1 of 3 validation runs failed: it died",
     )
     assert warnings[2].startswith("Device memory grew by 1.0 MiB")
     assert "delivered 2,000 samples in an epoch of a dataset of 1,000" in warnings[3]

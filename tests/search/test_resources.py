@@ -5,16 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.search.demand import (
+from autotune.search.resources import (
     PAGE_BYTES,
-    BudgetViolation,
     ResourceDemand,
     ResourceModel,
     count_live_batches,
     describe_violations,
 )
 from autotune.trial.budgets import plan_budgets
-from autotune.trial.resources import OPEN_FILES, SHARED_MEMORY
+from autotune.trial.measurement import TrialResult
 from tests.builders import (
     GIB,
     MIB,
@@ -24,15 +23,19 @@ from tests.builders import (
     make_machine,
     make_request,
     make_result,
+    make_workload,
 )
 
 FILE_SYSTEM = ProcessSettings(sharing_strategy="file_system")
 
 
 def make_model(sample_bytes: int = 4096, batch_tensors: int = 2, base_bytes: int = 256 * MIB) -> ResourceModel:
-    return ResourceModel(
-        base_bytes=base_bytes, sample_bytes=sample_bytes, batch_tensors=batch_tensors, probe_batch_size=32
-    )
+    return ResourceModel(make_workload(sample_bytes=sample_bytes, batch_tensors=batch_tensors, rss_bytes=base_bytes))
+
+
+def learn(model: ResourceModel, result: TrialResult) -> ResourceModel:
+    gpu_bytes = result.measurement.peak_gpu_bytes if result.measurement is not None else 0
+    return model.learn(result.config, result.peak_host_bytes, result.peak_shm_bytes, gpu_bytes)
 
 
 CONFIGS = st.builds(
@@ -50,7 +53,7 @@ MODELS = st.builds(
 @given(model=MODELS, config=CONFIGS)
 def test_the_demand_of_any_configuration_can_be_predicted(model: ResourceModel, config: LoaderConfig) -> None:
     demand = model.predict(config)
-    assert demand.memory_bytes >= model.base_bytes + demand.shm_bytes
+    assert demand.memory_bytes >= model.workload.rss_bytes + demand.shm_bytes
 
 
 @given(
@@ -103,12 +106,9 @@ def test_own_batches_are_predicted_at_the_size_the_probe_saw() -> None:
 
 def test_every_broken_limit_is_listed_with_the_number_against_it() -> None:
     demand = ResourceDemand(memory_bytes=9 * GIB, shm_bytes=5 * GIB, files=2000)
-    found = demand.find_violations(make_limits())
-    assert [violation.describe() for violation in found] == [
-        "host memory: 9.0 GiB needed of 8.0 GiB",
-        "/dev/shm: 5.0 GiB needed of 4.0 GiB",
-        "open files: 2,000 needed of 1,024",
-    ]
+    assert describe_violations(demand.find_violations(make_limits())) == (
+        "host memory: 9.0 GiB needed of 8.0 GiB; /dev/shm: 5.0 GiB needed of 4.0 GiB; open files: 2,000 needed of 1,024"
+    )
 
 
 def test_a_demand_that_just_fits_breaks_nothing() -> None:
@@ -146,19 +146,19 @@ def test_a_learned_model_would_have_predicted_at_least_what_was_used(
     expected = model.predict(config)
     peak = max(1, expected.memory_bytes + extra)
     result = make_result(config, 100.0, peak_host_bytes=peak, peak_shm_bytes=expected.shm_bytes)
-    assert model.learn(result).predict(config).memory_bytes >= peak
+    assert learn(model, result).predict(config).memory_bytes >= peak
 
 
 def test_a_modest_trial_never_makes_the_prediction_smaller() -> None:
     model = make_model()
     config = make_config(4)
-    assert model.learn(make_result(config, 100.0, peak_host_bytes=300 * MIB)) == model
+    assert learn(model, make_result(config, 100.0, peak_host_bytes=300 * MIB)) == model
 
 
 def test_a_failed_trial_teaches_what_it_used_before_it_was_ended() -> None:
     model = make_model()
     config = make_config(4)
-    learned = model.learn(make_result(config, kind="out_of_memory", peak_host_bytes=9 * GIB))
+    learned = learn(model, make_result(config, kind="out_of_memory", peak_host_bytes=9 * GIB))
     assert learned.predict(config).find_violations(make_limits(memory_bytes=8 * GIB))
 
 
@@ -166,7 +166,7 @@ def test_a_failed_trial_teaches_what_it_used_before_it_was_ended() -> None:
 def test_trials_without_workers_or_samples_of_memory_teach_nothing(config: LoaderConfig) -> None:
     peak = 8 * GIB if config.dataloader.num_workers == 0 else 0
     model = make_model()
-    assert model.learn(make_result(config, 100.0, peak_host_bytes=peak)) is model
+    assert learn(model, make_result(config, 100.0, peak_host_bytes=peak)) is model
 
 
 def test_a_read_only_shm_has_no_budget_however_large_it_is() -> None:
@@ -176,29 +176,29 @@ def test_a_read_only_shm_has_no_budget_however_large_it_is() -> None:
 
 
 def test_device_memory_grows_with_the_batch_and_is_held_against_its_budget() -> None:
-    model = ResourceModel.from_workload(make_gpu_workload())
+    model = ResourceModel(make_gpu_workload())
     demand = model.predict(make_config(0, batch_size=128))
     assert demand.gpu_bytes == GIB + 128 * 8 * MIB
     assert not demand.find_violations(make_limits(memory_bytes=64 * GIB, gpu_bytes=2 * GIB))
     (broken,) = demand.find_violations(make_limits(memory_bytes=64 * GIB, gpu_bytes=2 * GIB - 1))
-    assert broken.describe() == "device memory: 2.0 GiB needed of 2.0 GiB"
+    assert describe_violations([broken]) == "device memory: 2.0 GiB needed of 2.0 GiB"
     assert demand.constraints(make_limits(gpu_bytes=GIB))["gpu"] > 0
 
 
 def test_on_the_cpu_device_memory_breaks_nothing() -> None:
-    model = ResourceModel.from_workload(make_gpu_workload())
+    model = ResourceModel(make_gpu_workload())
     assert not model.predict(make_config(0, batch_size=8)).find_violations(make_limits(memory_bytes=64 * GIB))
 
 
 def test_a_batch_copied_ahead_takes_device_memory_as_well() -> None:
-    model = ResourceModel.from_workload(make_gpu_workload())
+    model = ResourceModel(make_gpu_workload())
     ahead = ProcessSettings(non_blocking=True, device_prefetch=True)
     plain, prefetched = (model.predict(make_config(process=one)).gpu_bytes for one in (ProcessSettings(), ahead))
     assert prefetched >= plain + 2 * 32 * 1_000_000
 
 
 def test_pinned_batches_are_rounded_up_to_powers_of_two() -> None:
-    model = ResourceModel.from_workload(make_gpu_workload(batch_tensors=1))
+    model = ResourceModel(make_gpu_workload(batch_tensors=1))
     config = make_config(2, 2, 34, pin_memory=True)  # 34 MB take a block of 64 MiB each, six of them may live
     pageable = make_config(2, 2, 34)
     more = model.predict(config).memory_bytes - model.predict(pageable).memory_bytes
@@ -211,14 +211,14 @@ def test_pinning_costs_nothing_where_it_has_no_effect() -> None:
 
 
 def test_a_trial_that_held_more_device_memory_than_expected_raises_the_prediction() -> None:
-    model = ResourceModel.from_workload(make_gpu_workload())
+    model = ResourceModel(make_gpu_workload())
     config = make_config(0, batch_size=64)
     result = make_result(config, 100.0)
     assert result.measurement is not None
     measured = result.measurement.model_copy(update={"peak_gpu_bytes": 9 * GIB})
-    learned = model.learn(result.model_copy(update={"measurement": measured}))
+    learned = learn(model, result.model_copy(update={"measurement": measured}))
     assert learned.predict(config).gpu_bytes == 9 * GIB
-    assert learned.learn(result) is learned
+    assert learn(learned, result) is learned
 
 
 def learn_beyond(model: ResourceModel, workers: int, extra_bytes: int) -> ResourceModel:
@@ -226,7 +226,7 @@ def learn_beyond(model: ResourceModel, workers: int, extra_bytes: int) -> Resour
     config = make_config(workers)
     expected = make_model().predict(config)
     peak = expected.memory_bytes + extra_bytes
-    return model.learn(make_result(config, 100.0, peak_host_bytes=peak, peak_shm_bytes=expected.shm_bytes))
+    return learn(model, make_result(config, 100.0, peak_host_bytes=peak, peak_shm_bytes=expected.shm_bytes))
 
 
 def predict_beyond(model: ResourceModel, workers: int) -> int:
@@ -264,13 +264,3 @@ def test_whatever_trials_taught_each_of_them_would_have_been_predicted_and_more_
     assert all(predict_beyond(model, workers) >= extra for workers, extra in seen)
     needed = [model.predict(make_config(workers)).memory_bytes for workers in range(1, 34)]
     assert needed == sorted(needed)
-
-
-def test_a_skipped_configuration_is_explained_by_every_limit_it_would_break() -> None:
-    violations = (
-        BudgetViolation(resource=SHARED_MEMORY, needed=96 * MIB, limit=64 * MIB),
-        BudgetViolation(resource=OPEN_FILES, needed=1500, limit=1024),
-    )
-    assert describe_violations(violations) == (
-        "/dev/shm: 96.0 MiB needed of 64.0 MiB; open files: 1,500 needed of 1,024"
-    )
