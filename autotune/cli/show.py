@@ -53,7 +53,7 @@ def report(file: str, profile: str | None, output: str | None, force: bool, **fo
     with exit_on_error():
         from autotune.profiles.match import select_profile
         from autotune.report.html import render_html
-        from autotune.report.markdown import render_markdown
+        from autotune.report.text import render_markdown
 
         chosen, is_page = select_profile(Path(file), profile), form["format"] == "html"
         text = (render_html if is_page else render_markdown)(chosen, file, name_in(file, chosen.workload_id))

@@ -66,8 +66,7 @@ def _arguments(profile: TunedProfile) -> str:
 
 
 def _command(verb: str, file: str, name: str | None) -> str:
-    given = [] if file == "dltune.json" else [file]
-    return shlex.join(["dltune", verb, *given, *(["--profile", name] if name else [])])
+    return shlex.join(["dltune", verb, *([file] * (file != "dltune.json")), *(["--profile", name] if name else [])])
 
 
 def _fold(rows: list[tuple[str, str]], width: int) -> list[str]:

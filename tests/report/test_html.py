@@ -1,0 +1,247 @@
+"""The report as a page: its sections, its chart, and hostile files that stay text."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree.ElementTree import Element, fromstring
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.profiles.schema import BatchTime, Contribution, ProfileResult, ScalingPoint, SearchRecord, TunedProfile
+from autotune.report.html import make_ticks, render_html
+from autotune.report.text import render_markdown, render_profile, render_summary
+from tests.builders import (
+    make_config,
+    make_full_profile,
+    make_profile_result,
+    make_search_record,
+    make_trial_summary,
+)
+from tests.report.hostile import HOSTILE, make_hostile_profile
+
+VOID = {"meta", "img", "br", "link"}
+NO_CHANGE: dict[str, Any] = {"verdict": "no_change", "speedup": 1.0, "speedup_ci95": (1.0, 1.0)}
+
+
+class Page(HTMLParser):
+    """A page: its elements with their attributes, and the text in each kind of element."""
+
+    def __init__(self, profile: TunedProfile, file: str = "dltune.json") -> None:
+        super().__init__()
+        self.source = render_html(profile, file)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self._open: list[str] = []
+        self.feed(self.source)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        for tag in set(self._open):
+            self.texts.setdefault(tag, []).append(data)
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts["main"]).split())
+
+
+def draw(profile: TunedProfile) -> tuple[Element, Element]:
+    """Parse the chart and the bar of a page, which must be well formed."""
+    chart, bar = (fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", render_html(profile, "x"), re.DOTALL))
+    return chart, bar
+
+
+def find(chart: Element, kind: str) -> list[Element]:
+    return [element for element in chart.iter() if element.get("class") == kind]
+
+
+def place(mark: Element) -> tuple[float, float]:
+    """Return where a mark is drawn."""
+    if mark.tag == "circle":
+        return float(mark.get("cx", "")), float(mark.get("cy", ""))
+    x, y = re.findall(r"[\d.]+", mark.get("transform", ""))
+    return float(x), float(y)
+
+
+def test_the_result_comes_first_and_the_sections_follow() -> None:
+    page = Page(make_full_profile())
+    assert page.texts["h1"] == ["1.80x faster: 1,000 → 1,800 samples/s"]
+    assert page.texts["h2"] == [
+        "Tips",
+        "Metrics",
+        "Contribution of each setting",
+        "Validation runs",
+        "All trials",
+        "Reproduce",
+    ]
+    first = page.text[: page.text.index("Tips")]
+    for words in ("95% CI 1,750-1,850", "num_workers 0 4", "The samples differ in size.", "num_workers=4", "waiting"):
+        assert words in first
+    assert "--batch-size 32,64" in page.text
+
+
+def test_a_baseline_that_is_kept_is_the_headline_and_is_drawn_once() -> None:
+    profile = make_full_profile(result=make_profile_result(**NO_CHANGE))
+    chart, bar = draw(profile)
+    assert Page(profile).texts["h1"] == ["No change recommended: your settings are within noise of the best"]
+    assert find(chart, "baseline") == []
+    assert [element.tag.endswith("rect") for element in find(bar, "waiting")].count(True) == 1
+
+
+def test_every_trial_is_a_mark_and_the_chosen_point_has_an_interval() -> None:
+    chart, _ = draw(make_full_profile())
+    counts = {kind: len(find(chart, kind)) for kind in ("trial", "failed", "baseline", "chosen", "interval", "curve")}
+    assert counts == {"trial": 4, "failed": 1, "baseline": 1, "chosen": 1, "interval": 1, "curve": 1}
+    assert len(find(chart, "curve")[0].get("points", "").split()) == 4
+
+
+def test_a_faster_trial_is_higher_and_one_with_more_workers_is_further_right() -> None:
+    rates = {2: 500.0, 8: 1500.0}
+    trials = tuple(make_trial_summary(n, make_config(n), samples_per_second=rate) for n, rate in rates.items())
+    chart, _ = draw(make_full_profile(search=make_search_record(trials=trials)))
+    (left, low), (right, high) = (place(mark) for mark in find(chart, "trial"))
+    assert left < right
+    assert high < low
+    assert (right - 58) == pytest.approx(4 * (left - 58), abs=0.5)  # 58 is where the axis starts
+
+
+def test_bars_are_as_long_as_the_seconds() -> None:
+    _, bar = draw(make_full_profile())
+    waiting = [float(element.get("width", "")) for element in find(bar, "waiting") if element.tag == "rect"]
+    step = [float(element.get("width", "")) for element in find(bar, "step") if element.tag == "rect"]
+    assert waiting[0] + step[0] == pytest.approx(420, abs=0.2)
+    assert waiting[0] == pytest.approx(0.7 * 420, abs=0.2)
+    assert waiting[1] + step[1] == pytest.approx(420 / 1.8, abs=0.2)
+    assert "before 64.0 ms:" in "".join(bar.itertext())
+
+
+@given(st.floats(min_value=1e-3, max_value=1e9))
+def test_ticks_are_few_round_numbers_that_cover_the_largest_value(high: float) -> None:
+    ticks = make_ticks(high)
+    assert ticks[-1] >= high * (1 - 1e-6)
+    assert 2 <= len(ticks) <= 6
+    assert float(f"{ticks[1]:.1g}") == pytest.approx(ticks[1])
+
+
+def test_hostile_text_neither_runs_nor_adds_an_element() -> None:
+    page, plain = Page(make_hostile_profile(), HOSTILE), Page(make_full_profile())
+    assert [page.count(tag) for tag in ("script", "style", "img")] == [1, 1, 0]
+    assert page.texts["script"] == plain.texts["script"]
+    assert page.text.count("<script>alert('1')</script>") > 10
+    assert "{{ 7 * 7 }}" in page.text
+    for tag, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on") or name in ("style", "src", "href")], tag
+
+
+def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else() -> None:
+    metas = [attributes for tag, attributes in Page(make_full_profile()).elements if tag == "meta"]
+    (policy,) = [meta["content"] for meta in metas if meta.get("http-equiv") == "Content-Security-Policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in (policy or "").split(";"))
+    assert set(rules) == {"default-src", "base-uri", "form-action", "style-src", "script-src"}
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    assert re.fullmatch(r"'sha256-[\w+/]{43}='", rules["style-src"])
+    assert re.fullmatch(r"'sha256-[\w+/]{43}='", rules["script-src"])
+
+
+RATES = st.just(0.0) | st.floats(min_value=1e-6, max_value=1e12)
+INTERVALS = st.none() | st.tuples(RATES, RATES).map(sorted).map(tuple)
+BYTES = st.just(0) | st.integers(min_value=1, max_value=1 << 50)
+CONFIGS = st.builds(make_config, st.integers(0, 500), st.integers(1, 9), st.none() | st.integers(1, 10**6))
+TRIALS = st.builds(
+    make_trial_summary,
+    st.integers(0, 10**6),
+    CONFIGS,
+    outcome=st.sampled_from(["completed", "stopped_early", "skipped", "failed"]),
+    samples_per_second=st.none() | RATES,
+    relative_error=st.none() | RATES,
+    predicted_samples_per_second=RATES,
+    peak_host_bytes=BYTES,
+)
+TIMES = st.builds(
+    BatchTime,
+    samples=st.integers(1, 10**6),
+    load_seconds=RATES,
+    collate_seconds=RATES,
+    transfer_seconds=RATES,
+    step_seconds=RATES,
+)
+POINTS = st.builds(ScalingPoint, num_workers=st.integers(0, 500), samples_per_second=RATES, relative_error=RATES)
+SEARCHES = st.builds(
+    make_search_record,
+    trials=st.lists(TRIALS, max_size=5).map(tuple),
+    scaling=st.lists(POINTS, max_size=4).map(tuple),
+    batch_time=st.none() | TIMES,
+)
+PARTS = st.builds(
+    Contribution, setting=st.text(max_size=60), samples_per_second=RATES, speedup=RATES, speedup_ci95=INTERVALS
+)
+RESULTS = st.builds(
+    make_profile_result,
+    samples_per_second=RATES,
+    samples_per_second_ci95=INTERVALS,
+    baseline=st.none() | st.just(make_profile_result().baseline),
+    speedup=st.none() | RATES,
+    upper_bound_samples_per_second=st.none() | RATES,
+    verdict=st.sampled_from(["faster", "no_change"]),
+    contributions=st.lists(PARTS, max_size=3).map(tuple),
+    peak_host_bytes=BYTES,
+)
+
+
+@given(search=SEARCHES, result=RESULTS, config=CONFIGS)
+@settings(max_examples=60, deadline=None)
+def test_every_valid_file_has_a_report_in_every_form(search: SearchRecord, result: ProfileResult, config: Any) -> None:
+    profile = make_full_profile(search=search, result=result, config=config)
+    page = Page(profile)
+    assert not re.search(r'="[^"]*\b(nan|inf)\b', page.source)
+    assert "Reproduce" in page.texts["h2"]
+    assert render_markdown(profile, "dltune.json").startswith("### dltune")
+    assert render_profile(profile, "dltune.json")
+    assert render_summary(profile, "dltune.json")
+
+
+def read_colours() -> dict[str, dict[str, str]]:
+    """Read the colours of both schemes from the page's style."""
+    light, dark = re.findall(r":root \{([^}]*)\}", "".join(Page(make_full_profile()).texts["style"]))[:2]
+    schemes = {"light": dict(re.findall(r"--([\w-]+): (#\w{6})", light))}
+    schemes["dark"] = schemes["light"] | dict(re.findall(r"--([\w-]+): (#\w{6})", dark))
+    return schemes
+
+
+def measure_contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours as WCAG 2.2 defines it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_and_marks_contrast_with_what_is_behind_them(scheme: str) -> None:
+    colours = read_colours()[scheme]
+    for ground in ("page", "card", "code", "note"):
+        assert measure_contrast(colours["text"], colours[ground]) >= 7, ground
+        assert measure_contrast(colours["muted"], colours[ground]) >= 4.5, ground
+    for mark in ("chosen", "trial", "bad", "axis"):
+        assert measure_contrast(colours[mark], colours["card"]) >= 3, mark
