@@ -50,7 +50,7 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
             _read_target(ctx, options)
         request = build_request(options)
         if options["dry_run"]:
-            _print_plan(request, verbose=options["verbose"])
+            _print_plan(request, options)
         elif request.fresh or not _print_stored_result(request, options):
             run_and_print(request, options)
 
@@ -67,13 +67,13 @@ def _read_target(ctx: click.Context, options: dict[str, Any]) -> None:
     options |= {"dataset": target, "loader": None}
 
 
-def _print_plan(request: TuningRequest, *, verbose: bool) -> None:
+def _print_plan(request: TuningRequest, options: dict[str, Any]) -> None:
     """Profile the workload and print the first trials."""
     from autotune.cli.display import RunDisplay
     from autotune.preparation import plan_only
     from autotune.settings import format_arguments
 
-    with raise_on_signals(), RunDisplay(verbose=verbose) as progress:
+    with raise_on_signals(), RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:
         plan = plan_only(request, progress=progress)
     rows = {format_arguments(one, with_batch_size=True): plan.predict(one) for one in plan.initial_configs()}
     lines = [f"{arguments}  (predicted {rate:,.0f} samples/s)" for arguments, rate in rows.items()]
