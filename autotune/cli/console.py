@@ -9,14 +9,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from autotune.errors import DltuneError, OutputError, ResultNotSavedError
-
-if TYPE_CHECKING:
-    from autotune.profiles.schema import TunedProfile
 
 INTERRUPTED: Final = 130
 REPORT_MARKS: Final = (b"### dltune: ", b'content="dltune report"')
@@ -48,13 +45,11 @@ def _escape(mark: str) -> str:
     return f"\\u{ord(mark):04x}" if ord(mark) < 2**16 else json.dumps(mark).strip('"')
 
 
-def name_in(file: str, profile: TunedProfile) -> str | None:
-    """Return the name that selects a profile if the file has profiles of several workloads."""
+def name_in(file: str, workload_id: str) -> str | None:
+    """Return the id of a profile's workload if the file has several workloads, so that commands must name one."""
     from autotune.profiles.store import read_profiles
 
-    return (
-        profile.workload_id if {one.workload_id for one in read_profiles(Path(file))} - {profile.workload_id} else None
-    )
+    return workload_id if {one.workload_id for one in read_profiles(Path(file))} - {workload_id} else None
 
 
 def write_or_print(text: str, output: str | None, *, force: bool, source: str | None = None) -> None:
@@ -89,9 +84,7 @@ def exit_on_error(exit_code: int | None = None, interrupted: str = "Interrupted.
         _print_error(f"Error: {error} The profile is printed instead.")
         sys.exit(error.exit_code)
     except DltuneError as error:
-        if error.details:
-            _print_error(error.details.rstrip())
-        _print_error(f"Error: {error}")
+        _print_error(f"{error.details.rstrip()}\nError: {error}".lstrip("\n"))
         sys.exit(error.exit_code if exit_code is None else exit_code)
     except KeyboardInterrupt:
         _print_error(interrupted)

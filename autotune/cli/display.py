@@ -118,10 +118,8 @@ class RunDisplay(ProgressListener):
             self._write_row("-", profile.config, profile.result.samples_per_second, ["measured in the validation"])
         if self._validation_began is not None:
             self._write(f"{VALIDATING} ... {format_seconds(self._clock() - self._validation_began)}")
-        if self._verbose:
-            phases = profile.search.phase_seconds.items()
-            self._write("Phases: " + " · ".join(f"{phase} {format_seconds(seconds)}" for phase, seconds in phases))
-        self._write("")
+        phases = [f"{phase} {format_seconds(seconds)}" for phase, seconds in profile.search.phase_seconds.items()]
+        self._write(f"Phases: {' · '.join(phases)}\n" if self._verbose else "")
 
     def _write_row(self, number: str, config: LoaderConfig, rate: float | None, remarks: list[str]) -> None:
         """Write a row of the table; without a rate the trial has failed or was skipped."""
@@ -184,5 +182,5 @@ def _list_details(plan: Plan) -> Iterator[str]:
         yield f"Skipping {plan.left_out:,} configurations that would exceed the limits"
     yield from (f"Note: {note}" for note in (*plan.workload.notes, *plan.space.notes))
     low, high = guess.ci95
-    yield f"Prediction: {guess.samples_per_second:,.0f} samples/s (95% CI {low:,.0f}-{high:,.0f}) with "
-    yield f"  {format_arguments(guess.config, with_batch_size=True)}"
+    rate = f"{guess.samples_per_second:,.0f} samples/s (95% CI {low:,.0f}-{high:,.0f})"
+    yield f"Prediction: {rate} with {format_arguments(guess.config, with_batch_size=True)}"

@@ -46,7 +46,6 @@ class TuneByDefault(click.Group):
         "dltune --dataset data.images:make_dataset --step train:make_step --batch-size 64",
         "dltune train.py:make_loader",
         "dltune check || dltune retune          # in a job, before it trains",
-        "dltune show",
         "dltune export --to hf -o loader.yaml",
         more="\b\nIn training code:\n  import autotune\n"
         "  loader = autotune.load('dltune.json').make_loader(dataset, shuffle=True)",

@@ -32,7 +32,7 @@ def show(file: str, profile: str | None, json: bool) -> None:
         from autotune.report.text import render_profile
 
         found = read_file(Path(file)) if profile is None else TunedFile(profiles=(select_profile(Path(file), profile),))
-        texts = [render_profile(one, file, name=name_in(file, one)) for one in found.profiles]
+        texts = [render_profile(one, file, name=name_in(file, one.workload_id)) for one in found.profiles]
         print_result(format_file(found) if json else "\n\n".join(texts))
 
 
@@ -55,12 +55,9 @@ def report(file: str, profile: str | None, output: str | None, force: bool, **fo
         from autotune.report.html import render_html
         from autotune.report.text import render_markdown
 
-        chosen = select_profile(Path(file), profile)
-        name = name_in(file, chosen)
-        if form["format"] == "md":
-            write_or_print(render_markdown(chosen, file, name), output, force=force, source=file)
-        else:
-            write_or_print(render_html(chosen, file, name), output or "report.html", force=force, source=file)
+        chosen, is_page = select_profile(Path(file), profile), form["format"] == "html"
+        text = (render_html if is_page else render_markdown)(chosen, file, name_in(file, chosen.workload_id))
+        write_or_print(text, output or ("report.html" if is_page else None), force=force, source=file)
 
 
 @click.command(
@@ -84,7 +81,8 @@ def export(file: str, profile: str | None, to: Target, output: str | None, force
         made = export_profile(select_profile(Path(file), profile), to, force=allow_unordered)
         write_or_print(made.text, output, force=force, source=file)
     for note in made.notes:
-        click.echo(make_printable(note), err=True)
+        if output is not None or note not in made.text:  # else it is on stdout, as a comment
+            click.echo(make_printable(note), err=True)
 
 
 @click.command(

@@ -50,7 +50,7 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
             _read_target(ctx, options)
         request = build_request(options)
         if options["dry_run"]:
-            _print_plan(request, verbose=options["verbose"])
+            _print_plan(request, options)
         elif request.fresh or not _print_stored_result(request, options):
             run_and_print(request, options)
 
@@ -59,20 +59,21 @@ def _read_target(ctx: click.Context, options: dict[str, Any]) -> None:
     target = options["target"]
     if ":" not in target:
         form = f"{target}:NAME" if target.endswith(".py") else "MODULE:NAME"
-        kind = "a module-level function that returns your Dataset or DataLoader"
-        raise UsageError(f"Run dltune --dataset {form}, in which NAME is {kind}.")
+        raise UsageError(
+            f"Run dltune --dataset {form} with NAME, a module-level function that returns your Dataset or DataLoader."
+        )
     if ParameterSource.COMMANDLINE in map(ctx.get_parameter_source, ("dataset", "loader")):
         raise UsageError(f"Pass either {target} or --dataset or --loader.")
     options |= {"dataset": target, "loader": None}
 
 
-def _print_plan(request: TuningRequest, *, verbose: bool) -> None:
+def _print_plan(request: TuningRequest, options: dict[str, Any]) -> None:
     """Profile the workload and print the first trials."""
     from autotune.cli.display import RunDisplay
     from autotune.preparation import plan_only
     from autotune.settings import format_arguments
 
-    with raise_on_signals(), RunDisplay(verbose=verbose) as progress:
+    with raise_on_signals(), RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:
         plan = plan_only(request, progress=progress)
     rows = {format_arguments(one, with_batch_size=True): plan.predict(one) for one in plan.initial_configs()}
     lines = [f"{arguments}  (predicted {rate:,.0f} samples/s)" for arguments, rate in rows.items()]
@@ -91,11 +92,10 @@ def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> boo
         return False
     with raise_on_signals(), RunDisplay(quiet=options["quiet"]) as progress:
         found = verify(request, stored, progress)
-        if not found.is_valid:
+        if not found.is_valid or found.remeasured is None:
             progress.show_warning(f"the stored result is out of date, tuning again: {'; '.join(found.reasons)}")
             return False
-    assert found.remeasured is not None
-    rate, name = found.remeasured.samples_per_second, name_in(request.output, stored)
+    rate, name = found.remeasured.samples_per_second, name_in(request.output, stored.workload_id)
     text = render_verified(stored, request.output, rate, width=_read_width(), name=name)
     print_result(stored.model_dump_json(indent=2) if options["json"] else text)
     return True
@@ -115,7 +115,7 @@ def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tune
                 found = tune(request, progress=progress, earlier=earlier, starter=starter)
                 progress.show_result(found.profile)
         with defer_interrupts():
-            name, width = name_in(request.output, found.profile), _read_width()
+            name, width = name_in(request.output, found.profile.workload_id), _read_width()
             text = render_summary(found.profile, request.output, width=width, interrupted=found.interrupted, name=name)
             document = found.profile.model_dump_json(indent=2)
             print_result(document if options["json"] else text, f" The result is in {request.output}.")
