@@ -206,8 +206,7 @@ def _estimate_contributions(plan: Plan, found: SearchOutcome, result: Result) ->
     configuration that was never tried is as uncertain as a guess. A single step has the measured speedup.
     """
     decision, validation = result.decision, result.validation
-    is_validated = validation.runs and validation.interrupted_by is None
-    if not is_validated or decision.config == plan.baseline or decision.speedup is None:
+    if not validation.runs or validation.interrupted_by or decision.config == plan.baseline or decision.speedup is None:
         return ()
     values, goal = setting_values(plan.baseline), setting_values(decision.config)
     path, settings = [plan.baseline], list[str]()
