@@ -1,8 +1,7 @@
 """Cost model: predicts the throughput of a configuration from the profile of the workload.
 
 Throughput is limited by the main process (receiving and copying batches, the step), by the time that workers wait, by
-the CPUs that all processes share, and by the restart at every epoch. Trials correct the model, so it only needs to point
-to the right region of the search space.
+the CPUs that all processes share, and by the restart at every epoch. Trials correct the model.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Failures of the user's code: retries them, and finds out whether workers, the data or one configuration cause them.
 
 A resource that ran out is about one configuration. Code that raises or dies is retried once. If it fails again with
-workers, the fewest workers are tried, and if they fail too, trials without workers follow until the rates decide: if
-the data were the cause, the failures per sample would be as frequent without workers. If so few failures without workers
-have a probability below 5% (as a Poisson count), workers are the cause; if the same error occurs there, the data is.
+workers, the fewest workers are tried, and if they fail too, trials without workers follow until the rates decide. If
+the data were the cause, the failures per sample would be as frequent without workers. If so few failures have a
+probability below 5% (as a Poisson count), workers are the cause; if the same error occurs there, the data is.
 """
 
 from __future__ import annotations

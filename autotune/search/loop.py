@@ -19,6 +19,7 @@ from autotune.search.failures import WorkerCheck
 from autotune.search.plan import Plan
 from autotune.search.sampler import TrialModel, make_sampler
 from autotune.search.study import (
+    check_study,
     describe_error,
     hide_password,
     make_distributions,
@@ -98,6 +99,7 @@ def search(
         StudyError: The storage cannot be used.
         UsageError: The sampler needs a package that is not installed.
     """
+    check_study(plan.request)
     with quiet_logs():
         loop = SearchLoop(plan, run_trial, progress, has_time, earlier)
         reason = ""

@@ -10,7 +10,6 @@ import numpy as np
 import optuna
 
 from autotune.config import LoaderConfig
-from autotune.errors import UsageError
 from autotune.request import SEED_COUNT
 from autotune.search.plan import Plan
 from autotune.search.study import make_distributions, read_records
@@ -150,9 +149,6 @@ def make_sampler(
     """Return the sampler that the request asks for.
 
     The number of known trials changes the seed, so that a continued run does not draw the same configurations again.
-
-    Raises:
-        UsageError: It needs a package that is not installed.
     """
     name, seed = plan.request.sampler, (plan.request.seed + known) % SEED_COUNT
     if name == "model":
@@ -160,9 +156,5 @@ def make_sampler(
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)
     if name == "gp":
-        try:
-            import scipy  # type: ignore[import-untyped]  # noqa: F401
-        except ImportError:
-            raise UsageError("--sampler gp needs scipy: pip install 'dltune[gp]'.") from None
         return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
     return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)

@@ -6,6 +6,7 @@ failed trials and would propose it again.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 import warnings
@@ -18,7 +19,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState
 from pydantic import ValidationError
 
-from autotune.errors import StudyError
+from autotune.errors import StudyError, UsageError
+from autotune.request import TuningRequest
 from autotune.search.plan import Plan
 from autotune.search.space import SearchSpace
 from autotune.search.trial_record import TrialRecord
@@ -49,6 +51,19 @@ def quiet_logs() -> Iterator[None]:
         pool.setLevel(before[1])
 
 
+def check_study(request: TuningRequest) -> None:
+    """Check the storage and the sampler of a request before anything is measured.
+
+    Raises:
+        StudyError: The storage cannot be opened.
+        UsageError: The sampler needs a package that is not installed.
+    """
+    if request.sampler == "gp" and importlib.util.find_spec("scipy") is None:
+        raise UsageError("--sampler gp needs scipy: pip install 'dltune[gp]'.")
+    with quiet_logs(), _explain_errors(request):
+        optuna.storages.get_storage(request.storage)
+
+
 def open_study(plan: Plan) -> optuna.Study:
     """Open the study of the request, in memory unless it names a storage.
 
@@ -62,7 +77,7 @@ def open_study(plan: Plan) -> optuna.Study:
         "machine": plan.hardware.machine_class,
         "epochs": request.epochs,
     }
-    try:
+    with _explain_errors(request):
         study = optuna.create_study(
             storage=request.storage,
             study_name=request.study_name,
@@ -74,16 +89,23 @@ def open_study(plan: Plan) -> optuna.Study:
             study.set_metric_names([METRIC])
             for name, value in about.items():
                 study.set_user_attr(name, value)
-    except Exception as error:  # a storage raises the errors of its database, its driver and its parser
-        raise StudyError(
-            f"The study in {hide_password(request.storage or 'memory')} cannot be opened: {describe_error(error)}. "
-            "Check --storage (such as sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE) and --study-name."
-        ) from error
     for name, value in about.items():
         if stored.get(name, value) != value:
             difference = f"is for another {name}: {stored[name]}, not {value}"
             raise StudyError(f"Study {study.study_name} {difference}. Give another --study-name.")
     return study
+
+
+@contextmanager
+def _explain_errors(request: TuningRequest) -> Iterator[None]:
+    """Turn the errors of a storage, which are those of its database, its driver and its parser, into a sentence."""
+    try:
+        yield
+    except Exception as error:
+        raise StudyError(
+            f"The study in {hide_password(request.storage or 'memory')} cannot be opened: {describe_error(error)}. "
+            "Check --storage (such as sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE) and --study-name."
+        ) from error
 
 
 def hide_password(url: str) -> str:

@@ -127,7 +127,12 @@ def test_a_setting_of_the_users_loader_is_not_searched() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"fixed": {"prefetch_factor": 2}}, {"search": {"prefetch_factor": ValueRange(low=1, high=4)}}, {"search": {"batch_size": (32, 64)}}]
+    "changes",
+    [
+        {"fixed": {"prefetch_factor": 2}},
+        {"search": {"prefetch_factor": ValueRange(low=1, high=4)}},
+        {"search": {"batch_size": (32, 64)}},
+    ],
 )
 def test_a_setting_of_the_users_loader_cannot_have_another_value(changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"is \d+, as pkg\.Own sets it"):
@@ -135,15 +140,25 @@ def test_a_setting_of_the_users_loader_cannot_have_another_value(changes: dict[s
 
 
 def test_asking_for_the_value_that_the_users_loader_sets_is_no_error() -> None:
-    assert plan(make_request(fixed={"prefetch_factor": 5}, search={"batch_size": (48,)}), DECIDED).choices["batch_size"] == (48,)
+    assert plan(make_request(fixed={"prefetch_factor": 5}, search={"batch_size": (48,)}), DECIDED).choices[
+        "batch_size"
+    ] == (48,)
 
 
 def test_a_narrow_range_is_searched_number_by_number() -> None:
-    assert plan(make_request(search={"num_workers": ValueRange(low=9, high=13)})).choices["num_workers"] == (9, 10, 11, 12, 13)
+    assert plan(make_request(search={"num_workers": ValueRange(low=9, high=13)})).choices["num_workers"] == (
+        9,
+        10,
+        11,
+        12,
+        13,
+    )
 
 
 def test_a_wide_range_has_its_ends_and_the_default_choices_between() -> None:
-    workers = plan(make_request(search={"num_workers": ValueRange(low=1, high=33)}, max_workers=64)).choices["num_workers"]
+    workers = plan(make_request(search={"num_workers": ValueRange(low=1, high=33)}, max_workers=64)).choices[
+        "num_workers"
+    ]
     assert workers[0] == 1
     assert workers[-1] == 33
     assert 16 in workers
@@ -151,7 +166,12 @@ def test_a_wide_range_has_its_ends_and_the_default_choices_between() -> None:
 
 
 def test_a_range_of_workers_ends_at_the_limit() -> None:
-    assert max(plan(make_request(search={"num_workers": ValueRange(low=2, high=16)}, max_workers=6)).choices["num_workers"]) == 6
+    assert (
+        max(
+            plan(make_request(search={"num_workers": ValueRange(low=2, high=16)}, max_workers=6)).choices["num_workers"]
+        )
+        == 6
+    )
 
 
 def test_a_range_of_batch_sizes_restricts_the_default_ones() -> None:
@@ -382,7 +402,9 @@ def test_the_baseline_has_as_many_workers_as_the_request_allows(options: dict[st
 
 
 def test_the_baseline_has_only_batches_ahead_and_sizes_inside_a_range() -> None:
-    found = find_baseline(search={"prefetch_factor": ValueRange(low=1, high=4), "batch_size": ValueRange(low=64, high=128)}).dataloader
+    found = find_baseline(
+        search={"prefetch_factor": ValueRange(low=1, high=4), "batch_size": ValueRange(low=64, high=128)}
+    ).dataloader
     assert (found.prefetch_factor, found.batch_size) == (4, 64)
 
 

@@ -17,7 +17,7 @@ from autotune.request import TuningRequest
 from autotune.search.loop import SearchOutcome, search
 from autotune.search.plan import Plan, make_plan
 from autotune.search.sampler import CostModelSampler, make_sampler
-from autotune.search.study import METRIC, hide_password, make_trial, read_records
+from autotune.search.study import METRIC, check_study, hide_password, make_trial, read_records
 from autotune.search.trial_record import TrialRecord
 from autotune.settings import SETTINGS
 from autotune.trial.measurement import TrialResult
@@ -186,7 +186,11 @@ class Breaking(Formula):
 def test_a_storage_that_fails_during_the_run_costs_neither_trials_nor_the_result() -> None:
     measure, heard = Breaking(), Heard()
     outcome = run(measure, heard)
-    assert [record.config for record in outcome.records] == measure.configs == [record.config for record in run(storage=None).records]
+    assert (
+        [record.config for record in outcome.records]
+        == measure.configs
+        == [record.config for record in run(storage=None).records]
+    )
     assert len(heard.warnings) == 1
     assert heard.warnings[0].startswith("Trials can no longer be stored in sqlite:///studies.db: ")
 
@@ -242,9 +246,14 @@ def test_a_sampler_that_draws_at_random_does_not_draw_the_same_after_an_interrup
 
 
 def test_the_gp_sampler_needs_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "scipy", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"--sampler gp needs scipy: pip install 'dltune\[gp\]'"):
-        make_sampler(plan_for(sampler="gp"))
+        check_study(make_request(sampler="gp"))
+
+
+def test_a_storage_is_checked_before_anything_is_measured() -> None:
+    with pytest.raises(StudyError, match="cannot be opened"):
+        check_study(make_request(storage="nonsense://host/trials"))
 
 
 @pytest.mark.slow
@@ -253,7 +262,7 @@ def test_the_dashboard_lists_every_trial_with_its_parameters_and_attributes() ->
     import json
     from wsgiref.util import setup_testing_defaults
 
-    from optuna_dashboard import wsgi
+    wsgi = pytest.importorskip("optuna_dashboard").wsgi
 
     def ask(path: str) -> Any:
         environment: dict[str, Any] = {"PATH_INFO": path, "REQUEST_METHOD": "GET", "wsgi.input": io.BytesIO()}

@@ -1,125 +1,179 @@
+"""Searches that start from the profile of an earlier run."""
+
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from autotune.errors import ProfileError, UsageError
-from autotune.profiles.schema import TunedProfile
+from autotune.config import LoaderConfig
+from autotune.errors import ProfileError
+from autotune.profiles.schema import TrialSummary, TunedProfile
+from autotune.progress import ProgressListener
+from autotune.search.loop import SearchOutcome, search
+from autotune.search.plan import Plan, make_plan
 from autotune.search.warm_start import MAX_SEEDS, plan_warm_start, rebuild_request, scale_workers
-from autotune.tuning import tune
-from tests.builders import make_config, make_machine, make_profile
-from tests.test_tuning import Bench, make_request, saturating, waiting_workload
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import TrialRequest
+from tests.builders import (
+    make_config,
+    make_failed_summary,
+    make_limits,
+    make_machine,
+    make_profile,
+    make_profile_result,
+    make_request,
+    make_result,
+    make_search_record,
+    make_trial_summary,
+)
+from tests.search.formulas import io_bound_workload, saturating
 
-MACHINE = make_machine(affinity_cpus=2)
-
-pytestmark = pytest.mark.usefixtures("workdir")
+REQUEST = make_request(fixed={"batch_size": 32})
 
 
-def tune_cold(bench: Bench) -> TunedProfile:
-    return tune(make_request(), run_trial=bench, machine=MACHINE, workload=waiting_workload()).profile
+class Formula:
+    """Measures by a formula, and remembers the configurations."""
+
+    def __init__(self, rate: Callable[[LoaderConfig], float] = saturating, stop_after: int | None = None) -> None:
+        self.configs: list[LoaderConfig] = []
+        self._rate = rate
+        self._stop_after = stop_after
+
+    def __call__(self, request: TrialRequest) -> TrialResult:
+        if len(self.configs) == self._stop_after:
+            raise KeyboardInterrupt
+        self.configs.append(request.config)
+        return make_result(request.config, self._rate(request.config))
 
 
-def tune_warm(bench: Bench, earlier: TunedProfile, **machine: Any) -> TunedProfile:
-    here = make_machine(**{"affinity_cpus": 2} | machine)
-    request = rebuild_request(earlier, here.hardware(None), "dltune.json")
-    return tune(request, run_trial=bench, machine=here, workload=waiting_workload(), earlier=earlier).profile
+class Heard(ProgressListener):
+    resumed = 0
+
+    def show_resumed(self, trials: int) -> None:
+        self.resumed = trials
 
 
-def test_a_warm_search_reaches_the_same_answer_with_what_it_tries_first() -> None:
-    cold, warm = Bench(saturating), Bench(saturating)
-    earlier = tune_cold(cold)
-    again = tune_warm(warm, earlier)
-    assert len(warm.configs) <= 1 + MAX_SEEDS  # one is the baseline, which is no trial of the search's
+def plan_on(**machine: Any) -> Plan:
+    return make_plan(REQUEST, make_machine(**{"affinity_cpus": 2} | machine), io_bound_workload(), make_limits())
+
+
+def run(
+    measure: Formula, earlier: TunedProfile | None = None, heard: Heard | None = None, **machine: Any
+) -> SearchOutcome:
+    return search(plan_on(**machine), measure, heard or Heard(), earlier=earlier)
+
+
+def summarize(outcome: SearchOutcome) -> tuple[TrialSummary, ...]:
+    return tuple(
+        make_trial_summary(number, record.config, samples_per_second=record.samples_per_second)
+        for number, record in enumerate(outcome.records, start=1)
+    )
+
+
+def profile_of(outcome: SearchOutcome, *, is_complete: bool = True, **changes: Any) -> TunedProfile:
+    best = max(outcome.records, key=lambda record: record.samples_per_second).config
+    result = make_profile_result(validation_runs=3 if is_complete else 0)
+    search_record = make_search_record(trials=changes.pop("trials", summarize(outcome)))
+    return make_profile(
+        dataloader=best.dataloader,
+        process=best.process,
+        hardware=plan_on().hardware,
+        result=result,
+        search=search_record,
+        is_complete=is_complete,
+        request=REQUEST.record(),
+        **changes,
+    )
+
+
+def best_rate(outcome: SearchOutcome) -> float:
+    return max(record.samples_per_second for record in outcome.records)
+
+
+def test_a_search_from_a_complete_result_finds_the_same_with_a_few_trials() -> None:
+    cold, warm = Formula(), Formula()
+    earlier = run(cold)
+    again = run(warm, profile_of(earlier))
+    assert len(warm.configs) <= 1 + MAX_SEEDS
     assert len(warm.configs) < len(cold.configs)
-    assert again.result.samples_per_second >= 0.99 * earlier.result.samples_per_second
+    assert best_rate(again) >= 0.99 * best_rate(earlier)
 
 
-def test_what_earlier_trials_reached_guides_the_search_and_is_no_result() -> None:
-    earlier = tune_cold(Bench(saturating))
-    slower = Bench(lambda config: saturating(config) / 2)
-    again = tune_warm(slower, earlier)
-    assert again.result.samples_per_second == pytest.approx(earlier.result.samples_per_second / 2, rel=0.02)
+def test_earlier_throughputs_guide_the_search_and_are_not_its_result() -> None:
+    earlier = run(Formula())
+    slower = Formula(lambda config: saturating(config) / 2)
+    again = run(slower, profile_of(earlier))
+    assert best_rate(again) == pytest.approx(best_rate(earlier) / 2, rel=0.02)
+    assert [record.config for record in again.records] == slower.configs
 
 
-def test_the_earlier_result_becomes_history_and_other_profiles_stay(workdir: Path) -> None:
-    from autotune.profiles.store import read_file
-    from autotune.profiles.store import save_profile
-
-    earlier = tune_cold(Bench(saturating))
-    save_profile(workdir / "dltune.json", make_profile("another"))
-    tune_warm(Bench(saturating), earlier)
-    by_name = {profile.name: profile for profile in read_file(workdir / "dltune.json").profiles}
-    assert set(by_name) == {"another", earlier.name}
-    assert [past.samples_per_second for past in by_name[earlier.name].history] == [earlier.result.samples_per_second]
-
-
-def test_on_another_machine_the_result_gets_a_name_of_its_own() -> None:
-    earlier = tune_cold(Bench(saturating))
-    assert tune_warm(Bench(saturating), earlier, affinity_cpus=8).name != earlier.name
+def test_an_interrupted_run_is_continued_from_its_trials() -> None:
+    whole, interrupted, rest, heard = Formula(), Formula(stop_after=4), Formula(), Heard()
+    run(whole)
+    cut = run(interrupted)
+    assert len(cut.records) == 4
+    continued = run(rest, profile_of(cut, is_complete=False), heard)
+    assert heard.resumed == 4
+    assert interrupted.configs + rest.configs == whole.configs
+    assert [record.config for record in continued.records] == whole.configs
 
 
-def test_on_another_machine_no_rates_are_carried_over_and_workers_grow_with_the_cpus() -> None:
-    profile = make_profile(dataloader=make_config(8, 2).dataloader)
-    larger = profile.hardware.model_copy(update={"usable_cpus": 2 * profile.hardware.usable_cpus})
-    warm = plan_warm_start(profile, larger)
-    assert warm.observations == ()
-    assert [config.dataloader.num_workers for config in warm.seeds] == [8, 16]
+def test_failed_trials_of_an_interrupted_run_are_tried_again() -> None:
+    cut = run(Formula(stop_after=4))
+    first = cut.records[0].config
+    trials = (make_failed_summary(1, first, "It crashed."), *summarize(cut)[1:])
+    rest = Formula()
+    run(rest, profile_of(cut, is_complete=False, trials=trials))
+    assert rest.configs[0] == first
+
+
+@pytest.mark.parametrize(
+    "changes", [{"request": make_request(epochs=3).record()}, {"hardware": make_profile().hardware}]
+)
+def test_an_interrupted_run_of_another_request_or_machine_is_not_continued(changes: dict[str, Any]) -> None:
+    cut, heard = run(Formula(stop_after=4)), Heard()
+    measure = Formula()
+    run(measure, profile_of(cut, is_complete=False).model_copy(update=changes), heard)
+    assert heard.resumed == 0
+    assert measure.configs[0] == cut.records[0].config
+
+
+def test_on_another_class_of_machines_only_the_result_is_tried_also_in_proportion_to_the_cpus() -> None:
+    earlier = make_profile(dataloader=make_config(8, 2).dataloader, hardware=plan_on().hardware)
+    seeds, observed = plan_warm_start(earlier, plan_on(affinity_cpus=4))
+    assert observed == {}
+    assert [config.dataloader.num_workers for config in seeds] == [8, 16]
+
+
+def test_a_number_of_workers_that_is_no_choice_becomes_the_nearest_one() -> None:
+    earlier = make_profile(dataloader=make_config(6, 2).dataloader, hardware=plan_on().hardware)
+    seeds, _ = plan_warm_start(earlier, plan_on(affinity_cpus=3))
+    assert [config.dataloader.num_workers for config in seeds] == [6, 8]
 
 
 def test_no_workers_stay_no_workers_on_any_machine() -> None:
     assert scale_workers(make_config(0), 4.0) == make_config(0)
 
 
-def test_workers_in_proportion_that_are_no_choice_are_tried_as_the_nearest_one() -> None:
-    bench = Bench(saturating)
-    earlier = tune_cold(Bench(saturating))
-    earlier = earlier.model_copy(update={"config": make_config(6, 2)})
-    tune_warm(bench, earlier, affinity_cpus=3)  # half as many again, and 9 is not among the choices
-    tried = [config.dataloader.num_workers for config in bench.configs]
-    assert 9 not in tried
-    assert {6, 8} <= set(tried[:4]) or {6, 10} <= set(tried[:4])
+def test_the_result_and_the_best_trials_are_tried_first() -> None:
+    earlier = profile_of(run(Formula()))
+    seeds, observed = plan_warm_start(earlier, plan_on())
+    assert seeds[0] == earlier.config
+    assert len(seeds) == MAX_SEEDS
+    assert len(observed) > MAX_SEEDS
 
 
-def test_the_answer_and_the_best_trials_are_tried_first() -> None:
-    earlier = tune_cold(Bench(saturating))
-    warm = plan_warm_start(earlier, earlier.hardware)
-    assert warm.seeds[0] == earlier.config
-    assert len(warm.seeds) == MAX_SEEDS
-    assert len(warm.observations) > MAX_SEEDS
+def test_the_request_of_a_profile_is_repeated_unchanged_in_the_current_folder() -> None:
+    workload = REQUEST.workload.model_copy(update={"working_dir": "/home/ada/checkout"})
+    earlier = make_profile(request=REQUEST.model_copy(update={"workload": workload}).model_dump(mode="json"))
+    again = rebuild_request(earlier, "other.json")
+    assert again == REQUEST.model_copy(update={"output": "other.json"})
+    assert rebuild_request(earlier, "other.json", trials=7).trials == 7
 
 
-def test_the_request_is_asked_again_for_this_machine() -> None:
-    earlier = tune_cold(Bench(saturating))
-    request = rebuild_request(earlier, earlier.hardware, "other.json", trials=7)
-    assert (request.output, request.profile, request.trials, request.resume) == ("other.json", earlier.name, 7, False)
-    assert request.workload == make_request().workload
-
-
-def test_the_request_is_asked_again_for_the_current_folder_and_another_storage() -> None:
-    request = make_request()
-    workload = request.workload.model_copy(update={"working_dir": "/home/ada/checkout"})
-    asked = request.model_copy(update={"workload": workload, "storage": "sqlite:////home/ada/studies.db"})
-    earlier = make_profile(request=asked.model_dump(mode="json"))
-    again = rebuild_request(earlier, earlier.hardware, "dltune.json", storage="sqlite:///here.db")
-    assert (again.workload.working_dir, again.storage) == (".", "sqlite:///here.db")
-
-
-def test_a_storage_without_its_password_is_refused_before_anything_is_started() -> None:
-    earlier = make_profile(request=make_request(storage="postgresql://me:secret@host/db").record())
-    request = rebuild_request(earlier, earlier.hardware, "dltune.json")
-    with pytest.raises(UsageError, match=r"//me:\*{3}@host/db was given with a password.*--storage, or in DLTUNE_ST"):
-        tune(request, run_trial=Bench(saturating), machine=MACHINE, workload=waiting_workload(), earlier=earlier)
-
-
-def test_a_profile_without_its_request_says_what_to_do() -> None:
-    profile = make_profile()
-    with pytest.raises(ProfileError, match="dltune --dataset"):
-        rebuild_request(profile, profile.hardware, "dltune.json")
-
-
-def test_a_request_that_cannot_be_read_is_a_sentence() -> None:
-    profile = make_profile().model_copy(update={"request": {"workload": {"dataset": ""}}})
+def test_a_request_that_is_invalid_is_one_sentence() -> None:
+    profile = make_profile(request={"workload": {"dataset": ""}})
     with pytest.raises(ProfileError, match=r"workload\.dataset"):
-        rebuild_request(profile, profile.hardware, "dltune.json")
+        rebuild_request(profile, "dltune.json")
