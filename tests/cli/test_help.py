@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import click
 import pytest
-from autotune.cli.scripts import is_script
 from click.testing import CliRunner
 
 from autotune.cli.main import cli
