@@ -1,4 +1,4 @@
-# Everything runs in .venv, which `make` sets up by itself; PYTHON picks another interpreter (3.11 or newer).
+# Everything runs in .venv, which `make` creates; PYTHON selects another interpreter (3.11 or newer).
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -10,11 +10,11 @@ DOCS_READY := .venv/.docs-ready
 LOWEST := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/.ready
 WITH_CHILDREN := runner/test_probe.py runner/test_ranks.py runner/test_runner.py child benchmarks docs \
-	test_end_to_end.py test_standing_answer.py test_docs.py  # and what is marked slow
-ALONE := tests/faults/test_budgets.py  # it measures; all other tests run in two processes
+	test_end_to_end.py test_checking.py test_docs.py  # and tests that are marked slow
+ALONE := tests/faults/test_budgets.py  # it measures memory; all other tests run in two processes
 IN_TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all coverage mutation test-lowest faults test-gpu test-libraries lint types dist check bench bench-gpu replay docs
+.PHONY: demo test test-all coverage mutation test-lowest faults test-gpu test-libraries lint types dist check bench bench-gpu replay coverage-simulation docs
 .PHONY: clean help
 
 help: ## List the targets
@@ -33,13 +33,13 @@ demo: $(READY) ## Set up, then tune the JPEG example; writes dltune.json
 
 $(TEST_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --group integrations --group browser
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps timm  # only read; torchvision is left out
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps timm  # without torchvision, which brings a CUDA build
 	@touch $(TEST_READY)
 
-test: $(READY) ## Set up, then run the tests that are not marked slow: under five minutes on two cores
+test: $(READY) ## Set up, then run the fast tests: under four minutes on two cores
 	$(BIN)/python -m pytest tests -m "not slow" $(IN_TWO)
 
-test-all: test $(TEST_READY) ## Then the slow ones: faults, chaos, other libraries (half a gigabyte), a browser
+test-all: test $(TEST_READY) ## Then the slow tests: faults, other libraries (half a gigabyte), a browser
 	$(BIN)/python -m pytest $(ALONE)
 	$(BIN)/python -m pytest tests -m slow $(ALONE:%=--ignore %) $(IN_TWO)
 
@@ -47,7 +47,7 @@ $(COVERAGE_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --group coverage
 	@touch $(COVERAGE_READY)
 
-coverage: $(COVERAGE_READY) ## Run the tests that are not marked slow, and print which branches they take, children's included
+coverage: $(COVERAGE_READY) ## Run the fast tests and print their branch coverage, child processes included
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest tests -m "not slow" $(IN_TWO)
 	$(BIN)/coverage combine --quiet
@@ -57,7 +57,7 @@ $(MUTATION_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --group mutation
 	@touch $(MUTATION_READY)
 
-mutation: $(MUTATION_READY) ## Break the rooms that decide in a thousand ways, and print what no test notices (two minutes)
+mutation: $(MUTATION_READY) ## Mutate the modules that decide, and print the surviving mutants (two minutes)
 	rm -rf mutants
 	$(BIN)/python -m mutmut run --max-children 2 > mutants.log 2>&1 || { tail -n 40 mutants.log; exit 1; }
 	$(BIN)/python -m mutmut results
@@ -71,24 +71,24 @@ $(LOWEST_READY): pyproject.toml constraints.txt .ci/lowest.py
 	$(LOWEST)/pip install --quiet --constraint .venv-lowest/lowest.txt --editable . pytest pytest-xdist hypothesis import-linter
 	@touch $(LOWEST_READY)
 
-# torch's own lower bound is not tested here: an earlier torch than that of constraints.txt fetches gigabytes of CUDA.
-test-lowest: $(LOWEST_READY) ## Run one tuning and the tests that start no processes with the lowest versions allowed
+# torch's lower bound is not tested here: an earlier torch than that of constraints.txt downloads gigabytes of CUDA.
+test-lowest: $(LOWEST_READY) ## Run one tuning and the tests without child processes with the lowest versions allowed
 	$(LOWEST)/dltune --dataset tests.misbehaving:make_honest --batch-size 32 --max-workers 1 --trials 2 \
-		--trial-time 300ms --no-resume --output .venv-lowest/dltune.json --storage sqlite:///.venv-lowest/studies.db
+		--trial-time 300ms --fresh --output .venv-lowest/dltune.json --storage sqlite:///.venv-lowest/study.db
 	$(LOWEST)/dltune check .venv-lowest/dltune.json
 	$(LOWEST)/dltune report .venv-lowest/dltune.json --format md
 	$(LOWEST)/python -m pytest tests -m "not slow" --ignore tests/faults --ignore tests/gpu \
 		$(WITH_CHILDREN:%=--ignore tests/%) $(IN_TWO)
 
-faults: $(READY) ## Run the fault tests alone, and print what became of each fault
+faults: $(READY) ## Run the fault tests alone and print the outcome of each fault
 	$(BIN)/python -m pytest tests/faults --fault-matrix
 
-test-gpu: $(READY) ## Run the tests that need a CUDA device; they say so where there is none
+test-gpu: $(READY) ## Run the tests that need a CUDA device; skipped without one
 	$(BIN)/python -m pytest tests/gpu
 
-VERSIONS ?=  # --newest: whatever is newest, instead of what constraints-libraries.txt pins
+VERSIONS ?=  # --newest tests the newest versions instead of those of constraints-libraries.txt
 
-test-libraries: ## Run the tests of other libraries' loaders, in .venv-libraries (gigabytes; once a month in CI)
+test-libraries: ## Test other libraries' loaders in .venv-libraries (gigabytes; once a month in CI)
 	PYTHON=$(PYTHON) .ci/libraries $(VERSIONS)
 
 lint: $(READY) ## Check style
@@ -107,18 +107,19 @@ $(BENCH_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --group bench
 	@touch $(BENCH_READY)
 
-bench: $(BENCH_READY) ## Hold predictions and choices against whole training runs and other tuners (about an hour)
-	$(BIN)/python -m benchmarks.footprint
-	$(BIN)/python -m benchmarks.suite
+BENCH_OPTIONS ?=  # such as --only tutorial decode --skip-grid --loadtune
 
-GPU_OPTIONS ?=  # such as --minutes 15, --only jpeg floats; --device cpu --quick rehearses without a GPU
+bench: $(BENCH_READY) ## Compare choices and predictions with whole training runs (about an hour)
+	$(BIN)/python -m benchmarks.suite $(BENCH_OPTIONS)
 
-bench-gpu: $(BENCH_READY) ## The same on a CUDA device, with real training steps (8 minutes)
-	$(BIN)/python -m benchmarks.gpu $(GPU_OPTIONS)
+bench-gpu: $(BENCH_READY) ## The same on a CUDA device with real training steps; --device cpu --quick rehearses it
+	$(BIN)/python -m benchmarks.gpu $(BENCH_OPTIONS)
 
-replay: $(READY) ## Compare samplers on recorded grids, and hold each grid out once (a minute)
+replay: $(READY) ## Compare the samplers on recorded grids (a minute)
 	$(BIN)/python -m benchmarks.replay
-	$(BIN)/python -m benchmarks.holdout
+
+coverage-simulation: $(READY) ## Simulate how often the intervals cover the true value
+	$(BIN)/python -m benchmarks.coverage
 
 $(DOCS_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --group docs
@@ -128,6 +129,6 @@ docs: $(DOCS_READY) ## Build the documentation site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "site/index.html opens in a browser; searching needs a server: python3 -m http.server --directory site"
 
-clean: ## Remove what was made here
-	rm -rf .venv .venv-dist .venv-lowest .venv-libraries dist site .dltune dltune.json examples/.data .coverage*
+clean: ## Remove everything that make created
+	rm -rf .venv .venv-dist .venv-lowest .venv-libraries dist site dltune.json examples/.data .coverage*
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis mutants mutants.log

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from autotune.config import FrozenModel, Interval, Rate
 from autotune.errors import UsageError
@@ -40,7 +40,7 @@ from autotune.trial.interruption import spawn_error
 from autotune.trial.protocol import RunTrial
 from autotune.trial.timetable import TimeBudget
 from autotune.validation.noise import NoiseMonitor
-from autotune.validation.runs import CandidateRuns, Validation, measure_run, validate_configs
+from autotune.validation.runs import CandidateRuns, measure_run, validate_configs
 
 MIN_RATIO: Final = 0.9  # to the prediction, or to the baseline: profiles that are certainly below are retuned
 MAX_RATIO: Final = 1.25  # to the prediction: a profile that is certainly above was tuned for something else
@@ -80,7 +80,7 @@ class Remeasurement(FrozenModel):
         if self.speedup is not None and self.speedup_ci95 is not None and self.speedup_ci95[1] < MIN_RATIO:
             return (f"it is slower than the baseline: {self.speedup:.2f}x {_format_ci(self.speedup_ci95, '{:.2f}x')}",)
         low, high = self.ratio_to_prediction_ci95
-        if MIN_RATIO <= high and low <= MAX_RATIO:
+        if high >= MIN_RATIO and low <= MAX_RATIO:
             return ()
         reached = f"{self.ratio_to_prediction:.0%} {_format_ci((low, high), '{:.0%}')}"
         adjusted = "" if self.machine_change is None else ", adjusted for machine speed"
@@ -186,7 +186,7 @@ def verify(
     """Profile the workload again, and measure a profile again if nothing else makes it out of date.
 
     One run within the prediction's interval is sufficient; otherwise it is measured in alternation with the baseline.
-    Nothing is started that is predicted to exceed a limit, or for which `request.timeout_seconds` leaves no time.
+    Nothing is started that is predicted to exceed a limit.
 
     Args:
         request: The request that the profile was tuned with.
@@ -212,7 +212,9 @@ def verify(
         if violations:
             return _conclude(profile, found, (f"it would exceed a limit: {describe_violations(violations)}",))
         monitor = NoiseMonitor(plan.machine.usable_cpus, stop_children=runner.close)
-        return _conclude(profile, found, remeasured=remeasure(plan, profile, runner.run, progress, monitor, time_budget))
+        return _conclude(
+            profile, found, remeasured=remeasure(plan, profile, runner.run, progress, monitor, time_budget.allows_runs)
+        )
 
 
 def remeasure(
@@ -221,17 +223,14 @@ def remeasure(
     run_trial: RunTrial,
     progress: ProgressListener,
     monitor: NoiseMonitor | None = None,
-    time_budget: TimeBudget | None = None,
-) -> Remeasurement | None:
-    """Measure a profile again; None if there is no time for it."""
-    time_budget = time_budget or TimeBudget(plan.request)
-    if not time_budget.allows_runs(1):
-        return None
+    has_time: Callable[[int], bool] = lambda count: True,
+) -> Remeasurement:
+    """Measure a profile once, and again in alternation with the baseline if that is not as predicted."""
     first, predicted = CandidateRuns(profile.config), profile.result.samples_per_second_ci95
     measure_run(plan.request, first, run_trial, progress, 1)
     if predicted is not None and predicted[0] <= first.rate <= MAX_RATIO * predicted[1]:
         return compare_with_prediction(first, None, profile)
-    validation = validate_configs(plan, [profile.config], run_trial, progress, monitor, time_budget.allows_runs)
+    validation = validate_configs(plan, [profile.config], run_trial, progress, monitor, has_time)
     if validation.interrupted_by is not None:
         raise validation.interrupted_by
     again = next((one for one in validation.entrants if one.config == profile.config), first)
@@ -248,25 +247,18 @@ def compare_with_prediction(
     reference, so its throughput alone counts.
     """
     result, then = profile.result, profile.result.baseline
-    found = Remeasurement(
-        samples_per_second=runs.rate,
-        predicted=result.samples_per_second,
-        ratio_to_prediction=0.0,
-        ratio_to_prediction_ci95=None,
-        noise=noise,
-    )
+    found: dict[str, Any] = {"samples_per_second": runs.rate, "predicted": result.samples_per_second, "noise": noise}
     if not runs.rate or not result.samples_per_second:
-        return found
+        return Remeasurement(**found, ratio_to_prediction=0.0, ratio_to_prediction_ci95=None)
     now, interval, was, was_interval = runs.rate, runs.ci95(), result.samples_per_second, result.samples_per_second_ci95
     if baseline is not None and baseline.rate:
         speedup, speedup_ci95 = runs.compare(baseline)
-        found = found.model_copy(update={"speedup": speedup, "speedup_ci95": speedup_ci95})
+        found |= {"speedup": speedup, "speedup_ci95": speedup_ci95}
         if then is not None and then.config == baseline.config and then.samples_per_second and result.speedup:
-            found = found.model_copy(update={"machine_change": baseline.rate / then.samples_per_second})
+            found["machine_change"] = baseline.rate / then.samples_per_second
             now, interval, was, was_interval = speedup, speedup_ci95, result.speedup, result.speedup_ci95
-    factor = math.exp(math.hypot(_log_half_width(interval), _log_half_width(was_interval)))
-    ratio = {"ratio_to_prediction": now / was, "ratio_to_prediction_ci95": (now / was / factor, now / was * factor)}
-    return found.model_copy(update=ratio)
+    ratio, factor = now / was, math.exp(math.hypot(_log_half_width(interval), _log_half_width(was_interval)))
+    return Remeasurement(**found, ratio_to_prediction=ratio, ratio_to_prediction_ci95=(ratio / factor, ratio * factor))
 
 
 def _log_half_width(interval: Interval | None) -> float:
@@ -302,11 +294,5 @@ def read_software(profile: TunedProfile) -> Software:
     torch = read_torch()
     if torch is None:
         raise UsageError("torch is not installed here. Install it first.")
-    return profile.software.model_copy(
-        update={
-            "torch": torch.version,
-            "cuda": torch.cuda,
-            "python": platform.python_version(),
-            "start_method": read_start_method(),
-        }
-    )
+    versions = {"torch": torch.version, "cuda": torch.cuda, "python": platform.python_version()}
+    return profile.software.model_copy(update={**versions, "start_method": read_start_method()})

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from autotune.config import FrozenModel, StartMethod, Workers
 from autotune.import_strings import check_import_string
-from autotune.settings import Choice, SettingName
+from autotune.settings import SETTINGS, Choice, SettingName
 from autotune.units import format_seconds
 from autotune.workload import join_title
 
@@ -165,6 +165,14 @@ class TuningRequest(FrozenModel):
     def _check_settings(self) -> Self:
         if twice := self.fixed.keys() & self.search.keys():
             raise ValueError(f"{min(twice)} is both set and searched: give it once")
+        listed = {name: values for name, values in self.search.items() if not isinstance(values, ValueRange)}
+        for name, values in ({name: (value,) for name, value in self.fixed.items()} | listed).items():
+            for value in values:
+                try:
+                    SETTINGS[name].check(value)
+                except ValidationError as error:
+                    reason = error.errors(include_url=False)[0]["msg"]
+                    raise ValueError(f"{name}={value!r} is not possible: {reason}") from None
         return self
 
     def is_asked(self, name: SettingName) -> bool:

@@ -1,7 +1,7 @@
-"""How often do the intervals that dltune states hold the truth, when it picks the best and adds rounds as it sees fit?
+"""Measures by simulation how often the 95% intervals of a validation cover the true value.
 
-Simulated: a baseline and finalists whose true throughputs are known, and processes that differ by a level of their own.
-The confirmation and the decision are the real ones.
+The true throughputs of a baseline and its candidates are known, and the level of each process differs. Validation and
+decision are the real ones, so the best is selected by the same runs, and runs are added while a result is in doubt.
 
     python -m benchmarks.coverage
 """
@@ -10,71 +10,71 @@ from __future__ import annotations
 
 import random
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from autotune.config import LoaderConfig
 from autotune.progress import ProgressListener
-from autotune.search.plan import Plan
+from autotune.request import TuningRequest, WorkloadRequest
+from autotune.search.plan import Plan, make_plan
 from autotune.settings import config_from_values
+from autotune.system.hardware import Software
+from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets
-from autotune.trial.measurement import TrialResult
+from autotune.trial.measurement import EpochTrace, Measurement, TrialResult
 from autotune.trial.protocol import TrialRequest
+from autotune.trial.workload_profile import LinearCost, WorkloadProfile
 from autotune.validation.decision import Decision, decide
-from autotune.validation.rounds import confirm
-from benchmarks.traces import TRACES, Trace, make_measurement
+from autotune.validation.runs import validate_configs
 
 RUNS: Final = 2000
-SPREADS: Final = (0.01, 0.02, 0.03, 0.05, 0.09)  # relative spread of processes, as seen of whole runs on real machines
+SPREADS: Final = (0.01, 0.02, 0.03, 0.05, 0.09)  # relative spread of processes; of whole runs on real machines 1% to 9%
 EPOCH_BATCHES: Final = 8
 BATCH_SIZE: Final = 32
 TRUTHS: Final = {
-    "equal finalists": (1.0, 1.5, 1.5, 1.5),
-    "close finalists": (1.0, 1.46, 1.48, 1.5),
+    "equal candidates": (1.0, 1.5, 1.5, 1.5),
+    "close candidates": (1.0, 1.46, 1.48, 1.5),
     "a small gain": (1.0, 1.03, 1.04, 1.05),
     "one clear winner": (1.0, 1.2, 1.4, 3.0),
-}  # throughput of the baseline and of each finalist, relative to the baseline's
+}  # throughput of the baseline and of each candidate, relative to the baseline's
 
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """What one simulated run stated, against the truth."""
+    """The result of one simulated validation, compared with the true values."""
 
-    rate: bool  # whether the interval of the throughput holds it
-    speedup: bool | None  # whether that of the speed-up does; None where the baseline was kept
-    rate_error: float  # stated over true throughput, less 1
+    rate: bool  # whether the interval of the throughput covers it
+    speedup: bool | None  # whether that of the speedup does; None if the baseline is recommended
+    rate_error: float  # reported over true throughput, minus 1
 
 
 def simulate(plan: Plan, truths: tuple[float, ...], spread: float, seed: int) -> Covered:
-    """Confirm and decide once where the truth is known.
+    """Validate and decide once with known true values.
 
     Args:
-        plan: Names the baseline.
-        truths: True throughput of the baseline and of each finalist, relative to the baseline's.
-        spread: Relative standard deviation of a process's level.
-        seed: Of the levels.
+        plan: Has the baseline.
+        truths: True throughput of the baseline and of each candidate, relative to the baseline's.
+        spread: Relative standard deviation of the level of a process.
+        seed: Seed of the levels.
 
     Returns:
-        What was stated, against the truth.
+        Whether the intervals cover the true values.
     """
     dice = random.Random(seed)
-    configs = (plan.baseline, *(_name_finalist(plan, number) for number in range(1, len(truths))))
+    configs = (plan.baseline, *(_name_candidate(plan, number) for number in range(1, len(truths))))
     rates = {config: 1000.0 * truth for config, truth in zip(configs, truths, strict=True)}
 
     def run_trial(request: TrialRequest) -> TrialResult:
         rate = rates[request.config] * dice.lognormvariate(0.0, spread)
-        return TrialResult(
-            kind="completed",
-            config=request.config,
-            measurement=make_measurement(EPOCH_BATCHES, BATCH_SIZE, BATCH_SIZE * EPOCH_BATCHES / rate, 1),
-        )
+        return TrialResult(kind="completed", config=request.config, measurement=_measure(rate))
 
-    decision = decide(confirm(plan, configs[1:], run_trial, ProgressListener()), plan.defaults, plan.budgets)
+    validation = validate_configs(plan, configs[1:], run_trial, ProgressListener())
+    decision = decide(validation, plan.defaults, plan.budgets)
     assert decision is not None
     return _judge(decision, rates[decision.config], rates[plan.baseline])
 
 
-def _name_finalist(plan: Plan, number: int) -> LoaderConfig:
+def _name_candidate(plan: Plan, number: int) -> LoaderConfig:
     values = {**plan.defaults.values, "batch_size": plan.baseline.dataloader.batch_size, "num_workers": number}
     return config_from_values(values)
 
@@ -83,41 +83,81 @@ def _judge(decision: Decision, true: float, true_baseline: float) -> Covered:
     assert decision.ci95 is not None
     low, high = decision.ci95
     speedup = None
-    if decision.verdict == "faster" and decision.speedup_ci95 is not None:
+    if decision.speedup_ci95 is not None and true != true_baseline:
         speedup = decision.speedup_ci95[0] <= true / true_baseline <= decision.speedup_ci95[1]
     return Covered(low <= true <= high, speedup, decision.samples_per_second / true - 1)
 
 
 def simulate_many(plan: Plan, truths: tuple[float, ...], spread: float, runs: int) -> list[Covered]:
-    """Simulate so many runs with seeds of their own."""
+    """Simulate this many validations with different seeds."""
     return [simulate(plan, truths, spread, seed) for seed in range(runs)]
 
 
-def make_plan() -> Plan:
-    """Make a plan with ample limits; which workload it is for does not matter here."""
-    plan = Trace.model_validate_json((TRACES / "tutorial.json").read_text()).plan()
-    ample = Budgets(memory_bytes=1 << 40, reserve_bytes=0, shm_bytes=1 << 40, nofile=1 << 20, max_workers=64)
-    return replace(plan, budgets=ample)
+def _measure(rate: float) -> Measurement:
+    """Build the measurement of an epoch at a constant rate, in samples per second."""
+    times = tuple((number + 1) * BATCH_SIZE / rate for number in range(EPOCH_BATCHES))
+    samples = BATCH_SIZE * EPOCH_BATCHES
+    trace = EpochTrace(
+        batch_seconds=times,
+        end_seconds=times[-1],
+        wait_seconds=0.0,
+        samples=samples,
+        promised_batches=EPOCH_BATCHES,
+        closed_after=None,
+    )
+    return Measurement(epochs=(trace,), epoch_batches=EPOCH_BATCHES, stopped="done")
+
+
+def plan_simulation() -> Plan:
+    """Plan a run with ample limits; its machine and its workload do not matter."""
+    ample = 1 << 40
+    machine = MachineProfile(
+        cpu=None,
+        affinity_cpus=8,
+        quota_cpus=None,
+        memory_limit_bytes=ample,
+        memory_available_bytes=ample,
+        shm_limit_bytes=ample,
+        shm_free_bytes=ample,
+        shm_writable=True,
+        nofile_limit=1 << 20,
+    )
+    workload = WorkloadProfile(
+        description="simulated",
+        kind="map",
+        samples=BATCH_SIZE * EPOCH_BATCHES,
+        batching="batch_size",
+        probe_batch_size=BATCH_SIZE,
+        load_cost=LinearCost(fixed_seconds=0.0, per_item_seconds=1e-3),
+        cpu_share=1.0,
+        step_cost=LinearCost(fixed_seconds=1e-3, per_item_seconds=0.0),
+        sample_bytes=1000,
+        batch_tensors=1,
+        software=Software(dltune="", torch="", cuda=None, python="", start_method="fork"),
+    )
+    request = TuningRequest(workload=WorkloadRequest(dataset="simulated"), fixed={"batch_size": BATCH_SIZE})
+    budgets = Budgets(memory_bytes=ample, reserve_bytes=0, shm_bytes=ample, nofile=1 << 20)
+    return make_plan(request, machine, workload, budgets)
 
 
 def main() -> None:
-    """Print how often the intervals hold, for each kind of truth and each spread."""
-    plan = make_plan()
+    """Print the coverage for each set of true values and each spread."""
+    plan = plan_simulation()
     runs = RUNS // len(SPREADS)
-    print(f"{'truth':18} {'spread':>7} {'rate holds':>11} {'speed-up holds':>15} {'mean error':>11}")
-    everything: list[Covered] = []
+    print(f"{'true values':18} {'spread':>7} {'rate':>11} {'speedup':>15} {'mean error':>11}")
+    results: list[Covered] = []
     for name, truths in TRUTHS.items():
         for spread in SPREADS:
             found = simulate_many(plan, truths, spread, runs)
-            everything += found
+            results += found
             print(f"{name:18} {spread:>7.0%} {_describe(found)}")
-    print(f"{'all':18} {'':>7} {_describe(everything)}   {len(everything):,} runs")
+    print(f"{'all':18} {'':>7} {_describe(results)}   {len(results):,} runs")
 
 
 def _describe(found: list[Covered]) -> str:
     rate = statistics.fmean(one.rate for one in found)
     speedups = [one.speedup for one in found if one.speedup is not None]
-    speedup = f"{statistics.fmean(speedups):.1%}" if speedups else "kept"
+    speedup = f"{statistics.fmean(speedups):.1%}" if speedups else "no change"
     error = statistics.fmean(one.rate_error for one in found)
     return f"{rate:>11.1%} {speedup:>15} {error:>+11.1%}"
 

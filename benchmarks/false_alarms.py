@@ -20,9 +20,8 @@ from typing import Final
 
 from autotune import TunedProfile
 from autotune.config import FrozenModel
-from benchmarks.analysis.verdicts import format_table
 from benchmarks.libraries import LIBRARIES
-from benchmarks.progress import say
+from benchmarks.tables import format_table, say
 from benchmarks.training.environment import make_environment
 
 RESULTS: Final = Path("benchmarks/results/false_alarms.json")
@@ -49,7 +48,7 @@ class Look(FrozenModel):
 
 def look(name: str, option: str, factory: str) -> Look:
     """Probe one of them as its user would."""
-    command = [sys.executable, "-m", "autotune.cli", option, factory, "--trials", "0", "--step-time", "3ms", "--json"]
+    command = [sys.executable, "-m", "autotune", option, factory, "--trials", "0", "--step-time", "3ms", "--json"]
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         finished = subprocess.run(

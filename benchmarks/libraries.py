@@ -24,10 +24,10 @@ from typing import Final, NamedTuple
 
 from autotune import TunedProfile
 from autotune.config import FrozenModel, Interval, LoaderConfig
-from autotune.profiles.saving import save_profile
-from autotune.profiles.schema import ConfirmedRounds
+from autotune.profiles.schema import CandidateResult
+from autotune.profiles.store import save_profile
 from autotune.settings import describe_config
-from benchmarks.progress import say
+from benchmarks.tables import say
 from benchmarks.training.environment import make_environment
 from benchmarks.training.own_loop import STEP_SECONDS
 
@@ -96,7 +96,7 @@ class LibraryResult(FrozenModel):
     compared: str  # the choice, or the best of the others where the answer is to keep the loader as it is
     speedup: float | None  # that of `compared`; None where there was no other
     speedup_ci95: Interval | None = None
-    rounds: tuple[ConfirmedRounds, ...] = ()  # what the prediction rests on
+    candidates: tuple[CandidateResult, ...] = ()  # what the prediction rests on
     tuning_seconds: float
     epochs: int  # of each run
     baseline_runs: tuple[float, ...]
@@ -141,7 +141,7 @@ def measure(library: Library, rounds: int) -> LibraryResult:
         compared=describe_config(compared),
         speedup=speedup,
         speedup_ci95=result.speedup_ci95 if result.verdict == "faster" else None,
-        rounds=result.rounds,
+        candidates=result.candidates,
         tuning_seconds=seconds,
         epochs=library.epochs,
         baseline_runs=tuple(was),
@@ -150,19 +150,19 @@ def measure(library: Library, rounds: int) -> LibraryResult:
 
 
 def find_compared(profile: TunedProfile) -> tuple[LoaderConfig, float | None]:
-    """Give what whole runs compare with the loader as it was, and the speed-up that was predicted for it."""
+    """Return what whole runs compare with the unchanged loader, and its predicted speedup."""
     result = profile.result
-    others = [one for one in result.rounds if one.config != profile.config and one.samples_per_second]
+    rates = {one.config: {run.number: run.samples_per_second for run in one.runs} for one in result.candidates}
+    others = {config: runs for config, runs in rates.items() if config != profile.config and runs}
     if result.verdict == "faster" or not others:
         return profile.config, result.speedup if result.verdict == "faster" else None
-    kept = next(one for one in result.rounds if one.config == profile.config)
-    best = max(others, key=lambda one: median(one.samples_per_second))
-    pairs = zip(best.samples_per_second, kept.samples_per_second, strict=False)
-    return best.config, median(other / own for other, own in pairs)
+    best = max(others, key=lambda config: median(others[config].values()))
+    own = rates[profile.config]
+    return best, median(rate / own[number] for number, rate in others[best].items() if number in own)
 
 
 def _tune(library: Library, folder: str) -> TunedProfile:
-    command = [sys.executable, "-m", "autotune.cli", library.option, f"benchmarks.workloads.libraries:{library.name}"]
+    command = [sys.executable, "-m", "autotune", library.option, f"benchmarks.workloads.libraries:{library.name}"]
     command += ["--step-time", f"{STEP_SECONDS * 1000:g}ms", "--batch-size", "32", "--epochs", str(library.epochs)]
     return TunedProfile.model_validate_json(_run([*command, "--json"], folder))
 
@@ -188,23 +188,23 @@ def describe(results: Sequence[LibraryResult]) -> list[str]:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for result in results:
-        off = "" if result.deviation is None else f"{100 * result.deviation:+.1f} %"
+        off = "" if result.deviation is None else f"{result.deviation:+.1%}"
         measured = (
             "DataLoader" if result.measured is None else result.measured.replace("benchmarks.workloads.libraries:", "")
         )
         rows.append(
             f"| {result.package} | `{result.name}` | `{result.option}` | `{measured}` | {result.choice} | "
-            f"{_write_prediction(result)} | {result.true_speedup:.2f} x | {off} |"
+            f"{_write_prediction(result)} | {result.true_speedup:.2f}x | {off} |"
         )
     return rows
 
 
 def _write_prediction(result: LibraryResult) -> str:
     if result.speedup is None:
-        return "keep"
+        return "no change"
     if result.verdict == "no_change":
-        return f"keep; {result.compared}: {result.speedup:.2f} x"
-    return f"{result.speedup:.2f} x{_write_interval(result)}"
+        return f"no change; {result.compared}: {result.speedup:.2f}x"
+    return f"{result.speedup:.2f}x{_write_interval(result)}"
 
 
 def _write_interval(result: LibraryResult) -> str:

@@ -1,110 +1,312 @@
-"""Is the predicted throughput reached, is the choice as good as the best of a grid, and what would others choose?
+"""Measures choice and prediction in whole training runs.
 
-For each workload: let dltune, random search and loadtune choose; look at a grid of configurations by short runs; then
-measure what was chosen, the best of the grid and some others in turn, round by round, each time once by a trial (the
-prediction) and once by a whole training run (the truth). About seven minutes a workload.
+For each workload dltune chooses a configuration as its users run it. Short training runs screen a grid of
+configurations. Then dltune's choice, PyTorch's defaults, `num_workers` = CPUs and the two best of the grid train whole
+runs, alternating, each run in a fresh process. Printed are samples per second (median of the rounds), the choice as a
+share of the grid's best, and the prediction over the measured value.
 
-    python -m benchmarks.suite [--only NAME ...] [--results FOLDER] [--rounds 3] [--skip-peers] [--skip-grid]
-                               [--minutes M] [--again] [--quick]
+    python -m benchmarks.suite [--only NAME ...] [--rounds 3] [--skip-grid] [--loadtune] [--results FILE] [--quick]
 
-`python -m benchmarks.gpu` asks the same on a GPU.
+`python -m benchmarks.gpu` measures real training steps on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import os
-import sys
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from pydantic import TypeAdapter
+
+from autotune.config import FrozenModel, Interval, LoaderConfig
+from autotune.settings import describe_config
 from autotune.system.machine import count_whole_cpus, read_machine
-from benchmarks import report
-from benchmarks.budget import Budget
-from benchmarks.session import Options, Session, make_instruments
-from benchmarks.training.environment import make_environment
+from benchmarks.tables import format_table, say
+from benchmarks.training.messages import DeviceFacts, Order, Workplace
+from benchmarks.training.trainer import Trainee, Trainer, TrainingError
+from benchmarks.tuners import Choice, run_dltune, run_loadtune
 from benchmarks.workloads.catalogue import CPU_WORKLOADS
+from benchmarks.workloads.grid import choose_cpus, choose_defaults, list_grid
 from benchmarks.workloads.workload import BenchWorkload
 
+RESULTS: Final = Path("benchmarks/results/suite.json")
+FINALISTS: Final = 2  # of the grid
+MAX_FAILURES: Final = 4  # of a grid, before the rest is skipped
+DLTUNE: Final = "dltune"
+FAILURES: Final = (subprocess.CalledProcessError, TrainingError)
 
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """Some workloads, and what is asked of them where the command line says nothing else."""
-
-    description: str | None  # of `--help`
-    workloads: tuple[BenchWorkload, ...]
-    results: Path  # folder
-    rehearsals: str  # name of the folder for those of a rehearsal
-    rounds: int
-    minutes: float | None = None
-    device: str | None = None  # where the steps run; None for steps that have none
+Start = Callable[[Workplace], Trainee]
 
 
-CPU: Final = Suite(__doc__, CPU_WORKLOADS, Path("benchmarks/results"), "dltune-bench-quick", rounds=3)
+class Measured(FrozenModel):
+    """Whole training runs of one configuration.
+
+    Attributes:
+        labels: Who chose it: `dltune`, `defaults`, `CPUs`, `grid 1`, `loadtune`.
+        config: The configuration.
+        samples_per_second: Throughput of each round.
+    """
+
+    labels: tuple[str, ...]
+    config: LoaderConfig
+    samples_per_second: tuple[float, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """Median throughput; 0 without a run."""
+        return statistics.median(self.samples_per_second) if self.samples_per_second else 0.0
 
 
-def parse_arguments(suite: Suite, arguments: Sequence[str] | None = None) -> tuple[Options, list[BenchWorkload]]:
-    """Read the command line: how much is measured, and on what."""
-    parser = _make_parser(suite)
-    given = parser.parse_args(arguments)
-    if given.rounds < 1 or (given.minutes is not None and given.minutes <= 0):
-        parser.error("--rounds and --minutes: more than nothing")
-    elsewhere = Path(tempfile.gettempdir()) / suite.rehearsals
-    options = Options(
-        results=given.results or (elsewhere if given.quick else suite.results),
-        rounds=1 if given.quick else given.rounds,
-        minutes=given.minutes,
-        peers=not given.skip_peers,
-        grid=not given.skip_grid,
-        quick=given.quick,
-        again=given.again,
+class WorkloadResult(FrozenModel):
+    """What was measured on one workload.
+
+    Attributes:
+        workload: Name of the workload.
+        date: Start of the measurement, UTC.
+        device: What the runs were made on.
+        predicted: dltune's prediction, samples per second.
+        predicted_ci95: Its 95% interval.
+        seconds: Duration of the tuning run.
+        phase_seconds: Duration of its phases.
+        trials: Trials of its search.
+        measured: Whole runs of each configuration.
+    """
+
+    workload: str
+    date: datetime
+    device: DeviceFacts
+    predicted: float
+    predicted_ci95: Interval | None
+    seconds: float
+    phase_seconds: dict[str, float]
+    trials: int
+    measured: tuple[Measured, ...]
+
+    def rate(self, label: str) -> float | None:
+        """Return the median throughput of the configuration with a label; None if it did not train."""
+        return next((one.rate for one in self.measured if label in one.labels and one.rate), None)
+
+    @property
+    def choice_share(self) -> float | None:
+        """Throughput of dltune's choice over that of the best configuration of the grid."""
+        grid = [one.rate for one in self.measured if any(label.startswith("grid") for label in one.labels)]
+        ours = self.rate(DLTUNE)
+        return ours / max(grid) if grid and ours else None
+
+    @property
+    def prediction_ratio(self) -> float | None:
+        """The prediction over the measured throughput of dltune's choice."""
+        ours = self.rate(DLTUNE)
+        return self.predicted / ours if ours else None
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the predicted interval covers the measured throughput."""
+        ours = self.rate(DLTUNE)
+        return self.predicted_ci95 is not None and self.predicted_ci95[0] <= (ours or 0.0) <= self.predicted_ci95[1]
+
+
+def measure(
+    workload: BenchWorkload,
+    rounds: int,
+    *,
+    with_grid: bool = True,
+    choose: Iterable[Callable[[BenchWorkload], Choice]] = (run_dltune,),
+    start: Start = Trainer,
+) -> WorkloadResult:
+    """Let the tuners choose, screen the grid, and train whole runs, alternating.
+
+    Args:
+        workload: The workload.
+        rounds: Whole runs of each configuration.
+        with_grid: Whether to screen the grid.
+        choose: Tuners; dltune comes first.
+        start: Starts a training process.
+
+    Raises:
+        subprocess.CalledProcessError: A tuner failed.
+        TrainingError: A training process failed.
+    """
+    began, cpus = datetime.now(UTC).replace(microsecond=0), count_whole_cpus(read_machine().usable_cpus)
+    choices = []
+    for tuner in choose:
+        choices.append(tuner(workload))
+        say(f"  {choices[-1].tuner:<9} {describe_config(choices[-1].config)}  in {choices[-1].seconds:.0f} s")
+    labeled = [(choice.tuner, choice.config) for choice in choices]
+    labeled += [("defaults", choose_defaults(workload)), ("CPUs", choose_cpus(workload, cpus))]
+    grid = list_grid(workload, cpus) if with_grid else []
+    screened = screen(workload, list(dict.fromkeys([*grid, *(config for _, config in labeled)])), start)
+    best = sorted((config for config in grid if config in screened), key=lambda one: screened[one], reverse=True)
+    labeled += [(f"grid {place}", config) for place, config in enumerate(best[:FINALISTS], start=1)]
+    candidates: dict[LoaderConfig, tuple[str, ...]] = {}
+    for label, config in labeled:
+        if config in screened:
+            candidates[config] = (*candidates.get(config, ()), label)
+    rates: dict[LoaderConfig, list[float]] = {config: [] for config in candidates}
+    device: DeviceFacts | None = None
+    for number in range(rounds):
+        order = [*candidates][number % len(candidates) :] + [*candidates][: number % len(candidates)]
+        for config in order:
+            device, rate = train_whole_run(workload, config, screened[config], start)
+            rates[config].append(rate)
+            say(f"  round {number + 1}  {describe_config(config)}  {rate:,.0f}/s  ({', '.join(candidates[config])})")
+    assert device is not None, "there is at least one round"
+    ours = choices[0]
+    return WorkloadResult(
+        workload=workload.name,
+        date=began,
+        device=device,
+        predicted=ours.predicted,
+        predicted_ci95=ours.predicted_ci95,
+        seconds=ours.seconds,
+        phase_seconds=ours.phase_seconds,
+        trials=ours.trials,
+        measured=tuple(
+            Measured(labels=labels, config=config, samples_per_second=tuple(rates[config]))
+            for config, labels in candidates.items()
+        ),
     )
-    chosen = [workload for workload in suite.workloads if workload.name in given.only]
-    if suite.device is not None:
-        chosen = [replace(workload, device=given.device) for workload in chosen]
-    return options, [workload.shorten() if given.quick else workload for workload in chosen]
 
 
-def _make_parser(suite: Suite) -> argparse.ArgumentParser:
-    names = [workload.name for workload in suite.workloads]
-    allowed = "as long as it takes" if suite.minutes is None else f"{suite.minutes:g}"
-    parser = argparse.ArgumentParser(
-        description=suite.description, formatter_class=argparse.RawDescriptionHelpFormatter
+def screen(
+    workload: BenchWorkload, configs: Sequence[LoaderConfig], start: Start = Trainer
+) -> dict[LoaderConfig, float]:
+    """Train a short run of each configuration; return the samples per second of those that trained."""
+    rates: dict[LoaderConfig, float] = {}
+    best_seconds: float | None = None
+    failures = 0
+    middle = sorted(config.dataloader.num_workers for config in configs)[len(configs) // 2]
+    for config in sorted(configs, key=lambda config: abs(config.dataloader.num_workers - middle)):
+        epochs = min(workload.pacing.screen_epochs, workload.epochs)
+        order = Order(config=config, epochs=epochs, max_seconds=workload.pacing.screen_seconds(best_seconds))
+        trainee = start(make_workplace(workload, config))
+        try:
+            trainee.await_ready()
+            run = trainee.train(order).trained
+        except TrainingError as error:
+            say(f"  screened  {describe_config(config)}  failed: {error}")
+            failures += 1
+            if failures == MAX_FAILURES:
+                break
+            continue
+        finally:
+            trainee.close()
+        rates[config] = run.extrapolate(workload.epochs)
+        if not run.given_up:
+            best_seconds = min(best_seconds or sum(run.epoch_seconds), sum(run.epoch_seconds))
+        say(f"  screened  {describe_config(config)}  {rates[config]:,.0f}/s{'  given up' if run.given_up else ''}")
+    return rates
+
+
+def train_whole_run(
+    workload: BenchWorkload, config: LoaderConfig, expected: float, start: Start = Trainer
+) -> tuple[DeviceFacts, float]:
+    """Train one whole run in a fresh process; return the device and samples per second.
+
+    A slow configuration, by what is expected in samples per second, trains fewer epochs; the others count like those
+    after its first.
+    """
+    trainee = start(make_workplace(workload, config))
+    try:
+        ready = trainee.await_ready()
+        epochs = workload.pacing.plan_epochs(workload.epochs, ready.samples / max(expected, 1e-9))
+        order = Order(config=config, epochs=epochs, max_seconds=workload.pacing.give_up_seconds)
+        run = trainee.train(order).trained
+        return ready.device, run.extrapolate(workload.epochs)
+    finally:
+        trainee.close()
+
+
+def make_workplace(workload: BenchWorkload, config: LoaderConfig) -> Workplace:
+    """Return what a training process prepares before it trains with a configuration."""
+    return Workplace(
+        dataset=workload.dataset,
+        dataset_args=workload.dataset_args,
+        step=workload.step,
+        step_seconds=workload.step_seconds,
+        device=workload.device,
+        batch_size=workload.batch_size,
+        in_worker=config.dataloader.num_workers > 0,
     )
-    add = parser.add_argument
-    add("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
-    if suite.device is not None:
-        add("--device", default=suite.device, help=f"where the steps run ({suite.device})")
-    add("--results", type=Path, help=f"folder of the results ({suite.results})")
-    add("--rounds", type=int, default=suite.rounds, help=f"rounds of the entrants ({suite.rounds})")
-    add("--minutes", type=float, default=suite.minutes, help=f"time allowed for everything ({allowed})")
-    add("--skip-peers", action="store_true", help="run neither loadtune nor random search")
-    add("--skip-grid", action="store_true", help="hold choices against siblings and hands alone")
-    add("--quick", action="store_true", help="rehearse: tiny sizes, one round, kept elsewhere")
-    add("--again", action="store_true", help="measure only the rounds anew, of choices kept earlier")
-    return parser
 
 
-def main(suite: Suite = CPU) -> None:
-    """Measure, keep what was measured, print the tables."""
-    options, workloads = parse_arguments(suite)
-    os.environ["PYTHONPATH"] = make_environment()["PYTHONPATH"]  # for the trials: this project may not be installed
-    if options.quick and suite.device is not None:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other on a busy machine take minutes
-    cpus = count_whole_cpus(read_machine().usable_cpus)
-    budget = Budget(math.inf if options.minutes is None else 60 * options.minutes)
-    session = Session(options, make_instruments(quick=options.quick), budget, cpus)
-    session.run(workloads)
-    report.publish(options.results)
-    if session.untried:
-        print(f"\nNo time for: {', '.join(session.untried)}")
-    if session.failed:
-        sys.exit(f"failed: {', '.join(dict.fromkeys(session.failed))}")
+def format_results(results: Sequence[WorkloadResult]) -> str:
+    """Return the table of all workloads and the line that sums it up."""
+    rows = []
+    for one in results:
+        share, ratio = one.choice_share, one.prediction_ratio
+        rates = [one.rate(label) for label in ("defaults", "CPUs", DLTUNE, "loadtune", "grid 1")]
+        rows.append(
+            (
+                one.workload,
+                *("-" if rate is None else f"{rate:,.0f}" for rate in rates),
+                "-" if share is None else f"{share:.1%}",
+                "-" if ratio is None else f"{ratio - 1:+.1%}",
+                "yes" if one.is_covered else "no",
+                f"{one.seconds:.0f} s",
+                " ".join(f"{phase} {seconds:.0f}" for phase, seconds in one.phase_seconds.items()),
+            )
+        )
+    head = ("workload", "defaults", "CPUs", "dltune", "loadtune", "grid's best", "choice", "prediction", "covered")
+    table = format_table((*head, "tuning", "phases, s"), rows)
+    shares = [one.choice_share for one in results if one.choice_share is not None]
+    errors = sorted(abs(one.prediction_ratio - 1) for one in results if one.prediction_ratio is not None)
+    lines = [table, ""]
+    if shares:
+        lines.append(f"Choice: median {statistics.median(shares):.1%} of the grid's best, worst {min(shares):.1%}.")
+    if errors:
+        covered = sum(one.is_covered for one in results)
+        lines.append(
+            f"Prediction: median error {statistics.median(errors):.1%}, worst {errors[-1]:.1%}; "
+            f"{covered} of {len(results)} intervals cover the measured value."
+        )
+    seconds = [one.seconds for one in results]
+    lines.append(f"Tuning: median {statistics.median(seconds):.0f} s, longest {max(seconds):.0f} s.")
+    return "\n".join(lines)
+
+
+def run(workloads: Sequence[BenchWorkload], results: Path, description: str | None, rounds: int) -> None:
+    """Measure the workloads of the command line, store each result, and print the table."""
+    names = [workload.name for workload in workloads]
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"whole runs of each configuration ({rounds})")
+    parser.add_argument("--skip-grid", action="store_true", help="compare with the defaults and CPUs only")
+    parser.add_argument("--loadtune", action="store_true", help="let loadtune choose as well (group `bench`)")
+    parser.add_argument("--device", help="device of the training step")
+    parser.add_argument("--minutes", type=float, help="start no workload after that time")
+    parser.add_argument("--results", type=Path, default=results, help=f"file of the results ({results})")
+    parser.add_argument("--quick", action="store_true", help="tiny datasets: a rehearsal, whose numbers say nothing")
+    given = parser.parse_args()
+    stored = TypeAdapter(tuple[WorkloadResult, ...])
+    found: dict[str, WorkloadResult] = {}
+    if given.results.exists():
+        found = {one.workload: one for one in stored.validate_json(given.results.read_bytes())}
+    tuners = (run_dltune, *((run_loadtune,) if given.loadtune else ()))
+    began = time.monotonic()
+    for workload in (one for one in workloads if one.name in given.only):
+        if given.minutes is not None and time.monotonic() - began > 60 * given.minutes:
+            say(f"{workload.name}: no time left")
+            continue
+        say(workload.name)
+        chosen = workload.shorten() if given.quick else workload
+        chosen = chosen.on_device(given.device) if given.device else chosen
+        try:
+            found[workload.name] = measure(chosen, given.rounds, with_grid=not given.skip_grid, choose=tuners)
+        except FAILURES as error:
+            say(f"  failed: {getattr(error, 'stderr', None) or error}")
+            continue
+        given.results.parent.mkdir(parents=True, exist_ok=True)
+        given.results.write_bytes(stored.dump_json(tuple(found.values()), indent=1))
+    shown = [found[workload.name] for workload in workloads if workload.name in found]
+    if shown:
+        print(format_results(shown))
 
 
 if __name__ == "__main__":
-    main()
+    run(CPU_WORKLOADS, RESULTS, __doc__, rounds=3)

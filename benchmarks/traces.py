@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from autotune.config import FrozenModel, LoaderConfig
-from autotune.request import TuningRequest
+from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan, make_plan
 from autotune.search.space import SearchSpace
@@ -66,10 +66,23 @@ class Trace(FrozenModel):
         return replace(plan, space=SearchSpace.of(**self.space.choices))  # later settings stay at their defaults
 
 
+def make_request(workload: BenchWorkload) -> TuningRequest:
+    """Return the request that the command line makes of a workload's options."""
+    return TuningRequest(
+        workload=WorkloadRequest(
+            dataset=workload.dataset,
+            dataset_args=workload.dataset_args,
+            step=workload.step,
+            step_seconds=None if workload.step else workload.step_seconds,
+            device=workload.device or "auto",
+        ),
+        fixed={"batch_size": workload.batch_size},
+        epochs=workload.epochs,
+    )
+
+
 def record(workload: BenchWorkload, seconds: float) -> Trace:
     """Record one workload by trials that measure for at most so many seconds each."""
-    from benchmarks.tuners.trial import make_request
-
     request, machine = make_request(workload), read_machine()
     budgets = plan_budgets(machine, request)
     with TrialRunner(request.workload, request.stall_seconds) as runner:

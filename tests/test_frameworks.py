@@ -40,7 +40,7 @@ pytestmark = [
 def make_tuned(config: LoaderConfig = TUNED, **workload: Any) -> TunedLoader:
     profile = make_profile(dataloader=config.dataloader, process=config.process)
     profile = profile.model_copy(update={"workload": profile.workload.model_copy(update=workload)})
-    return TunedLoader(profile, config, "exact")
+    return TunedLoader(profile, config)
 
 
 def make_numbers() -> TensorDataset:
@@ -52,7 +52,7 @@ def list_seen(loader: Any) -> list[float]:
 
 
 class Regression(torch.nn.Module):
-    """A weight that keeps the sizes of the batches that it learns from, and gives its loss as transformers wants it."""
+    """A weight that records its batch sizes, and returns its loss as transformers expects it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_a_trainer_of_transformers_trains_with_the_tuned_settings(config: Loader
 
 @pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("config", [TUNED, PLAIN], ids=["tuned", "plain"])
-def test_its_copies_do_not_block_where_that_was_tuned(config: LoaderConfig, tmp_path: Path) -> None:
+def test_its_copies_do_not_block_if_that_was_tuned(config: LoaderConfig, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     kwargs = make_tuned(config).kwargs_for("hf")
     arguments = transformers.TrainingArguments(output_dir=str(tmp_path), **kwargs)
@@ -177,7 +177,7 @@ def test_a_model_of_lightning_that_hands_out_its_data_itself_trains_with_them() 
     check_settings(fit(make_tuned().apply_to(Whole())), TUNED)
 
 
-def test_sampler_collate_function_and_generator_stay_as_they_are_in_training() -> None:
+def test_sampler_collate_function_and_generator_are_unchanged_in_training() -> None:
     modules = pytest.importorskip("tests.data_modules")
     sampler, generator = WeightedRandomSampler([1.0] * SAMPLES, 32), torch.Generator()
     plain = DataLoader(make_numbers(), 4, sampler=sampler, collate_fn=halve, generator=generator, timeout=60)
@@ -195,9 +195,9 @@ def test_of_several_loaders_the_one_that_was_tuned_gets_the_settings() -> None:
     assert (in_order[0].num_workers, in_order[1].num_workers) == (0, 2)
 
 
-def test_several_loaders_of_which_none_was_tuned_are_refused() -> None:
+def test_several_loaders_of_which_none_was_tuned_are_rejected() -> None:
     module = make_tuned(split="train").apply_to(make_module({"left": DataLoader(make_numbers())}))
-    with pytest.raises(UsageError, match="A dict is not the DataLoader that was tuned, and holds none called train"):
+    with pytest.raises(UsageError, match="dict is not a DataLoader and contains none named train"):
         module.train_dataloader()
 
 
@@ -219,9 +219,9 @@ if __name__ == "__main__":
     trainer.fit(Idle(), make_tuned().apply_to(Numbers()))
     loader = trainer.train_dataloader
     names = ("num_workers", "prefetch_factor", "batch_size", "persistent_workers", "drop_last")
-    told = {name: getattr(loader, name) for name in names}
-    told |= {"sampler": type(loader.sampler).__name__, "indices": list(loader.sampler)}
-    Path(sys.argv[1], str(trainer.global_rank)).write_text(json.dumps(told))
+    shown = {name: getattr(loader, name) for name in names}
+    shown |= {"sampler": type(loader.sampler).__name__, "indices": list(loader.sampler)}
+    Path(sys.argv[1], str(trainer.global_rank)).write_text(json.dumps(shown))
 """
 
 
@@ -231,13 +231,13 @@ def test_lightning_shares_the_samples_among_processes_whose_loaders_have_the_tun
     script.write_text(RANKS)
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, script, tmp_path], env=environ, check=True, capture_output=True, timeout=300)
-    told = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
-    for one in told:
+    shown = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    for one in shown:
         assert one["sampler"] == "DistributedSampler"
         assert (one["num_workers"], one["prefetch_factor"], one["batch_size"]) == (2, 5, 8)
         assert one["persistent_workers"]
         assert one["drop_last"]
-    assert sorted(told[0]["indices"] + told[1]["indices"]) == list(range(SAMPLES))
+    assert sorted(shown[0]["indices"] + shown[1]["indices"]) == list(range(SAMPLES))
 
 
 # Any loader
@@ -249,7 +249,7 @@ def test_a_ready_loader_keeps_its_samples_and_gets_the_settings() -> None:
     assert list_seen(loader) == list_seen(DataLoader(make_numbers()))
 
 
-def test_a_batch_sampler_and_samples_one_by_one_stay_as_they_are() -> None:
+def test_a_batch_sampler_and_single_samples_are_unchanged() -> None:
     batches = BatchSampler(SequentialSampler(make_numbers()), 3, drop_last=False)
     by_sampler = make_tuned().apply_to(DataLoader(make_numbers(), batch_sampler=batches))
     one_by_one = make_tuned().apply_to(DataLoader(make_numbers(), batch_size=None))
@@ -257,33 +257,39 @@ def test_a_batch_sampler_and_samples_one_by_one_stay_as_they_are() -> None:
     assert (one_by_one.batch_sampler, one_by_one.batch_size, one_by_one.num_workers) == (None, None, 2)
 
 
-def test_what_only_workers_need_goes_where_none_were_tuned() -> None:
+def test_a_loader_keeps_its_batch_size_if_the_profile_has_none() -> None:
+    ready = DataLoader(make_numbers(), batch_size=16)
+    assert make_tuned(make_config(2, batch_size=None)).apply_to(ready).batch_size == 16
+    assert make_tuned(loader_decides=("batch_size",)).apply_to(ready).batch_size == 16
+
+
+def test_arguments_that_need_workers_are_dropped_if_no_workers_were_tuned() -> None:
     ready = DataLoader(make_numbers(), num_workers=1, timeout=60, multiprocessing_context="fork")
     loader = make_tuned(PLAIN).apply_to(ready)
     check_settings(loader, PLAIN)
     assert len(list_seen(loader)) == SAMPLES
 
 
-def test_the_start_method_of_a_loader_stays_where_none_was_tuned() -> None:
+def test_the_start_method_of_a_loader_is_kept_if_none_was_tuned() -> None:
     ready = DataLoader(make_numbers(), num_workers=1, multiprocessing_context="spawn")
     assert make_tuned().apply_to(ready).multiprocessing_context.get_start_method() == "spawn"
 
 
-def test_a_setting_given_beside_wins_over_the_tuned_one() -> None:
+def test_an_argument_of_the_caller_replaces_the_tuned_setting() -> None:
     loader = make_tuned().apply_to(DataLoader(make_numbers()), batch_size=3)
     assert (loader.batch_size, loader.num_workers) == (3, 2)
 
 
-def test_a_class_that_is_made_in_its_own_way_is_answered_with_make_loader() -> None:
+def test_a_class_with_its_own_constructor_is_rejected_with_the_call_of_make_loader() -> None:
     from tests.own_loaders import PicksItsPrefetch
 
     ready = PicksItsPrefetch(make_numbers())
-    with pytest.raises(UsageError, match=r"PicksItsPrefetch is made in a way of its own.*make_loader\(PicksItsPrefet"):
+    with pytest.raises(UsageError, match=r"PicksItsPrefetch has its own constructor.*make_loader\(PicksItsPrefetch"):
         make_tuned().apply_to(ready)
 
 
-def test_what_is_no_loader_is_refused() -> None:
-    with pytest.raises(UsageError, match="A TensorDataset is not the DataLoader that was tuned"):
+def test_other_objects_are_rejected() -> None:
+    with pytest.raises(UsageError, match="TensorDataset is not a DataLoader"):
         make_tuned().apply_to(make_numbers())
 
 
@@ -340,8 +346,8 @@ def test_torchdatas_stateful_loader_has_the_tuned_settings() -> None:
         ("statefuldataloader", TUNED, ["non_blocking"]),
         ("timm", TUNED, ["prefetch_factor"]),
         ("timm", make_config(2, 2, 8), []),
-        ("timm", make_config(0, batch_size=None), ["batch_size"]),
-        ("hf", make_config(0, batch_size=None), ["batch_size"]),
+        ("timm", make_config(0, batch_size=None), ["batch size"]),
+        ("hf", make_config(0, batch_size=None), ["batch size"]),
         ("hf", make_config(2, 2, 8, ProcessSettings(sharing_strategy="file_system")), ["sharing_strategy"]),
         ("hf", make_config(2, 2, 8, DEVICE_PREFETCH, pin_memory=True), ["device_prefetch"]),
         ("accelerate", make_config(2, 2, 8, DEVICE_PREFETCH, pin_memory=True), ["device_prefetch"]),
@@ -349,7 +355,9 @@ def test_torchdatas_stateful_loader_has_the_tuned_settings() -> None:
         ("statefuldataloader", make_config(2, 2, 8, in_order=False), ["in_order"]),
     ],
 )
-def test_a_warning_names_what_a_library_cannot_hold(to: Any, config: LoaderConfig, lost: list[str]) -> None:
+def test_a_warning_names_each_setting_that_a_library_does_not_support(
+    to: Any, config: LoaderConfig, lost: list[str]
+) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         make_tuned(config).kwargs_for(to)
@@ -362,14 +370,14 @@ def test_a_warning_names_what_a_library_cannot_hold(to: Any, config: LoaderConfi
 def test_applied_to_a_module_only_the_copies_ahead_are_lost() -> None:
     process = ProcessSettings(non_blocking=True, device_prefetch=True, sharing_strategy="file_system")
     tuned = make_tuned(make_config(2, 2, 8, process, pin_memory=True))
-    with pytest.warns(UserWarning, match="device_prefetch=True is not held: go through") as caught:
+    with pytest.warns(UserWarning, match="device_prefetch=True: iterate over autotune.device_prefetch") as caught:
         tuned.apply_to(make_module(DataLoader(make_numbers())))
     assert [one.filename for one in caught] == [__file__]
 
 
 @pytest.mark.parametrize("to", ["transformers", "yaml"])
-def test_an_unknown_library_is_answered_with_the_known_ones(to: Any) -> None:
-    with pytest.raises(UsageError, match=f"'{to}' is none of statefuldataloader, hf, accelerate, lightning, timm"):
+def test_an_unknown_library_is_an_error_that_lists_the_known_ones(to: Any) -> None:
+    with pytest.raises(UsageError, match=f"'{to}' is not one of hf, lightning, accelerate, timm, statefuldataloader"):
         make_tuned().kwargs_for(to)
 
 
@@ -393,7 +401,7 @@ def make_names(library: str) -> dict[str, Any]:
 @pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.filterwarnings("ignore")  # what a library says of the small things that the page leaves out
 @pytest.mark.parametrize("library", ["lightning", "transformers", "accelerate", "torchdata"])
-def test_the_block_of_the_page_runs_as_it_stands(library: str, workdir: Path) -> None:
+def test_the_block_of_the_page_runs(library: str, workdir: Path) -> None:
     pytest.importorskip(library)
     write_profiles(workdir, make_profile(hardware=make_hardware_here(), dataloader=make_config(2, 2, 8).dataloader))
     first, (block,) = list_blocks()[0], [block for block in list_blocks() if f"from {library}" in block]

@@ -1,4 +1,4 @@
-"""A loader in a variable is tuned by the name that it has in its module."""
+"""Import strings of in-memory objects, and the requests that are built from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from types import ModuleType
 import pytest
 
 from autotune.errors import UsageError
-from autotune.live_objects import name_object, request_for
+from autotune.import_strings import find_import_string
+from autotune.live_objects import request_from_object
 from tests.builders import make_request, write_files
 
 ROOT = str(Path(__file__).parents[1])
@@ -24,46 +25,46 @@ def make_numbers() -> list[int]:
 NUMBERS = object()
 
 
-def test_a_function_is_named_by_its_module() -> None:
-    assert name_object(make_numbers) == "tests.test_live_objects:make_numbers"
+def test_a_function_has_the_import_string_of_its_module() -> None:
+    assert find_import_string(make_numbers) == "tests.test_live_objects:make_numbers"
 
 
-def test_an_object_is_named_by_the_variable_that_holds_it() -> None:
-    assert name_object(NUMBERS) == "tests.test_live_objects:NUMBERS"
+def test_an_object_has_the_import_string_of_a_module_level_name() -> None:
+    assert find_import_string(NUMBERS) == "tests.test_live_objects:NUMBERS"
 
 
-def test_options_go_to_the_request_or_to_its_workload_and_functions_are_named() -> None:
-    request = request_for(NUMBERS, {"trials": 3, "step": make_numbers, "ranks": 2})
+def test_options_are_fields_of_the_request_or_of_its_workload() -> None:
+    request = request_from_object(NUMBERS, {"trials": 3, "step": make_numbers, "nproc_per_node": 2})
     assert (request.trials, request.workload.nproc_per_node) == (3, 2)
     assert request.workload.step == "tests.test_live_objects:make_numbers"
 
 
 @pytest.mark.parametrize(("options", "words"), [({"trails": 3}, "trails"), ({"trials": -1}, "trials")])
-def test_an_option_that_is_none_is_refused_by_its_name(options: dict[str, int], words: str) -> None:
+def test_an_invalid_option_is_rejected_by_its_name(options: dict[str, int], words: str) -> None:
     with pytest.raises(UsageError, match=rf"tune\(\.\.\., {words}=\.\.\.\)"):
-        request_for(NUMBERS, options)
+        request_from_object(NUMBERS, options)
 
 
-def test_a_request_takes_no_options_beside_it() -> None:
+def test_a_request_takes_no_further_options() -> None:
     request = make_request()
-    assert request_for(request, {}) is request
-    with pytest.raises(UsageError, match="options stand in the TuningRequest"):
-        request_for(request, {"trials": 3})
+    assert request_from_object(request, {}) is request
+    with pytest.raises(UsageError, match="set these options in the TuningRequest"):
+        request_from_object(request, {"trials": 3})
 
 
-def test_what_no_module_holds_is_refused_with_the_way_out() -> None:
+def test_an_object_without_a_module_level_name_is_rejected() -> None:
     with pytest.raises(UsageError, match=r"def make_loader\(\)"):
-        name_object(object())
-    with pytest.raises(UsageError, match="at the top of a module"):
-        name_object(lambda: None)
+        find_import_string(object())
+    with pytest.raises(UsageError, match="at module level with def"):
+        find_import_string(lambda: None)
 
 
-def test_what_lives_in_a_notebook_only_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_of_a_notebook_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = ModuleType("__main__")
     vars(notebook)["loader"] = loader = object()
     monkeypatch.setitem(sys.modules, "__main__", notebook)
     with pytest.raises(UsageError, match="%%writefile loaders"):
-        name_object(loader)
+        find_import_string(loader)
 
 
 SCRIPT = """
@@ -85,11 +86,11 @@ def run_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_script_tunes_the_loader_that_it_holds(tmp_path: Path) -> None:
+def test_a_script_tunes_its_own_loader(tmp_path: Path) -> None:
     found = run_script(tmp_path, SCRIPT.format(f'if __name__ == "__main__":\n    {CALL}'))
     assert found.stdout.strip() == "train.py:loader", found.stderr
 
 
-def test_a_script_that_would_tune_again_in_each_trial_is_refused(tmp_path: Path) -> None:
+def test_a_script_that_would_tune_again_in_each_trial_is_rejected(tmp_path: Path) -> None:
     found = run_script(tmp_path, SCRIPT.format(CALL))
-    assert "UsageError: --dataset train.py:loader: importing it would run line 6" in found.stderr
+    assert 'put the call under if __name__ == "__main__"' in found.stderr

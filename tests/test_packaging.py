@@ -1,23 +1,16 @@
-"""What is published: its version, extras, manual and address, and the workflows and forms of the repository."""
+"""Packaging: version, extras, and the workflows and forms of the repository."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 import tomllib
-from importlib.util import find_spec
 from pathlib import Path
 
-import click
 import pytest
 import yaml
-
-from autotune.cli.main import cli
-from autotune.cli.man_page import write_man_page
-from tests.test_cli import list_options
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -39,21 +32,6 @@ def run_tool(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
     return subprocess.run([tool, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-def read_metadata(**environ: str) -> dict[str, object]:
-    if find_spec("hatchling") is None:
-        pytest.skip("needs hatchling")
-    others = {name: value for name, value in os.environ.items() if name != "DLTUNE_REPOSITORY"}
-    told = subprocess.run(
-        [sys.executable, "-m", "hatchling", "metadata"],
-        env=others | environ,
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-    return dict(json.loads(told.stdout))
-
-
 def write_release(folder: Path, version: str, changelog: str) -> None:
     (folder / "pyproject.toml").write_text(f'[project]\nversion = "{version}"\n')
     (folder / "CHANGELOG.md").write_text(changelog)
@@ -65,7 +43,7 @@ def tell_release(folder: Path, tag: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_version_stands_in_one_place() -> None:
-    places = [*(ROOT / "autotune").rglob("*.py"), ROOT / "hatch_build.py", ROOT / "CITATION.cff"]
+    places = [*(ROOT / "autotune").rglob("*.py"), ROOT / "CITATION.cff"]
     assert [path for path in places if f'"{PROJECT["version"]}"' in path.read_text()] == []
     assert not re.search("^version:", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
 
@@ -83,50 +61,6 @@ def test_every_extra_that_a_message_or_page_names_exists() -> None:
     files = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "autotune").rglob("*.py")]
     named = {names for path in files for names in re.findall(r"dltune\[([\w,]+)\]", path.read_text())}
     assert {name for names in named for name in names.split(",")} - set(EXTRAS) == set()
-
-
-@pytest.mark.parametrize("command", cli.commands.values(), ids=lambda command: command.name)
-def test_the_manual_tells_of_a_command_and_its_options(command: click.Command) -> None:
-    page = write_man_page(cli, "dltune", "1.2.3")
-    section = page.partition(f".SS dltune {command.name}\n")[2].partition(".SS ")[0]
-    assert [option for option in list_options(command) if option.replace("-", r"\-") not in section] == []
-    assert "Examples:" in section
-
-
-def test_the_manual_says_its_version_and_what_dltune_is() -> None:
-    lines = write_man_page(cli, "dltune", "1.2.3").splitlines()
-    assert lines[0] == '.TH DLTUNE 1 "" "dltune 1.2.3" "User Commands"'
-    assert lines[2].startswith(r"dltune \- find the DataLoader settings")
-
-
-def test_the_manual_keeps_a_help_text_from_being_read_as_roff() -> None:
-    command = click.Command("save", help="Write to\n.dltune/ and 'C:\\new'.\n\n\b\nAs\n  it stands", epilog="-1")
-    page = write_man_page(click.Group("tool", commands=[command], help="A tool."), "tool", "1")
-    assert "Write to\n\\&.dltune/ and \\(aqC:\\enew\\(aq.\n" in page
-    assert ".nf\nAs\n  it stands\n.fi\n" in page
-    assert "\n\\-1\n" in page
-
-
-@pytest.mark.slow
-def test_a_release_names_its_repository_and_its_readme_leads_there() -> None:
-    told = read_metadata(DLTUNE_REPOSITORY="https://github.com/ada/loaders")
-    blob = f"https://github.com/ada/loaders/blob/v{PROJECT['version']}"
-    assert told["urls"] == {
-        "Repository": "https://github.com/ada/loaders",
-        "Changelog": "https://github.com/ada/loaders/blob/HEAD/CHANGELOG.md",
-        "Issues": "https://github.com/ada/loaders/issues",
-    }
-    readme = json.dumps(told["readme"])
-    assert f"({blob}/docs/limits.md)" in readme
-    assert f"({blob.replace('blob', 'raw')}/docs/images/terminal.svg)" in readme
-    assert re.findall(r"\]\((?![a-z]+://|#)[^)]*\)", readme) == []
-
-
-@pytest.mark.slow
-def test_a_build_elsewhere_names_no_address_and_leaves_the_readme_as_it_is() -> None:
-    told = read_metadata()
-    assert not told.get("urls")
-    assert json.dumps((ROOT / "README.md").read_text()) in json.dumps(told["readme"])
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from autotune.profiles.store import read_file
 
 from autotune import load
 from autotune.config import DataLoaderSettings, LoaderConfig
@@ -23,6 +22,7 @@ from autotune.errors import (
     WorkloadError,
 )
 from autotune.preparation import prepare_run
+from autotune.profiles.store import read_file
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, ValueRange, WorkloadRequest
 from autotune.runner.runner import TrialRunner

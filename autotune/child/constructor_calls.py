@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from autotune.child.stoppable_loader import StoppableDataLoader, make_stoppable
 from autotune.errors import UsageError
-from autotune.profiles.factory_arguments import choose_arguments, list_parameters
+from autotune.profiles.loaders import choose_arguments, list_parameters
 from autotune.settings import SETTINGS, SettingName
 
 LOADER_SETTINGS: Final[tuple[SettingName, ...]] = tuple(

@@ -15,7 +15,7 @@ from autotune.child.foreign_loaders import describe, name_loaders
 from autotune.child.splits import choose_loader
 from autotune.child.stoppable_loader import StoppableDataLoader, StoppableSampler
 from autotune.errors import UsageError
-from autotune.profiles.factory_arguments import choose_arguments, list_parameters, takes
+from autotune.profiles.loaders import choose_arguments, list_parameters, takes
 from autotune.settings import SETTINGS, SettingName
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.child.batches import count_samples
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.distributed import Alone
 from autotune.child.factory_calls import MeasuredLoader
@@ -31,8 +32,7 @@ from autotune.child.tracebacks import annotate_dead_workers, find_requested_inde
 from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.profiles.batches import count_samples
-from autotune.profiles.device_prefetch import make_copier, prefetch_batches
+from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.system.kernel_files import PROC
 from autotune.system.shared_memory import list_mapped_segments, remove_shm_segments
 from autotune.trial.measurement import EpochTrace, Measurement
@@ -179,7 +179,7 @@ class TrialRun:
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
         self._stopping = StoppingRule(request, self._epoch_batches)
         self._max_gpu_bytes = request.gpu_bytes
-        self._copier = make_copier(device) if request.config.process.device_prefetch else None
+        self._copier = DeviceCopier(device) if request.config.process.device_prefetch else None
         self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
         self._batches = 0

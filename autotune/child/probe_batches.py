@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.child.batches import count_bytes, count_samples
 from autotune.child.device import read_peak, reset_peak, synchronize
 from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_h2d import H2DBench, measure_h2d
@@ -17,7 +18,7 @@ from autotune.child.timing import CallSeconds, read_clocks, seconds_since, time_
 from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.errors import WorkloadError
-from autotune.profiles.batches import count_bytes, count_samples, find_tensors, move_batch
+from autotune.profiles.device_prefetch import find_tensors, move_batch
 from autotune.trial.protocol import ProbeCommand, Traces
 from autotune.trial.workload_profile import H2DBandwidth
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.device import SimulatedStep, synchronize
 from autotune.child.timing import time_device_calls
-from autotune.profiles.batches import find_tensors
-from autotune.profiles.device_prefetch import StreamCopier
+from autotune.profiles.device_prefetch import DeviceCopier, find_tensors
 from autotune.trial.workload_profile import H2DBandwidth
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class H2DBench:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._copier = StreamCopier(device)
+        self._copier = DeviceCopier(device)
 
     def now(self) -> float:
         """Read the clock, in seconds."""

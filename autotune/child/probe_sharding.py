@@ -14,14 +14,15 @@ from typing import Any, Final
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
+from autotune.child.batches import count_samples
 from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_storage import measure_reads
 from autotune.child.probe_workers import ROUND_BATCH_SIZE, single_thread, time_worker_round
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.profiles.batches import count_samples, find_tensors
-from autotune.profiles.worker_init import ShareWatch
+from autotune.profiles.device_prefetch import find_tensors
 
+SHARE_ATTRIBUTES: Final = ("id", "num_workers")  # of torch's WorkerInfo, which sharding code reads
 COMPARED_BATCHES: Final = 4  # two of each of two workers
 MIN_CENSUS_BATCHES: Final = 4  # of one worker, while another delivers none
 MAX_COUNT_SECONDS: Final = 1.0  # spent on counting an epoch; longer ones are not counted
@@ -41,6 +42,27 @@ class NotedCollate:
             with Path(self.note).open("a") as file:
                 file.write(f"{info.id}\n")
         return self.collate(samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShareWatch:
+    """A `worker_init_fn` that creates the file `note` when code reads the worker's number or the number of workers."""
+
+    note: str
+    then: Callable[[int], None] | None = None
+
+    def __call__(self, worker_id: int) -> None:
+        """Watch one worker, then call the user's own function."""
+        note = Path(self.note)
+
+        def read(info: Any, name: str) -> Any:
+            if name in SHARE_ATTRIBUTES:
+                note.touch()
+            return object.__getattribute__(info, name)
+
+        type.__setattr__(type(get_worker_info()), "__getattribute__", read)  # in this worker process only
+        if self.then is not None:
+            self.then(worker_id)
 
 
 def count_samples_single_process(workload: LoadedWorkload) -> None:

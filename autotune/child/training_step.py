@@ -12,7 +12,7 @@ from torch import nn
 from autotune.child.device import SimulatedStep
 from autotune.child.importing import import_attribute
 from autotune.errors import UsageError
-from autotune.profiles.batches import find_tensors, move_batch
+from autotune.profiles.device_prefetch import find_tensors, move_batch
 from autotune.request import WorkloadRequest
 
 Step = Callable[[Any], object]

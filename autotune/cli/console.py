@@ -16,6 +16,7 @@ import click
 from autotune.errors import DltuneError, OutputError, ResultNotSavedError
 
 INTERRUPTED: Final = 130
+REPORT_MARKS: Final = (b"### dltune: ", b'content="dltune report"')
 NOTHING_MEASURED: Final = "Interrupted before any configuration was measured; no result was saved."
 
 
@@ -44,20 +45,30 @@ def _escape(mark: str) -> str:
     return f"\\u{ord(mark):04x}" if ord(mark) < 2**16 else json.dumps(mark).strip('"')
 
 
-def write_or_print(text: str, output: Path | None, *, force: bool) -> None:
-    """Print a text, or write it to a file; an existing file is only replaced with `force`."""
+def name_in(file: str, workload_id: str) -> str | None:
+    """Return the id of a profile's workload if the file has several workloads, so that commands must name one."""
+    from autotune.profiles.store import read_profiles
+
+    return workload_id if {one.workload_id for one in read_profiles(Path(file))} - {workload_id} else None
+
+
+def write_or_print(text: str, output: str | None, *, force: bool, source: str | None = None) -> None:
+    """Print a text, or write it to a file: never the source, and only with `force` over a file that is no report."""
     from autotune.profiles.store import write_atomically
 
     if output is None:
         print_result(text)
         return
-    if output.exists() and not force:
-        raise OutputError(f"{output} exists already. Pass --force to replace it.")
+    path = Path(output)
+    if source is not None and path.resolve() == Path(source).resolve():
+        raise OutputError(f"{path} is the tuned file itself. Pass another --output.")
     try:
-        write_atomically(output, text)
+        if path.exists() and not force and not any(mark in path.read_bytes() for mark in REPORT_MARKS):
+            raise OutputError(f"{path} exists already. Pass --force to replace it.")
+        write_atomically(path, text)
     except OSError as error:
-        raise OutputError(f"{output} cannot be written: {error.strerror}.") from None
-    click.echo(f"Wrote {output}.", err=True)
+        raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
+    click.echo(f"Wrote {path}.", err=True)
 
 
 @contextmanager
@@ -66,25 +77,18 @@ def exit_on_error(exit_code: int | None = None, interrupted: str = "Interrupted.
     try:
         yield
     except ResultNotSavedError as error:
-        _print_error(f"Error: {error} The profile is printed on {_print_unsaved(error)} instead.")
+        try:
+            print_result(error.document)
+        except OutputError:
+            _print_error(error.document)
+        _print_error(f"Error: {error} The profile is printed instead.")
         sys.exit(error.exit_code)
     except DltuneError as error:
-        if error.details:
-            _print_error(error.details.rstrip())
-        _print_error(f"Error: {error}")
+        _print_error(f"{error.details.rstrip()}\nError: {error}".lstrip("\n"))
         sys.exit(error.exit_code if exit_code is None else exit_code)
     except KeyboardInterrupt:
         _print_error(interrupted)
         sys.exit(INTERRUPTED)
-
-
-def _print_unsaved(error: ResultNotSavedError) -> str:
-    try:
-        print_result(error.document)
-    except OutputError:
-        _print_error(error.document)
-        return "stderr"
-    return "stdout"
 
 
 def _print_error(text: str) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import click
 
@@ -19,19 +20,7 @@ from autotune.cli.show import export, merge, report, show
 from autotune.cli.tune import tune
 from autotune.errors import UsageError
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 COMMANDS: Final[tuple[click.Command, ...]] = (tune, check, retune, show, report, export, merge, doctor)
-_EPILOG: Final = epilog(
-    "dltune --dataset data.images:make_dataset --step train:make_step --batch-size 64",
-    "dltune train.py:make_loader",
-    "dltune check || dltune retune          # in a job, before it trains",
-    "dltune show",
-    "dltune export --to hf -o loader.yaml",
-    more="\b\nIn training code:\n  import autotune\n"
-    "  loader = autotune.load('dltune.json').make_loader(dataset, shuffle=True)",
-)
 
 
 class TuneByDefault(click.Group):
@@ -45,17 +34,22 @@ class TuneByDefault(click.Group):
             args = ["tune", *args]
         return super().parse_args(ctx, args)
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """List the commands and the options of the group and of `tune`."""
-        found = super().shell_complete(ctx, incomplete)
-        implied = tune.shell_complete(ctx, incomplete) if incomplete.startswith("-") else []
-        return [*found, *(item for item in implied if item.value not in {own.value for own in found})]
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Complete the options of `tune`, too."""
+        return [*super().shell_complete(ctx, incomplete), *tune.shell_complete(ctx, incomplete)]
 
 
 @click.group(
     cls=TuneByDefault,
     commands=COMMANDS,
-    epilog=_EPILOG,
+    epilog=epilog(
+        "dltune --dataset data.images:make_dataset --step train:make_step --batch-size 64",
+        "dltune train.py:make_loader",
+        "dltune check || dltune retune          # in a job, before it trains",
+        "dltune export --to hf -o loader.yaml",
+        more="\b\nIn training code:\n  import autotune\n"
+        "  loader = autotune.load('dltune.json').make_loader(dataset, shuffle=True)",
+    ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="dltune", prog_name="dltune")
@@ -76,4 +70,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except FileNotFoundError:
         click.echo("Error: the current folder does not exist any more. Change to another one.", err=True)
         sys.exit(UsageError.exit_code)
+    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
     cli.main(args=arguments, prog_name="dltune")

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from autotune.errors import UsageError
-from autotune.units import parse_budget, parse_seconds
+from autotune.units import parse_seconds
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
     from autotune.request import TuningRequest
 
-T = TypeVar("T")
-FIELDS: Final = {
-    "arg": "dataset_args",
-    "step_time": "step_seconds",
-    "timeout": "timeout_seconds",
-    "trial_time": "trial_seconds",
-    "stall_time": "stall_seconds",
-    "set": "fixed",
+TUNES: Final = "0 done; 1 failed; 2 usage or your code; 3 no configuration works; 130 interrupted, best so far saved"
+FIELDS: Final = {"arg": "dataset_args", "set": "fixed", "timeout": "timeout_seconds"} | {
+    f"{name}_time": f"{name}_seconds" for name in ("step", "trial", "stall")
 }  # of a request, for the options that have other names
-NOTHING_TO_TUNE: Final = (
-    "Nothing to tune. Pass a function that returns your Dataset or DataLoader: dltune --dataset data:make_dataset, "
-    "or dltune --dataset train.py:make_loader."
-)
 
 
 def epilog(*examples: str, codes: str = "", more: str = "") -> str:
@@ -39,67 +29,46 @@ def epilog(*examples: str, codes: str = "", more: str = "") -> str:
     return "\n\n".join([*filter(None, paragraphs), *([f"Exit codes: {codes}."] if codes else [])])
 
 
-def _report_errors(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Turn the ValueError of a parser into click's error, with its text."""
-
-    @wraps(parse)
-    def convert(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return convert
+def seconds(text: str) -> float:
+    """Parse a duration such as `35ms` or `10m`."""
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
-seconds = _report_errors(parse_seconds)
-
-
-@_report_errors
-def limit(text: str) -> str:
-    """Check a percentage such as `80%` or a size such as `24GiB`; a percentage is taken of the machine later."""
-    parse_budget(text.strip(), whole=1 << 50)
-    return text.strip()
-
-
-@_report_errors
-def batch_sizes(text: str) -> tuple[int, ...]:
-    """Parse `64` or `32,64,128`."""
-    if not re.fullmatch(r" *[0-9]{1,18} *(, *[0-9]{1,18} *)*", text):
-        raise ValueError(f"{_shorten(text)} is not a number or a list such as 32,64,128")
-    return tuple(int(part) for part in text.split(","))
-
-
-@_report_errors
 def processes(text: str) -> int:
     """Parse a number of training processes; `auto` is one for each visible GPU, at least one."""
     if text == "auto":
         from autotune.system.gpus import read_gpus
 
         return max(1, len(read_gpus()))
-    if not re.fullmatch("0*[1-9][0-9]{0,8}", text):
-        raise ValueError(f"{_shorten(text)} is neither a number of processes nor auto")
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise click.BadParameter(f"{text[:80]!r} is neither a number of processes nor auto")
     return int(text)
 
 
-@_report_errors
 def assignment(text: str) -> tuple[str, Any]:
     """Parse `KEY=VALUE`, with a value in JSON or a bare word."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
-        raise ValueError(f"{_shorten(text)} is not of the form KEY=VALUE")
+        raise click.BadParameter(f"{text[:80]!r} is not of the form KEY=VALUE")
     return key.strip(), _parse_value(value)
 
 
-@_report_errors
 def search_values(text: str) -> tuple[str, Any]:
     """Parse `NAME=LOW:HIGH`, with both ends included, or `NAME=VALUE,VALUE`."""
     key, _, values = text.partition("=")
     if found := re.fullmatch("([0-9]{1,9}):([0-9]{1,9})", values.strip()):
         return key.strip(), {"low": int(found[1]), "high": int(found[2])}
     if not key.strip() or not values.strip() or ":" in values:
-        raise ValueError(f"{_shorten(text)} is not of the form num_workers=0:16 or in_order=true,false")
+        raise click.BadParameter(f"{text[:80]!r} is not of the form num_workers=0:16 or in_order=true,false")
     return key.strip(), tuple(_parse_value(value.strip()) for value in values.split(","))
+
+
+def batch_sizes(text: str) -> Any:
+    """Parse `64`, `32,64,128` or `16:128`."""
+    return search_values(f"batch_size={text}")[1]
 
 
 def _parse_value(text: str) -> Any:
@@ -109,35 +78,25 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def _shorten(text: str, length: int = 80) -> str:
-    return repr(text if len(text) <= length else f"{text[:length]}...")
-
-
 TYPES: Final[Mapping[str, Any]] = {
     "N": int,
     "N|auto": processes,
     "N[,N...]": batch_sizes,
     "TIME": seconds,
-    "SIZE": limit,
     "KEY=VALUE": assignment,
     "NAME=VALUE": assignment,
     "NAME=VALUES": search_values,
+    "html|md": click.Choice(["html", "md"]),
     "model|gp|tpe|random": click.Choice(["model", "gp", "tpe", "random"]),
 }  # of options, by their metavar
 
 
 def option(names: str, text: str, default: Any = None) -> click.Option:
     """Make an option of its names and metavar, as in `-o --output FILE`; without a metavar it is a flag."""
-    *flags, metavar = names.split() if not names.split()[-1].startswith("-") else [*names.split(), ""]
-    return click.Option(
-        flags,
-        metavar=metavar or None,
-        type=TYPES.get(metavar),
-        is_flag=not metavar,
-        multiple="=" in metavar,
-        default=default,
-        help=text,
-    )
+    flags = [word for word in names.split() if word.startswith("-")]
+    metavar = next((word for word in names.split() if not word.startswith("-")), "")
+    kind: dict[str, Any] = {"is_flag": not metavar, "multiple": "=" in metavar, "type": TYPES.get(metavar)}
+    return click.Option(flags, metavar=metavar or None, default=default if metavar else False, help=text, **kind)
 
 
 AS_JSON: Final = option("--json", "Print the profile as JSON on stdout.")
@@ -153,15 +112,9 @@ OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
         option("--split NAME", "Which of several returned loaders or datasets to tune, e.g. train."),
         option("--step MODULE:NAME", "Function that returns your training step, a function of a batch."),
         option("--step-time TIME", "Simulate a training step of this length per batch, e.g. 35ms."),
-        option(
-            "--batch-size N[,N...]", "Batch size, or a list to search. Default: your DataLoader's own, else 16 to 512."
-        ),
+        option("--batch-size N[,N...]", "Batch size, or a list to search. Default: your DataLoader's, or a search."),
         option("--device DEVICE", "auto, cpu, or a torch device such as cuda:0.", "auto"),
-        option(
-            "--nproc-per-node N|auto",
-            "Training processes on this host, each with its own loader; auto: one per GPU.",
-            "1",
-        ),
+        option("--nproc-per-node N|auto", "Training processes on this host; auto starts one per GPU.", "1"),
     ),
     "Search": (
         option("--trials N", "Maximum number of trials; the search usually stops earlier. 0 only predicts.", 40),
@@ -198,13 +151,12 @@ class TuneCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups."""
-        groups: dict[str, list[click.Parameter]] = {title: list(options) for title, options in OPTIONS.items()}
-        if not ctx.meta.get("show_all"):
-            del groups["Advanced"]
-        groups["Help"] = [one for one in self.get_params(ctx) if one.name in ("help", "help_all")]
-        for title, options in groups.items():
-            with formatter.section(title):
-                formatter.write_dl([record for one in options if (record := one.get_help_record(ctx)) is not None])
+        grouped = {option for options in OPTIONS.values() for option in options}
+        rest = tuple(one for one in self.get_params(ctx) if isinstance(one, click.Option) and one not in grouped)
+        for title, options in {**OPTIONS, "Help": rest}.items():
+            if title != "Advanced" or ctx.meta.get("show_all"):
+                with formatter.section(title):
+                    formatter.write_dl([record for one in options if (record := one.get_help_record(ctx)) is not None])
 
 
 def _show_all(ctx: click.Context, _option: click.Parameter, is_given: bool) -> None:
@@ -214,14 +166,8 @@ def _show_all(ctx: click.Context, _option: click.Parameter, is_given: bool) -> N
         ctx.exit()
 
 
-HELP_ALL: Final = click.Option(
-    ["--help-all"],
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_all,
-    help="Show the advanced options, too, and exit.",
-)
+HELP_ALL: Final = option("--help-all", "Show the advanced options, too, and exit.")
+HELP_ALL.is_eager, HELP_ALL.expose_value, HELP_ALL.callback = True, False, _show_all
 
 
 def build_request(options: Mapping[str, Any]) -> TuningRequest:
@@ -231,11 +177,14 @@ def build_request(options: Mapping[str, Any]) -> TuningRequest:
     from autotune.request import TuningRequest, WorkloadRequest
 
     if bool(options["dataset"]) is bool(options["loader"]):
-        raise UsageError("Pass either --dataset or --loader, not both." if options["loader"] else NOTHING_TO_TUNE)
+        missing = (
+            "Nothing to tune. Pass a function that returns your Dataset or DataLoader, such as --dataset data:make."
+        )
+        raise UsageError("Pass either --dataset or --loader." if options["loader"] else missing)
     fixed, search, sizes = dict(options["set"]), dict(options["search"]), options["batch_size"]
-    if sizes and "batch_size" in {*fixed, *search}:
+    if sizes is not None and "batch_size" in {*fixed, *search}:
         raise UsageError("The batch size is given twice: pass it with --batch-size only.")
-    if sizes:
+    if sizes is not None:
         (fixed if len(sizes) == 1 else search)["batch_size"] = sizes[0] if len(sizes) == 1 else sizes
     fields = {FIELDS.get(name, name): value for name, value in options.items()} | {
         "dataset": options["dataset"] or options["loader"],
@@ -255,14 +204,9 @@ def build_request(options: Mapping[str, Any]) -> TuningRequest:
 
 def _explain(error: ValidationError) -> str:
     """Describe the first problem in terms of the command line."""
-    from autotune.settings import SETTINGS
-
     problem = error.errors(include_url=False)[0]
     field, *rest = [str(part) for part in problem["loc"]] or [""]
-    words = problem["msg"].removeprefix("Value error, ")
-    if rest and rest[-1] == "[key]":
-        words = f"the settings are {', '.join(SETTINGS)}"
     names = {name: option.replace("_", "-") for option, name in FIELDS.items()}
     names["start_method"] = "set multiprocessing_context"
     option = f"--{names.get(field, field.replace('_', '-'))}" if field else ""
-    return f"{' '.join([option, *rest[:1]])}: {words}.".removeprefix(": ")
+    return f"{' '.join([option, *rest[:1]])}: {problem['msg'].removeprefix('Value error, ')}.".removeprefix(": ")

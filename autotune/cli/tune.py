@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from autotune.cli.console import INTERRUPTED, NOTHING_MEASURED, exit_on_error, print_result
-from autotune.cli.options import HELP_ALL, OPTIONS, TuneCommand, build_request, epilog
+from autotune.cli.console import INTERRUPTED, NOTHING_MEASURED, exit_on_error, name_in, print_result
+from autotune.cli.options import HELP_ALL, OPTIONS, TUNES, TuneCommand, build_request, epilog
 from autotune.errors import UsageError
 from autotune.system.signals import defer_interrupts, raise_on_signals
 
@@ -28,13 +29,10 @@ if TYPE_CHECKING:
     ],
     context_settings={"auto_envvar_prefix": "DLTUNE", "show_default": True},
     epilog=epilog(
-        "dltune --dataset data.images:make_dataset --trials 40",
         "dltune train.py:make_loader --step train.py:make_step",
         "dltune --dataset data.images:make_dataset --arg root=/data --set in_order=true --batch-size 64",
-        "dltune --dataset data.images:make_dataset --step-time 35ms --max-shm 64MB --timeout 10m",
-        "dltune --dataset data.images:make_dataset --search num_workers=0:16 --dry-run",
-        codes="0 done; 1 failed; 2 usage or an error in your code; 3 no configuration works; "
-        "130 interrupted, with the best so far saved",
+        "dltune --dataset data.images:make_dataset --search num_workers=0:16 --step-time 35ms --timeout 10m",
+        codes=TUNES,
         more="Every option is also read from an environment variable, such as DLTUNE_TRIALS=20.",
     ),
 )
@@ -62,10 +60,9 @@ def _read_target(ctx: click.Context, options: dict[str, Any]) -> None:
     if ":" not in target:
         form = f"{target}:NAME" if target.endswith(".py") else "MODULE:NAME"
         raise UsageError(
-            f"dltune tunes a module-level function that returns your Dataset or DataLoader. Name it: "
-            f"dltune --dataset {form}"
+            f"Run dltune --dataset {form} with NAME, a module-level function that returns your Dataset or DataLoader."
         )
-    if ParameterSource.COMMANDLINE in (ctx.get_parameter_source("dataset"), ctx.get_parameter_source("loader")):
+    if ParameterSource.COMMANDLINE in map(ctx.get_parameter_source, ("dataset", "loader")):
         raise UsageError(f"Pass either {target} or --dataset or --loader.")
     options |= {"dataset": target, "loader": None}
 
@@ -75,33 +72,31 @@ def _print_plan(request: TuningRequest, options: dict[str, Any]) -> None:
     from autotune.cli.display import RunDisplay
     from autotune.preparation import plan_only
     from autotune.settings import format_arguments
-    from autotune.units import format_rate
 
-    with raise_on_signals(), RunDisplay(verbose=options["verbose"]) as progress:
+    with raise_on_signals(), RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:
         plan = plan_only(request, progress=progress)
-    lines = [f"Up to {request.trials} trials, these first:"]
-    for config in plan.initial_configs():
-        arguments = format_arguments(config, with_batch_size=True)
-        lines.append(f"  {arguments}  predicted {format_rate(plan.predict(config))}")
-    print_result("\n".join(lines))
+    rows = {format_arguments(one, with_batch_size=True): plan.predict(one) for one in plan.initial_configs()}
+    lines = [f"{arguments}  (predicted {rate:,.0f} samples/s)" for arguments, rate in rows.items()]
+    print_result("\n  ".join([f"Up to {request.trials} trials, these first:", *lines]))
 
 
 def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> bool:
     """Print the stored result of the same request if a short measurement confirms it; return whether it does."""
+    if not Path(request.output).exists():  # importing what follows takes a second
+        return False
     from autotune.checking import find_result, verify
-    from autotune.cli.display import StatusDisplay
-    from autotune.progress import ProgressListener
+    from autotune.cli.display import RunDisplay
     from autotune.report.text import render_verified
 
     if (stored := find_result(request)) is None:
         return False
-    with raise_on_signals(), ProgressListener() if options["quiet"] else StatusDisplay() as progress:
+    with raise_on_signals(), RunDisplay(quiet=options["quiet"]) as progress:
         found = verify(request, stored, progress)
-        if not found.fits:
+        if not found.is_valid or found.remeasured is None:
             progress.show_warning(f"the stored result is out of date, tuning again: {'; '.join(found.reasons)}")
             return False
-    assert found.remeasured is not None
-    text = render_verified(stored, request.output, found.remeasured.samples_per_second, _read_width())
+    rate, name = found.remeasured.samples_per_second, name_in(request.output, stored.workload_id)
+    text = render_verified(stored, request.output, rate, width=_read_width(), name=name)
     print_result(stored.model_dump_json(indent=2) if options["json"] else text)
     return True
 
@@ -111,7 +106,7 @@ def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tune
     from autotune.runner.starting import Starter
 
     with raise_on_signals():
-        with Starter(request.workload.working_dir) as starter:  # imports torch while this process imports Optuna
+        with Starter(request.workload.working_dir) as starter:  # it imports torch while this process imports Optuna
             from autotune.cli.display import RunDisplay
             from autotune.report.text import render_summary
             from autotune.tuning import tune
@@ -120,7 +115,8 @@ def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tune
                 found = tune(request, progress=progress, earlier=earlier, starter=starter)
                 progress.show_result(found.profile)
         with defer_interrupts():
-            text = render_summary(found.profile, request.output, width=_read_width(), interrupted=found.interrupted)
+            name, width = name_in(request.output, found.profile.workload_id), _read_width()
+            text = render_summary(found.profile, request.output, width=width, interrupted=found.interrupted, name=name)
             document = found.profile.model_dump_json(indent=2)
             print_result(document if options["json"] else text, f" The result is in {request.output}.")
     if found.interrupted:

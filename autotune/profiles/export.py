@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Literal, get_args
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
@@ -34,13 +35,10 @@ class Export:
     """A configuration in the format of one target.
 
     Attributes:
-        target: Its name.
         text: The export, which ends with a line break.
-        notes: Settings that the target does not support, and other facts to know; comments of the text if its format
-            has comments.
+        notes: Unsupported settings and other facts to know; also comments of the text, if its format has comments.
     """
 
-    target: Target
     text: str
     notes: tuple[str, ...]
 
@@ -49,47 +47,26 @@ def _write_python(arguments: Arguments) -> str:
     return "\n".join(["{", *(f"    {json.dumps(name)}: {value!r}," for name, value in arguments.items()), "}"])
 
 
-def _write_json(arguments: Arguments) -> str:
-    return json.dumps(arguments, indent=2)
-
-
 def _write_yaml(arguments: Arguments, indent: str = "") -> str:
     return "\n".join(f"{indent}{name}: {json.dumps(value)}" for name, value in arguments.items())
 
 
-def _write_lightning(arguments: Arguments) -> str:
-    return f"data:\n{_write_yaml(arguments, '  ')}"
-
-
 def _write_flags(arguments: Arguments) -> str:
-    return " ".join(
-        name if value is True else f"{name} {value}" for name, value in arguments.items() if value is not False
-    )
+    flags = ((name, value) for name, value in arguments.items() if value is not False)
+    return " ".join(name if value is True else f"{name} {value}" for name, value in flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Format:
-    """How one target names the settings.
+    """How one target names the settings."""
 
-    Attributes:
-        reader: The class or program that takes the arguments.
-        names: Its names of the settings that it supports; `a.b` is the entry b of the argument a.
-        write: Formats the arguments as text.
-        defaults: Arguments that it gets if the configuration has none, because its own defaults differ.
-        implied: Values of other settings that it uses anyway.
-        skipped: Settings that it leaves to the loader that the user makes.
-        remarks: Advice for settings that it does not support.
-        hint: A note for its reader.
-        has_comments: Whether its format has comments that start with #.
-    """
-
-    reader: str
-    names: Mapping[str, str]
-    write: Callable[[Arguments], str]
-    defaults: Arguments = field(default_factory=dict)
-    implied: Arguments = field(default_factory=dict)
-    skipped: tuple[str, ...] = ()
-    remarks: Mapping[str, str] = field(default_factory=dict)
+    reader: str  # the class or program that takes the arguments
+    names: Mapping[str, str]  # of the settings that it supports; `a.b` is the entry b of the argument a
+    write: Callable[[Arguments], str] = _write_python
+    defaults: Arguments = field(default_factory=dict)  # for arguments that the configuration does not have
+    implied: Arguments = field(default_factory=dict)  # values of other settings that it uses anyway
+    skipped: tuple[str, ...] = ()  # settings of the loader that the user makes
+    remarks: Mapping[str, str] = field(default_factory=dict)  # on settings that it does not support
     hint: str = ""
     has_comments: bool = True
 
@@ -109,14 +86,13 @@ _FORMATS: Final[Mapping[Target, _Format]] = {
     "lightning": _Format(
         reader="lightning.pytorch.cli.LightningCLI",
         names=_SAME,
-        write=_write_lightning,
+        write=lambda arguments: f"data:\n{_write_yaml(arguments, '  ')}",
         implied={"non_blocking": True},
         hint="These are arguments of your DataModule's __init__; with a class_path they belong under init_args.",
     ),
     "accelerate": _Format(
         reader="accelerate.utils.DataLoaderConfiguration",
         names={"non_blocking": "non_blocking", "split_batches": "split_batches"},
-        write=_write_python,
         defaults={"split_batches": False},  # keeps the batch size per process
         skipped=(*LOADER_ARGUMENTS, *(setting.name for setting in WORKER_SETTINGS)),
         hint="Make the loader with autotune.load(...).make_loader(dataset): Accelerator.prepare() keeps its settings.",
@@ -125,12 +101,11 @@ _FORMATS: Final[Mapping[Target, _Format]] = {
         reader="timm's train.py",
         names={name: one.export_names["timm"] for name, one in SETTINGS.items() if "timm" in one.export_names},
         write=_write_flags,
-        defaults={"persistent_workers": False},
         implied={"prefetch_factor": 2, "persistent_workers": True, "non_blocking": True, "device_prefetch": True},
         remarks={
             "batch_size": "timm makes batches of --batch-size, 128 by default",
             "prefetch_factor": "timm uses PyTorch's default of 2",
-            "persistent_workers": "timm passes persistent_workers=True, which needs --workers above 0",
+            "persistent_workers": "timm keeps its workers alive",
             "in_order": "timm returns batches in order",
         },
         has_comments=False,
@@ -138,16 +113,16 @@ _FORMATS: Final[Mapping[Target, _Format]] = {
     "statefuldataloader": _Format(
         reader="torchdata.stateful_dataloader.StatefulDataLoader",
         names=_SAME,
-        write=_write_python,
         hint="snapshot_every_n_steps was not tuned.",
     ),
-    "json": _Format(reader="your own code", names=_EVERY, write=_write_json, has_comments=False),
+    "json": _Format(reader="your own code", names=_EVERY, write=partial(json.dumps, indent=2), has_comments=False),
     "yaml": _Format(reader="your own code", names=_EVERY, write=_write_yaml),
 }
 _CREATE_LOADER: Final = replace(
     _FORMATS["timm"],
     reader="timm.data.create_loader",
     names={name: name for name in ("batch_size", "num_workers", "pin_memory", "persistent_workers")},
+    defaults={"persistent_workers": False},  # its own is True, which versions before 1.0.31 pass without workers, too
 )
 NO_RESUMING: Final = "With in_order=False, StatefulDataLoader does not guarantee that it resumes where it stopped."
 
@@ -174,12 +149,10 @@ def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:
     arguments, unsupported = _translate(target, profile.workload, profile.config)
     batches = "" if size is None else f"The batch size is per process: N processes use N x {size} samples per step."
     notes = tuple(note for note in (batches, target.hint, *unsupported) if note)
-    source = (
-        f"For {target.reader}: profile {profile.id} of {profile.workload.title}, tuned by dltune "
-        f"{profile.software.dltune} on {profile.created_at:%Y-%m-%d}."
-    )  # repr: a line break in a name must not end the comment
-    comments = [f"# {repr(line)[1:-1]}" for line in (source, *notes)] if target.has_comments else []
-    return Export(to, "\n".join([*comments, target.write(arguments), ""]), notes)
+    tuned = f"tuned by dltune {profile.software.dltune} on {profile.created_at:%Y-%m-%d}"
+    source = repr(f"profile {profile.id} of {profile.workload.title}, {tuned}")  # a line break must not end the comment
+    comments = [f"# For {target.reader}: {source[1:-1]}.", *(f"# {note}" for note in notes)]
+    return Export("\n".join([*(comments if target.has_comments else ()), target.write(arguments), ""]), notes)
 
 
 def translate(workload: WorkloadIdentity, config: LoaderConfig, library: Library) -> tuple[dict[str, Any], list[str]]:
@@ -192,10 +165,9 @@ def translate(workload: WorkloadIdentity, config: LoaderConfig, library: Library
         raise UsageError(f"{library!r} is not one of {', '.join(LIBRARIES)}.")
     target = _CREATE_LOADER if library == "timm" else _FORMATS[library]
     arguments, notes = _translate(target, workload, config)
-    return arguments, [
-        NO_RESUMING,
-        *notes,
-    ] if library == "statefuldataloader" and not config.dataloader.in_order else notes
+    if library == "statefuldataloader" and not config.dataloader.in_order:
+        notes.append(NO_RESUMING)
+    return arguments, notes
 
 
 def _translate(target: _Format, workload: WorkloadIdentity, config: LoaderConfig) -> tuple[dict[str, Any], list[str]]:
@@ -206,10 +178,12 @@ def _translate(target: _Format, workload: WorkloadIdentity, config: LoaderConfig
     for name in filter(target.names.__contains__, settings):
         outer, _, inner = target.names[name].partition(".")
         arguments[outer] = {inner: settings[name]} if inner else settings[name]
+    advice = {**INSTRUCTIONS, **target.remarks}
+    implied = {setting.name: setting.default for setting in WORKER_SETTINGS} | {**target.implied}
     notes = [
-        f"{name}={value!r} is not supported by {target.reader}: {_advise(target, name, value)}."
+        f"{name}={value!r} is not supported by {target.reader}: {advice[name].format(value=value)}."
         for name, value in settings.items()
-        if name not in target.names and name not in target.skipped and target.implied.get(name) != value
+        if name not in target.names and name not in target.skipped and implied.get(name) != value
     ]
     if "batch_size" in target.remarks and "batch_size" not in settings:
         notes.insert(0, f"The profile has no batch size, and {target.remarks['batch_size']}.")
@@ -220,7 +194,3 @@ def _list_settings(config: LoaderConfig) -> dict[str, Any]:
     """Return the settings of a configuration that take effect, except those that are off outside the loader."""
     copies = {"non_blocking": True} if config.process.non_blocking else {}
     return config.loader_kwargs() | copies | process_settings(config)
-
-
-def _advise(target: _Format, name: str, value: Any) -> str:
-    return {**INSTRUCTIONS, **target.remarks}[name].format(value=value)

@@ -204,10 +204,9 @@ def load(
 
 def _describe_mismatch(profile: TunedProfile, here: Hardware, nproc_per_node: int) -> str:
     """Describe for how many processes and on which machine a profile was tuned, if that is not here."""
-    tuned_for, differences = profile.workload.nproc_per_node, compare_hardware(profile.hardware, here)
-    parts = [f"for {tuned_for} training processes on the host, not for {nproc_per_node}"] * (
-        tuned_for != nproc_per_node
-    )
-    if changed := ", ".join(str(one) for one in differences if one.requires_retune):
-        parts.append(f"on another machine: {changed}")
-    return " and ".join(parts)
+    tuned_for, parts = profile.workload.nproc_per_node, []
+    if tuned_for != nproc_per_node:
+        parts.append(f"for {tuned_for} training processes on the host, not for {nproc_per_node}")
+    if changed := [str(one) for one in compare_hardware(profile.hardware, here) if one.requires_retune]:
+        parts.append(f"on another machine: {', '.join(changed)}")
+    return " and ".join(parts) or "with slightly more memory"

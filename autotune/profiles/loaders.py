@@ -23,16 +23,9 @@ if TYPE_CHECKING:
     from autotune.config import ProcessSettings
 
 WITHOUT_WORKERS: Final = {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
-THREAD_SETTERS: Final = {  # functions of modules, called if the module has been imported
-    "cv2": "setNumThreads",
-    "mkl": "set_num_threads",
-    "numexpr": "set_num_threads",
-    "torch": "set_num_threads",
-    "threadpoolctl": "threadpool_limits",
-}
-
-
-# Arguments
+THREAD_SETTERS: Final = {"cv2": "setNumThreads", "threadpoolctl": "threadpool_limits"} | dict.fromkeys(
+    ("mkl", "numexpr", "torch"), "set_num_threads"
+)  # functions of modules, called if the module has been imported
 
 
 def list_parameters(make: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -57,9 +50,6 @@ def choose_arguments(make: Callable[..., Any], settings: Mapping[str, Any]) -> d
         named = {one.name for one in list_parameters(make)}
         found |= {name: value for name, value in WITHOUT_WORKERS.items() if name in named}
     return found
-
-
-# Ready loaders
 
 
 def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,9 +98,6 @@ def replace_loader(made: Any, split: str | None, rebuild: Callable[[DataLoader[A
         raise UsageError(f"{type(made).__qualname__} is not a DataLoader{missing}. Pass the loader that was tuned.")
     rebuilt = {**several, chosen[0]: rebuild(several[chosen[0]])}
     return rebuilt if isinstance(made, Mapping) else list(rebuilt.values())
-
-
-# Workers
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,66 +44,55 @@ class Difference:
         return f"{self.name} {self.was} → {self.here}"
 
 
-def _list_changes(*rows: tuple[str, object, object, bool]) -> tuple[Difference, ...]:
-    """Return the differences among (name, value then, value now, whether a change requires retuning)."""
-    return tuple(
-        Difference(name, f"{was or 'none'}", f"{now or 'none'}", retune)
-        for name, was, now, retune in rows
-        if was != now
-    )
+def _compare(
+    name: str, was: Any, here: Any, *, retune: bool = True, tolerance: float = 0.0, write: Callable[[Any], str] = str
+) -> list[Difference]:
+    if was == here or (tolerance and abs(here - was) <= tolerance * was):
+        return []
+    return [Difference(name, "none" if was is None else write(was), "none" if here is None else write(here), retune)]
 
 
-def _is_close(was: float, now: float, tolerance: float) -> bool:
-    return abs(now - was) <= tolerance * was
-
-
-def compare_hardware(there: Hardware, here: Hardware) -> tuple[Difference, ...]:
+def compare_hardware(was: Hardware, here: Hardware) -> tuple[Difference, ...]:
     """List how this machine differs from the one that a profile was tuned on."""
-    sizes = []
-    for name, was, now in (
-        ("memory", there.memory_limit_bytes, here.memory_limit_bytes),
-        ("/dev/shm", there.shm_limit_bytes, here.shm_limit_bytes),
-    ):
-        if not _is_close(was, now, MAX_BYTES_CHANGE):
-            sizes.append((name, format_bytes(was), format_bytes(now), True))
-    return _list_changes(
-        ("GPU", there.gpu, here.gpu, True),
-        ("GPUs", there.gpu_count, here.gpu_count, there.gpu == here.gpu),
-        ("CPUs", f"{there.usable_cpus:g}", f"{here.usable_cpus:g}", True),
-        *sizes,
-        ("open files", f"{there.nofile_limit:,}", f"{here.nofile_limit:,}", True),
-        ("processor", there.cpu, here.cpu, False),
+    compare_size = partial(_compare, tolerance=MAX_BYTES_CHANGE, write=format_bytes)
+    return (
+        *_compare("GPU", was.gpu, here.gpu),
+        *_compare("GPUs", was.gpu_count, here.gpu_count, retune=was.gpu == here.gpu),
+        *_compare("CPUs", was.usable_cpus, here.usable_cpus, write="{:g}".format),
+        *compare_size("memory", was.memory_limit_bytes, here.memory_limit_bytes),
+        *compare_size("/dev/shm", was.shm_limit_bytes, here.shm_limit_bytes),
+        *_compare("open files", was.nofile_limit, here.nofile_limit, write="{:,}".format),
+        *_compare("processor", was.cpu, here.cpu, retune=False),
     )
 
 
-def compare_software(there: Software, here: Software) -> tuple[Difference, ...]:
+def compare_software(was: Software, here: Software) -> tuple[Difference, ...]:
     """List the versions that differ; only the start method of workers requires retuning."""
-    return _list_changes(
-        ("torch", there.torch, here.torch, False),
-        ("CUDA", there.cuda, here.cuda, False),
-        ("Python", there.python, here.python, False),
-        ("start method", there.start_method, here.start_method, True),
-        ("thread limits", _format_threads(there), _format_threads(here), False),
+    return (
+        *_compare("torch", was.torch, here.torch, retune=False),
+        *_compare("CUDA", was.cuda, here.cuda, retune=False),
+        *_compare("Python", was.python, here.python, retune=False),
+        *_compare("start method", was.start_method, here.start_method),
+        *_compare("thread limits", was.thread_variables, here.thread_variables, retune=False, write=_format_variables),
     )
 
 
-def _format_threads(software: Software) -> str:
-    return " ".join(f"{name}={value}" for name, value in software.thread_variables.items())
+def _format_variables(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in variables.items()) or "none"
 
 
-def compare_workloads(there: WorkloadIdentity, here: WorkloadIdentity) -> tuple[Difference, ...]:
+def compare_workloads(was: WorkloadIdentity, here: WorkloadIdentity) -> tuple[Difference, ...]:
     """List how the workload differs from the one that was tuned."""
-    sizes = []
-    if not _is_close(there.sample_bytes, here.sample_bytes, MAX_SAMPLE_SIZE_CHANGE):
-        sizes.append(("sample size", format_bytes(there.sample_bytes), format_bytes(here.sample_bytes), True))
-    if there.samples and here.samples and not _is_close(there.samples, here.samples, MAX_LENGTH_CHANGE):
-        sizes.append(("samples", f"{there.samples:,}", f"{here.samples:,}", True))
-    return _list_changes(
-        ("dataset", there.dataset, here.dataset, True),
-        ("split", there.split, here.split, True),
-        ("loader", there.loader_class, here.loader_class, True),
-        ("step", there.step, here.step, True),
-        *sizes,
+    lengths = (was.samples or here.samples, here.samples or was.samples)  # one may be unknown
+    return (
+        *_compare("dataset", was.dataset, here.dataset),
+        *_compare("split", was.split, here.split),
+        *_compare("loader", was.loader_class or "DataLoader", here.loader_class or "DataLoader"),
+        *_compare("step", was.step, here.step),
+        *_compare(
+            "sample size", was.sample_bytes, here.sample_bytes, tolerance=MAX_SAMPLE_SIZE_CHANGE, write=format_bytes
+        ),
+        *_compare("samples", *lengths, tolerance=MAX_LENGTH_CHANGE, write="{:,}".format),
     )
 
 
@@ -121,16 +111,13 @@ def _format_age(seconds: float) -> str:
 def select_profile(
     path: Path, name: str | None = None, machine: MachineProfile | None = None, nproc_per_node: int | None = None
 ) -> TunedProfile:
-    """Select the profile of a tuned file for a machine.
+    """Select the profile for the nearest machine, with this many training processes; of equals a validated, new one.
 
     Args:
         path: The tuned file.
         name: Id, label, workload, workload id or machine class of the profile.
         machine: The machine; None reads this one.
         nproc_per_node: Training processes on the host; None accepts any number.
-
-    Returns:
-        Of the profiles with this name the one for the nearest machine, validated ones first, then the newest.
 
     Raises:
         ProfileError: The file is not valid, has no such profile, or has profiles of several workloads to choose from.

@@ -46,9 +46,6 @@ class SharedList(Sequence[T]):
             return [self._read(position) for position in range(*index.indices(len(self)))]
         return self._read(range(len(self))[index])
 
-    def __repr__(self) -> str:
-        return f"SharedList of {len(self):,} entries, {self._data.nbytes:,} bytes"
-
     def _read(self, position: int) -> T:
         begin, end = self._ends[position : position + 2].tolist()
         entry: T = pickle.loads(self._data[begin:end].numpy().data)  # noqa: S301  # pickled by this class

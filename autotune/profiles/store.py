@@ -46,13 +46,13 @@ def read_file(path: Path) -> TunedFile:
     unknown = [field for field, kind in kinds.items() if kind == "extra_forbidden"]
     if "schema_version" in kinds or unknown:
         what = f"has the unknown field {unknown[-1]}" if unknown else f"is not of schema version {SCHEMA_VERSION}"
-        raise ProfileError(f"{path} {what}: another version of dltune wrote it. Use that one, or tune again.")
+        raise ProfileError(f"{path} {what}: another version of dltune, or another program, wrote it.")
     raise ProfileError(f"{path} is not a tuned file: {list(kinds)[-1]}: {problems[0]['msg']}.")
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        with open(path, "rb", opener=_open_without_waiting) as stream:  # Path.open has no opener
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ProfileError(f"{path} is not a regular file.")
@@ -62,10 +62,6 @@ def _read_bytes(path: Path) -> bytes:
             return stream.read(MAX_FILE_BYTES)
     except (OSError, ValueError) as error:
         raise ProfileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe may have no writer
 
 
 def read_profiles(path: Path) -> tuple[TunedProfile, ...]:
@@ -80,9 +76,10 @@ def format_file(file: TunedFile) -> str:
     return file.model_dump_json(indent=2) + "\n"
 
 
-def merge_profiles(files: Iterable[TunedFile]) -> tuple[TunedProfile, ...]:
-    """Return the profiles of all files; of profiles with the same id the newest, validated ones first."""
-    return _keep_newest(sorted((one for file in files for one in file.profiles), key=lambda one: one.created_at))
+def merge_profiles(files: Iterable[TunedFile]) -> TunedFile:
+    """Join the profiles of several files; of profiles with the same id the newest validated one stays in use."""
+    profiles = sorted((one for file in files for one in file.profiles), key=lambda one: one.created_at)
+    return TunedFile(profiles=_keep_newest(profiles))
 
 
 def _keep_newest(profiles: Iterable[TunedProfile]) -> tuple[TunedProfile, ...]:
@@ -128,10 +125,9 @@ def check_writable(path: Path) -> None:
     folder = Path(os.path.realpath(path)).parent
     if path.is_dir():
         raise OutputError(f"{path} is a folder. Choose a file with --output.")
-    if not folder.is_dir():
-        raise OutputError(f"{path} cannot be written: the folder {folder} does not exist.")
-    if not os.access(folder, os.W_OK):
-        raise OutputError(f"{path} cannot be written: the folder {folder} is read-only.")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        problem = "is read-only" if folder.is_dir() else "does not exist"
+        raise OutputError(f"{path} cannot be written: the folder {folder} {problem}.")
     if path.exists():
         read_file(path)
 

@@ -1,1 +1,1 @@
-"""A profile as text, HTML and Markdown."""
+"""Reports of a tuned profile: sections made once, printed as text, HTML and Markdown."""

@@ -15,11 +15,15 @@ OTHER_VARIABLES: Final = (
     "TOKENIZERS_PARALLELISM",
 )  # where threads run, and whether there are any
 
+WORLD_SIZE_VARIABLES: Final = (
+    *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"),
+)  # torchrun, Open MPI, MPICH, srun; under sbatch Slurm sets its own for torchrun as well, so it comes last
+
 
 def read_local_world_size(environ: Mapping[str, str] = os.environ) -> int:
-    """Read how many training processes were started on this host together, as torchrun says; 1 where nothing does."""
-    text = environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(text)) if text.isdecimal() else 1
+    """Return the number of training processes on this host, as torchrun, MPI or Slurm sets it; 1 if nobody does."""
+    texts = (environ.get(name, "") for name in WORLD_SIZE_VARIABLES)
+    return max(1, next((int(text) for text in texts if text.isdecimal()), 1))
 
 
 def read_thread_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -12,7 +12,6 @@ from autotune.search.cost_model import max_useful_workers
 from autotune.search.plan import Plan
 from autotune.search.resources import describe_violations
 from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
-from autotune.system.code_places import is_library
 from autotune.units import format_bytes, format_seconds
 from autotune.validation.runs import CandidateRuns
 
@@ -67,7 +66,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: Bottlenec
             f"Collating takes {min(1.0, collate / load):.0%} of loading a batch ({format_seconds(collate)} of "
             f"{format_seconds(load)}): use a faster collate_fn or smaller samples (uint8, converted in the step)."
         )
-    if is_loading and (lines := [line for line in workload.costly_lines if not is_library(line.file)][:MAX_LINES]):
+    if is_loading and (lines := workload.costly_lines[:MAX_LINES]):
         named = ", ".join(f"{line.share:.0%} in {Path(line.file).name}:{line.line} (`{line.source}`)" for line in lines)
         yield f"Loading spends its time in your code: {named}."
     if is_loading and loader.num_workers:
@@ -78,10 +77,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: Bottlenec
             "so in each worker: limit them in worker_init_fn (cv2.setNumThreads(0)) or with OMP_NUM_THREADS=1."
         )
     if bottleneck == "cpu" and workload.step_cpus >= THREADED_STEP_CPUS:
-        yield (
-            f"The step keeps {workload.step_cpus:.1f} CPUs busy, which the workers need too: limit its threads with "
-            "torch.set_num_threads(1)."
-        )
+        yield f"The step keeps {workload.step_cpus:.1f} CPUs busy: limit its threads with torch.set_num_threads(1)."
     if bottleneck == "epoch":
         keep = "" if loader.persistent_workers else "set persistent_workers=True, or "
         yield f"Every short epoch fills the queue again: {keep}use a sampler that repeats the data in one epoch."

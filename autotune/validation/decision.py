@@ -1,16 +1,15 @@
 """Selects the candidates of the validation, and decides which of them is recommended.
 
-One rule decides. Of the candidates that tie with the fastest, it takes the one with the fewest changes of training,
-then workers, then non-default settings, then memory. A gain counts only if it exceeds its interval: over the baseline
-for any recommendation, over unchanged training for a change of training, over the variant with default values for a
-non-default setting.
+Of the candidates that tie with the fastest, the one with the fewest changes of training wins, then workers, then
+non-default settings, then memory. A gain counts only if it exceeds its interval: over the baseline for any
+recommendation, over unchanged training for a change of training, over default values for a non-default setting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from autotune.config import Interval, LoaderConfig
 from autotune.profiles.schema import Contribution
@@ -37,10 +36,8 @@ class Decision:
     """The recommended configuration and its numbers, as in `ProfileResult`."""
 
     config: LoaderConfig
-    verdict: Literal["faster", "no_change"]
     samples_per_second: float
     ci95: Interval | None
-    wait_share: float
     speedup: float | None
     speedup_ci95: Interval | None
     gains: tuple[Contribution, ...] = ()
@@ -59,9 +56,8 @@ def select_candidates(
     workers near the best; and the next best up to `MIN_CANDIDATES`. The expected throughput, in samples per second,
     replaces the measured one. If non-default settings are not expected to gain, their variant replaces the best.
     """
-    rates = {record.config: record.samples_per_second for record in records if record.is_feasible}
-    measured = set(rates)
-    rates |= {config: rate for config, rate in (expected or {}).items() if config in measured}
+    expected = expected or {}
+    rates = {one.config: expected.get(one.config, one.samples_per_second) for one in records if one.is_feasible}
     ranked = sorted(rates, key=lambda config: rates[config], reverse=True)
     if not ranked:
         return []
@@ -75,7 +71,7 @@ def select_candidates(
         variants.append(defaults.keep_training(unchanged))
     near = [config for config in ranked if rates[config] >= NEAR_BEST_RATIO * rates[top]]
     variants.append(defaults.default_variant(min(near, key=lambda config: config.dataloader.num_workers)))
-    selected = dict.fromkeys([best, *(config for config in variants if config in measured or is_legal(config))])
+    selected = dict.fromkeys([best, *(config for config in variants if config in rates or is_legal(config))])
     rest = [config for config in ranked if rates[config] >= MIN_CANDIDATE_RATIO * rates[top] and config not in selected]
     return [*selected, *rest[: max(0, MIN_CANDIDATES - len(selected))]]
 
@@ -110,29 +106,21 @@ def decide(validation: Validation, defaults: DefaultValues, budgets: Budgets) ->
     pool = [one for one in pool if is_worth_its_settings(one)]
     ties = [one for one in pool if one.rate >= TIE_RATIO * max(other.rate for other in pool)]
     if not ties:
-        ci95, kept = baseline.ci95(), (1.0, 1.0)
-        found = Decision(baseline.config, "no_change", baseline.rate, ci95, baseline.wait_share, 1.0, kept)
-        return found if baseline.rate else None
+        kept = Decision(baseline.config, baseline.rate, baseline.ci95(), 1.0, (1.0, 1.0))
+        return kept if baseline.rate else None
     winner = min(ties, key=cost)
     speedup, interval = winner.compare(baseline, running) if baseline.rate else (None, None)
-    ci95, gains = winner.ci95(running, [baseline]), _measure_gains(winner, running, defaults)
-    return Decision(winner.config, "faster", winner.rate, ci95, winner.wait_share, speedup, interval, gains)
-
-
-def _measure_gains(
-    winner: CandidateRuns, running: Sequence[CandidateRuns], defaults: DefaultValues
-) -> tuple[Contribution, ...]:
-    """Compare the winner with its measured variants in order and with default values, and with unchanged training."""
     rivals = [_find(running, keep(winner.config)) for keep in (defaults.keep_order, defaults.default_variant)]
     if "batch_size" in defaults.list_training_changes(winner.config):
-        rivals.append(_fastest([one for one in running if not defaults.list_training_changes(one.config)]))
-    gains = []
-    for rival in dict.fromkeys(rivals):
-        if rival is not None and rival is not winner:
-            setting, (ratio, ci95) = describe_difference(winner.config, rival.config), winner.compare(rival, running)
-            rate = winner.rate
-            gains.append(Contribution(setting=setting, samples_per_second=rate, speedup=ratio, speedup_ci95=ci95))
-    return tuple(gains)
+        rivals.append(_fastest([one for one in running if not count_changes(one)]))
+    measured = dict.fromkeys(one for one in rivals if one is not None and one is not winner)
+    gains = tuple(_compare(winner, rival, running) for rival in measured)
+    return Decision(winner.config, winner.rate, winner.ci95(running, [baseline]), speedup, interval, gains)
+
+
+def _compare(winner: CandidateRuns, rival: CandidateRuns, running: Sequence[CandidateRuns]) -> Contribution:
+    setting, (speedup, ci95) = describe_difference(winner.config, rival.config), winner.compare(rival, running)
+    return Contribution(setting=setting, samples_per_second=winner.rate, speedup=speedup, speedup_ci95=ci95)
 
 
 def _find(runs: Sequence[CandidateRuns], config: LoaderConfig) -> CandidateRuns | None:

@@ -14,10 +14,9 @@ from autotune.profiles import schema
 from autotune.search.cost_model import find_bottleneck, predict_copy
 from autotune.search.loop import SearchOutcome
 from autotune.search.plan import GUESS_ERROR, Plan
-from autotune.search.resources import BudgetViolation, describe_violations
+from autotune.search.resources import describe_violations
 from autotune.search.trial_record import TrialRecord, find_best, measure_prediction_error
 from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
-from autotune.trial.resources import RESOURCES
 from autotune.trial.statistics import NORMAL_QUANTILE
 from autotune.units import format_bytes
 from autotune.validation.advice import describe_waits, suggest_improvements
@@ -25,6 +24,7 @@ from autotune.validation.decision import Decision, decide
 from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
 
 PREDICTED: Final = "This is a prediction from the profile of the workload; nothing was measured. Tune with --trials 40."
+PhaseSeconds = Mapping[schema.Phase, float]
 REPEATED_DATA_RATIO: Final = 1.5  # samples that all ranks together deliver in an epoch, over those of the dataset
 
 
@@ -45,12 +45,14 @@ def decide_result(plan: Plan, found: SearchOutcome, validation: Validation) -> R
         NoFeasibleConfigError: No configuration works within the limits.
         BaseException: The interruption, if it came before the first measurement.
     """
-    interruption = found.interrupted_by or validation.interrupted_by
-    decision, warnings = decide(validation, plan.defaults, plan.budgets), list[str]()
+    interruption, warnings = found.interrupted_by or validation.interrupted_by, list[str]()
+    decision = decide(validation, plan.defaults, plan.budgets)
     if decision is None:
-        decision = _take_best_trial(plan, found.records)
-        if decision is None:
+        if (best := find_best(found.records)) is None:
             raise interruption or _explain_failures(found.records, validation)
+        baseline = find_best([record for record in found.records if record.config == plan.baseline])
+        speedup = None if baseline is None else best.samples_per_second / baseline.samples_per_second
+        decision = Decision(best.config, best.samples_per_second, None, speedup, None)
         if validation.failed and validation.runs:
             failure = validation.failed[0].failures[0]
             warnings.append(
@@ -58,7 +60,7 @@ def decide_result(plan: Plan, found: SearchOutcome, validation: Validation) -> R
                 f"process ({describe_config(failure.config)}: it {failure.message.rstrip('.')}). Fix that first: each "
                 "start may need a port, a lock or a download."
             )
-        validation = replace(validation, baseline=CandidateRuns(plan.baseline), candidates=(), runs=0)
+        validation = replace(validation, baseline=CandidateRuns(plan.baseline), runs=0)
     if interruption is None and not warnings and validation.runs < MIN_RUNS:
         warnings.append(f"--timeout left time for {validation.runs} of {MIN_RUNS} validation runs: results may be off.")
     return Result(decision, validation, tuple(warnings))
@@ -67,21 +69,8 @@ def decide_result(plan: Plan, found: SearchOutcome, validation: Validation) -> R
 def predict_result(plan: Plan) -> Result:
     """Return the configuration with the best prediction; nothing is measured."""
     guess = plan.guess()
-    rate, bound = guess.samples_per_second, plan.upper_bound(guess.config.dataloader.batch_size)
-    verdict = "no_change" if guess.config == plan.baseline else "faster"
-    decision = Decision(guess.config, verdict, rate, guess.ci95, max(0.0, 1 - rate / bound), None, None)
-    return Result(decision, Validation(CandidateRuns(plan.baseline)), (PREDICTED,))
-
-
-def _take_best_trial(plan: Plan, records: Sequence[TrialRecord]) -> Decision | None:
-    best = find_best(records)
-    estimate = None if best is None or best.result is None else plan.estimate(best.result)
-    if best is None or estimate is None:
-        return None
-    baseline = find_best([record for record in records if record.config == plan.baseline])
-    speedup = None if baseline is None else best.samples_per_second / baseline.samples_per_second
-    verdict = "no_change" if best.config == plan.baseline else "faster"
-    return Decision(best.config, verdict, best.samples_per_second, None, estimate.wait_share, speedup, None)
+    decision = Decision(guess.config, guess.samples_per_second, guess.ci95, None, None)
+    return Result(decision, Validation.empty(plan.baseline), (PREDICTED,))
 
 
 def _explain_failures(records: Sequence[TrialRecord], validation: Validation) -> Exception:
@@ -96,16 +85,20 @@ def _explain_failures(records: Sequence[TrialRecord], validation: Validation) ->
 
 
 def build_profile(
-    plan: Plan,
-    found: SearchOutcome,
-    result: Result,
-    *,
-    phase_seconds: Mapping[schema.Phase, float],
-    seconds: float,
-    is_complete: bool,
+    plan: Plan, found: SearchOutcome, result: Result, *, phase_seconds: PhaseSeconds, seconds: float, is_complete: bool
 ) -> schema.TunedProfile:
     """Build the profile that is saved; durations are in seconds."""
-    request, config = plan.request, result.decision.config
+    request, workload, config = plan.request, plan.workload, result.decision.config
+    size = config.dataloader.batch_size or workload.probe_batch_size
+    load, collate = workload.load_cost.per_batch(size), workload.collate_cost.per_batch(size)
+    batch_time = schema.BatchTime(
+        samples=size,
+        load_seconds=max(0.0, load - collate),
+        collate_seconds=collate,
+        transfer_seconds=workload.transfer_cost.per_batch(size),
+        copy_seconds=predict_copy(config, workload),
+        step_seconds=workload.step_cost.per_batch(size),
+    )
     search = schema.SearchRecord(
         trials=tuple(_summarize_trial(number, one, plan) for number, one in enumerate(found.records, start=1)),
         sampler=request.sampler,
@@ -115,12 +108,12 @@ def build_profile(
         stop_reason=found.stop_reason,
         prediction_error=measure_prediction_error(found.records),
         scaling=_scale_workers(plan, found, config),
-        batch_time=_split_batch_time(plan, config),
+        batch_time=batch_time,
     )
     return schema.TunedProfile(
         label=request.profile,
         hardware=plan.hardware,
-        software=plan.workload.software,
+        software=workload.software,
         workload=plan.identity,
         config=config,
         result=_build_result(plan, found, result),
@@ -133,61 +126,49 @@ def build_profile(
 
 
 def _build_result(plan: Plan, found: SearchOutcome, result: Result) -> schema.ProfileResult:
-    decision, validation, copies = result.decision, result.validation, plan.workload.h2d
-    config, rate, runs = decision.config, decision.samples_per_second, _collect_runs(plan, found, result)
-    cpus = plan.local_machine.usable_cpus
-    bottleneck = find_bottleneck(config, plan.workload, cpus, decision.wait_share)
-    is_bound_reliable = plan.has_reliable_upper_bound(config, rate)
+    decision, validation, workload = result.decision, result.validation, plan.workload
+    config, rate = decision.config, decision.samples_per_second
+    runs = next((one for one in validation.entrants if one.config == config and one.rates), None)
+    if runs is None:  # not validated: the search measured it
+        runs = CandidateRuns(config)
+        for number, record in enumerate(found.records, start=1):
+            if record.config == config and record.result is not None:
+                runs.add(number, record.result, plan.request.epochs)
+    bound, base, copies = plan.upper_bound(config.dataloader.batch_size), validation.baseline, workload.h2d
+    wait_share = runs.wait_share if runs.rates else max(0.0, 1 - rate / bound)
+    bottleneck = find_bottleneck(config, workload, plan.local_machine.usable_cpus, wait_share)
+    baseline = schema.Baseline(
+        description="your DataLoader's settings" if workload.baseline else "PyTorch's defaults",
+        config=base.config,
+        samples_per_second=base.rate,
+        wait_share=base.wait_share,
+    )
     return schema.ProfileResult(
         samples_per_second=rate,
         samples_per_second_ci95=decision.ci95,
         validation_runs=validation.runs,
         epochs=plan.request.epochs,
         is_predicted=not plan.request.trials,
-        baseline=_describe_baseline(plan, validation.baseline),
+        baseline=baseline if base.rate else None,
         speedup=decision.speedup,
         speedup_ci95=decision.speedup_ci95,
-        verdict=decision.verdict,
-        upper_bound_samples_per_second=plan.upper_bound(config.dataloader.batch_size) if is_bound_reliable else None,
-        wait_share=decision.wait_share,
+        verdict="no_change" if config == plan.baseline else "faster",
+        upper_bound_samples_per_second=bound if plan.has_reliable_upper_bound(config, rate) else None,
+        wait_share=wait_share,
         batch_waits=runs.batch_waits,
         bottleneck=bottleneck,
         peak_host_bytes=runs.peak_host_bytes,
         peak_shm_bytes=runs.peak_shm_bytes,
         peak_gpu_bytes=runs.peak_gpu_bytes,
-        copy_bytes_per_second=rate * plan.workload.sample_bytes if copies else None,
+        copy_bytes_per_second=rate * workload.sample_bytes if copies else None,
         copy_bound_bytes_per_second=copies.of(pinned=config.dataloader.pin_memory) if copies else None,
         by_batch_size=_compare_batch_sizes(found.records),
         processes=runs.process_waits,
         candidates=tuple(one.record() for one in validation.entrants),
         gains=decision.gains,
-        contributions=estimate_contributions(plan, found, result),
+        contributions=_estimate_contributions(plan, found, result),
         advice=(*describe_waits(runs), *suggest_improvements(plan, config, bottleneck)),
-        warnings=(*plan.workload.notes, *found.warnings, *result.warnings, *_list_warnings(plan, validation, runs)),
-    )
-
-
-def _collect_runs(plan: Plan, found: SearchOutcome, result: Result) -> CandidateRuns:
-    """Return the validation runs of the recommended configuration; if there are none, its trials in the search."""
-    config = result.decision.config
-    for one in result.validation.entrants:
-        if one.config == config and one.rates:
-            return one
-    runs = CandidateRuns(config)
-    for number, record in enumerate(found.records, start=1):
-        if record.config == config and record.result is not None:
-            runs.add(number, record.result, plan.request.epochs)
-    return runs
-
-
-def _describe_baseline(plan: Plan, baseline: CandidateRuns) -> schema.Baseline | None:
-    if not baseline.rate:
-        return None
-    return schema.Baseline(
-        description="your DataLoader's settings" if plan.workload.baseline else "PyTorch's defaults",
-        config=baseline.config,
-        samples_per_second=baseline.rate,
-        wait_share=baseline.wait_share,
+        warnings=(*workload.notes, *found.warnings, *result.warnings, *_list_warnings(plan, validation, runs)),
     )
 
 
@@ -195,14 +176,10 @@ def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> I
     yield from validation.noise
     for one in validation.failed if validation.runs else ():
         tried, failed = len(one.rates) + len(one.failures), len(one.failures)
-        yield (
-            f"{failed} of {tried} validation runs of {describe_config(one.config)} failed: it {one.failures[0].message}"
-        )
+        yield f"{describe_config(one.config)}: {failed} of {tried} validation runs failed: it {one.failures[0].message}"
     if runs.gpu_growth_bytes:
-        yield (
-            f"Device memory grew by {format_bytes(runs.gpu_growth_bytes)} in the second half of a run: leave that much "
-            "free, or measure longer with --trial-time."
-        )
+        growth = format_bytes(runs.gpu_growth_bytes)
+        yield f"Device memory grew by {growth} in the second half of a run: measure longer with --trial-time."
     samples = plan.workload.samples or plan.workload.counted_samples or 0
     delivered = max((sum(rank.samples for rank in one.ranks) for one in runs.measurements), default=0)
     if samples and delivered > REPEATED_DATA_RATIO * samples:
@@ -222,15 +199,14 @@ def _compare_batch_sizes(records: Sequence[TrialRecord]) -> tuple[schema.BatchSi
     return tuple(best[size] for size in sorted(best)) if len(best) > 1 else ()
 
 
-def estimate_contributions(plan: Plan, found: SearchOutcome, result: Result) -> tuple[schema.Contribution, ...]:
+def _estimate_contributions(plan: Plan, found: SearchOutcome, result: Result) -> tuple[schema.Contribution, ...]:
     """Estimate the gain of each setting, from the baseline to the validated configuration one setting at a time.
 
     The model of the search estimates the steps, and they end at the measured throughput. A step from or to a
     configuration that was never tried is as uncertain as a guess. A single step has the measured speedup.
     """
     decision, validation = result.decision, result.validation
-    is_validated = validation.runs and validation.interrupted_by is None
-    if not is_validated or decision.verdict != "faster" or decision.speedup is None:
+    if not validation.runs or validation.interrupted_by or decision.config == plan.baseline or decision.speedup is None:
         return ()
     values, goal = setting_values(plan.baseline), setting_values(decision.config)
     path, settings = [plan.baseline], list[str]()
@@ -240,19 +216,18 @@ def estimate_contributions(plan: Plan, found: SearchOutcome, result: Result) -> 
         if config != path[-1]:
             path.append(config)
             settings.append(f"{name}={goal[name]}")
-    steps = [(decision.speedup, decision.speedup_ci95)]
-    if len(settings) > 1:
-        tried = {record.config for record in found.records if record.is_feasible}
-        steps = []
-        for before, after, gain in zip(path, path[1:], found.predict_speedups(path), strict=False):
-            error = gain.log_error if {before, after} <= tried else math.hypot(gain.log_error, GUESS_ERROR)
-            factor = math.exp(NORMAL_QUANTILE * error)
-            steps.append((gain.ratio, (gain.ratio / factor, gain.ratio * factor)))
+    tried = {record.config for record in found.records if record.is_feasible}
     rows, rate = list[schema.Contribution](), decision.samples_per_second
-    for setting, (ratio, ci95) in reversed(list(zip(settings, steps, strict=True))):
-        step = {"setting": setting, "samples_per_second": rate, "speedup": ratio, "speedup_ci95": ci95}
-        rows.insert(0, schema.Contribution(**step, is_estimate=len(settings) > 1))
-        rate /= ratio
+    gains = zip(settings, path, path[1:], found.predict_speedups(path), strict=False)
+    for setting, before, after, gain in reversed(list(gains)):
+        error = gain.log_error if {before, after} <= tried else math.hypot(gain.log_error, GUESS_ERROR)
+        factor = math.exp(NORMAL_QUANTILE * error)
+        speedup, ci95 = gain.ratio, (gain.ratio / factor, gain.ratio * factor)
+        if is_single := len(settings) == 1:
+            speedup, ci95 = decision.speedup, decision.speedup_ci95 or ci95
+        step: dict[str, Any] = {"setting": setting, "samples_per_second": rate, "speedup": speedup}
+        rows.insert(0, schema.Contribution(**step, speedup_ci95=ci95, is_estimate=not is_single))
+        rate /= speedup
     return tuple(rows)
 
 
@@ -261,57 +236,32 @@ def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.Tri
     facts |= {"number": number, "config": record.config}
     result = record.result
     if result is None:
-        return schema.TrialSummary(outcome="skipped", reason=_explain_skip(record, plan), **facts)
+        exceeded = describe_violations(plan.resource_model().predict(record.config).find_violations(plan.budgets))
+        reason = f"Predicted over a limit: {exceeded}." if exceeded else "Ruled out by earlier trials."
+        return schema.TrialSummary(outcome="skipped", reason=reason, **facts)
     facts |= {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
-    estimate = plan.estimate(result)
-    if estimate is None or result.measurement is None:
+    if not record.is_feasible:
         return schema.TrialSummary(outcome="failed", reason=f"It {result.message.rstrip('.')}.", **facts)
-    error = estimate.relative_error if math.isfinite(estimate.relative_error) else None
-    outcome = "stopped_early" if result.measurement.stopped == "hopeless" else "completed"
-    rate = record.samples_per_second
-    return schema.TrialSummary(outcome=outcome, samples_per_second=rate, relative_error=error, **facts)
-
-
-def _explain_skip(record: TrialRecord, plan: Plan) -> str:
-    """Name the limits that a configuration was predicted to exceed; its constraints are shares over each limit."""
-    exceeded = []
-    for resource in RESOURCES:
-        limit, share = getattr(plan.budgets, resource.budget) or 0, record.constraints.get(resource.name, 0.0)
-        if share > 0:
-            exceeded.append(BudgetViolation(resource, needed=limit * (1 + share), limit=limit))
-    return f"Predicted over a limit: {describe_violations(exceeded)}." if exceeded else "Ruled out by earlier trials."
+    is_stopped = result.measurement is not None and result.measurement.stopped == "pruned"
+    facts |= {"outcome": "stopped_early" if is_stopped else "completed", "relative_error": record.relative_error}
+    return schema.TrialSummary(samples_per_second=record.samples_per_second, **facts)
 
 
 def _scale_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tuple[schema.ScalingPoint, ...]:
-    """Trace the expected throughput over the number of workers, within the limits.
-
-    Other settings are as recommended; if no workers are, those of configurations with workers have default values.
-    """
-    model, swept = plan.resource_model(), []
+    """Trace the expected throughput over the workers, within the limits; without workers from the default values."""
+    swept = []
     for workers in sorted({*plan.space.choices["num_workers"], config.dataloader.num_workers}):
         values = setting_values(config) | {"num_workers": workers}
         changed = config_from_values(values, config.process.multiprocessing_context)
         if workers and not config.dataloader.num_workers:
             changed = plan.defaults.default_variant(changed)
-        if changed == config or not model.predict(changed).find_violations(plan.budgets):
+        if changed == config or plan.fits(changed):
             swept.append(changed)
-    points = []
-    for changed, expected in zip(swept, found.predict(swept), strict=True):
-        rate, error = min(expected.samples_per_second, MAX_RATE), min(expected.relative_error, MAX_RATE)
-        workers = changed.dataloader.num_workers
-        points.append(schema.ScalingPoint(num_workers=workers, samples_per_second=rate, relative_error=error))
-    return tuple(points)
-
-
-def _split_batch_time(plan: Plan, config: LoaderConfig) -> schema.BatchTime:
-    workload = plan.workload
-    size = config.dataloader.batch_size or workload.probe_batch_size
-    collate = workload.collate_cost.per_batch(size)
-    return schema.BatchTime(
-        samples=size,
-        load_seconds=max(0.0, workload.load_cost.per_batch(size) - collate),
-        collate_seconds=collate,
-        transfer_seconds=workload.transfer_cost.per_batch(size),
-        copy_seconds=predict_copy(config, workload),
-        step_seconds=workload.step_cost.per_batch(size),
+    return tuple(
+        schema.ScalingPoint(
+            num_workers=changed.dataloader.num_workers,
+            samples_per_second=min(expected.samples_per_second, MAX_RATE),
+            relative_error=min(expected.relative_error, MAX_RATE),
+        )
+        for changed, expected in zip(swept, found.predict(swept), strict=True)
     )

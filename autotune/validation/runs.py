@@ -5,12 +5,10 @@ The best of many noisy measurements is biased upwards; measuring it again remove
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 from autotune.config import Interval, LoaderConfig
 from autotune.profiles.schema import BatchWaits, CandidateResult, ProcessWaits, ValidationRun
@@ -44,19 +42,11 @@ MIN_BURST_BATCHES: Final = 1.8  # per pause; fewer are no burst
 
 
 class CandidateRuns:
-    """The measurements of one configuration.
-
-    Attributes:
-        config: The configuration.
-        rates: Throughput by the number of the run, in samples per second.
-        measurements: Raw measurements of the same runs.
-        failures: Results of the runs that failed.
-        gpu_growth_bytes: Growth of the device memory in the second half of a run; the other peaks as in a profile.
-    """
+    """The measurements of one configuration; the peaks are those of a profile."""
 
     def __init__(self, config: LoaderConfig) -> None:
         self.config = config
-        self.rates: dict[int, float] = {}
+        self.rates: dict[int, float] = {}  # samples per second, by the number of the run
         self.measurements: list[Measurement] = []
         self.failures: list[TrialResult] = []
         self.peak_host_bytes = self.peak_shm_bytes = self.peak_gpu_bytes = self.gpu_growth_bytes = 0
@@ -66,8 +56,9 @@ class CandidateRuns:
         """Add the result of run `number`; throughput is that of a training run of `epochs` epochs."""
         self.peak_host_bytes = max(self.peak_host_bytes, result.peak_host_bytes)
         self.peak_shm_bytes = max(self.peak_shm_bytes, result.peak_shm_bytes)
-        if result.measurement is None:
+        if result.kind != "completed":
             self.failures.append(result)
+        if result.measurement is None:
             return
         found = estimate(result.measurement, result.config, epochs)
         self.rates[number] = found.samples_per_second
@@ -94,9 +85,7 @@ class CandidateRuns:
     def ci95(self, field: Sequence[CandidateRuns] = (), others: Sequence[CandidateRuns] = ()) -> Interval | None:
         """Compute the 95% interval of its throughput, in samples per second; None for fewer than two runs.
 
-        Args:
-            field: The candidates that it was selected from by these runs; more of them make the interval wider.
-            others: Further configurations, whose scatter shows the usual noise of the machine.
+        It was selected from `field` by these runs; the scatter of `field` and `others` shows the noise of the machine.
         """
         scatter = [list(other.rates.values()) for other in (*field, *others) if other is not self]
         return throughput_ci95(list(self.rates.values()), max(1, len(field)), scatter)
@@ -106,13 +95,10 @@ class CandidateRuns:
         numbers = [number for number in self.rates if number in other.rates]
         if not numbers:
             return self.rate / other.rate, None
-        scatter = [
-            [rate / other.rates[number] for number, rate in rival.rates.items() if number in other.rates]
-            for rival in field
-            if rival is not self and rival is not other
-        ]
-        rates, bases = ([one.rates[number] for number in numbers] for one in (self, other))
-        return paired_ratio(rates, bases, max(1, len(field)), scatter)
+        rivals, bases = (rival.rates for rival in field if rival not in {self, other}), other.rates
+        scatter = [[rate / bases[number] for number, rate in rates.items() if number in bases] for rates in rivals]
+        values, others = ([one.rates[number] for number in numbers] for one in (self, other))
+        return paired_ratio(values, others, max(1, len(field)), scatter)
 
     def is_faster_than(
         self, other: CandidateRuns, min_speedup: float, field: Sequence[CandidateRuns] = (), floor: float = 1.0
@@ -154,23 +140,19 @@ class CandidateRuns:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Measurements of the validation, complete or interrupted.
-
-    Attributes:
-        baseline: The baseline.
-        candidates: Candidates that were not dropped.
-        entrants: Everything that was measured, the baseline first.
-        runs: Number of complete runs.
-        noise: Sentences on disturbances of the machine.
-        interrupted_by: The exception that interrupted it.
-    """
+    """Measurements of the validation, complete or interrupted."""
 
     baseline: CandidateRuns
-    candidates: tuple[CandidateRuns, ...] = ()
-    entrants: tuple[CandidateRuns, ...] = ()
-    runs: int = 0
-    noise: tuple[str, ...] = ()
+    candidates: tuple[CandidateRuns, ...] = ()  # that were not dropped
+    entrants: tuple[CandidateRuns, ...] = ()  # everything that was measured, the baseline first
+    runs: int = 0  # complete ones
+    noise: tuple[str, ...] = ()  # sentences on disturbances of the machine
     interrupted_by: BaseException | None = None
+
+    @classmethod
+    def empty(cls, baseline: LoaderConfig) -> Self:
+        """Return a validation without measurements."""
+        return cls(CandidateRuns(baseline))
 
     @property
     def failed(self) -> tuple[CandidateRuns, ...]:
@@ -187,8 +169,13 @@ def validate(
     has_time: Callable[[int], bool] = lambda count: True,
 ) -> Validation:
     """Select the best configurations of the search and validate them; see `validate_configs`."""
-    configs = select_candidates(found.records, plan.defaults, found.is_legal, found.expected, found.predict_speedups)
-    return validate_configs(plan, configs, run_trial, progress, monitor, has_time, found.expected)
+    validation = Validation.empty(plan.baseline)
+    with capture_interruption() as interruption:
+        configs = select_candidates(
+            found.records, plan.defaults, found.is_legal, found.expected, found.predict_speedups
+        )
+        validation = validate_configs(plan, configs, run_trial, progress, monitor, has_time)
+    return replace(validation, interrupted_by=validation.interrupted_by or interruption.cause)
 
 
 def validate_configs(
@@ -198,19 +185,11 @@ def validate_configs(
     progress: ProgressListener,
     monitor: NoiseMonitor | None = None,
     has_time: Callable[[int], bool] = lambda count: True,
-    expected: Mapping[LoaderConfig, float] = MappingProxyType({}),
 ) -> Validation:
     """Measure configurations and the baseline in alternating runs, until the result is clear or time is over.
 
-    Args:
-        plan: Has the baseline and the request.
-        configs: The candidates, the most promising first.
-        run_trial: Measures one configuration.
-        progress: Receives each measurement.
-        monitor: Observes the machine; None for no observation.
-        has_time: Whether there is time for this many more measurements; the baseline and the first candidate are
-            measured once in any case.
-        expected: Expected throughputs, by which the first run tells whether the baseline is far behind.
+    `has_time` returns whether there is time for this many more measurements; the baseline and the first candidate are
+    measured once in any case.
     """
     baseline = CandidateRuns(plan.baseline)
     candidates = [CandidateRuns(config) for config in configs if config != plan.baseline]
@@ -219,7 +198,7 @@ def validate_configs(
     with capture_interruption() as interruption:
         if monitor is not None:
             monitor.start()
-        while active and is_whole and _needs_run(runs, baseline, candidates) and (not runs or has_time(len(active))):
+        while active and is_whole and (not runs or has_time(len(active))):
             if monitor is not None:
                 monitor.measure_others()
             first = runs % len(active)  # each run begins with another configuration
@@ -227,77 +206,51 @@ def validate_configs(
                 if (runs or position >= MIN_MEASURED) and not has_time(1):
                     is_whole = False
                     break
-                share = SLOW_BASELINE_SHARE if one is baseline and _is_far_behind(entrants, expected) else 1.0
-                while not measure_run(plan.request, one, run_trial, progress, runs + 1, share) and not one.is_out:
+                is_far_behind = one.rate * FAR_AHEAD_SPEEDUP < max((other.rate for other in candidates), default=0.0)
+                share = SLOW_BASELINE_SHARE if one is baseline and is_far_behind else 1.0
+                request = plan.request.model_copy(update={"trial_seconds": share * plan.request.trial_seconds})
+                while not measure_run(request, one, run_trial, progress, runs + 1) and not one.is_out:
                     pass  # a failed run is repeated
             runs += is_whole or not runs
-            candidates, resting = _drop_slow(plan, runs, baseline, candidates)
-            active = [one for one in (baseline, *candidates) if one not in resting and not one.is_out]
+            candidates, active = _plan_next_run(plan, runs, baseline, candidates)
             if monitor is not None:
                 noise = monitor.describe([one.rates for one in entrants])
     return Validation(baseline, tuple(candidates), entrants, runs, noise, interruption.cause)
 
 
+def _plan_next_run(
+    plan: Plan, runs: int, baseline: CandidateRuns, candidates: list[CandidateRuns]
+) -> tuple[list[CandidateRuns], list[CandidateRuns]]:
+    """Return the candidates that may still win, and the configurations to measure next: none if the result is clear.
+
+    The variants of the fastest with default values or unchanged training stay: they show what its settings gain.
+    """
+    candidates = [one for one in candidates if one.rate]
+    best, defaults = max(candidates or [baseline], key=lambda one: one.rate), plan.defaults
+    variants = {keep(best.config) for keep in (defaults.keep_order, defaults.default_variant, defaults.keep_training)}
+    needed = [one for one in candidates if one is best or one.config in variants]
+    floor = DROP_BELOW_RATIO.get(runs, 0.0) * best.rate
+    candidates = [one for one in candidates if one in needed or one.rate >= floor]
+    speedup, interval = best.compare(baseline, candidates) if candidates and baseline.rate else (1.0, None)
+    low, high = BORDERLINE_SPEEDUPS
+    is_in_doubt = interval is not None and low < speedup < high and interval[0] <= 1
+    rates = best.rates.values() or (1.0,)
+    active = []
+    if runs < MIN_RUNS or (is_in_doubt and runs < MAX_RUNS):
+        active = [baseline, *candidates]
+    elif runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates):
+        active = [baseline, *needed]
+    return candidates, [one for one in active if not one.is_out]
+
+
 def measure_run(
-    request: TuningRequest,
-    runs: CandidateRuns,
-    run_trial: RunTrial,
-    progress: ProgressListener,
-    number: int,
-    share: float = 1.0,
+    request: TuningRequest, runs: CandidateRuns, run_trial: RunTrial, progress: ProgressListener, number: int
 ) -> bool:
-    """Measure a configuration once in a fresh process, for a share of a trial's time; return whether it completed."""
+    """Measure a configuration once in a fresh process; return whether the run completed."""
     progress.show_run(number, runs.config, None)
-    seconds, epochs = share * request.trial_seconds, request.epochs
-    trial = TrialRequest(config=runs.config, epochs=epochs, seconds=seconds, precision=VALIDATION_PRECISION, fresh=True)
+    seconds, epochs, precision = request.trial_seconds, request.epochs, VALIDATION_PRECISION
+    trial = TrialRequest(config=runs.config, epochs=epochs, seconds=seconds, precision=precision, fresh=True)
     result = run_trial(trial)
     runs.add(number, result, epochs)
     progress.show_run(number, runs.config, 0.0 if result.measurement is None else runs.rates[number])
     return result.measurement is not None
-
-
-def find_fastest(runs: Sequence[CandidateRuns]) -> CandidateRuns:
-    """Return the fastest of some configurations; of equals, the first."""
-    return max(runs, key=lambda one: one.rate)
-
-
-def _needs_run(runs: int, baseline: CandidateRuns, candidates: Sequence[CandidateRuns]) -> bool:
-    """Return whether another run could change the result, or make the throughput of the fastest more certain."""
-    if runs < MIN_RUNS or (runs < MAX_RUNS and _is_in_doubt(baseline, candidates)):
-        return True
-    rates = find_fastest(candidates or [baseline]).rates.values()
-    return runs < MAX_SCATTERED_RUNS and bool(rates) and max(rates) > MAX_RUN_SPREAD * min(rates)
-
-
-def _is_in_doubt(baseline: CandidateRuns, candidates: Sequence[CandidateRuns]) -> bool:
-    """Return whether more runs could decide if the fastest beats the baseline."""
-    if not candidates or not baseline.rate:
-        return False
-    ratio, interval = find_fastest(candidates).compare(baseline, candidates)
-    low, high = BORDERLINE_SPEEDUPS
-    return interval is not None and low < ratio < high and interval[0] <= 1
-
-
-def _is_far_behind(entrants: Sequence[CandidateRuns], expected: Mapping[LoaderConfig, float]) -> bool:
-    """Return whether the baseline is so slow that its exact throughput does not change the result."""
-    baseline, rivals = entrants[0], entrants[1:] or entrants
-    fastest = find_fastest(rivals).rate or max(expected.get(one.config, 0.0) for one in rivals)
-    return (baseline.rate or expected.get(baseline.config, math.inf)) * FAR_AHEAD_SPEEDUP < fastest
-
-
-def _drop_slow(
-    plan: Plan, runs: int, baseline: CandidateRuns, candidates: Sequence[CandidateRuns]
-) -> tuple[list[CandidateRuns], list[CandidateRuns]]:
-    """Return the candidates that may still win, and those of them that need no further run.
-
-    The variants of the fastest with default values or unchanged training stay: they show what its settings gain.
-    """
-    running = [one for one in candidates if one.rate]
-    if not running:
-        return [], []
-    best, defaults = find_fastest(running), plan.defaults
-    variants = {keep(best.config) for keep in (defaults.keep_order, defaults.default_variant, defaults.keep_training)}
-    needed = [one for one in running if one is best or one.config in variants]
-    left = [one for one in running if one in needed or one.rate >= DROP_BELOW_RATIO.get(runs, 0.0) * best.rate]
-    is_decided = runs >= MIN_RUNS and not _is_in_doubt(baseline, left)  # further runs are for the precision only
-    return left, [one for one in left if is_decided and one not in needed]

@@ -27,8 +27,6 @@ class DeviceFacts(FrozenModel):
     name: str  # of the processor where that is the device
     torch: str
     cuda: str | None = None
-    driver: str | None = None
-    pcie: str | None = None  # as in `gen5 x16`
     python: str
 
 
@@ -72,15 +70,8 @@ class Trained:
         return epochs * samples / (self.epoch_seconds[0] + (epochs - 1) * later)
 
 
-class Reading(FrozenModel):
-    """What was seen of the device in a run."""
-
-    waited_seconds: float  # for data between two steps, on a GPU by events on its stream
-    utilization: tuple[float, ...] = ()  # moments in which it computed, by NVML, ten a second
-
-
 class TrainingRun(FrozenModel):
-    """A whole run: how long each epoch took, and what was seen of the device."""
+    """A whole run: how long each epoch took, and how long the training loop waited for data."""
 
     trained: Trained
-    reading: Reading
+    waited_seconds: float  # on a GPU by events on its stream

@@ -15,7 +15,7 @@ from typing import Any, Final
 from torch.utils.data import DataLoader, IterableDataset
 
 import autotune
-from autotune.profiles.batches import count_samples
+from autotune.child.batches import count_samples
 from benchmarks.workloads import libraries
 
 STEP_SECONDS: Final = 0.003

@@ -28,10 +28,8 @@ from torch.utils.data import DataLoader, IterableDataset
 import autotune
 from autotune.child.device import make_step_timer, read_accelerator, resolve_device, synchronize
 from autotune.config import FrozenModel
-from autotune.system.gpus import GpuState, read_gpu_state
 from autotune.system.machine import read_machine
-from benchmarks.training.messages import DeviceFacts, Order, Reading, Ready, Trained, TrainingRun, Workplace
-from benchmarks.training.utilization import Utilization
+from benchmarks.training.messages import DeviceFacts, Order, Ready, Trained, TrainingRun, Workplace
 
 WARM_UP_STEPS: Final = 6
 CPU: Final = torch.device("cpu")
@@ -79,14 +77,12 @@ def train(stage: Stage, order: Order) -> TrainingRun:
     loader = DataLoader(stage.dataset, **shuffle, **order.config.loader_kwargs())
     ahead = order.config.process.device_prefetch
     batches: Iterable[Any] = autotune.device_prefetch(loader, stage.device) if ahead else loader
-    accelerator = read_accelerator(stage.device)
     training = Training(stage, order)
-    with Utilization(accelerator.uuid if accelerator is not None else None) as watched:
-        for _ in range(order.epochs):
-            training.run_epoch(batches)
-            if training.given_up:
-                break
-    return training.describe(tuple(watched.shares))
+    for _ in range(order.epochs):
+        training.run_epoch(batches)
+        if training.given_up:
+            break
+    return training.describe()
 
 
 class Training:
@@ -117,11 +113,11 @@ class Training:
         self._moments.append(time.perf_counter())
         self._waited += clock.read()[1]
 
-    def describe(self, utilization: tuple[float, ...]) -> TrainingRun:
-        """Give what the run gave, with what NVML said of it."""
+    def describe(self) -> TrainingRun:
+        """Return the result of the run."""
         seconds = tuple(end - start for start, end in pairwise(self._moments))
-        reading = Reading(waited_seconds=self._waited, utilization=utilization)
-        return TrainingRun(trained=Trained(self._samples, seconds, self.given_up), reading=reading)
+        trained = Trained(self._samples, seconds, self.given_up)
+        return TrainingRun(trained=trained, waited_seconds=self._waited)
 
 
 def count_samples(batch: Any) -> int:
@@ -134,13 +130,10 @@ def count_samples(batch: Any) -> int:
 def read_facts(device: torch.device) -> DeviceFacts:
     """Read what the runs are made on."""
     accelerator = read_accelerator(device)
-    state = read_gpu_state(accelerator.uuid) if accelerator is not None and accelerator.uuid else None
     return DeviceFacts(
         name=accelerator.name if accelerator is not None else f"CPU ({read_machine().cpu or 'unknown'})",
         torch=torch.__version__,
         cuda=torch.version.cuda,
-        driver=(state or GpuState()).driver,
-        pcie=(state or GpuState()).pcie,
         python=platform.python_version(),
     )
 

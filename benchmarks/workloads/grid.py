@@ -65,22 +65,11 @@ def _list_orders(workload: BenchWorkload) -> list[LoaderConfig]:
     return [as_config(size | kwargs) for kwargs in grid]
 
 
-def list_spread(workload: BenchWorkload) -> list[LoaderConfig]:
-    """List configurations far from any optimum, on which a prediction must hold as well."""
-    kwargs = {"num_workers": 4, "prefetch_factor": 1, "persistent_workers": False}
-    return [as_config({"batch_size": workload.batch_size} | kwargs)]
-
-
 def choose_defaults(workload: BenchWorkload) -> LoaderConfig:
     """Give PyTorch's defaults."""
     return make_config(workload.batch_size, 0)
 
 
-def choose_by_hand(workload: BenchWorkload, cpus: int) -> LoaderConfig:
-    """Give what a careful hand sets without measuring: as many workers as CPUs, and pinned where there is a device."""
+def choose_cpus(workload: BenchWorkload, cpus: int) -> LoaderConfig:
+    """Return the rule of thumb: as many workers as CPUs, and pinned memory if there is a device."""
     return make_config(workload.batch_size, cpus, pinned=workload.device is not None)
-
-
-def default_variant(config: LoaderConfig) -> LoaderConfig:
-    """Give what a careful hand would set with the same workers: nothing that needs a reason."""
-    return make_config(config.dataloader.batch_size, config.dataloader.num_workers)

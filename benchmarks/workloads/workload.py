@@ -18,13 +18,10 @@ class Pacing:
     min_screen_seconds: float  # that each of them has in any case
     min_epochs: int  # of a whole run
     run_seconds: float  # of a whole run; a slower configuration has fewer epochs
-    max_run_seconds: float | None  # of the shortest whole run; what takes longer is left out
     give_up_seconds: float | None  # until a whole run is given up; None for never
 
-    def plan_epochs(self, wanted: int, epoch_seconds: float) -> int | None:
-        """Give the epochs of a whole run, at most those wanted; None when even the fewest take too long."""
-        if self.max_run_seconds is not None and self.min_epochs * epoch_seconds > self.max_run_seconds:
-            return None
+    def plan_epochs(self, wanted: int, epoch_seconds: float) -> int:
+        """Return the epochs of a whole run, at most those wanted; fewer if an epoch takes long."""
         return min(wanted, max(self.min_epochs, int(self.run_seconds / epoch_seconds)))
 
     def screen_seconds(self, best_seconds: float | None) -> float | None:
@@ -41,7 +38,6 @@ LONG: Final = Pacing(
     min_screen_seconds=1.5,
     min_epochs=2,
     run_seconds=10.0,
-    max_run_seconds=20.0,
     give_up_seconds=None,
 )
 SHORT: Final = Pacing(
@@ -51,7 +47,6 @@ SHORT: Final = Pacing(
     min_screen_seconds=0.5,
     min_epochs=1,
     run_seconds=4.0,
-    max_run_seconds=None,
     give_up_seconds=6.0,
 )
 
@@ -92,3 +87,7 @@ class BenchWorkload:
         middle = self.workers[: len(self.workers) // 2 + 1][-2:]
         smaller = replace(self, workers=(0, *middle), prefetch=(2,), unordered=(), restarting=())
         return replace(smaller, epochs=2, trials=4, trial_seconds=1.0)
+
+    def on_device(self, device: str) -> BenchWorkload:
+        """Return the same workload with its step on another device."""
+        return replace(self, device=device)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from autotune.profiles.schema import ConfirmedRounds
+from autotune.profiles.schema import CandidateResult, ValidationRun
 from benchmarks.libraries import LIBRARIES, LibraryResult, describe, find_compared
 from benchmarks.training.own_loop import find_loaders, train
 from benchmarks.workloads import libraries
@@ -40,13 +40,19 @@ def test_the_speed_up_of_whole_runs_is_the_median_of_pairs() -> None:
 def test_a_loader_that_is_best_as_it_is_has_no_speed_up_to_be_held_to() -> None:
     kept = RESULT.model_copy(update={"speedup": None, "verdict": "no_change"})
     assert kept.deviation is None
-    assert "| keep | 1.50 x |  |" in describe([kept])[-1]
+    assert "| no change | 1.50x |  |" in describe([kept])[-1]
 
 
 def test_where_the_answer_is_to_keep_it_the_best_of_the_others_is_held_to_what_was_measured_of_it() -> None:
     rated = {0: (10.0, 10.0), 1: (5.0, 5.0), 2: (9.0, 8.0)}  # samples/s of the rounds, by workers
-    kept, worse, other = (ConfirmedRounds(config=make_config(one), samples_per_second=rated[one]) for one in rated)
-    result = make_profile_result(verdict="no_change", rounds=(kept, worse, other))
+    kept, worse, other = (
+        CandidateResult(
+            config=make_config(workers),
+            runs=tuple(ValidationRun(number=number, samples_per_second=rate) for number, rate in enumerate(rates, 1)),
+        )
+        for workers, rates in rated.items()
+    )
+    result = make_profile_result(verdict="no_change", candidates=(kept, worse, other))
     profile = make_profile(result=result).model_copy(update={"config": kept.config})
     config, speedup = find_compared(profile)
     assert config == other.config
@@ -54,7 +60,7 @@ def test_where_the_answer_is_to_keep_it_the_best_of_the_others_is_held_to_what_w
 
 
 def test_each_loader_has_a_row_of_what_was_predicted_and_what_was_true() -> None:
-    assert describe([RESULT])[-1].endswith("| w=2 pf=2 bs=32 | 1.50 x | 1.50 x | +0.0 % |")
+    assert describe([RESULT])[-1].endswith("| w=2 pf=2 bs=32 | 1.50x | 1.50x | +0.0% |")
 
 
 def test_each_library_is_measured_once_by_a_factory_that_is_there() -> None:

@@ -1,66 +1,83 @@
-"""The two suites as they are started, and what they print."""
+"""The suite with formulas in place of training processes and tuners."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from benchmarks import report, session, suite
-from benchmarks.gpu import GPU
-from benchmarks.suite import CPU, Suite, parse_arguments
-from benchmarks.training.trainer import Trainer
-from benchmarks.tuners import dltune
-from benchmarks.tuners.loadtune import is_loadtune_installed
-from benchmarks.workloads.grid import list_grid
-from tests.benchmarks.fakes import FakeClock, make_instruments, run_session
+from autotune.config import LoaderConfig
+from benchmarks.suite import format_results, measure, screen
+from benchmarks.training.messages import DeviceFacts, Order, Ready, Trained, TrainingRun, Workplace
+from benchmarks.training.trainer import TrainingError
+from benchmarks.tuners import Choice, make_command
+from benchmarks.workloads.catalogue import GPU_WORKLOADS, find_workload
+from benchmarks.workloads.grid import make_config
+from benchmarks.workloads.workload import BenchWorkload
+
+DEVICE = DeviceFacts(name="Test CPU", torch="2.13.0", python="3.11.7")
+SAMPLES = 1000
 
 
-@pytest.mark.parametrize("which", [CPU, GPU], ids=["cpu", "gpu"])
-def test_a_rehearsal_never_lands_among_the_results(which: Suite) -> None:
-    assert parse_arguments(which, ["--quick"])[0].results != parse_arguments(which, [])[0].results
+def rate(config: LoaderConfig) -> float:
+    """Throughput that grows with workers up to 12, and fails with 24."""
+    if config.dataloader.num_workers == 24:
+        raise TrainingError("killed")
+    return 100.0 * max(1, min(12, config.dataloader.num_workers))
 
 
-def test_a_rehearsal_is_small_and_a_full_run_takes_as_long_as_it_takes() -> None:
-    _, workloads = parse_arguments(CPU, ["--quick", "--only", "memory"])
-    assert [workload.name for workload in workloads] == ["memory"]
-    assert len(list_grid(workloads[0], 2)) == 3
-    assert parse_arguments(CPU, [])[0].minutes is None
+class FormulaTrainee:
+    """Trains in no time, at the throughput of the formula."""
+
+    def __init__(self, workplace: Workplace) -> None:
+        self.workplace = workplace
+
+    def await_ready(self) -> Ready:
+        return Ready(device=DEVICE, samples=SAMPLES)
+
+    def train(self, order: Order) -> TrainingRun:
+        seconds = (SAMPLES / rate(order.config),) * order.epochs
+        trained = Trained(samples=SAMPLES * order.epochs, epoch_seconds=seconds)
+        return TrainingRun(trained=trained, waited_seconds=0.0)
+
+    def close(self) -> None:
+        pass
 
 
-def test_the_device_of_all_workloads_can_be_chosen_and_eight_minutes_are_usual() -> None:
-    _, workloads = parse_arguments(GPU, ["--quick", "--device", "cpu", "--only", "tokens"])
-    assert [(workload.name, workload.device) for workload in workloads] == [("tokens", "cpu")]
-    assert parse_arguments(GPU, [])[0].minutes == 8
+def choose_eight(workload: BenchWorkload) -> Choice:
+    config = make_config(workload.batch_size, 8)
+    return Choice(tuner="dltune", config=config, seconds=30.0, predicted=880.0, predicted_ci95=(790.0, 900.0))
 
 
-def test_tables_name_the_device_the_gain_and_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_session(tmp_path, minutes=6.5, rounds=3)
-    report.publish(tmp_path)
-    shown = capsys.readouterr().out
-    assert "Test GPU, 16 CPUs, torch 2.11.0, CUDA 13.0, driver 580.1, Python 3.12.3" in shown
-    assert "round 3: no time" in shown
-    assert "loadtune: not installed" in shown
-    assert "7.55x" in shown
-    assert "60.0 %" in shown
-    assert (tmp_path / "summary.json").exists()
+def test_the_choice_is_compared_with_the_best_of_the_grid_and_the_prediction_with_whole_runs() -> None:
+    result = measure(find_workload("tutorial"), 2, choose=(choose_eight,), start=FormulaTrainee)
+    assert result.choice_share == pytest.approx(8 / 12)
+    assert result.prediction_ratio == pytest.approx(1.1)
+    assert result.is_covered
+    assert result.rate("defaults") == pytest.approx(100.0)
+    assert "66.7%" in format_results([result])
 
 
-def test_main_measures_and_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["gpu", "--quick", "--device", "cpu", "--results", str(tmp_path)])
-    monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(suite, "make_instruments", lambda quick: make_instruments(FakeClock()))
-    suite.main(GPU)
-    assert "Rehearsals, whose numbers say nothing" in capsys.readouterr().out
+def test_without_a_grid_the_choice_is_compared_with_the_defaults_alone() -> None:
+    result = measure(find_workload("tutorial"), 1, with_grid=False, choose=(choose_eight,), start=FormulaTrainee)
+    assert result.choice_share is None
+    assert {label for one in result.measured for label in one.labels} == {"dltune", "defaults", "CPUs"}
 
 
-def test_the_real_instruments_start_real_processes() -> None:
-    real = session.make_instruments(quick=True)
-    assert real.start is Trainer
-    assert real.tune is dltune.tune
-    assert (real.run_loadtune is not None) == is_loadtune_installed()
+def test_a_configuration_that_fails_is_left_out_of_the_grid() -> None:
+    configs = [make_config(32, workers) for workers in (4, 24)]
+    assert list(screen(find_workload("tutorial"), configs, FormulaTrainee)) == configs[:1]
+
+
+def test_the_command_is_that_of_a_user() -> None:
+    workload = replace(find_workload("tutorial"), dataset_args={"samples": 64})
+    command = " ".join(make_command(workload))
+    assert "--dataset examples.tutorial:make_dataset --batch-size 32" in command
+    assert "--step-time 10ms" in command
+    assert "--arg samples=64" in command
+
+
+def test_a_real_step_on_a_device_is_given_by_its_name() -> None:
+    command = make_command(GPU_WORKLOADS[0])
+    assert command[command.index("--device") + 1] == "cuda"
+    assert command[command.index("--step") + 1].endswith(":make_jpeg_step")

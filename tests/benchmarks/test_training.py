@@ -12,9 +12,7 @@ from torch.utils.data import TensorDataset
 from benchmarks.training.messages import Order, Trained, Workplace
 from benchmarks.training.process import Stage, count_samples, prepare, train
 from benchmarks.training.trainer import Trainer, TrainingError
-from benchmarks.training.utilization import Utilization
 from benchmarks.workloads.grid import make_config
-from tests.system.test_gpus import FakeNvml
 
 CPU = torch.device("cpu")
 
@@ -46,28 +44,13 @@ def test_a_run_counts_samples_and_epochs(*, ahead: bool) -> None:
     run = train(make_stage(0.002), Order(config=config, epochs=3))
     assert run.trained.samples == 3 * 64
     assert len(run.trained.epoch_seconds) == 3
-    assert 0 <= run.reading.waited_seconds < sum(run.trained.epoch_seconds)
+    assert 0 <= run.waited_seconds < sum(run.trained.epoch_seconds)
 
 
 def test_a_run_is_given_up_when_its_time_is_over() -> None:
     run = train(make_stage(0.02), Order(config=make_config(16, 0), epochs=9, max_seconds=0.03))
     assert run.trained.given_up
     assert run.trained.samples == 32
-
-
-def test_utilization_is_sampled_while_a_run_goes_on() -> None:
-    with Utilization("1234", FakeNvml()) as watched:
-        deadline = time.monotonic() + 5.0
-        while not watched.shares and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert set(watched.shares) == {0.37}
-
-
-@pytest.mark.parametrize("refused", ["nvmlInit", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetHandleByUUID"])
-def test_a_driver_that_does_not_tell_gives_no_utilization(refused: str) -> None:
-    with Utilization("1234", FakeNvml(refused)) as watched:
-        time.sleep(0.15)
-    assert watched.shares == []
 
 
 def make_workplace(**changes: Any) -> Workplace:

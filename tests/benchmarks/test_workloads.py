@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from benchmarks.training.process import count_samples, make_step
 from benchmarks.workloads.catalogue import CPU_WORKLOADS, GPU_WORKLOADS
 from benchmarks.workloads.device_steps import TokenNetwork, build_residual_network, send
-from benchmarks.workloads.grid import as_config, choose_by_hand, choose_defaults, list_grid, list_spread
+from benchmarks.workloads.grid import as_config, choose_cpus, choose_defaults, list_grid
 from benchmarks.workloads.workload import LONG, SHORT, BenchWorkload
 
 CPUS = 16
@@ -32,7 +32,7 @@ def test_every_dataset_yields_a_batch_of_its_size(workload: BenchWorkload) -> No
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than CPUs are the point
 @EACH
 def test_every_configuration_of_a_grid_builds_a_loader(workload: BenchWorkload) -> None:
-    for config in [*list_grid(workload, CPUS), *list_spread(workload), choose_by_hand(workload, cpus=2)]:
+    for config in [*list_grid(workload, CPUS), choose_cpus(workload, cpus=2)]:
         DataLoader(TensorDataset(torch.zeros(4)), **config.loader_kwargs())
 
 
@@ -55,8 +55,8 @@ def test_arguments_that_mean_the_same_are_one_configuration() -> None:
     )
 
 
-def test_slow_configurations_get_fewer_epochs_and_hopeless_ones_none() -> None:
-    assert [LONG.plan_epochs(10, seconds) for seconds in (0.1, 2.0, 9.0, 11.0)] == [10, 5, 2, None]
+def test_slow_configurations_train_fewer_epochs() -> None:
+    assert [LONG.plan_epochs(10, seconds) for seconds in (0.1, 2.0, 9.0, 11.0)] == [10, 5, 2, 2]
 
 
 def test_slow_configurations_get_fewer_epochs_on_a_device() -> None:
@@ -113,7 +113,7 @@ def test_the_grid_holds_distinct_configurations_among_them_what_people_set(workl
     grid = list_grid(workload, CPUS)
     assert len(set(grid)) == len(grid) == 15
     assert choose_defaults(workload) in grid
-    assert choose_by_hand(workload, CPUS) in grid
+    assert choose_cpus(workload, CPUS) in grid
     for config in grid:
         DataLoader(TensorDataset(torch.zeros(4)), **config.loader_kwargs())
 

@@ -1,62 +1,49 @@
+"""The checks of the doctor, and their fixes."""
+
 from __future__ import annotations
 
 import json
 import os
-import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from autotune.cli.conflicts import PACKAGE_DIR, ConflictingPackage
-from autotune.cli.doctor import describe_checks
-from autotune.cli.doctor_checks import DoctorCheck, SystemFacts, collect_facts, run_checks
+from autotune.cli.doctor import Finding, check_folders, check_machine, check_packages, check_python
 from autotune.cli.main import cli
-from autotune.runner.sandbox import SandboxSupport
 from autotune.system.cgroups import CpuThrottling
 from autotune.system.mounts import Mount
 from autotune.system.versions import TorchVersion
-from tests.builders import GIB, MIB, make_machine
+from tests.builders import GIB, MIB, make_machine, write_files
 
 
-def examine_here(machine: dict[str, Any] | None = None, **changes: Any) -> tuple[DoctorCheck, ...]:
-    """Examine a machine of 4 CPUs with many open files, torch, and nothing else to tell."""
-    usual: dict[str, Any] = {
-        "machine": make_machine(**{"nofile_limit": 65536} | (machine or {})),
-        "sandbox": SandboxSupport(),
-        "torch": TorchVersion("2.13.0", None),
-    }
-    return run_checks(SystemFacts(**usual | changes))
+def find(found: Iterable[Finding], name: str) -> Finding:
+    (one,) = [one for one in found if one.name == name]
+    return one
 
 
-def has_problem(checks: tuple[DoctorCheck, ...]) -> bool:
-    return any(check.state == "problem" for check in checks)
-
-
-def find(checks: tuple[DoctorCheck, ...], name: str) -> DoctorCheck:
-    (check,) = [check for check in checks if check.name == name]
-    return check
+def check(*quotas: CpuThrottling, **machine: Any) -> list[Finding]:
+    return list(check_machine(make_machine(**{"nofile_limit": 65536} | machine), quotas))
 
 
 def make_quota(periods: int, throttled: int, seconds: float = 0.0) -> CpuThrottling:
     return CpuThrottling(periods=periods, throttled_periods=throttled, throttled_seconds=seconds)
 
 
-def make_storage(filesystem: str, rotational: bool | None = None) -> Mount:
-    return Mount(
-        path=Path("/data"), filesystem=filesystem, device="/dev/sda1", mount_point="/data", rotational=rotational
-    )
-
-
-def test_a_healthy_machine_needs_no_fix() -> None:
-    checks = examine_here(sandbox=SandboxSupport(own_shm=True, own_pids=True, cgroup=Path("/x")))
-    assert {(check.state, check.fix) for check in checks} == {("ok", "")}
-    assert not has_problem(checks)
+def test_a_healthy_machine_needs_no_fix(tmp_path: Path) -> None:
+    found = [
+        *check(make_quota(0, 0)),
+        *check_python(TorchVersion("2.13.0", None), (), "fork"),
+        *check_folders("/tmp", tmp_path, None),
+        check_packages([str(tmp_path)], ["dltune"]),
+    ]
+    assert {(one.state, one.fix) for one in found} == {("ok", "")}
 
 
 @pytest.mark.parametrize(
-    ("changes", "name", "fixes"),
+    ("machine", "name", "fixes"),
     [
         ({"shm_limit_bytes": 64 * MIB, "shm_free_bytes": 64 * MIB}, "/dev/shm", ("--shm-size", "emptyDir", "Slurm")),
         ({"shm_free_bytes": 64 * MIB}, "/dev/shm", ("ls -l /dev/shm",)),
@@ -71,55 +58,42 @@ def test_a_healthy_machine_needs_no_fix() -> None:
         ({"quota_cpus": 0.5}, "CPUs", ("--cpus", "limits.cpu", "Slurm --cpus-per-task")),
     ],
 )
-def test_what_stands_in_the_way_comes_with_its_fix(
-    changes: dict[str, object], name: str, fixes: tuple[str, ...]
-) -> None:
-    check = find(examine_here(changes), name)
-    assert check.state == "warning"
-    assert [fix for fix in fixes if fix not in check.fix] == []
-
-
-def test_without_torch_nothing_can_be_tuned() -> None:
-    checks = examine_here(torch=None)
-    assert find(checks, "torch").state == "problem"
-    assert has_problem(checks)
-
-
-@pytest.mark.parametrize(("cuda", "state"), [(None, "warning"), ("13.0", "ok")])
-def test_a_torch_without_cuda_beside_a_gpu_is_told(cuda: str | None, state: str) -> None:
-    assert find(examine_here(torch=TorchVersion("2.13.0", cuda), gpus=("NVIDIA H200",)), "torch").state == state
+def test_a_shortage_has_its_fix(machine: dict[str, Any], name: str, fixes: tuple[str, ...]) -> None:
+    found = find(check(**machine), name)
+    assert found.state == "warning"
+    assert [fix for fix in fixes if fix not in found.fix] == []
 
 
 @pytest.mark.parametrize(("throttled", "state"), [(10, "ok"), (11, "warning")])
-def test_throttling_is_a_warning_from_more_than_one_period_in_a_hundred_on(throttled: int, state: str) -> None:
-    check = find(examine_here(quotas=(make_quota(1000, throttled),)), "CPU throttling")
-    assert check.state == state
-    assert check.finding.startswith(f"{throttled / 10}% of 1,000 periods")
+def test_throttling_above_one_percent_is_a_warning(throttled: int, state: str) -> None:
+    found = find(check(make_quota(1000, throttled)), "CPU throttling")
+    assert (found.state, found.finding) == (state, f"{throttled / 10}% of 1,000 periods")
 
 
-def test_of_several_quotas_the_one_used_up_most_counts() -> None:
-    quotas = (make_quota(1000, 0), make_quota(200, 50, seconds=12.5), make_quota(0, 0))
-    finding = find(examine_here(quotas=quotas), "CPU throttling").finding
-    assert finding == "25.0% of 200 periods since the cgroup was made, 12.5 s in all"
+def test_of_several_quotas_the_most_used_up_counts() -> None:
+    found = find(check(make_quota(1000, 0), make_quota(200, 50, seconds=12.5), make_quota(0, 0)), "CPU throttling")
+    assert found.finding == "25.0% of 200 periods, 12.5 s in total"
 
 
-def test_without_a_quota_nothing_is_throttled() -> None:
-    assert find(examine_here(quotas=(make_quota(0, 0),)), "CPU throttling").state == "ok"
-
-
-def test_forked_workers_are_what_the_doctor_likes_to_see() -> None:
-    check = find(examine_here(start_method="fork"), "start method")
-    assert check.state == "ok"
-    assert "share the dataset's memory" in check.finding
+@pytest.mark.parametrize(
+    ("torch", "gpus", "state"),
+    [
+        (None, (), "problem"),
+        (TorchVersion("2.13.0", None), (), "ok"),
+        (TorchVersion("2.13.0", None), ("NVIDIA H200",), "warning"),
+        (TorchVersion("2.13.0", "13.0"), ("NVIDIA H200",), "ok"),
+    ],
+)
+def test_torch_must_be_there_and_suit_the_gpu(torch: TorchVersion | None, gpus: tuple[str, ...], state: str) -> None:
+    assert find(check_python(torch, gpus, "fork"), "torch").state == state
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_that_are_not_forked_start_slowly_and_need_pickling(method: str) -> None:
-    check = find(examine_here(start_method=method), "start method")
-    assert check.state == "warning"
-    assert check.finding.startswith(f"{method}, the default of Python")
-    assert "picklable" in check.fix
-    assert "multiprocessing_context='fork'" in check.fix
+def test_workers_that_are_not_forked_start_slowly(method: str) -> None:
+    found = find(check_python(TorchVersion("2.13.0", None), (), method), "start method")
+    assert found.state == "warning"
+    assert found.finding.startswith(f"{method}, the default of Python")
+    assert "multiprocessing_context='fork'" in found.fix
 
 
 @pytest.mark.parametrize(
@@ -129,85 +103,59 @@ def test_workers_that_are_not_forked_start_slowly_and_need_pickling(method: str)
         ("fuse.s3fs", None, "warning", "many more workers than CPUs"),
         ("overlay", None, "warning", "volume"),
         ("ext4", True, "warning", "SSD"),
-        ("ext4", False, "ok", "does not turn"),
-        ("ext4", None, "ok", "nothing tells"),
-        ("tmpfs", None, "ok", "in memory"),
+        ("ext4", False, "ok", "/data: ext4 on /dev/sda1"),
+        ("ext4", None, "ok", "/data: ext4 on /dev/sda1"),
+        ("tmpfs", None, "ok", "/data: tmpfs on /dev/sda1"),
     ],
 )
-def test_the_storage_of_the_data_is_told_with_what_it_means_for_workers(
-    filesystem: str, rotational: bool | None, state: str, words: str
+def test_slow_storage_is_a_warning(
+    tmp_path: Path, filesystem: str, rotational: bool | None, state: str, words: str
 ) -> None:
-    check = find(examine_here(storage=make_storage(filesystem, rotational)), "data")
-    assert check.state == state
-    assert check.finding.startswith(f"/data: {filesystem} from /dev/sda1")
-    assert words in check.finding + check.fix
+    found = find(check_folders("/tmp", tmp_path, Mount(Path("/data"), filesystem, "/dev/sda1", rotational)), "data")
+    assert found.state == state
+    assert words in found.finding + found.fix
 
 
-def test_nothing_is_said_of_data_that_nobody_named() -> None:
-    assert "data" not in [check.name for check in examine_here()]
+def test_a_long_folder_for_temporary_files_is_a_warning(tmp_path: Path) -> None:
+    assert find(check_folders("/tmp/" + "x" * 90, tmp_path, None), "TMPDIR").state == "warning"
 
 
-@pytest.mark.parametrize(
-    ("conflict", "words"),
-    [
-        (ConflictingPackage(Path("/work/autotune")), "rename it"),
-        (ConflictingPackage(Path("/site/autotune"), "autotune"), "pip uninstall autotune"),
-        (ConflictingPackage(PACKAGE_DIR.resolve(), "autotune"), "--force-reinstall dltune"),
-    ],
-)
-def test_a_second_package_of_our_name_is_told_with_both_places_and_the_fix(
-    conflict: ConflictingPackage, words: str
-) -> None:
-    check = find(examine_here(conflicts=(conflict,)), "other autotune")
-    assert check.state == "warning"
-    assert str(conflict.path) in check.finding
-    assert f"ours at {PACKAGE_DIR}" in check.finding
-    assert words in check.fix
+def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    assert find(check_folders("/tmp", tmp_path, None), "this folder").state == "problem"
 
 
-def test_a_long_tmpdir_is_named_with_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "x" * 90)
-    check = find(examine_here(), "TMPDIR")
-    assert check.state == "warning"
-    assert "(95 characters)" in check.finding
+@pytest.mark.parametrize("file", ["autotune/__init__.py", "autotune.py"])
+def test_another_module_of_our_name_is_a_warning(tmp_path: Path, file: str) -> None:
+    write_files(tmp_path, {file: ""})
+    found = check_packages([str(tmp_path), str(tmp_path), str(tmp_path / "missing")], ["dltune"])
+    assert (found.state, found.finding) == ("warning", str((tmp_path / file).resolve()))
+    assert "rename it" in found.fix
 
 
-def test_a_part_of_the_sandbox_that_is_missing_is_said_with_what_stands_in_for_it_and_why() -> None:
-    sandbox = SandboxSupport(missing=("private /dev/shm: unshare: Operation not permitted",))
-    check = find(examine_here(sandbox=sandbox), "private /dev/shm")
-    assert "shared" in check.finding
-    assert "Operation not permitted" in check.finding
+def test_another_distribution_of_our_name_is_a_warning() -> None:
+    found = check_packages([], ["dltune", "autotune", "autotune"])
+    assert (found.state, found.finding) == ("warning", "distribution autotune")
+    assert "pip uninstall autotune" in found.fix
 
 
-def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    checks = examine_here()
-    assert find(checks, "this folder").state == "problem"
-    assert has_problem(checks)
+def test_a_folder_without_an_init_file_is_no_package(tmp_path: Path) -> None:
+    write_files(tmp_path, {"autotune/notes.txt": ""})
+    assert check_packages([str(tmp_path)], ()).state == "ok"
 
 
-def test_a_fix_stands_below_its_finding() -> None:
-    checks = (DoctorCheck(name="open files", state="warning", finding="1,024", fix="ulimit -n 4096"),)
-    first, second = describe_checks(checks).splitlines()
-    assert first.split() == ["warning", "open", "files", "1,024"]
-    assert second.strip() == "-> ulimit -n 4096"
-
-
-def test_what_is_read_here_can_be_examined(workdir: Path) -> None:
-    names = [check.name for check in run_checks(collect_facts(workdir))]
-    assert {"torch", "CPU throttling", "memory", "start method", "data", "other autotune"} <= set(names)
-
-
-def test_the_command_tells_people_and_programs_the_same(workdir: Path) -> None:
-    told = CliRunner().invoke(cli, ["doctor", "--data", "."])
+def test_the_command_prints_the_same_for_people_and_programs(workdir: Path) -> None:
+    del workdir
+    text = CliRunner().invoke(cli, ["doctor", "--data", "."])
     document = CliRunner().invoke(cli, ["doctor", "--data", ".", "--json"])
-    assert told.exit_code == document.exit_code == 0
-    checks = [DoctorCheck.model_validate(check) for check in json.loads(document.output)]
-    assert all(check.name in told.output for check in checks)
-    assert {"start method", "data"} <= {check.name for check in checks}
+    assert text.exit_code == document.exit_code == 0
+    names = [one["name"] for one in json.loads(document.output)]
+    assert {"torch", "CPUs", "memory", "/dev/shm", "open files", "start method", "data", "TMPDIR"} <= {*names}
+    assert all(name in text.output for name in names)
 
 
-def test_data_that_is_not_there_is_a_usage_error(workdir: Path) -> None:
+def test_a_missing_dataset_is_a_usage_error(workdir: Path) -> None:
+    del workdir
     result = CliRunner().invoke(cli, ["doctor", "--data", "nowhere"])
     assert result.exit_code == 2
-    assert "nowhere: No such file or directory. Give the folder" in result.stderr
+    assert "nowhere: No such file or directory. Pass the folder" in result.stderr

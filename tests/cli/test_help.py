@@ -1,4 +1,4 @@
-"""The help of every command: it has examples, they can be copied, and they parse."""
+"""The help of every command: options in groups, and examples that parse."""
 
 from __future__ import annotations
 
@@ -11,37 +11,27 @@ import pytest
 from click.testing import CliRunner
 
 from autotune.cli.main import cli
-from autotune.cli.scripts import is_script
 from autotune.search.loop import SEARCH_SHARE
 
 NAMES = sorted(cli.commands)
-CALL = re.compile(r"\bdltune\b(?!\.)[^|&;>#\")]*")  # up to whatever the shell puts behind a command
+CALL = re.compile(r"\bdltune\b(?!\.)[^|&;>#\")\n]*")  # up to the next sign of the shell
+MAX_VISIBLE, MAX_OPTIONS = 26, 36
 
 
-def read_help(*command: str) -> str:
-    return CliRunner().invoke(cli, [*command, "--help"], prog_name="dltune", terminal_width=80).stdout
-
-
-def list_examples(*command: str) -> list[str]:
-    _, _, below = read_help(*command).partition("Examples:\n")
-    return [line.strip() for line in below.partition("\n\n")[0].splitlines()]
+def read_help(*command: str, option: str = "--help") -> str:
+    return CliRunner().invoke(cli, [*command, option], prog_name="dltune", terminal_width=80).stdout
 
 
 def list_calls(*command: str) -> Iterator[list[str]]:
-    """List the calls of dltune in the examples of a command, as words, `tune` put in where it is implied."""
-    for example in list_examples(*command):
-        for call in CALL.findall(example):
-            words = shlex.split(call)[1:]
-            yield ["tune", *words] if words[0].startswith("-") or is_script(words[0]) else words
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_command_shows_how_it_is_used(name: str) -> None:
-    assert name in [words[0] for words in list_calls(name)]
+    """List the calls of dltune in the examples of a command, as words, with `tune` where it is implied."""
+    _, _, below = read_help(*command).partition("Examples:\n")
+    for call in CALL.findall(below.partition("\n\n")[0]):
+        words = shlex.split(call)[1:]
+        yield words if words[0] in NAMES else ["tune", *words]
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in NAMES)], ids="-".join)
-def test_every_example_parses(command: tuple[str, ...]) -> None:
+def test_every_command_has_examples_that_parse(command: tuple[str, ...]) -> None:
     calls = list(list_calls(*command))
     assert calls
     for name, *arguments in calls:
@@ -49,19 +39,10 @@ def test_every_example_parses(command: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_example_is_broken_into_lines_that_a_shell_would_run_one_by_one(name: str) -> None:
-    starts = ("dltune", "python", "eval")
-    assert [line for line in list_examples(name) if not line.startswith(starts)] == []
-
-
-@pytest.mark.parametrize("name", ["tune", "retune", "show", "export", "report", "check", "compare", "merge", "doctor"])
-def test_exit_codes_stand_in_the_help_of_commands_that_jobs_ask(name: str) -> None:
+def test_every_command_has_its_exit_codes_and_help_for_every_option(name: str) -> None:
     assert re.search(r"Exit codes: 0 ", read_help(name))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_command_says_in_a_sentence_what_it_does(name: str) -> None:
-    assert (cli.commands[name].help or "").partition("\n")[0].endswith(".")
+    shown = [option for option in cli.commands[name].params if isinstance(option, click.Option)]
+    assert [option.name for option in shown if not option.help] == []
 
 
 def test_no_summary_of_a_command_is_cut_off() -> None:
@@ -69,7 +50,38 @@ def test_no_summary_of_a_command_is_cut_off() -> None:
     assert "..." not in commands.partition("Examples:")[0]
 
 
+def list_options(text: str) -> list[str]:
+    return re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
+
+
+def test_the_options_of_tune_are_few_and_each_is_in_one_group() -> None:
+    visible, all_options = list_options(read_help("tune")), list_options(read_help("tune", option="--help-all"))
+    assert len(visible) <= MAX_VISIBLE
+    assert len(all_options) <= MAX_OPTIONS
+    assert len(set(all_options)) == len(all_options)
+    assert set(visible) < set(all_options)
+    known = {max(one.opts, key=len) for one in cli.commands["tune"].params if isinstance(one, click.Option)}
+    assert {*all_options} == known | {"--help"}
+
+
 def test_the_help_of_the_trial_time_is_what_the_search_does() -> None:
     (option,) = [option for option in cli.commands["tune"].params if option.name == "trial_time"]
     assert isinstance(option, click.Option)
-    assert f"the search get {SEARCH_SHARE} of it" in (option.help or "")
+    assert f"search trials use {SEARCH_SHARE:.0%} of it" in (option.help or "")
+
+
+@pytest.mark.parametrize(("typo", "meant"), [("shwo", "show"), ("--trails", "--trials"), ("--datset", "--dataset")])
+def test_a_typo_is_answered_with_what_was_meant(typo: str, meant: str) -> None:
+    result = CliRunner().invoke(cli, [typo, "3"], prog_name="dltune")
+    assert result.exit_code == 2
+    assert meant in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "found"), [("dltune ", "tune"), ("dltune --tri", "--trials"), ("dltune show --js", "--json")]
+)
+def test_the_shell_completes_commands_and_options(words: str, found: str) -> None:
+    count = len(words.split(" ")) - 1
+    environment = {"_DLTUNE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
+    result = CliRunner().invoke(cli, [], prog_name="dltune", env=environment)
+    assert f"plain,{found}" in result.stdout

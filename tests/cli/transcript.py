@@ -1,12 +1,13 @@
-"""Writes down what users are shown: the help of every command, one run, and what commands say of a tuned file.
+"""Writes what users see: the help of every command, one run, and what commands print about a tuned file.
 
-`python -m tests.cli.transcript` replaces what is held in transcript.txt; look at what changed.
+`python -m tests.cli.transcript` replaces transcript.txt; review the changes.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import chdir
@@ -17,66 +18,89 @@ from rich.console import Console
 
 from autotune.checking import CheckResult
 from autotune.cli.check import describe_check
-from autotune.cli.display import PlainDisplay
+from autotune.cli.display import RunDisplay
 from autotune.cli.main import cli
 from autotune.config import LoaderConfig
-from autotune.profiles.saving import save_profile
-from autotune.report.outcome import describe_outcome
+from autotune.profiles.schema import TunedProfile
+from autotune.report.text import render_summary, render_verified
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.tuning import tune
-from autotune.validation.remeasurement import Remeasurement
-from tests.builders import make_config, make_cost, make_full_profile, make_machine, make_profile, make_result
-from tests.builders import make_workload as make_usual_workload
+from tests.builders import (
+    make_cost,
+    make_full_profile,
+    make_machine,
+    make_measurement_of,
+    make_workload,
+    write_profiles,
+)
 
 WIDTH = 100
-HELD = Path(__file__).with_name("transcript.txt")
+EXPECTED = Path(__file__).with_name("transcript.txt")
 
 
 def write_transcript() -> str:
-    """Write it in a folder of its own, where no pyproject.toml adds options."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
-        return "\n".join((*_call_for_help(), *_tune(), *_ask_of_files(), *_check()))
+        return "\n".join((*_show_help(), *_tune(), *_show_files(), *_check()))
 
 
 def _call(*arguments: str) -> str:
-    shown = CliRunner(env={name: None for name in os.environ if name.startswith("DLTUNE_")}).invoke(
-        cli, arguments, prog_name="dltune", terminal_width=WIDTH
-    )
+    runner = CliRunner(env={name: None for name in os.environ if name.startswith("DLTUNE_")})
+    shown = runner.invoke(cli, arguments, prog_name="dltune", terminal_width=WIDTH)
     return f"$ dltune {' '.join(arguments)}\n{shown.output}"
 
 
-def _call_for_help() -> Iterator[str]:
+def _show_help() -> Iterator[str]:
     for command in cli.commands.values():
-        command._help_option = None  # click keeps the one of its first context, which another test may have made
+        command._help_option = None  # click keeps that of the first context, which another test may have made
     yield _call("--help")
+    yield _call("tune", "--help-all")
     yield from (_call(name, "--help") for name in sorted(cli.commands))
 
 
 def _tune() -> Iterator[str]:
-    """Tune samples that wait, for two CPUs, by a formula; the trials with 16 workers die."""
-    workload = WorkloadRequest(dataset="pkg:make")
-    request = TuningRequest(workload=workload, batch_sizes=(32,), trials=5, profile="mine")
-    stream = io.StringIO()
-    console = Console(file=stream, width=4 * WIDTH, highlight=False, soft_wrap=True)
-    outcome = tune(
-        request,
-        run_trial=_run_trial,
-        machine=make_machine(affinity_cpus=2),
-        workload=make_usual_workload(
-            load_cost=make_cost(0.01), cpu_share=0.05, step_cost=make_cost(0.0, 0.01), sample_bytes=1000
-        ),
-        progress=PlainDisplay(request, verbose=True, console=console),
+    """Tune I/O-bound samples on two CPUs by a formula; trials with 16 workers or more die."""
+    request = TuningRequest(
+        workload=WorkloadRequest(dataset="pkg:make", step_seconds=0.01),
+        fixed={"batch_size": 32, "sharing_strategy": "file_descriptor"},
+        search={"in_order": (True,)},
     )
-    yield f"$ dltune --dataset pkg:make\n{stream.getvalue()}"
-    yield describe_outcome(outcome.profile, "map", outcome.runner_up, request.output, interrupted=False) + "\n"
+    stream = io.StringIO()
+    with RunDisplay(console=Console(file=stream, width=4 * WIDTH, highlight=False, soft_wrap=True)) as display:
+        found = tune(
+            request,
+            run_trial=_run_trial,
+            machine=make_machine(affinity_cpus=2),
+            workload=make_workload(
+                load_cost=make_cost(0.01), cpu_share=0.05, step_cost=make_cost(0.0, 0.01), sample_bytes=1000
+            ),
+            progress=display,
+        )
+        display.show_result(found.profile)
+    shown = f"{stream.getvalue()}{render_summary(found.profile, request.output, width=WIDTH)}\n"
+    yield f"$ dltune --dataset pkg:make --batch-size 32 --step-time 10ms\n{_mask(shown)}"
+    yield f"$ dltune --dataset pkg:make --batch-size 32 --step-time 10ms\n{_mask(_verify(found.profile))}"
+
+
+def _verify(profile: TunedProfile) -> str:
+    return render_verified(profile, "dltune.json", 850.0, width=WIDTH) + "\n"
+
+
+def _mask(text: str) -> str:
+    """Replace what differs between runs."""
+    return re.sub(r"\d{4}-\d\d-\d\d", "DATE", re.sub(r"(in|\.\.\.) \d+(?:\.\d+)? [mu]?s", r"\1 5.5 s", text))
 
 
 def _run_trial(request: TrialRequest) -> TrialResult:
-    if request.config.dataloader.num_workers == 16:
+    workers = request.config.dataloader.num_workers
+    if workers >= 16:
         return TrialResult(kind="crashed", config=request.config, message="died of signal 9 (SIGKILL)")
-    return make_result(request.config, _measure(request.config))
+    rate = _measure(request.config)
+    measurement = make_measurement_of(rate, wait_share=max(0.0, 1 - rate / 3200))
+    return TrialResult(
+        kind="completed", config=request.config, measurement=measurement, peak_host_bytes=(1 + workers) * 100 * 2**20
+    )
 
 
 def _measure(config: LoaderConfig) -> float:
@@ -85,36 +109,15 @@ def _measure(config: LoaderConfig) -> float:
     return 100.0 * min(12, max(1, loader.num_workers)) * (1.33 if loader.persistent_workers else 1.0)
 
 
-def _ask_of_files() -> Iterator[str]:
-    save_profile(Path("a.json"), make_full_profile())
-    save_profile(Path("b.json"), make_profile(dataloader=make_config(8, 2).dataloader))
-    calls = (
-        "show a.json",
-        "show c.json",
-        "compare a.json b.json",
-        "export a.json --to yaml",
-        "export a.json --to timm",
-    )
+def _show_files() -> Iterator[str]:
+    write_profiles(Path(), make_full_profile())
+    calls = ("show", "show nothing.json", "export --to yaml", "export --to timm", "train.py", "--trials 3")
     yield from (_call(*call.split()) for call in calls)
 
 
 def _check() -> Iterator[str]:
-    yield "$ dltune check"
-    yield describe_check(CheckResult(profile="mine", fits=True), "dltune.json") + "\n"
-    found = Remeasurement(
-        samples_per_second=900.0,
-        predicted=1800.0,
-        speedup=3.0,
-        speedup_ci95=(2.9, 3.1),
-        kept=0.5,
-        ratio_to_prediction_ci95=(0.4, 0.6),
-        machine_change=1.1,
-        noise=("Other processes kept 1.2 CPUs busy.",),
-    )
-    reasons, advice = ("age 40 days",), ("torch 3.0 instead of 2.13.0",)
-    stale = CheckResult(profile="mine", fits=False, reasons=reasons, advice=advice, remeasured=found)
-    yield f"$ dltune check --quick\n{describe_check(stale, 'dltune.json')}\n"
+    yield f"$ dltune check\n{describe_check(CheckResult(profile='cpu-4c-16g/2f8a', is_valid=True), 'dltune.json')}\n"
 
 
 if __name__ == "__main__":
-    HELD.write_text(write_transcript())
+    EXPECTED.write_text(write_transcript())

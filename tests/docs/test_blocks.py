@@ -17,17 +17,17 @@ import click
 import pytest
 import torch
 import yaml
+from autotune.cli.params import build_request
+from autotune.cli.project_file import name_parameters
+from autotune.cli.scripts import is_script
 from torch import distributed
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import autotune
 from autotune.cli.main import cli
-from autotune.cli.params import build_request
-from autotune.cli.project_file import name_parameters
-from autotune.cli.scripts import is_script
 from autotune.cli.tune import tune
-from autotune.profiles.saving import save_profile
+from autotune.profiles.store import save_profile
 from autotune.system.machine import read_machine
 from tests.builders import make_config, make_profile
 from tests.docs.markdown import (

@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 import pytest
 import yaml
+from autotune.cli.schema import make_json_schema, read_docstring
+from benchmarks.analysis.verdicts import format_value
 
 import autotune
 from autotune.cli.main import COMMANDS
-from autotune.cli.schema import make_json_schema, read_docstring
-from benchmarks.analysis.verdicts import format_value
 from pages.commands import READ_ON, describe_command
 from pages.json_schema import describe_schema
 from pages.links import list_linked_files, name_page, point_to_pages

@@ -1,4 +1,4 @@
-"""Database servers that a test starts on a socket of its own: Debian's PostgreSQL and MariaDB."""
+"""Starts a PostgreSQL server of Debian's package for a test, on a socket in a folder of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,93 +15,60 @@ from pathlib import Path
 from typing import Final
 
 START_SECONDS: Final = 30.0
-PASSWORD: Final = "hidden"  # which neither of them asks for
+USER: Final = "postgres"  # whom Debian's package makes, and the server runs as
+PASSWORD: Final = "hidden"  # which the server does not ask for
 DATABASE: Final = "dltune"
-
-
-@dataclass(frozen=True)
-class ServerKind:
-    """What is different from one server to the other; {folder} stands for the server's own."""
-
-    name: str
-    user: str  # whom Debian's package makes, and the server runs as
-    driver: str  # module of Python that reaches it
-    programs: Path | None  # folder of them; None where it is not installed
-    url: str
-    initialize: str
-    serve: str
-    create: str  # makes the database, once the server answers
-
-    def is_available(self) -> bool:
-        return self.programs is not None and os.getuid() == 0 and find_spec(self.driver) is not None
-
-    def command(self, folder: Path, words: str) -> list[str]:
-        """Give a command of the server's as its user runs it."""
-        assert self.programs is not None
-        program, *rest = words.format(folder=folder, user=self.user, database=DATABASE).split()
-        become = ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups"]
-        return ["env", f"TMPDIR={folder}", *become, str(self.programs / program), *rest]
-
-
-def _find(pattern: str, program: str) -> Path | None:
-    folders = sorted(Path("/usr").glob(pattern), reverse=True)
-    return next((folder for folder in folders if (folder / program).exists()), None)
-
-
-POSTGRESQL: Final = ServerKind(
-    name="postgresql",
-    user="postgres",
-    driver="psycopg",
-    programs=_find("lib/postgresql/*/bin", "postgres"),
-    url="postgresql+psycopg://{user}:{password}@/{database}?host={folder}",
-    initialize="initdb -D {folder}/data --auth=trust --no-sync --username={user} --encoding=UTF8 --locale=C",
-    serve="postgres -D {folder}/data -k {folder} -c listen_addresses= -c fsync=off"
-    " -c dynamic_shared_memory_type=mmap",  # what is killed would leave segments in /dev/shm
-    create="createdb -h {folder} {database}",
+PROGRAMS: Final = max((path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")), default=None)
+SERVE: Final = (  # segments of System V or in /dev/shm would outlive a server that is killed
+    "postgres -D {folder}/data -k {folder} -c listen_addresses= -c fsync=off -c dynamic_shared_memory_type=mmap"
 )
-MARIADB: Final = ServerKind(
-    name="mariadb",
-    user="mysql",
-    driver="pymysql",
-    programs=_find("sbin", "mariadbd"),
-    url="mysql+pymysql://root:{password}@localhost/{database}?unix_socket={folder}/socket",
-    initialize="../bin/mariadb-install-db --no-defaults --datadir={folder}/data --skip-test-db",
-    serve="mariadbd --no-defaults --datadir={folder}/data --socket={folder}/socket"
-    " --skip-networking --skip-grant-tables --innodb-flush-log-at-trx-commit=0",
-    create="../bin/mariadb-admin --no-defaults --socket={folder}/socket create {database}",
-)
+
+
+def find_lack() -> str | None:
+    """Return why the server cannot be started here; None if it can."""
+    if PROGRAMS is not None and os.getuid() == 0 and find_spec("psycopg") is not None:
+        return None
+    return "needs Debian's postgresql, psycopg, and root to start the server"
 
 
 @dataclass
 class Server:
-    """A running server, for as long as the test lets it."""
+    """A running server."""
 
-    kind: ServerKind
     folder: Path
     process: subprocess.Popen[bytes]
 
     @property
     def url(self) -> str:
-        return self.kind.url.format(folder=self.folder, user=self.kind.user, password=PASSWORD, database=DATABASE)
+        return f"postgresql+psycopg://{USER}:{PASSWORD}@/{DATABASE}?host={self.folder}"
 
     def kill(self) -> None:
-        """End it and all its helpers at once, as a machine that fails does."""
+        """Kill it and its children at once."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
+def _make_command(folder: Path, words: str) -> list[str]:
+    """Return a command of the server's, to be run as its user."""
+    assert PROGRAMS is not None
+    program, *rest = words.format(folder=folder).split()
+    become = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
+    return ["env", f"TMPDIR={folder}", *become, str(PROGRAMS / program), *rest]
+
+
 @contextmanager
-def run_server(kind: ServerKind) -> Iterator[Server]:
-    """Run a server in a folder of its own, and leave nothing of it."""
-    folder = Path("/tmp") / f"dltune-{kind.name}-{os.getpid()}"  # a socket's path is short
+def run_server() -> Iterator[Server]:
+    """Run a server in a new folder, and remove everything of it afterwards."""
+    folder = Path("/tmp") / f"dltune-postgresql-{os.getpid()}"  # a socket's path is short
     folder.mkdir(mode=0o700)
-    shutil.chown(folder, kind.user, kind.user)
+    shutil.chown(folder, USER, USER)
     try:
-        subprocess.run(kind.command(folder, kind.initialize), check=True, capture_output=True, cwd=folder)
-        command = kind.command(folder, kind.serve)
+        initialize = f"initdb -D {{folder}}/data --auth=trust --no-sync --username={USER} --encoding=UTF8 --locale=C"
+        subprocess.run(_make_command(folder, initialize), check=True, capture_output=True, cwd=folder)
+        command = _make_command(folder, SERVE)
         process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL, cwd=folder)
-        server = Server(kind, folder, process)
-        await_success(lambda: subprocess.run(kind.command(folder, kind.create), check=False, capture_output=True))
+        server = Server(folder, process)
+        _create_database(folder)
         yield server
         if process.poll() is None:
             server.kill()
@@ -110,15 +77,16 @@ def run_server(kind: ServerKind) -> Iterator[Server]:
         shutil.rmtree(folder)
 
 
-def await_success(attempt: Callable[[], subprocess.CompletedProcess[bytes]]) -> None:
+def _create_database(folder: Path) -> None:
+    command = _make_command(folder, f"createdb -h {{folder}} {DATABASE}")
     deadline = time.monotonic() + START_SECONDS
-    while (tried := attempt()).returncode:
+    while (tried := subprocess.run(command, check=False, capture_output=True)).returncode:
         assert time.monotonic() < deadline, tried.stderr
         time.sleep(0.1)
 
 
 def _remove_segment(note: Path) -> None:
-    """Remove PostgreSQL's segment of System V, which outlives a server that is killed."""
+    """Remove the server's System V segment, which outlives a server that is killed."""
     if note.exists():
         _, segment = note.read_text().splitlines()[6].split()
         subprocess.run(["ipcrm", "-m", segment], check=False)

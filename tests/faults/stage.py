@@ -79,7 +79,7 @@ class Scene(FrozenModel):
             `user_`.
         arguments: Arguments of the factory.
         collate: As in a WorkloadRequest.
-        step: As in a WorkloadRequest; an emulated step where there is none.
+        step: As in a WorkloadRequest; a simulated step if there is none.
         working_dir: Where the child starts.
         plays: The trials.
         stall_seconds: Most seconds without progress.
@@ -216,7 +216,7 @@ def start(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[s
 
 def make_cli_command(factory: str, *options: str) -> list[str]:
     """Give the command that a user would type."""
-    return [sys.executable, "-m", "autotune.cli", "--dataset", f"tests.{factory}", *QUICK, *options]
+    return [sys.executable, "-m", "autotune", "--dataset", f"tests.{factory}", *QUICK, *options]
 
 
 def run_cli(

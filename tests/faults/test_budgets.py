@@ -81,7 +81,7 @@ def test_a_trial_that_takes_more_and_more_memory_is_ended_at_its_budget(
 def test_samples_of_8_mib_never_fill_more_of_shm_than_they_may(sandbox: str) -> None:
     budget = 200 * MIB  # of the 576 MiB that four workers with four batches each could fill
     with Watcher() as watcher:
-        alone, *crowded = run_trials("make_large", SANDBOXES[sandbox], step_seconds=0.2, shm_bytes=budget)
+        alone, *crowded = run_trials("make_large_samples", SANDBOXES[sandbox], step_seconds=0.2, shm_bytes=budget)
     assert alone.kind == "completed"
     assert {result.kind for result in crowded} == {"shm_exhausted"}
     assert 0 < watcher.shm_bytes <= _allow(sandbox) * budget, f"{watcher.shm_bytes / MIB:.0f} MiB"

@@ -123,10 +123,9 @@ def test_a_factory_that_kills_its_group_hits_only_itself() -> None:
     assert "was killed by SIGKILL" in str(refuse("faults.hostile:make_group_killer", sandboxed=False))
 
 
-@pytest.mark.parametrize("isolation", ["auto", "none"])
 @pytest.mark.fault("Factory kills group / parent", needs="plain")
-def test_a_factory_that_terminates_its_parent_ends_the_trial_at_most(isolation: str, workdir: Path) -> None:
-    finished = run_cli("faults.hostile:make_parent_killer", "--isolation", isolation)
+def test_a_factory_that_terminates_its_parent_ends_the_trial_at_most(workdir: Path) -> None:
+    finished = run_cli("faults.hostile:make_parent_killer")
     assert finished.returncode == 2, finished.stderr
     assert "RuntimeError: the parent lives" in finished.stderr or "was killed by SIGTERM" in finished.stderr
     assert list_trial_processes() == []

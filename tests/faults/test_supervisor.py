@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -175,7 +176,7 @@ def await_trials(process: subprocess.Popen[str], count: int) -> None:
     while count:
         line = process.stderr.readline()
         assert line, "the run ended before enough trials were seen"
-        count -= line.startswith("trial")
+        count -= re.match(r" +\d+ ", line) is not None  # a row of the table
 
 
 def interrupt(command: list[str], interrupt_it: Any) -> subprocess.CompletedProcess[str]:
@@ -208,10 +209,10 @@ IN_BACKGROUND = ["sh", "-c", 'trap "" INT && exec "$@"', "sh", *SEARCH]  # as a 
 def test_an_interrupted_run_writes_the_best_so_far(command: list[str], interrupt_it: Any, workdir: Path) -> None:
     finished = interrupt(command, interrupt_it)
     assert finished.returncode == 130, finished.stderr
-    assert "this is the best so far" in finished.stdout
     (profile,) = json.loads((workdir / "dltune.json").read_text())["profiles"]
-    assert profile["search"]["trials"] >= 3
-    assert {path.name for path in workdir.iterdir()} <= {"dltune.json", ".dltune.json.lock", ".dltune"}
+    assert not profile["is_complete"]
+    assert len(profile["search"]["trials"]) >= 3
+    assert {path.name for path in workdir.iterdir()} <= {"dltune.json", ".dltune.json.lock"}
 
 
 @pytest.mark.fault("Ctrl-C", needs="plain")

@@ -1,9 +1,8 @@
-"""Two runs at the same time wait, share or refuse; neither costs the other a result."""
+"""Two runs at the same time: neither costs the other a result."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,33 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from autotune.profiles.file import read_file
+from autotune.profiles.store import read_file
 from tests.faults.stage import ROOT
 from tests.faults.test_storage import BRIEF
 
 SAVE = """
 import sys
 from pathlib import Path
-from autotune.profiles.saving import save_profile
+from autotune.profiles.store import save_profile
 from tests.builders import make_profile
 for number in range(10):
-    save_profile(Path("dltune.json"), make_profile(f"{sys.argv[1]}-{number}"))
-"""
-OPEN = """
-import sys, time
-from autotune.search.ask_tell import open_search
-from autotune.search.storage import open_storage
-from tests.builders import make_machine, make_request
-from autotune.search.space import SearchSpace
-space = SearchSpace.of(batch_size=(32,), num_workers=(0, 1))
-request = make_request(study_name=sys.argv[1])
-print("ready", flush=True)
-sys.stdin.readline()
-with (
-    open_storage(None) as storage,
-    open_search(storage, request, space, make_machine().hardware(None), print) as search,
-):
-    search.ask()
+    save_profile(Path("dltune.json"), make_profile(label=f"{sys.argv[1]}-{number}"))
 """
 pytestmark = [pytest.mark.usefixtures("workdir"), pytest.mark.fault("Two runs at once", needs="plain")]
 
@@ -46,7 +29,7 @@ def start(*command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *command],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -54,15 +37,7 @@ def start(*command: str) -> subprocess.Popen[str]:
 
 
 def start_run(*options: str) -> subprocess.Popen[str]:
-    return start("-m", "autotune.cli", "--dataset", "tests.misbehaving:make_honest", *BRIEF, *options)
-
-
-def await_word(process: subprocess.Popen[str], word: str) -> None:
-    assert process.stderr is not None
-    while line := process.stderr.readline():
-        if line.startswith(word):
-            return
-    raise AssertionError(f"the run ended before it said {word!r}")
+    return start("-m", "autotune", "--dataset", "tests.misbehaving:make_honest", *BRIEF, *options)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -70,45 +45,17 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, stderr
 
 
-def test_a_second_run_of_the_same_request_is_refused_and_the_first_goes_on(workdir: Path) -> None:
-    lasting = ("--trial-time", "2s", "--epochs", "40", "--step-time", "20ms")
-    first = start_run(*lasting)
-    await_word(first, "trial")
-    code, said = finish(start_run(*lasting))
-    assert code == 2
-    assert f"is being worked on by another dltune (process {first.pid}). Wait for it" in said
-    assert finish(first)[0] == 0
-    assert read_file(workdir / "dltune.json").profiles[0].search.feasible
-    assert {path.name for path in workdir.rglob("*")} == {"dltune.json", ".dltune", ".gitignore", "studies.db"}
-
-
-def test_a_run_that_was_killed_keeps_nobody_from_its_study() -> None:
-    first = start_run()
-    await_word(first, "trial")
-    first.send_signal(signal.SIGKILL)
-    finish(first)
-    second = start_run()
-    await_word(second, "resumed")
-    assert finish(second)[0] == 0
-
-
-def test_runs_that_make_the_record_of_trials_at_the_same_moment_all_get_it() -> None:
-    openers = [start("-c", OPEN, f"study{number}") for number in range(6)]
-    for opener in openers:
-        assert opener.stdout is not None
-        assert opener.stdout.readline() == "ready\n"
-    for opener in openers:
-        assert opener.stdin is not None
-        opener.stdin.write("\n")
-        opener.stdin.flush()
-    assert [finish(opener) for opener in openers] == [(0, "")] * 6
-
-
-def test_two_runs_beside_each_other_write_their_profiles_into_one_file(workdir: Path) -> None:
-    """They disturb each other's measurements, and are told so; they do not disturb each other's results."""
-    runs = [start_run("--study-name", name, "--profile", name) for name in ("one", "other")]
+def test_two_runs_of_the_same_request_both_end_and_the_file_has_one_profile(workdir: Path) -> None:
+    runs = [start_run() for _ in range(2)]
     assert [finish(run)[0] for run in runs] == [0, 0]
-    assert {profile.name for profile in read_file(workdir / "dltune.json").profiles} == {"one", "other"}
+    assert len(read_file(workdir / "dltune.json").profiles) == 1
+
+
+def test_two_runs_with_labels_of_their_own_write_their_profiles_into_one_file(workdir: Path) -> None:
+    """They disturb each other's measurements, but not each other's results."""
+    runs = [start_run("--profile", name) for name in ("one", "other")]
+    assert [finish(run)[0] for run in runs] == [0, 0]
+    assert {profile.label for profile in read_file(workdir / "dltune.json").profiles} == {"one", "other"}
 
 
 def test_of_many_that_write_one_file_none_loses_a_profile_and_nobody_reads_half_of_it(workdir: Path) -> None:
@@ -119,4 +66,4 @@ def test_of_many_that_write_one_file_none_loses_a_profile_and_nobody_reads_half_
         time.sleep(0.001)
     assert [finish(writer)[0] for writer in writers] == [0, 0, 0, 0]
     assert len(read_file(path).profiles) == 40
-    assert list(workdir.iterdir()) == [path]
+    assert [file.name for file in workdir.iterdir() if not file.name.endswith(".lock")] == [path.name]

@@ -83,8 +83,8 @@ def test_an_exception_in_a_worker_is_quoted_with_its_traceback() -> None:
 
 @pytest.mark.fault("Exception in getitem", needs="plain")
 def test_an_exception_that_needs_no_workers_ends_the_run_with_one_sentence() -> None:
-    arguments = ("--dataset-arg", 'deed="key error"', "--dataset-arg", 'place="both"', "--dataset-arg", "samples=4000")
-    finished = run_cli("faults.hostile:make_sabotaged", *arguments, "--dataset-arg", "index=300", "--quiet")
+    arguments = ("--arg", 'deed="key error"', "--arg", 'place="both"', "--arg", "samples=4000")
+    finished = run_cli("faults.hostile:make_sabotaged", *arguments, "--arg", "index=300", "--quiet")
     assert finished.returncode == 2, finished.stderr
     assert "The dataset fails even without workers: it raised KeyError: 'label'" in finished.stderr
     assert finished.stdout == ""

@@ -91,17 +91,21 @@ def test_the_probe_measures_the_way_to_the_device() -> None:
 
 
 def test_a_step_that_breaks_the_device_is_refused_with_its_error() -> None:
-    request = TuningRequest(workload=make_workload("make_step_out_of_range"), batch_sizes=(32,), trials=2)
+    request = TuningRequest(workload=make_workload("make_step_out_of_range"), search={"batch_size": (32,)}, trials=2)
     with pytest.raises(WorkloadError):
         tune(request)
 
 
 def test_a_whole_run_gives_a_profile_of_this_device(workdir: Path) -> None:
     request = TuningRequest(
-        workload=make_workload(), batch_sizes=(32,), trials=4, trial_seconds=1.0, output=str(workdir / "dltune.json")
+        workload=make_workload(),
+        search={"batch_size": (32,)},
+        trials=4,
+        trial_seconds=1.0,
+        output=str(workdir / "dltune.json"),
     )
     profile: TunedProfile = tune(request).profile
     assert profile.hardware.gpu is not None
     assert profile.hardware.gpu_memory_bytes > 0
-    assert profile.result.copy_ceiling is not None
-    assert load(workdir / "dltune.json").fit in ("exact", "compatible")
+    assert profile.result.copy_bound_bytes_per_second is not None
+    assert load(workdir / "dltune.json").fit == "exact"

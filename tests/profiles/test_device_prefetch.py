@@ -3,35 +3,37 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import UserDict, namedtuple
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
 import autotune
-from autotune.profiles.device_prefetch import PendingCopy, SyncCopier, prefetch_batches, record_stream
+from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches, record_stream
 
 CPU = torch.device("cpu")
 
 
-class DiaryCopier:
-    """A way to a device that writes down what it is asked to do."""
+class DiaryCopier(DeviceCopier):
+    """Records the calls."""
 
     def __init__(self) -> None:
+        super().__init__(CPU)
         self.diary: list[str] = []
 
-    def send(self, batch: Any) -> PendingCopy:
+    def send(self, batch: Any) -> Callable[[], Any]:
         self.diary.append(f"send {batch}")
-        return PendingCopy(batch)
 
-    def wait(self, copy: PendingCopy) -> Any:
-        self.diary.append(f"take {copy.batch}")
-        return copy.batch
+        def wait() -> Any:
+            self.diary.append(f"take {batch}")
+            return batch
+
+        return wait
 
 
-def test_the_next_batch_is_on_its_way_before_this_one_is_given_out() -> None:
+def test_the_copy_of_the_next_batch_starts_before_a_batch_is_yielded() -> None:
     copier = DiaryCopier()
     for batch in prefetch_batches(iter("abc"), copier):
         copier.diary.append(f"step {batch}")
@@ -73,20 +75,27 @@ def test_an_epoch_can_be_left_early_and_another_one_begun() -> None:
     assert len(loader) == 3
 
 
-def test_without_an_accelerator_batches_stay_where_they_are() -> None:
+@pytest.mark.parametrize("device", [CPU, None])
+def test_without_an_accelerator_batches_are_unchanged(
+    device: torch.device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build for CUDA has a current accelerator on a machine without a GPU, too."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     batch = torch.ones(2)
-    (received,) = autotune.device_prefetch([batch], CPU)
+    (received,) = autotune.device_prefetch([batch], device)
     assert received is batch
 
 
 Pair = namedtuple("Pair", "left right")  # as user code has them
 
 
-@dataclass
+@dataclass(frozen=True)
 class Labelled:
     images: torch.Tensor
     labels: list[torch.Tensor]
     source: str
+    count: int = field(init=False, default=2)
 
 
 class Custom:
@@ -101,7 +110,7 @@ META = torch.device("meta")  # a device that every build of torch has; nothing i
 
 
 def move(batch: Any) -> Any:
-    (moved,) = prefetch_batches(iter([batch]), SyncCopier(META))
+    (moved,) = prefetch_batches(iter([batch]), DeviceCopier(META))
     return moved
 
 
@@ -136,7 +145,7 @@ class Diary:
         self.streams.append(stream)
 
 
-def test_a_custom_type_is_told_of_the_stream_that_uses_it() -> None:
+def test_a_custom_type_records_the_stream_itself() -> None:
     batch = Diary()
     record_stream(batch, "stream")
     assert batch.streams == ["stream"]

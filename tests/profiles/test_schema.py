@@ -10,8 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 from torch.utils.data import DataLoader
 
 from autotune.config import DataLoaderSettings, Interval, LoaderConfig, ProcessSettings
-from autotune.profiles.schema import TunedFile
-from tests.builders import make_config, make_profile, make_profile_result
+from autotune.profiles.schema import TunedFile, WorkloadIdentity
+from tests.builders import make_config, make_full_profile, make_profile, make_profile_result
 
 FIELDS = st.fixed_dictionaries(
     {"batch_size": st.none() | st.integers(-1, 40)},
@@ -31,6 +31,11 @@ PROCESSES = st.builds(
 DATA: Any = range(10)  # torch asks for no more than a sequence
 NO_ACCELERATOR = "ignore:.*pin_memory.*no accelerator:UserWarning"
 FEW_CPUS = "ignore:This DataLoader will create:UserWarning"
+
+
+def make_identity(**changes: Any) -> WorkloadIdentity:
+    usual: dict[str, Any] = {"dataset": "a:b", "samples": 1000, "sample_bytes": 4096, "step": "built-in"}
+    return WorkloadIdentity(**usual | changes)
 
 
 def build(fields: Mapping[str, Any], process: ProcessSettings | None = None) -> LoaderConfig | None:
@@ -96,14 +101,42 @@ def test_a_configuration_survives_json(fields: dict[str, Any], process: ProcessS
         assert LoaderConfig.model_validate_json(config.model_dump_json()) == config
 
 
-def test_a_profile_survives_json_with_its_schema_under_the_name_that_json_uses() -> None:
-    file = TunedFile(
-        schema_version=2,
-        profiles=(make_profile("a"), make_profile("b", process=ProcessSettings(sharing_strategy="file_system"))),
-    )
-    text = file.model_dump_json(by_alias=True)
-    assert '"$schema":"urn:dltune' in text
-    assert TunedFile.model_validate_json(text) == file
+def test_a_file_survives_json() -> None:
+    file = TunedFile(profiles=(make_full_profile(), make_profile(label="mine", workload=make_identity(split="train"))))
+    assert TunedFile.model_validate_json(file.model_dump_json()) == file
+
+
+@given(
+    dataset=st.text(min_size=1),
+    arguments=st.dictionaries(st.text(), st.none() | st.integers() | st.text(), max_size=3),
+    split=st.none() | st.text(),
+    processes=st.integers(1, 64),
+)
+def test_the_id_of_a_workload_is_stable_and_depends_only_on_its_names(
+    dataset: str, arguments: dict[str, Any], split: str | None, processes: int
+) -> None:
+    named: dict[str, Any] = {"dataset": dataset, "dataset_args": arguments, "split": split, "nproc_per_node": processes}
+    identity = make_identity(**named)
+    assert WorkloadIdentity.model_validate_json(identity.model_dump_json()).id == identity.id
+    assert make_identity(**named, samples=7, sample_bytes=1, kind="iterable").id == identity.id
+    assert make_identity(**named | {"nproc_per_node": processes + 1}).id != identity.id
+
+
+def test_the_id_of_a_profile_joins_machine_class_and_workload_or_label() -> None:
+    assert make_profile(label="mine").id == f"{make_profile().machine_class}/mine"
+    assert make_profile().id == f"{make_profile().machine_class}/{make_profile().workload.id}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_validated"),
+    [
+        ({}, True),
+        ({"is_complete": False}, False),
+        ({"result": make_profile_result(validation_runs=0)}, False),
+    ],
+)
+def test_a_profile_is_validated_by_a_complete_run_with_validation(changes: dict[str, Any], is_validated: bool) -> None:
+    assert make_profile(**changes).is_validated is is_validated
 
 
 def test_a_typo_never_passes_for_a_setting() -> None:

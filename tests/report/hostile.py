@@ -1,4 +1,4 @@
-"""A profile that is hostile in every text."""
+"""A profile with hostile text in every field that takes text."""
 
 from __future__ import annotations
 
@@ -7,41 +7,37 @@ from typing import Any
 from pydantic import BaseModel
 
 from autotune.profiles.schema import TunedProfile
-from tests.builders import (
-    make_config,
-    make_evidence,
-    make_failed_line,
-    make_full_profile,
-    make_request,
-    make_trial_line,
-)
+from tests.builders import make_config, make_failed_summary, make_full_profile, make_request
 
-HOSTILE = "</title></style><script>alert('1')</script><img src=x onerror=\"alert(2)\">{{ 7 * 7 }}&"
+HOSTILE = "</title></style><script>alert('1')</script><img src=x onerror=\"alert(2)\">{{ 7 * 7 }}&https://evil.example"
 
 
-def poison(value: Any) -> Any:
-    """Put a hostile text into every field that takes one."""
+def _poison(value: Any) -> Any:
     if isinstance(value, BaseModel):
-        names = type(value).model_fields
-        return value.model_copy(update={name: poison(getattr(value, name)) for name in names})
+        return value.model_copy(update={name: _poison(getattr(value, name)) for name in type(value).model_fields})
     if isinstance(value, dict):
         return {HOSTILE: HOSTILE}
     if isinstance(value, tuple):
-        return tuple(poison(part) for part in value)
+        return tuple(_poison(part) for part in value)
     return HOSTILE if isinstance(value, str) else value
 
 
 def make_hostile_profile() -> TunedProfile:
-    """Build a profile that is hostile in every text, but for those that only take a few words."""
-    trials = (make_trial_line(), make_failed_line(2, make_config(2), HOSTILE))
-    evidence = make_evidence(trials=trials, knob_importance={HOSTILE: 1.0})
+    """Build the profile; fields that take one of a few words keep theirs."""
     good = make_full_profile()
-    bad: TunedProfile = poison(good)
+    bad: TunedProfile = _poison(good)
+    result = bad.result.model_copy(update={"verdict": "faster", "bottleneck": "cpu"})
+    trials = (*good.search.trials, make_failed_summary(6, make_config(2), HOSTILE))
+    search = bad.search.model_copy(update={"trials": trials, "phase_seconds": good.search.phase_seconds})
+    candidates = zip(result.candidates, good.result.candidates, strict=True)
+    kept = tuple(one.model_copy(update={"config": other.config}) for one, other in candidates)
+    assert result.baseline is not None
+    baseline = result.baseline.model_copy(update={"config": make_config()})
     return bad.model_copy(
         update={
-            "evidence": evidence,
-            "result": bad.result.model_copy(update={"verdict": "faster", "bottleneck": "cpu"}),
+            "result": result.model_copy(update={"candidates": kept, "baseline": baseline}),
+            "search": search,
             "config": good.config,
-            "request": make_request(profile=HOSTILE, study_name=HOSTILE).record(),
+            "request": make_request(profile=HOSTILE).record(),
         }
     )

@@ -1,83 +1,183 @@
-"""A result in words, as the terminal shows it."""
+"""A result as text: transcripts of the end of a run, of a verified result, and of `dltune show`."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from textwrap import dedent
+from typing import Any
 
-from autotune.config import ProcessSettings
-from autotune.profiles.nodes import NodeReading, NodeSpread
-from autotune.profiles.schema import BatchSizeResult
-from autotune.report.text import describe_profile, describe_warnings, warnings_of
-from autotune.report.usage import describe_use_in_code
-from autotune.system.hardware import Accelerator
-from tests.builders import (
-    make_ablation,
-    make_config,
-    make_full_profile,
-    make_hardware,
-    make_machine,
-    make_profile,
-    make_profile_result,
+import pytest
+
+from autotune.profiles.schema import BatchWaits, ProcessWaits, TunedProfile
+from autotune.report.text import render_profile, render_summary, render_verified
+from tests.builders import make_config, make_full_profile, make_profile, make_profile_result
+
+NO_CHANGE: dict[str, Any] = {"verdict": "no_change", "speedup": 1.0, "speedup_ci95": (0.98, 1.02)}
+LOAD = 'import autotune; loader = autotune.load("dltune.json").make_loader(dataset, shuffle=True)'
+
+
+def make_result_profile(**changes: Any) -> TunedProfile:
+    return make_profile(result=make_profile_result(**changes))
+
+
+def read(text: str) -> str:
+    """Remove the indentation of a transcript."""
+    return dedent(text).strip("\n")
+
+
+def test_a_run_ends_with_the_result_one_tip_one_warning_and_lines_to_paste() -> None:
+    transcript = """
+        Result  batch_size=64, num_workers=4, prefetch_factor=2, persistent_workers=True
+                1,800 samples/s (95% CI 1,750-1,850), 1.80x faster than PyTorch's defaults (95% CI 1.70-1.90x)
+                waiting for data 70% → 10% · peak memory 1.0 GiB · bottleneck now: the training step
+        Tip     Use __getitems__.
+        Warning batch_size=64 changes training, not only its speed; --set batch_size=32 keeps yours.
+        Saved to dltune.json in 35.0 s. 1 more: dltune show. Report: dltune report
+
+        Use it  loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=4, prefetch_factor=2, persistent_workers=True)
+           or   import autotune; loader = autotune.load("dltune.json").make_loader(dataset, shuffle=True)
+    """  # noqa: E501  # lines to paste are not folded
+    assert render_summary(make_full_profile(), "dltune.json", width=120) == read(transcript)
+
+
+def test_no_change_is_one_sentence_and_nothing_is_to_be_pasted() -> None:
+    transcript = """
+        Result  No change recommended: your settings are within noise of the best.
+                1,800 samples/s (95% CI 1,750-1,850)
+                waiting for data 10% · peak memory 1.0 GiB · bottleneck: the training step
+        Saved to out/dltune.json in 35.0 s. Report: dltune report out/dltune.json
+    """
+    profile = make_profile(config=make_config(), result=make_profile_result(**NO_CHANGE))
+    assert render_summary(profile, "out/dltune.json") == read(transcript)
+
+
+def test_a_verified_result_is_shown_with_both_throughputs() -> None:
+    transcript = """
+        Result  batch_size=64, num_workers=4, prefetch_factor=2, persistent_workers=True
+                still valid: 1,790 samples/s, 1,800 when tuned on 2026-01-02
+                --fresh tunes from scratch.
+    """
+    text = render_verified(make_full_profile(), "dltune.json", 1790.0)
+    assert text.startswith(read(transcript))
+    assert text.endswith(LOAD)
+
+
+def test_a_saved_profile_is_shown_with_every_section() -> None:
+    transcript = """
+        pkg.data:make_dataset · cpu-4c-16g · 2026-01-02 03:04 UTC
+
+        1.80x faster: 1,000 → 1,800 samples/s
+        1,800 samples/s (95% CI 1,750-1,850), 1.80x faster than PyTorch's defaults (95% CI 1.70-1.90x)
+        waiting for data 70% → 10% · peak memory 1.0 GiB · bottleneck now: the training step
+        Validated in 3 alternating runs.
+        Tip     Use __getitems__.
+        Warning batch_size=64 changes training, not only its speed; --set batch_size=32 keeps yours.
+        Warning The samples differ in size.
+
+        Use it  loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=4, prefetch_factor=2, persistent_workers=True)
+           or   import autotune; loader = autotune.load("dltune.json").make_loader(dataset, shuffle=True)
+
+        Settings
+          Setting             Before  Recommended
+          batch_size          32      64
+          num_workers         0       4
+          prefetch_factor     -       2
+          persistent_workers  False   True
+
+        Metrics
+          Metric            Value
+          Throughput        1,800 samples/s in a training run of 10 epochs
+          Waiting for data  10% of the time
+          Bottleneck        the training step
+          Upper bound       2,000 samples/s, 90% reached
+          Peak host memory  1.0 GiB of 8.0 GiB
+          Peak /dev/shm     64.0 MiB of 4.0 GiB
+
+        Contribution of each setting
+          Setting                  Samples/s  Speedup  95% CI      Source
+          num_workers=4            1,500      1.50x    1.41-1.59x  estimated by the model
+          batch_size=64            1,350      0.90x    0.85-0.95x  estimated by the model
+          persistent_workers=True  1,800      1.33x    1.25-1.41x  estimated by the model
+          batch_size=64            1,800      1.20x    1.10-1.30x  measured against the default
+
+        Validation runs
+          Configuration              Samples/s            Failures
+          w=0 bs=32                  990, 1,000, 1,010    -
+          w=4 pf=2 bs=64 persistent  1,790, 1,800, 1,815  -
+          w=8 pf=2 bs=32             -                    crashed: it died
+
+        All trials
+          Trial  Configuration              Samples/s  ±     Predicted  Memory   /dev/shm  Outcome
+          1      w=0 bs=32                  990        5.0%  1,400      1.0 GiB  -         completed
+          2      w=4 pf=2 bs=64 persistent  1,790      5.0%  1,400      1.0 GiB  32.0 MiB  completed. recommended
+          3      w=8 pf=2 bs=64 persistent  1,750      5.0%  1,400      1.0 GiB  32.0 MiB  completed
+          4      w=2 pf=4 bs=32             1,200      5.0%  1,400      1.0 GiB  32.0 MiB  stopped early
+          5      w=16 pf=8 bs=64            -          -     1,400      -        -         failed. It filled /dev/shm: 64 MiB used of 64 MiB.
+
+        Reproduce
+          Fact      Value
+          Machine   Test CPU, 4 CPUs, no GPU, 16.0 GiB RAM, 8.0 GiB /dev/shm
+          Software  dltune 0.1.0, torch 2.13.0, Python 3.11.7
+          Workload  pkg.data:make_dataset: 1,000 samples of 4.0 KiB, step simulated 2.0 ms
+          Search    5 trials, sampler model, seed 0; less than 2% gain in the last 4 trials
+          Time      35.0 s (profiling 5.0 s, search 20.0 s, validation 10.0 s)
+          dltune \\
+            --dataset pkg.data:make_dataset \\
+            --batch-size 32,64
+    """  # noqa: E501
+    assert render_profile(make_full_profile(), "dltune.json") == read(transcript)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_all_lines_but_those_to_paste_fit_the_terminal(width: int) -> None:
+    sentences = tuple(
+        f"{number} is a sentence that fills more than one line of any usual terminal " * 2 for number in "123"
+    )
+    profile = make_result_profile(advice=sentences, warnings=sentences)
+    text, _, usage = render_summary(profile, "dltune.json", width=width).partition("\n\n")
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "5 more: dltune show." in " ".join(text.split())
+    assert usage.splitlines()[-1].endswith(LOAD)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"validation_runs": 0, "samples_per_second_ci95": None}, "Not validated."),
+        ({"validation_runs": 0, "is_predicted": True}, "Predicted, not measured."),
+        ({"baseline": None, "speedup": None, "speedup_ci95": None}, "The baseline could not run"),
+        ({"speedup": 16.66, "speedup_ci95": (15.0, 123.4)}, "16.7x faster than PyTorch's defaults (95% CI 15.0-123x)"),
+        ({"bottleneck": "io"}, "bottleneck now: I/O"),
+    ],
 )
-
-FILE_SYSTEM = ProcessSettings(sharing_strategy="file_system")
-
-
-def test_settings_that_change_training_come_with_the_option_that_pins_them() -> None:
-    rows = tuple(
-        BatchSizeResult(batch_size=size, config=make_config(4, 2, size), samples_per_second=rate)
-        for size, rate in ((32, 900.0), (64, 1800.0))
-    )
-    profile = make_profile(
-        dataloader=make_config(4, 2, 64, in_order=False).dataloader,
-        result=make_profile_result(by_batch_size=rows, warnings=("the samples differ in size",)),
-    )
-    text = "\n".join(describe_warnings(profile))
-    assert "the samples differ in size" in text
-    assert "--batch-size" in text
-    assert "900/s at 32, 1,800/s at 64" in text
-    assert "--fix in_order=true" in text
+def test_the_end_of_a_run_names_the_evidence_and_the_bottleneck(changes: dict[str, Any], words: str) -> None:
+    assert words in " ".join(render_summary(make_result_profile(**changes), "dltune.json").split())
 
 
-def test_an_answer_that_changes_nothing_about_training_has_no_caveats() -> None:
-    assert describe_warnings(make_profile()) == []
+def test_an_interrupted_run_names_the_command_that_continues_it() -> None:
+    profile = make_profile(is_complete=False, result=make_profile_result(validation_runs=1))
+    words = "Validated in 1 alternating run. Interrupted: run the same command to continue."
+    assert words in render_summary(profile, "dltune.json", interrupted=True)
+    assert words in render_profile(profile, "dltune.json")
 
 
-def test_a_saved_profile_is_shown_with_where_and_how_it_was_found() -> None:
-    hardware = make_machine().hardware(Accelerator(name="NVIDIA H100", count=2))
-    text = describe_profile(make_profile("h100x2", hardware=hardware))
-    assert "h100x2   pkg.data:make_dataset   2026-01-02 03:04 UTC" in text
-    assert "2x NVIDIA H100   4 CPUs   RAM 16.0 GiB   /dev/shm 8.0 GiB   torch 2.13.0   Python 3.11.7" in text
-    assert "20 trials (17 ok, 1 infeasible, 2 skipped) in 1m35: all 20 trials done" in text
+def test_a_name_selects_the_profile_in_code_and_commands() -> None:
+    profile = make_result_profile(advice=("One.", "Two."))
+    text = render_summary(profile, "all.json", name="images")
+    assert "dltune show all.json --profile images" in text
+    assert 'autotune.load("all.json", profile="images")' in text
 
 
-def test_an_answer_that_copies_ahead_comes_with_the_call_that_does() -> None:
-    process = ProcessSettings(non_blocking=True, device_prefetch=True)
-    profile = make_profile(process=process, hardware=make_hardware(gpu="NVIDIA H100", gpu_count=1))
-    used = describe_use_in_code(profile, "map", "dltune.json")
-    assert used == 'autotune.device_prefetch(autotune.load("dltune.json").make_loader(dataset, shuffle=True), device)'
-    assert any("non_blocking=True" in note for note in warnings_of(profile))
+def test_several_processes_are_shown_with_their_sum_and_their_waits() -> None:
+    waits = tuple(ProcessWaits(wait_seconds=seconds, late_share=0.25) for seconds in (0.001, 0.004))
+    profile = make_result_profile(processes=waits, batch_waits=BatchWaits(p50=0.001, p95=0.002, p99=0.003))
+    profile = profile.model_copy(update={"workload": profile.workload.model_copy(update={"nproc_per_node": 2})})
+    text = render_profile(profile, "dltune.json")
+    assert "1,800 samples/s in each of 2 processes (95% CI 1,750-1,850)" in text
+    assert "3,600 samples/s" in text
+    assert "1.0 ms, 4.0 ms" in text
+    assert "median 1.0 ms, 95th percentile 2.0 ms, 99th 3.0 ms" in text
 
 
-def test_what_each_setting_gave_comes_with_its_interval_and_noise_is_called_so() -> None:
-    steps = make_ablation()
-    unclear = steps[1].model_copy(update={"speedup": 1.01, "speedup_ci95": (0.95, 1.07)})
-    profile = make_profile(result=make_profile_result(ablation=(steps[0], unclear)))
-    (line,) = [line for line in describe_warnings(profile) if "each setting gave" in line]
-    assert "num_workers=4 1.50x [1.41-1.59]" in line
-    assert "batch_size=64 1.01x [0.95-1.07] (within noise)" in line
-
-
-def test_a_setting_that_left_its_convention_is_told_with_what_it_gained() -> None:
-    notes = warnings_of(make_full_profile())
-    assert any("batch_size=64 pays: 1.20x [1.10-1.30] over the usual setting" in note for note in notes)
-
-
-def test_how_far_equal_machines_differ_is_told() -> None:
-    now = datetime(2026, 6, 1, tzinfo=UTC)
-    readings = tuple(
-        NodeReading(node=name, samples_per_second=rate, created_at=now) for name, rate in (("a", 1700.0), ("b", 1900.0))
-    )
-    nodes = NodeSpread(readings=readings, samples_per_second_ci95=(1500.0, 2100.0))
-    words = "measured again on 2 machines like it: 1,700-1,900 samples/s; another is expected at 1,500-2,100"
-    assert words in describe_profile(make_profile().model_copy(update={"nodes": nodes}))
+def test_copies_that_limit_a_gpu_are_shown_with_the_rate_of_copies_alone() -> None:
+    result = make_profile_result(bottleneck="copy", copy_bytes_per_second=11.8e9, copy_bound_bytes_per_second=12.1e9)
+    assert "11.8 GB/s of 12.1 GB/s" in render_profile(make_profile(result=result), "dltune.json")

@@ -62,7 +62,7 @@ def test_a_mount_whose_name_only_begins_alike_is_another_one(data: Path) -> None
 
 def test_a_space_in_a_mount_point_is_read_as_the_kernel_writes_it(data: Path) -> None:
     found = find_under(data, f"me@host:/a\\040b {escape(data)} fuse.sshfs rw 0 0")
-    assert (found.mount_point, found.device) == (str(data), "me@host:/a b")
+    assert (found.filesystem, found.device) == ("fuse.sshfs", "me@host:/a b")
 
 
 def test_of_mounts_over_one_another_the_last_counts(data: Path) -> None:

@@ -1,69 +1,143 @@
+"""Sentences on improvements outside the loader's settings."""
+
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autotune.profiles.schema import Bottleneck
 from autotune.search.plan import Plan, make_plan
 from autotune.trial.budgets import Budgets
-from autotune.validation.advice import suggest_improvements
-from tests.builders import MIB, make_config, make_cost, make_limits, make_machine, make_request, make_workload
+from autotune.trial.measurement import RankWaits, TrialResult
+from autotune.trial.workload_profile import CostlyLine
+from autotune.validation.advice import describe_waits, suggest_improvements
+from autotune.validation.runs import CandidateRuns
+from tests.builders import (
+    MIB,
+    make_config,
+    make_cost,
+    make_gpu_workload,
+    make_limits,
+    make_machine,
+    make_measurement,
+    make_request,
+    make_trace,
+    make_workload,
+)
 
 WAITING: dict[str, Any] = {"load_cost": make_cost(5e-3), "cpu_share": 0.02, "step_cost": make_cost(0.0, 1e-3)}
 
 
 def make_test_plan(budgets: Budgets | None = None, **workload: Any) -> Plan:
-    return make_plan(
-        make_request(batch_sizes=(32,)), make_machine(), make_workload(**workload), budgets or make_limits()
-    )
+    request = make_request(fixed={"batch_size": 32})
+    return make_plan(request, make_machine(), make_workload(**workload), budgets or make_limits())
 
 
-def advise_on(bottleneck: Bottleneck, budgets: Budgets | None = None, workers: int = 4, **workload: Any) -> str:
-    return " ".join(suggest_improvements(make_test_plan(budgets, **workload), make_config(workers), bottleneck))
+def advise(bottleneck: Bottleneck, budgets: Budgets | None = None, **workload: Any) -> str:
+    return " ".join(suggest_improvements(make_test_plan(budgets, **workload), make_config(4), bottleneck))
 
 
-def test_a_plain_workload_bound_by_its_step_needs_no_advice() -> None:
-    assert advise_on("step") == ""
+def test_a_compute_bound_workload_needs_no_advice() -> None:
+    assert advise("step") == ""
 
 
 def test_samples_that_wait_one_by_one_are_better_fetched_in_batches() -> None:
-    assert "waits 5.0 ms (CPU 2 %)" in advise_on("io", **WAITING)
-    assert "__getitems__" in advise_on("io", **WAITING)
+    assert "Each sample waits 5.0 ms (CPU 2%)" in advise("io", **WAITING)
+    assert "__getitems__" in advise("io", **WAITING)
 
 
 @pytest.mark.parametrize("changes", [{"has_getitems": True}, {"kind": "iterable"}, {"cpu_share": 1.0}])
-def test_batches_are_not_advised_where_they_exist_or_could_not_help(changes: dict[str, Any]) -> None:
-    assert "__getitems__" not in advise_on("io", **{**WAITING, **changes})
+def test_fetching_batches_is_not_advised_if_it_is_done_or_cannot_help(changes: dict[str, Any]) -> None:
+    assert "__getitems__" not in advise("io", **{**WAITING, **changes})
 
 
-def test_a_collate_fn_that_takes_much_of_loading_is_named_with_its_share() -> None:
-    found = advise_on("cpu", load_cost=make_cost(1e-3), collate_cost=make_cost(5e-4))
-    assert "Collating takes 50 % of loading a batch (16.0 ms of 32.0 ms)" in found
-    assert advise_on("cpu", load_cost=make_cost(1e-3), collate_cost=make_cost(1e-5)) == ""
+def test_a_slow_collate_fn_is_named_with_its_share() -> None:
+    found = advise("cpu", load_cost=make_cost(1e-3), collate_cost=make_cost(5e-4))
+    assert "Collating takes 50% of loading a batch (16.0 ms of 32.0 ms)" in found
+    assert advise("cpu", load_cost=make_cost(1e-3), collate_cost=make_cost(1e-5)) == ""
 
 
-def test_a_limit_that_keeps_faster_configurations_out_is_named_with_its_number() -> None:
-    small = make_limits(shm_bytes=16 * MIB)
-    found = advise_on("io", small, **WAITING, sample_bytes=16 * 1024, has_getitems=True)
-    assert "is over a limit" in found
-    assert "/dev/shm:" in found
+def test_costly_lines_are_named_if_loading_is_the_bottleneck() -> None:
+    line = CostlyLine(
+        file="/home/ada/train/data.py", line=12, function="load", source="image = decode(path)", share=0.71
+    )
+    assert "71% in data.py:12 (`image = decode(path)`)" in advise("cpu", costly_lines=(line,))
+    assert advise("step", costly_lines=(line,)) == ""
+
+
+def test_a_limit_that_rules_out_faster_configurations_is_named_with_its_number() -> None:
+    found = advise("io", make_limits(shm_bytes=16 * MIB), **WAITING, sample_bytes=16 * 1024, has_getitems=True)
+    assert "x faster, but is over a limit: /dev/shm: " in found
     assert "of 16.0 MiB" in found
 
 
-def test_loading_with_threads_of_its_own_is_pointed_out() -> None:
-    assert "keeps 1.9 CPUs busy" in advise_on("cpu", cpu_share=1.9)
+@pytest.mark.parametrize(
+    ("bottleneck", "workload", "words"),
+    [
+        ("cpu", {"cpu_share": 1.9}, "Loading keeps 1.9 CPUs busy in one process"),
+        ("cpu", {"step_cpus": 1.9}, "torch.set_num_threads(1)"),
+        ("epoch", {}, "set persistent_workers=True, or use a sampler that repeats the data"),
+    ],
+)
+def test_other_causes_have_a_sentence_each(bottleneck: Bottleneck, workload: dict[str, Any], words: str) -> None:
+    assert words in advise(bottleneck, **workload)
 
 
-def test_a_step_that_takes_the_workers_cpus_is_pointed_out() -> None:
-    assert "torch.set_num_threads(1)" in advise_on("cpu", step_cpus=1.9)
-    assert advise_on("io", step_cpus=1.9) == ""
+def test_copies_that_are_the_bottleneck_are_named_with_their_rate() -> None:
+    plan = make_plan(make_request(), make_machine(), make_gpu_workload(), make_limits())
+    (sentence,) = suggest_improvements(plan, make_config(4, pin_memory=True), "copy")
+    assert "at 11.2 GiB/s" in sentence
 
 
-def test_short_epochs_are_better_joined() -> None:
-    assert "several times in one epoch" in advise_on("epoch")
+def make_runs(
+    waits: Sequence[float] = (), late: Sequence[int] = (), rank_waits: Sequence[float] = (1.0, 4.0)
+) -> CandidateRuns:
+    """Build a run of an epoch of 100 s: seconds waited for batches, and of 100 steps those in which a rank was late."""
+    gaps = [100 / max(1, len(waits))] * max(1, len(waits))
+    trace = make_trace(gaps, wait_seconds=sum(waits)).model_copy(update={"batch_waits": tuple(waits)})
+    pairs = zip(late, rank_waits, strict=False)
+    ranks = tuple(RankWaits(wait_seconds=wait, steps=100, late_steps=count) for count, wait in pairs)
+    measurement = make_measurement(trace, epoch_batches=None).model_copy(update={"ranks": ranks})
+    runs = CandidateRuns(make_config(4))
+    runs.add(1, TrialResult(kind="completed", config=runs.config, measurement=measurement), epochs=10)
+    return runs
 
 
-def test_a_faster_decoder_is_told_where_loading_bounds_the_run() -> None:
-    assert "cv2 took less." in advise_on("cpu", faster_decoder="cv2 took less.")
-    assert advise_on("step", faster_decoder="cv2 took less.") == ""
+def test_bursts_are_described_with_the_pause_between_them() -> None:
+    (sentence,) = describe_waits(make_runs([0.0, *([0.001, 0.001, 0.001, 4.0] * 20)]))
+    assert sentence.startswith(
+        "Batches arrive 4 at a time, then none for 4.0 s: this is no hang, loading is 5.0x too slow"
+    )
+
+
+def test_bursts_that_the_training_loop_hardly_waits_for_are_not_described() -> None:
+    assert list(describe_waits(make_runs([0.0, *([0.0, 0.0, 0.0, 0.5] * 20)]))) == []
+
+
+def test_a_rank_that_is_always_the_last_is_named_with_its_wait() -> None:
+    (sentence,) = describe_waits(make_runs([50.0], late=(2, 95)))
+    assert sentence.startswith("Rank 1 gets its batch last in 95% of the steps: it waits 40.0 ms for a batch, another")
+
+
+def test_ranks_that_alternate_as_the_last_are_described_as_slow_loading() -> None:
+    (sentence,) = describe_waits(make_runs([50.0], late=(45, 50)))
+    assert "not always the same" in sentence
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [make_runs([1.0], late=(2, 95)), make_runs([50.0], late=(2, 5)), make_runs([50.0])],
+    ids=["fast", "rare", "one"],
+)
+def test_no_rank_is_named_without_a_loss(runs: CandidateRuns) -> None:
+    assert list(describe_waits(runs)) == []
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40), st.lists(st.integers(0, 100), max_size=4))
+def test_any_waits_can_be_described(waits: list[float], late: list[int]) -> None:
+    for sentence in describe_waits(make_runs(waits, late, [1.0] * 4)):
+        assert sentence.endswith(".")

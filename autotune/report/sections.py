@@ -1,0 +1,184 @@
+"""The sections of a report, made once from a profile; `text` and `html` print them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from autotune.config import Interval
+from autotune.profiles.schema import TunedProfile
+from autotune.report.code import format_command, load_code, plain_code
+from autotune.settings import RANGES, SETTINGS, describe_config
+from autotune.units import format_bytes, format_percent, format_rate, format_seconds
+
+NO_CHANGE: Final = "No change recommended: your settings are within noise of the best"
+BOTTLENECKS: Final = {
+    "step": "the training step",
+    "cpu": "CPU-bound data loading",
+    "io": "I/O",
+    "transfer": "inter-process transfer",
+    "copy": "copies to the device",
+    "epoch": "worker restart at every epoch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text below a heading."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a result says. `step_times` are label, waiting and other seconds of `step_samples` samples."""
+
+    title: str
+    headline: str
+    throughput: str
+    brief: str
+    evidence: str
+    warnings: tuple[str, ...]
+    advice: tuple[str, ...]
+    plain_code: str
+    load_code: str
+    step_samples: int
+    step_times: tuple[tuple[str, float, float], ...]
+    settings: Table
+    tables: tuple[Table, ...]
+    command: str | None
+
+
+def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Report:
+    """Make the sections of a profile of a file; `name` selects it if the file holds several workloads."""
+    result, work, processes = profile.result, profile.search.batch_time, profile.workload.nproc_per_node
+    base = result.baseline if result.verdict == "faster" else None
+    rate = f"{number(result.samples_per_second)} samples/s"
+    headline = rate if result.verdict == "faster" else NO_CHANGE
+    throughput = f"{rate} in each of {processes} processes" if processes > 1 else rate
+    throughput += _interval(result.samples_per_second_ci95, number)
+    if base is not None and result.speedup is not None:
+        speedup = f"{_factor(result.speedup)} faster"
+        headline = f"{speedup}: {number(base.samples_per_second)} → {rate}"
+        throughput += f", {speedup} than {base.description}{_interval(result.speedup_ci95, _factor)}"
+    runs, cut = result.validation_runs, "" if profile.is_complete else " Interrupted: run the same command to continue."
+    evidence = f"Validated in {runs} alternating run{'s' if runs > 1 else ''}." if runs else "Not validated."
+    measured = (("before", base), ("after", result)) if base else (("now", result),)
+    samples = work.samples if work is not None else profile.dataloader.batch_size or 1000
+    times = [(label, samples / max(one.samples_per_second, 1e-9), one.wait_share) for label, one in measured]
+    memory = f" · peak memory {format_bytes(result.peak_host_bytes)}" if result.peak_host_bytes else ""
+    brief = f"waiting for data {' → '.join(format_percent(share) for _, _, share in times)}{memory}"
+    settings, *tables = _tables(profile)
+    return Report(
+        title=f"{profile.workload.title} · {profile.machine_class} · {profile.created_at:%Y-%m-%d %H:%M} UTC",
+        headline=headline,
+        throughput=throughput,
+        brief=f"{brief} · bottleneck{' now' if base else ''}: {BOTTLENECKS[result.bottleneck]}",
+        evidence=("Predicted, not measured." if result.is_predicted else evidence) + cut,
+        warnings=tuple(_warnings(profile)),
+        advice=result.advice,
+        plain_code=plain_code(profile),
+        load_code=load_code(profile, file, name),
+        step_samples=samples,
+        step_times=tuple((label, share * seconds, (1 - share) * seconds) for label, seconds, share in times),
+        settings=settings,
+        tables=tuple(table for table in tables if table.rows),
+        command=format_command(profile.request),
+    )
+
+
+def number(samples_per_second: float) -> str:
+    """Write a throughput without its unit."""
+    return format_rate(samples_per_second).removesuffix("/s")
+
+
+def _factor(ratio: float) -> str:
+    return f"{ratio:.2f}x" if ratio < 2 else f"{ratio:,.{1 if ratio < 100 else 0}f}x"
+
+
+def _interval(bounds: Interval | None, write: Callable[[float], str], form: str = " (95% CI {}-{})") -> str:
+    return "" if bounds is None else form.format(write(bounds[0]).removesuffix("x"), write(bounds[1]))
+
+
+def _warnings(profile: TunedProfile) -> Iterator[str]:
+    """Yield the settings that change training, and the warnings of the run."""
+    base = profile.result.baseline
+    for one in SETTINGS.values():
+        value, before = one.read(profile.config), one.read((base or profile).config)
+        if one.changes_training and value not in (None, before):
+            keep = f"--set {one.name}={before}".lower()
+            yield f"{one.name}={value} changes training, not only its speed; {keep} keeps yours."
+    if base is None and profile.result.validation_runs:
+        yield "The baseline could not run, so the speedup is unknown."
+    yield from profile.result.warnings
+
+
+def _tables(profile: TunedProfile) -> Iterator[Table]:
+    """Yield the settings that are numbers or that change, and everything below the first screen."""
+    result, search, budgets = profile.result, profile.search, profile.budgets
+    before, after = (one.config.by_name() for one in (result.baseline or profile, profile))
+    names = {setting.name: None for setting in RANGES} | {name: None for name in after if before[name] != after[name]}
+    shown = ((name, *(str(values[name]).replace("None", "-") for values in (before, after))) for name in names)
+    yield Table("Settings", ("Setting", "Before", "Recommended"), tuple(shown))
+
+    rate, bound, processes = result.samples_per_second, result.upper_bound_samples_per_second, result.processes
+    together, waits = profile.workload.nproc_per_node * rate, result.batch_waits
+    copied, copy_bound = result.copy_bytes_per_second, result.copy_bound_bytes_per_second
+    quantiles = () if waits is None else (("median", waits.p50), ("95th percentile", waits.p95), ("99th", waits.p99))
+    used = (result.peak_host_bytes, result.peak_shm_bytes, result.peak_gpu_bytes)
+    limits = (budgets.memory_bytes, budgets.shm_bytes, budgets.gpu_bytes or 0)
+    peaks = zip(("Peak host memory", "Peak /dev/shm", "Peak GPU memory"), used, limits, strict=True)
+    metrics = (
+        ("Throughput", f"{number(rate)} samples/s in a training run of {result.epochs} epochs"),
+        ("All processes", f"{number(together)} samples/s" if together > rate else ""),
+        ("Waiting for data", f"{format_percent(result.wait_share)} of the time"),
+        ("Wait for a batch", ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in quantiles)),
+        ("Mean wait by rank", ", ".join(format_seconds(process.wait_seconds) for process in processes)),
+        ("Bottleneck", BOTTLENECKS[result.bottleneck]),
+        ("Upper bound", f"{number(bound)} samples/s, {format_percent(rate / bound)} reached" if bound else ""),
+        *((name, f"{format_bytes(peak)} of {format_bytes(limit)}" if peak else "") for name, peak, limit in peaks),
+        ("Copies", f"{copied / 1e9:.1f} GB/s of {copy_bound / 1e9:.1f} GB/s" if copied and copy_bound else ""),
+    )
+    yield Table("Metrics", ("Metric", "Value"), tuple(row for row in metrics if row[1]))
+
+    rows: list[tuple[str, ...]] = []
+    for part in (*result.contributions, *result.gains):
+        source = "estimated by the model" if part.is_estimate else "measured against the default"
+        ci95 = _interval(part.speedup_ci95, _factor, "{}-{}") or "-"
+        rows.append((part.setting, number(part.samples_per_second), _factor(part.speedup), ci95, source))
+    yield Table("Contribution of each setting", ("Setting", "Samples/s", "Speedup", "95% CI", "Source"), tuple(rows))
+
+    rows = []
+    for one in result.candidates:
+        rates = ", ".join(number(run.samples_per_second) for run in one.runs)
+        rows.append((describe_config(one.config), rates or "-", "; ".join(one.failures) or "-"))
+    yield Table("Validation runs", ("Configuration", "Samples/s", "Failures"), tuple(rows))
+
+    rows = []
+    for trial in search.trials:
+        measured = "-" if trial.samples_per_second is None else number(trial.samples_per_second)
+        memory = (format_bytes(peak) if peak else "-" for peak in (trial.peak_host_bytes, trial.peak_shm_bytes))
+        error = f"{trial.relative_error:.1%}" if trial.relative_error else "-"
+        marks = ["recommended"] if trial.config == profile.config else []
+        outcome = ". ".join([trial.outcome.replace("_", " "), *marks, *filter(None, [trial.reason])])
+        predicted = number(trial.predicted_samples_per_second)
+        rows.append((str(trial.number), describe_config(trial.config), measured, error, predicted, *memory, outcome))
+    columns = ("Trial", "Configuration", "Samples/s", "±", "Predicted", "Memory", "/dev/shm", "Outcome")
+    yield Table("All trials", columns, tuple(rows))
+
+    machine, software, workload = profile.hardware, profile.software, profile.workload
+    gpu = f"{machine.gpu_count}x {machine.gpu}" if machine.gpu else "no GPU"
+    sizes = f"{format_bytes(machine.memory_limit_bytes)} RAM, {format_bytes(machine.shm_limit_bytes)} /dev/shm"
+    samples = "samples" if workload.samples is None else f"{workload.samples:,} samples"
+    phases = ", ".join(f"{phase} {format_seconds(seconds)}" for phase, seconds in search.phase_seconds.items())
+    facts = (
+        ("Machine", f"{machine.cpu or 'unknown CPU'}, {machine.usable_cpus:g} CPUs, {gpu}, {sizes}"),
+        ("Software", f"dltune {software.dltune}, torch {software.torch}, Python {software.python}"),
+        ("Workload", f"{workload.title}: {samples} of {format_bytes(workload.sample_bytes)}, step {workload.step}"),
+        ("Search", f"{len(search.trials)} trials, sampler {search.sampler}, seed {search.seed}; {search.stop_reason}"),
+        ("Time", f"{format_seconds(search.seconds)} ({phases})"),
+    )
+    yield Table("Reproduce", ("Fact", "Value"), facts)

@@ -1,1 +1,0 @@
-"""What the raw records say, each question in a file."""

@@ -1,1 +1,0 @@
-"""Who chooses a configuration: dltune, random search, loadtune, and settings that nobody measured."""

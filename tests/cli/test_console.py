@@ -1,0 +1,94 @@
+"""Results, errors and exit codes."""
+
+from __future__ import annotations
+
+import errno
+import sys
+
+import pytest
+
+from autotune.cli.console import INTERRUPTED, NOTHING_MEASURED, exit_on_error, make_printable, print_result
+from autotune.errors import (
+    DltuneError,
+    NoFeasibleConfigError,
+    OutputError,
+    ResultNotSavedError,
+    TrialError,
+    UsageError,
+    WorkloadError,
+)
+
+
+def leave_by(error: BaseException, exit_code: int | None = None, interrupted: str = "Interrupted.") -> object:
+    """Raise an error in a command, and return its exit code."""
+    with pytest.raises(SystemExit) as left, exit_on_error(exit_code, interrupted):
+        raise error
+    return left.value.code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DltuneError("x"), 1),
+        (TrialError("x"), 1),
+        (UsageError("x"), 2),
+        (WorkloadError("x"), 2),
+        (NoFeasibleConfigError("x"), 3),
+        (KeyboardInterrupt(), INTERRUPTED),
+    ],
+)
+def test_every_kind_of_error_has_its_exit_code(error: BaseException, code: int) -> None:
+    assert leave_by(error) == code
+
+
+def test_a_command_may_have_one_exit_code_for_all_errors() -> None:
+    assert leave_by(TrialError("x"), exit_code=2) == 2
+
+
+def test_an_error_is_a_sentence_after_its_details(capsys: pytest.CaptureFixture[str]) -> None:
+    leave_by(WorkloadError("The dataset fails.", "Traceback: line 3\n"))
+    assert capsys.readouterr().err == "Traceback: line 3\nError: The dataset fails.\n"
+
+
+def test_an_interrupted_run_without_a_result_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    leave_by(KeyboardInterrupt(), interrupted=NOTHING_MEASURED)
+    assert capsys.readouterr().err == f"{NOTHING_MEASURED}\n"
+
+
+def test_a_profile_that_cannot_be_saved_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    leave_by(ResultNotSavedError("x.json cannot be written: No space left on device.", '{"profiles": []}'))
+    shown = capsys.readouterr()
+    assert shown.out == '{"profiles": []}\n'
+    assert "No space left on device. The profile is printed instead." in shown.err
+
+
+class FullDisk:
+    encoding = "utf-8"
+
+    def write(self, _text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def flush(self) -> None:
+        return
+
+
+def test_a_full_disk_under_stdout_is_an_error_that_names_the_file(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    del capfd  # has its own descriptor 1, which is replaced
+    monkeypatch.setattr(sys, "stdout", FullDisk())
+    with pytest.raises(OutputError, match=r"No space left on device\. The result is in x\.json\."):
+        print_result("text", " The result is in x.json.")
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "shown"),
+    [
+        ("a\tb\nc", None, "a\tb\nc"),
+        ("\x1b]0;owned\x07", None, "\\u001b]0;owned\\u0007"),
+        ("é", "ascii", "\\u00e9"),
+        ("\U000e0001", None, "\\udb40\\udc01"),
+    ],
+)
+def test_no_text_controls_the_terminal(text: str, encoding: str | None, shown: str) -> None:
+    assert make_printable(text, encoding) == shown

@@ -1,0 +1,202 @@
+"""The display of a run: the table in a log, and the live line of a terminal."""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from autotune.cli.display import RunDisplay
+from autotune.config import LoaderConfig
+from autotune.search.plan import Plan, make_plan
+from autotune.search.trial_record import TrialRecord
+from autotune.trial.measurement import TrialResult
+from autotune.trial.protocol import ProgressReport
+from tests.builders import (
+    make_config,
+    make_gpu_workload,
+    make_limits,
+    make_machine,
+    make_profile,
+    make_profile_result,
+    make_request,
+    make_result,
+    make_workload,
+)
+
+
+class TimedDisplay(RunDisplay):
+    """A display that writes into memory, with a clock that the test sets."""
+
+    def __init__(self, *, verbose: bool = False, quiet: bool = False, is_terminal: bool = False) -> None:
+        self.stream = io.StringIO()
+        self.now = 0.0
+        self._clock = lambda: self.now
+        console = Console(
+            file=self.stream, force_terminal=is_terminal, width=400, color_system=None, soft_wrap=True, quiet=quiet
+        )
+        super().__init__(verbose=verbose, quiet=quiet, console=console)
+
+    def read(self) -> str:
+        """Return the text since the last call."""
+        text = self.stream.getvalue()
+        self.stream.seek(0)
+        self.stream.truncate()
+        return text
+
+
+class FullDisk(io.StringIO):
+    def write(self, _text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def plan_run(**changes: Any) -> Plan:
+    request = {"fixed": {"batch_size": 32, "sharing_strategy": "file_descriptor"}, "search": {}} | changes
+    return make_plan(make_request(**request), make_machine(), make_workload(), make_limits())
+
+
+@pytest.fixture
+def display() -> Iterator[TimedDisplay]:
+    with TimedDisplay() as display:
+        yield display
+
+
+def show(display: RunDisplay, number: int, result: TrialResult, *, is_best: bool = False) -> None:
+    rate = 0.0 if result.measurement is None else 1000 / result.measurement.epochs[0].end_seconds
+    display.show_trial_start(number, result.config)
+    record = TrialRecord(
+        number=number,
+        config=result.config,
+        status="measured",
+        samples_per_second=rate,
+        predicted=950.0,
+        constraints={},
+        result=result,
+    )
+    display.show_trial(number, record, 0.05, is_best)
+
+
+def test_the_head_names_machine_and_costs(display: TimedDisplay) -> None:
+    display.now = 5.5
+    display.show_plan(plan_run())
+    machine, costs = display.read().strip().splitlines()
+    assert machine.endswith(" · 4 CPUs · 16 GiB RAM · no GPU · torch 2.13.0")
+    assert costs.startswith("Profiled in 5.5 s: ")
+    assert "/sample, CPU-bound · step " in costs
+    assert costs.endswith(" samples/s")
+
+
+def test_the_head_names_the_gpu(display: TimedDisplay) -> None:
+    display.show_plan(make_plan(make_request(), make_machine(), make_gpu_workload(), make_limits()))
+    assert " · NVIDIA H100 80GB HBM3 · " in display.read()
+
+
+def test_only_settings_that_vary_have_a_column(display: TimedDisplay) -> None:
+    display.show_plan(plan_run(search={"in_order": (True,)}))
+    display.read()
+    show(display, 1, make_result(make_config(0), 200.0))
+    show(display, 2, make_result(make_config(8, 2, persistent_workers=True), 806.0), is_best=True)
+    assert display.read().splitlines() == [
+        "trial  workers  prefetch  persistent   samples/s  vs baseline",
+        "    1        0         -           -         200         1.0x  baseline: PyTorch defaults",
+        "    2        8         2         yes         806         4.0x  best so far",
+    ]
+
+
+def test_a_failed_trial_is_a_row_with_the_reason(display: TimedDisplay) -> None:
+    display.show_plan(plan_run())
+    show(display, 3, make_result(make_config(8), kind="shm_exhausted", message="filled /dev/shm: 64 MiB of 64 MiB"))
+    assert display.read().endswith("           -            -  failed: filled /dev/shm: 64 MiB of 64 MiB\n")
+
+
+@pytest.mark.parametrize(
+    ("constraints", "words"),
+    [({"memory": 0.2, "shm": -0.5}, "predicted to exceed the limit of memory"), ({"works": 1.0}, "workers fail")],
+)
+def test_a_skipped_trial_is_a_row_with_the_reason(
+    display: TimedDisplay, constraints: dict[str, float], words: str
+) -> None:
+    display.show_plan(plan_run())
+    skipped = TrialRecord(
+        number=3, config=make_config(8), status="skipped", samples_per_second=950.0, constraints=constraints
+    )
+    display.show_trial(3, skipped, 0.0, is_best=False)
+    assert display.read().splitlines()[-1].endswith(f"skipped: {words}")
+
+
+@pytest.mark.parametrize(("config", "rows"), [(make_config(2), 0), (make_config(8), 1)])
+def test_the_recommended_configuration_is_a_row_of_the_table(
+    display: TimedDisplay, config: LoaderConfig, rows: int
+) -> None:
+    display.show_plan(plan_run())
+    show(display, 1, make_result(make_config(0), 200.0))
+    show(display, 2, make_result(make_config(2), 400.0))
+    display.show_run(1, config, None)
+    display.read()
+    display.now = 11.0
+    display.show_result(make_profile(dataloader=config.dataloader))
+    *added, validated, last = display.read().splitlines()
+    assert [row.endswith("1,800         9.0x  measured in the validation") for row in added] == [True] * rows
+    assert validated == "Validating the best against the baseline in fresh processes ... 11.0 s"
+    assert last == ""
+
+
+def test_a_prediction_has_no_table(display: TimedDisplay) -> None:
+    display.show_plan(plan_run(trials=0))
+    display.show_stop("all 0 trials done")
+    predicted = make_profile_result(is_predicted=True, validation_runs=0, samples_per_second_ci95=None)
+    display.show_result(make_profile(result=predicted))
+    assert "trial" not in display.read()
+
+
+def test_details_are_shown_on_request() -> None:
+    with TimedDisplay(verbose=True) as display:
+        display.show_plan(plan_run())
+        show(display, 1, make_result(make_config(2), 900.0, peak_host_bytes=2**30))
+        show(display, 2, make_result(make_config(4), kind="crashed", message="died", details="Traceback: line 1"))
+        display.show_run(1, make_config(2), 901.0)
+        display.show_result(make_profile())
+    text = display.read()
+    assert "Limits: memory 8.0 GiB, /dev/shm 4.0 GiB, 1,024 open files, 64 workers" in text
+    assert "Search: prefetch_factor=1,2,4,8" in text
+    assert "Prediction: " in text
+    assert "±5% · predicted 950/s · memory 1.0 GiB, /dev/shm 0 B" in text
+    assert "Traceback: line 1" in text
+    assert "Validation run 1: w=2 pf=2 bs=32  901/s" in text
+    assert "Phases: profiling 5.0 s · search 20.0 s · validation 10.0 s" in text
+
+
+def test_a_quiet_display_shows_nothing() -> None:
+    with TimedDisplay(quiet=True) as display:
+        display.show_plan(plan_run())
+        show(display, 1, make_result(make_config(2), 900.0))
+        display.show_warning("The machine is busy.")
+    assert display.read() == ""
+
+
+def test_a_warning_does_not_control_the_terminal(display: TimedDisplay) -> None:
+    display.show_warning("\x1b[2J")
+    assert display.read() == "Warning: \\u001b[2J\n"
+
+
+def test_a_full_disk_under_the_log_does_not_end_the_run() -> None:
+    with RunDisplay(console=Console(file=FullDisk())) as display:
+        display.show_warning("The machine is busy.")
+
+
+def test_a_terminal_shows_one_live_line_which_is_removed_at_the_end() -> None:
+    with TimedDisplay(is_terminal=True) as display:
+        display.show_progress(ProgressReport(phase="timing samples"))
+        display._live.refresh()
+        assert "timing samples  " in display.read()
+        display.show_plan(plan_run())
+        show(display, 1, make_result(make_config(2), 900.0))
+        display.show_progress(ProgressReport(phase="measuring"))
+        display._live.refresh()
+        last = display.read().splitlines()[-1]
+        assert "trial 1: w=2 pf=2 bs=32  " in last
+    assert display.read().endswith("\x1b[2K")

@@ -1,0 +1,194 @@
+"""`dltune show`, `report`, `export`, `merge`, `check` and `retune`: what they print, write and reject."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from autotune.checking import CheckResult, Remeasurement
+from autotune.cli.check import describe_check
+from autotune.cli.main import cli
+from autotune.config import ProcessSettings
+from autotune.profiles.schema import TunedFile
+from tests.builders import make_config, make_full_profile, make_hardware, make_profile, write_profiles
+
+pytestmark = pytest.mark.usefixtures("workdir")
+
+
+def invoke(*arguments: str, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(cli, arguments, prog_name="dltune")
+
+
+def save(**changes: Any) -> None:
+    write_profiles(Path(), make_full_profile(**changes))
+
+
+def save_two_workloads() -> None:
+    profile = make_profile()
+    other = profile.workload.model_copy(update={"dataset": "pkg.data:make_other"})
+    write_profiles(Path(), profile, make_profile(workload=other))
+
+
+def test_show_describes_every_profile() -> None:
+    save_two_workloads()
+    text = invoke("show").stdout
+    assert "pkg.data:make_dataset" in text
+    assert "pkg.data:make_other" in text
+
+
+def test_show_prints_the_named_profile_as_json() -> None:
+    save_two_workloads()
+    shown = invoke("show", "--profile", "pkg.data:make_other", "--json").stdout
+    (profile,) = TunedFile.model_validate_json(shown).profiles
+    assert profile.workload.dataset == "pkg.data:make_other"
+
+
+@pytest.mark.parametrize(("text", "words"), [(None, "cannot be read"), ("{", "not a tuned file")])
+def test_an_unreadable_file_is_an_error(text: str | None, words: str) -> None:
+    if text is not None:
+        Path("dltune.json").write_text(text)
+    result = invoke("show")
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_an_unknown_profile_is_an_error_that_lists_the_known_ones() -> None:
+    save()
+    result = invoke("show", "--profile", "other")
+    assert result.exit_code == 2
+    assert "pkg.data:make_dataset" in result.stderr
+
+
+def test_a_file_does_not_control_the_terminal() -> None:
+    save(label="\x1b]0;owned\x07")
+    assert "\x1b" not in invoke("show").output
+    assert json.loads(invoke("show", "--json").stdout)["profiles"][0]["label"] == "\x1b]0;owned\x07"
+
+
+def test_a_report_is_a_page_next_to_the_file() -> None:
+    save()
+    result = invoke("report")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "Wrote report.html.\n")
+    assert Path("report.html").read_text().lower().startswith("<!doctype html>")
+
+
+def test_a_report_in_markdown_is_printed() -> None:
+    save()
+    assert invoke("report", "--format", "md").stdout.startswith("### dltune: ")
+
+
+@pytest.mark.parametrize("form", ["html", "md"])
+def test_an_earlier_report_is_replaced(form: str) -> None:
+    save()
+    for _ in range(2):
+        assert invoke("report", "--format", form, "-o", "out").exit_code == 0
+
+
+def test_another_file_is_only_replaced_by_force() -> None:
+    save()
+    Path("report.html").write_text("<!doctype html><title>My thesis</title>")
+    refused = invoke("report")
+    assert refused.exit_code == 1
+    assert "report.html exists already. Pass --force to replace it." in refused.stderr
+    assert "My thesis" in Path("report.html").read_text()
+    assert invoke("report", "--force").exit_code == 0
+    assert "My thesis" not in Path("report.html").read_text()
+
+
+@pytest.mark.parametrize("command", [("report",), ("export", "--to", "json")])
+@pytest.mark.parametrize("path", ["dltune.json", "./dltune.json"])
+def test_the_tuned_file_itself_is_never_replaced(command: tuple[str, ...], path: str) -> None:
+    save()
+    before = Path("dltune.json").read_text()
+    result = invoke(*command, "-o", path, "--force")
+    assert result.exit_code == 1
+    assert "is the tuned file itself" in result.stderr
+    assert Path("dltune.json").read_text() == before
+
+
+@pytest.mark.parametrize("path", ["nowhere/loader.yaml", "."])
+def test_an_output_that_cannot_be_written_is_an_error(path: str) -> None:
+    save()
+    result = invoke("export", "--to", "yaml", "-o", path, "--force")
+    assert result.exit_code == 1
+    assert f"{path} cannot be written: " in result.stderr
+
+
+def test_an_export_is_printed_and_its_notes_are_on_stderr() -> None:
+    save(process=ProcessSettings(sharing_strategy="file_system"))
+    result = invoke("export", "--to", "timm")
+    assert result.stdout == "--workers 4 --batch-size 64\n"
+    assert "sharing_strategy='file_system' is not supported by timm" in result.stderr
+
+
+def test_a_guarantee_of_a_target_is_only_broken_on_request() -> None:
+    save(dataloader=make_config(2, 2, 8, in_order=False).dataloader)
+    refused = invoke("export", "--to", "statefuldataloader")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert '"in_order": False' in invoke("export", "--to", "statefuldataloader", "--allow-unordered").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [((), "Missing option '--to'"), (("--to", "pickle"), "'statefuldataloader'")]
+)
+def test_an_unknown_target_is_rejected(arguments: tuple[str, ...], words: str) -> None:
+    result = invoke("export", *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_merge_joins_the_profiles_of_several_machines() -> None:
+    for name, cpus in (("one", 4.0), ("two", 8.0)):
+        Path(name).mkdir()
+        write_profiles(Path(name), make_profile(hardware=make_hardware(usable_cpus=cpus)))
+    result = invoke("merge", "one/dltune.json", "two/dltune.json", "-o", "all.json")
+    assert result.exit_code == 0, result.output
+    merged = TunedFile.model_validate_json(Path("all.json").read_text())
+    assert sorted(one.hardware.usable_cpus for one in merged.profiles) == [4.0, 8.0]
+    assert invoke("merge", "one/dltune.json", "-o", "all.json").exit_code == 1
+    assert '"profiles"' in invoke("merge", "one/dltune.json").stdout
+
+
+def test_check_without_the_workload_compares_the_machine() -> None:
+    save()
+    result = invoke("check", "--no-workload")
+    assert result.exit_code == 1
+    assert "is out of date. Run: dltune retune dltune.json" in result.stdout
+    assert not json.loads(invoke("check", "--no-workload", "--json").stdout)["is_valid"]
+
+
+def test_an_error_of_a_check_is_no_reason_to_retune() -> None:
+    assert invoke("check", "nothing.json").exit_code == 2
+
+
+def test_a_check_reports_the_new_measurement() -> None:
+    measured = Remeasurement(
+        samples_per_second=900.0,
+        predicted=1800.0,
+        speedup=3.0,
+        speedup_ci95=(2.9, 3.1),
+        ratio_to_prediction=0.5,
+        ratio_to_prediction_ci95=(0.4, 0.6),
+        machine_change=1.1,
+        noise=("Other processes kept 1.2 CPUs busy.",),
+    )
+    found = CheckResult(profile="mine", is_valid=False, reasons=("age 40 days",), remeasured=measured)
+    assert describe_check(found, "dltune.json").splitlines() == [
+        "Profile mine is out of date. Run: dltune retune dltune.json",
+        "  age 40 days",
+        "  re-measured: 900/s of the predicted 1,800/s, 3.00x faster than the baseline; "
+        "the baseline reaches 110% of before",
+        "  warning: Other processes kept 1.2 CPUs busy.",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [("--output", "nowhere/new.json"), ()], ids=["the option", "the environment"])
+def test_retune_writes_to_its_output(arguments: tuple[str, ...]) -> None:
+    save()
+    result = invoke("retune", *arguments, DLTUNE_OUTPUT="nowhere/new.json")
+    assert result.exit_code == 1
+    assert "nowhere/new.json cannot be written" in result.stderr

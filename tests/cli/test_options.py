@@ -1,0 +1,193 @@
+"""The options of `dltune tune`: what they accept and reject, and the request that they make."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.cli import options
+from autotune.cli.main import cli
+from autotune.cli.tune import tune
+from autotune.request import TuningRequest, ValueRange
+from autotune.settings import SETTINGS
+
+WORDS = st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters=",:=\"'[]{}"), min_size=1)
+
+
+def invoke(*arguments: str, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(cli, arguments, prog_name="dltune")
+
+
+def build(*arguments: str) -> TuningRequest:
+    return options.build_request(tune.make_context("dltune", ["--dataset", "pkg:make", *arguments]).params)
+
+
+def test_options_make_one_request() -> None:
+    request = build(
+        *("--arg", "root=/data", "--arg", "size=3", "--split", "train", "--collate", "pkg:collate"),
+        *("--step-time", "35ms", "--batch-size", "32,64", "--set", "in_order=true", "--search", "num_workers=0:16"),
+        *("--trials", "7", "--timeout", "10m", "--trial-time", "2s", "--stall-time", "5m", "--epochs", "3"),
+        *("--seed", "5", "--sampler", "random", "--max-memory", "24GiB", "--max-shm", "50%"),
+        *("--max-gpu-memory", "70%", "--max-workers", "12", "--device", "cpu", "-o", "x.json", "--main", "train.py"),
+        *("--profile", "mine", "--storage", "sqlite:///x.db", "--study-name", "s", "--fresh", "--nproc-per-node", "2"),
+    )
+    workload = request.workload
+    assert (workload.dataset, workload.is_loader, workload.split) == ("pkg:make", False, "train")
+    assert workload.dataset_args == {"root": "/data", "size": 3}
+    assert (workload.collate, workload.main, workload.device) == ("pkg:collate", "train.py", "cpu")
+    assert workload.step_seconds == pytest.approx(0.035)
+    assert workload.nproc_per_node == 2
+    assert request.fixed == {"in_order": True}
+    assert request.search == {"batch_size": (32, 64), "num_workers": ValueRange(low=0, high=16)}
+    assert (request.trials, request.timeout_seconds, request.trial_seconds) == (7, 600, 2)
+    assert (request.stall_seconds, request.epochs, request.seed, request.sampler) == (300, 3, 5, "random")
+    assert (request.max_memory, request.max_shm, request.max_gpu_memory) == ("24GiB", "50%", "70%")
+    assert (request.max_workers, request.output, request.profile) == (12, "x.json", "mine")
+    assert (request.storage, request.study_name, request.fresh) == ("sqlite:///x.db", "s", True)
+
+
+def test_the_defaults_of_the_options_are_those_of_the_request() -> None:
+    assert build() == TuningRequest(workload={"dataset": "pkg:make"})
+
+
+def test_one_batch_size_is_fixed_and_several_are_searched() -> None:
+    assert build("--batch-size", "64").fixed == {"batch_size": 64}
+    assert build("--batch-size", "64, 128").search == {"batch_size": (64, 128)}
+
+
+def test_the_start_method_is_set_by_its_name_in_dataloader() -> None:
+    request = build("--set", "multiprocessing_context=spawn", "--set", "in_order=true")
+    assert (request.workload.start_method, request.fixed) == ("spawn", {"in_order": True})
+
+
+def test_a_list_restricts_a_setting_to_its_values() -> None:
+    assert build("--search", "in_order=true,false").search == {"in_order": (True, False)}
+    assert build("--search", "worker_threads=null,1").search == {"worker_threads": (None, 1)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--step-time", "fast"), "35ms"),
+        (("--batch-size", "32,many"), "batch_size='many' is not possible"),
+        (("--batch-size", "0"), "batch_size=0 is not possible"),
+        (("--batch-size", ""), "is not of the form"),
+        (("--batch-size", "32", "--set", "batch_size=64"), "given twice"),
+        (("--set", "in_order"), "KEY=VALUE"),
+        (("--set", "colour=red"), "--set colour: Input should be 'batch_size', 'num_workers'"),
+        (("--set", "sharing_strategy=pigeon"), "sharing_strategy='pigeon' is not possible"),
+        (("--set", "multiprocessing_context=thread"), "--set multiprocessing_context: Input should be 'fork'"),
+        (("--set", "in_order=true", "--search", "in_order=true,false"), "in_order is both set and searched"),
+        (("--search", "num_workers=9:3"), "--search num_workers: the lower end 9 is above the upper end 3"),
+        (("--search", "num_workers=-1:3"), "is not of the form num_workers=0:16"),
+        (("--search", "num_workers=0:" + "9" * 5000), "is not of the form num_workers=0:16"),
+        (("--search", "num_workers="), "is not of the form"),
+        (("--search", "in_order=true,maybe"), "in_order='maybe' is not possible"),
+        (("--set", "in_order=" + "[" * 100_000), "is not possible"),
+        (("--nproc-per-node", "many"), "neither a number of processes nor auto"),
+        (("--nproc-per-node", "0"), "--nproc-per-node: Input should be greater than or equal to 1"),
+        (("--trials", "-1"), "--trials: Input should be greater than or equal to 0"),
+        (("--trials", "many"), "not a valid integer"),
+        (("--timeout", "1000000000000s"), "--timeout: Input should be less than or equal to"),
+        (("--step", "pkg:step", "--step-time", "5ms"), "exclude each other"),
+        (("--arg", "root"), "KEY=VALUE"),
+        (("--arg", "x=NaN"), "--arg: the values must be representable in JSON"),
+        (("--arg", "root=\udcff"), "representable in JSON"),
+        (("--sampler", "magic"), "tpe"),
+        (("--seed", "4294967296"), "--seed: Input should be less than 4294967296"),
+        (("--epochs", "1" + "0" * 400), "--epochs: Input should be less than or equal to"),
+        (("--max-workers", "1000000"), "--max-workers: Input should be less than or equal to 4096"),
+        (("--study-name", "\udcff"), "is not UTF-8"),
+        (("--loader", "pkg:make_loader"), "either --dataset or --loader"),
+    ],
+)
+def test_an_invalid_option_is_rejected_with_a_hint(arguments: tuple[str, ...], words: str) -> None:
+    result = invoke("--dataset", "pkg:make", *arguments)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
+@given(key=WORDS, value=st.one_of(st.booleans(), st.integers(), st.none()))
+def test_a_value_is_read_as_json(key: str, value: Any) -> None:
+    text = {None: "null", True: "true", False: "false"}.get(value, str(value)) if type(value) is not int else str(value)
+    assert options.assignment(f"{key}={text}") == (key, value)
+
+
+@given(st.sampled_from(list(SETTINGS)), st.lists(WORDS.filter(lambda word: not word[0].isdigit()), min_size=1))
+def test_a_list_keeps_its_values_and_their_order(name: str, values: list[str]) -> None:
+    key, found = options.search_values(f"{name}={','.join(values)}")
+    assert (key, len(found)) == (name, len(values))
+
+
+@given(st.integers(0, 10**9 - 1), st.integers(0, 10**9 - 1))
+def test_a_range_has_two_ends(low: int, high: int) -> None:
+    assert options.search_values(f"num_workers={low}:{high}") == ("num_workers", {"low": low, "high": high})
+
+
+@pytest.mark.parametrize("name", ["assignment", "search_values", "batch_sizes", "processes", "seconds"])
+@given(st.text())
+def test_any_text_is_parsed_or_rejected_by_a_usage_error(name: str, text: str) -> None:
+    try:
+        getattr(options, name)(text)
+    except click.BadParameter:
+        pass
+
+
+@pytest.mark.parametrize("target", ["pkg.data:make", "data/train.py:make"])
+def test_a_target_is_short_for_a_dataset(target: str) -> None:
+    result = invoke(target, "--trials", "-1")  # rejected after the target was accepted
+    assert "--trials: Input" in result.stderr
+
+
+def test_a_target_excludes_a_dataset_on_the_command_line_only() -> None:
+    assert "Pass either pkg:make or" in invoke("pkg:make", "--dataset", "pkg:other").stderr
+    assert "--trials: Input" in invoke("pkg:make", "--trials", "-1", DLTUNE_DATASET="pkg:other").stderr
+
+
+def test_a_script_alone_is_answered_with_the_form_that_works() -> None:
+    result = invoke("train.py")
+    assert result.exit_code == 2
+    assert "Run dltune --dataset train.py:NAME with NAME, a module-level function" in result.stderr
+
+
+def test_nothing_to_tune_is_a_usage_error() -> None:
+    result = invoke("--trials", "3")
+    assert result.exit_code == 2
+    assert "Nothing to tune" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("DLTUNE_TRIALS", "7", "trials", 7),
+        ("DLTUNE_BATCH_SIZE", "64", "batch_size", (64,)),
+        ("DLTUNE_ARG", "root=/data size=3", "arg", (("root", "/data"), ("size", 3))),
+        ("DLTUNE_SEARCH", "num_workers=0:4", "search", (("num_workers", {"low": 0, "high": 4}),)),
+        ("DLTUNE_FRESH", "1", "fresh", True),
+    ],
+)
+def test_an_option_is_read_from_its_environment_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, name: str, value: object
+) -> None:
+    monkeypatch.setenv(variable, text)
+    assert tune.make_context("dltune", []).params[name] == value
+
+
+def test_an_option_wins_over_its_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLTUNE_TRIALS", "7")
+    assert build("--trials", "3").trials == 3
+
+
+def test_help_imports_nothing_of_size() -> None:
+    heavy = ("torch", "optuna", "pydantic", "rich", "numpy")
+    code = f"import sys; import autotune.cli.main; print([name for name in {heavy} if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.errors import ProfileError
+from autotune.profiles.match import (
+    clamp_config,
+    compare_age,
+    compare_hardware,
+    compare_software,
+    compare_workloads,
+    describe_local_hardware,
+    measure_distance,
+    select_profile,
+)
+from autotune.profiles.schema import BatchTime, TunedProfile, WorkloadIdentity
+from autotune.system.hardware import Accelerator
+from tests.builders import (
+    GIB,
+    MIB,
+    make_config,
+    make_hardware,
+    make_machine,
+    make_profile,
+    make_profile_result,
+    make_search_record,
+    make_software,
+    write_files,
+    write_profiles,
+)
+
+HERE = make_hardware(memory_limit_bytes=16 * GIB, shm_limit_bytes=8 * GIB)
+GPU = {"gpu": "NVIDIA H100 80GB HBM3", "gpu_count": 1}
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+
+
+def make_identity(**changes: Any) -> WorkloadIdentity:
+    usual: dict[str, Any] = {"dataset": "a:b", "samples": 1000, "sample_bytes": 4096, "step": "built-in"}
+    return WorkloadIdentity(**usual | changes)
+
+
+# Comparing
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"usable_cpus": 2.0}, "CPUs 4 → 2"),
+        ({"usable_cpus": 64.0}, "CPUs 4 → 64"),
+        ({"memory_limit_bytes": 8 * GIB}, "memory 16.0 GiB → 8.0 GiB"),
+        ({"shm_limit_bytes": 64 * MIB}, "/dev/shm 8.0 GiB → 64.0 MiB"),
+        ({"nofile_limit": 256}, "open files 1,024 → 256"),
+        (GPU, "GPU none → NVIDIA H100 80GB HBM3"),
+    ],
+)
+def test_other_hardware_requires_retuning_and_is_described_with_both_values(
+    changes: dict[str, Any], words: str
+) -> None:
+    found = [one for one in compare_hardware(HERE, HERE.model_copy(update=changes)) if one.requires_retune]
+    assert [str(one) for one in found] == [words]
+
+
+def test_another_processor_is_information_and_a_slightly_different_kernel_is_nothing() -> None:
+    assert [one.requires_retune for one in compare_hardware(HERE, HERE.model_copy(update={"cpu": "Newer"}))] == [False]
+    assert compare_hardware(HERE, HERE.model_copy(update={"memory_limit_bytes": 16 * GIB - 100 * MIB})) == ()
+    assert compare_hardware(HERE, HERE) == ()
+
+
+def test_versions_are_information_and_the_start_method_requires_retuning() -> None:
+    variables = {"OMP_NUM_THREADS": "1"}
+    here = make_software().model_copy(
+        update={"torch": "2.14.0", "start_method": "forkserver", "thread_variables": variables}
+    )
+    found = {str(one): one.requires_retune for one in compare_software(make_software(), here)}
+    assert found == {
+        "torch 2.13.0 → 2.14.0": False,
+        "start method fork → forkserver": True,
+        "thread limits none → OMP_NUM_THREADS=1": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sample_bytes": 8192}, "sample size 4.0 KiB → 8.0 KiB"),
+        ({"dataset": "c:d"}, "dataset a:b → c:d"),
+        ({"split": "val"}, "split none → val"),
+        ({"samples": 9000}, "samples 1,000 → 9,000"),
+        ({"loader_class": "m.L"}, "loader DataLoader → m.L"),
+    ],
+)
+def test_another_workload_requires_retuning(changes: dict[str, Any], words: str) -> None:
+    (difference,) = compare_workloads(make_identity(), make_identity(**changes))
+    assert (str(difference), difference.requires_retune) == (words, True)
+
+
+@pytest.mark.parametrize("changes", [{"sample_bytes": 4200}, {"samples": 1200}, {"samples": None}])
+def test_small_or_unknown_differences_do_not_make_another_workload(changes: dict[str, Any]) -> None:
+    assert compare_workloads(make_identity(), make_identity(**changes)) == ()
+
+
+def test_a_profile_can_be_too_old() -> None:
+    (old,) = compare_age(NOW - timedelta(days=40), NOW, 30 * 86400.0)
+    assert str(old) == "age at most 30 days → 40 days"
+    assert compare_age(NOW - timedelta(days=20), NOW, 30 * 86400.0) == ()
+    assert compare_age(NOW - timedelta(days=4000), NOW, None) == ()
+
+
+@pytest.mark.parametrize("most_seconds", [1e300, 99999999999 * 86400.0])
+def test_any_maximum_age_is_accepted(most_seconds: float) -> None:
+    assert compare_age(NOW - timedelta(days=4000), NOW, most_seconds) == ()
+
+
+@given(cpus=st.floats(0.1, 512), memory=st.integers(MIB, 2**50), other=st.floats(0.1, 512))
+def test_the_distance_is_zero_on_the_same_class_and_symmetric(cpus: float, memory: int, other: float) -> None:
+    there = make_hardware(usable_cpus=cpus, memory_limit_bytes=memory)
+    here = there.model_copy(update={"usable_cpus": other})
+    assert measure_distance(there, there) == (False, 0.0)
+    assert measure_distance(there, here) == pytest.approx(measure_distance(here, there))
+    assert measure_distance(there, there.model_copy(update=GPU))[0]
+
+
+# Selecting
+
+
+def make_for(dataset: str = "data:make_dataset", **changes: Any) -> TunedProfile:
+    hardware = changes.pop("hardware", make_machine().hardware(None))
+    return make_profile(
+        workload=make_identity(dataset=dataset, **changes.pop("workload", {})), hardware=hardware, **changes
+    )
+
+
+def select(folder: Path, *profiles: TunedProfile, name: str | None = None, **arguments: Any) -> TunedProfile:
+    return select_profile(
+        write_profiles(folder, *profiles), name, arguments.pop("machine", make_machine()), **arguments
+    )
+
+
+@pytest.mark.parametrize(("cpus", "nearest"), [(4, 4), (6, 8), (16, 16), (32, 16), (1, 4)])
+def test_the_profile_of_the_nearest_machine_is_selected_not_the_newest(tmp_path: Path, cpus: int, nearest: int) -> None:
+    profiles = [
+        make_for(hardware=make_hardware(usable_cpus=float(size)), created_at=NOW - timedelta(days=size))
+        for size in (4, 8, 16)
+    ]
+    found = select(tmp_path, *profiles, machine=make_machine(affinity_cpus=cpus))
+    assert found.hardware.usable_cpus == nearest
+
+
+def test_a_machine_with_the_same_accelerator_is_nearer_than_one_with_the_same_cpus(tmp_path: Path) -> None:
+    with_gpu = make_for(hardware=make_hardware(**GPU), created_at=NOW)
+    assert select(tmp_path, with_gpu, make_for(hardware=make_hardware(usable_cpus=64.0))).hardware.gpu is None
+
+
+def test_a_validated_profile_is_preferred_to_a_newer_unvalidated_one(tmp_path: Path) -> None:
+    assert select(tmp_path, make_for(), make_for(is_complete=False, created_at=NOW)).is_complete
+
+
+def test_the_newest_of_equal_profiles_is_selected(tmp_path: Path) -> None:
+    new, old = make_for(created_at=NOW), make_for(created_at=NOW - timedelta(days=1), workload={"step": "other"})
+    assert select(tmp_path, new, old) == new
+
+
+def test_a_profile_for_as_many_processes_is_preferred(tmp_path: Path) -> None:
+    four, one = make_for(workload={"nproc_per_node": 4}), make_for(created_at=NOW)
+    assert select(tmp_path, four, one, nproc_per_node=4) == four
+    assert select(tmp_path, four, one, nproc_per_node=1) == one
+
+
+@pytest.mark.parametrize("name", ["a:b", "a:b [train]", "mine", "cpu-4c-16g/mine", "cpu-4c-16g"])
+def test_a_profile_is_found_by_workload_title_label_id_and_machine_class(tmp_path: Path, name: str) -> None:
+    wanted = make_for("a:b", workload={"split": "train"}, label="mine")
+    other = make_for("c:d", hardware=make_hardware(usable_cpus=64.0))
+    assert select(tmp_path, other, wanted, name=name) == wanted
+    assert select(tmp_path, other, wanted, name=other.workload.id) == other
+
+
+def test_a_file_with_several_workloads_needs_a_name_and_lists_them(tmp_path: Path) -> None:
+    profiles = (make_for("data:make_dataset"), make_for("other:make_dataset"))
+    with pytest.raises(ProfileError, match=r'data:make_dataset, other:make_dataset\. Name one: .*, profile="data:'):
+        select(tmp_path, *profiles)
+    with pytest.raises(ProfileError, match="has no profile 'c'; it has data:make_dataset, other:make_dataset"):
+        select(tmp_path, *profiles, name="c")
+
+
+def test_workloads_that_differ_only_in_their_arguments_are_listed_by_their_ids(tmp_path: Path) -> None:
+    profiles = [make_for(workload={"dataset_args": {"root": root}}) for root in ("cifar", "imagenet")]
+    ids = ", ".join(profile.workload.id for profile in profiles)
+    with pytest.raises(ProfileError, match=f"several workloads: {ids}"):
+        select(tmp_path, *profiles)
+    assert select(tmp_path, *profiles, name=profiles[0].workload.id) == profiles[0]
+
+
+def test_an_empty_file_is_an_error_that_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="dltune --dataset"):
+        select(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "file"),
+    [
+        ("NVIDIA GeForce RTX 4090", "dxg"),  # in WSL
+        ("Tesla T4", "dxg"),
+        ("AMD Instinct MI300X", "kfd"),
+        ("AMD Radeon RX 7900 XTX", "kfd"),
+        ("xpu", "dri/renderD128"),
+    ],
+)
+def test_an_accelerator_that_only_torch_can_name_is_the_profiles_if_its_device_file_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, file: str
+) -> None:
+    profile = make_profile(hardware=make_machine().hardware(Accelerator(name=gpu, count=2)))
+    assert describe_local_hardware(make_machine(), profile, gpus=(), dev=tmp_path).gpu is None
+    write_files(tmp_path, {file: ""})
+    assert describe_local_hardware(make_machine(), profile, gpus=(), dev=tmp_path) == profile.hardware
+    assert describe_local_hardware(make_machine(), profile, gpus=("NVIDIA A100",), dev=tmp_path).gpu == "NVIDIA A100"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert describe_local_hardware(make_machine(), profile, gpus=(), dev=tmp_path).gpu is None
+
+
+def test_a_slice_of_a_partitioned_gpu_matches_the_slice_that_was_tuned() -> None:
+    name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+    profile = make_profile(hardware=make_machine().hardware(Accelerator(name=name, count=1)))
+    assert describe_local_hardware(make_machine(), profile, gpus=("NVIDIA H100 80GB HBM3 MIG",)) == profile.hardware
+
+
+# Scaling down
+
+
+def make_tuned(workers: int, prefetch: int = 2, batch_size: int | None = 64, **changes: Any) -> TunedProfile:
+    return make_profile(dataloader=make_config(workers, prefetch, batch_size).dataloader, **changes)
+
+
+def count_workers(profile: TunedProfile, processes: int = 1, **machine: Any) -> int:
+    return clamp_config(profile, make_machine(**machine), processes).dataloader.num_workers
+
+
+def test_a_configuration_is_unchanged_if_the_machine_has_at_least_as_much() -> None:
+    profile = make_profile(dataloader=make_config(4, 2, 64, in_order=False, persistent_workers=True).dataloader)
+    assert clamp_config(profile, make_machine()) == profile.config
+    assert clamp_config(profile, make_machine(affinity_cpus=64, nofile_limit=2**20)) == profile.config
+
+
+def test_workers_are_reduced_with_cpus_memory_open_files_and_processes() -> None:
+    profile = make_tuned(12, result=make_profile_result(peak_host_bytes=8 * GIB))
+    assert count_workers(profile, affinity_cpus=2) == 6
+    assert count_workers(profile, memory_limit_bytes=5 * GIB) == 6
+    assert count_workers(profile, nofile_limit=160) == 4
+    assert count_workers(profile, nofile_limit=512) == 12
+    assert count_workers(profile, processes=4) == 3
+
+
+def test_a_profile_for_several_processes_gives_one_process_no_more_than_it_had() -> None:
+    assert count_workers(make_tuned(3, workload=make_identity(nproc_per_node=4))) == 3
+
+
+def test_prefetched_batches_are_reduced_before_workers() -> None:
+    profile = make_tuned(4, 8, workload=make_identity(sample_bytes=MIB // 64))
+    loader = clamp_config(profile, make_machine(shm_limit_bytes=16 * MIB)).dataloader
+    assert (loader.num_workers, loader.prefetch_factor) == (4, 2)
+
+
+def test_batches_of_a_batch_sampler_have_their_profiled_size() -> None:
+    """Samples of 600 kB and /dev/shm of 64 MiB, as in Docker: not even one batch of 64 samples fits."""
+    time = BatchTime(samples=64, load_seconds=0.1, collate_seconds=0.0, transfer_seconds=0.0, step_seconds=0.1)
+    changes = {"workload": make_identity(sample_bytes=600_000), "search": make_search_record(batch_time=time)}
+    for batch_size in (64, None):
+        assert count_workers(make_tuned(4, 2, batch_size, **changes), shm_limit_bytes=64 * MIB) == 0
+
+
+@given(
+    workers=st.integers(0, 64),
+    prefetch=st.integers(1, 16),
+    sample_bytes=st.integers(0, 2**22),
+    shm=st.integers(0, 2**32),
+    cpus=st.floats(0.1, 64),
+)
+def test_a_scaled_down_configuration_is_legal_and_fits(
+    workers: int, prefetch: int, sample_bytes: int, shm: int, cpus: float
+) -> None:
+    profile = make_tuned(workers, prefetch, workload=make_identity(samples=None, sample_bytes=sample_bytes))
+    machine = make_machine(affinity_cpus=64, quota_cpus=cpus, shm_limit_bytes=shm)
+    config = clamp_config(profile, machine)
+    loader = type(config.dataloader).model_validate(config.dataloader.model_dump())
+    assert loader.num_workers <= workers
+    assert loader.num_workers <= workers * cpus / profile.hardware.usable_cpus + 1
+    if loader.num_workers:
+        assert (loader.num_workers * (loader.prefetch_factor or 0) + 2) * 64 * sample_bytes <= shm

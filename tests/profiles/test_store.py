@@ -1,0 +1,408 @@
+"""Tuned files are written completely or not at all, and read completely or rejected."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import json
+import os
+import resource
+import stat
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autotune.errors import OutputError, ProfileError
+from autotune.profiles.schema import TunedFile, TunedProfile
+from autotune.profiles.store import (
+    MAX_FILE_BYTES,
+    check_writable,
+    format_file,
+    merge_profiles,
+    read_file,
+    read_profiles,
+    save_profile,
+    warn_if_others_can_write,
+    write_atomically,
+)
+from tests.builders import make_hardware, make_profile, make_profile_result, write_profiles
+
+OLD, NEW = datetime(2026, 5, 1, tzinfo=UTC), datetime(2026, 6, 1, tzinfo=UTC)
+PREDICTED = make_profile_result(validation_runs=0, is_predicted=True)
+
+
+def make_named(label: str, **changes: Any) -> TunedProfile:
+    return make_profile(label=label, **changes)
+
+
+def list_labels(path: Path) -> list[str | None]:
+    return [profile.label for profile in read_file(path).profiles]
+
+
+# Saving
+
+
+def test_saving_creates_the_file_and_leaves_no_other_file(tmp_path: Path) -> None:
+    save_profile(tmp_path / "dltune.json", make_profile())
+    assert read_file(tmp_path / "dltune.json").profiles == (make_profile(),)
+    assert [path.name for path in tmp_path.iterdir()] == ["dltune.json"]
+
+
+def test_saving_replaces_the_profile_with_the_same_id_and_keeps_the_others(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_named("a"), make_named("b"), make_named("c"))
+    save_profile(path, make_named("b", created_at=NEW))
+    found = {profile.label: profile for profile in read_file(path).profiles}
+    assert set(found) == {"a", "b", "c"}
+    assert found["b"].created_at == NEW
+
+
+def test_profiles_of_one_workload_on_two_machine_classes_are_both_kept(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_profile())
+    save_profile(path, make_profile(hardware=make_hardware(usable_cpus=64.0)))
+    assert len(read_file(path).profiles) == 2
+
+
+@pytest.mark.parametrize("unfinished", [{"is_complete": False}, {"result": PREDICTED}])
+def test_an_unvalidated_profile_never_replaces_a_validated_one_and_the_next_validated_one_replaces_both(
+    tmp_path: Path, unfinished: dict[str, Any]
+) -> None:
+    path, validated = write_profiles(tmp_path, make_profile()), make_profile()
+    for created_at in (OLD, NEW):
+        save_profile(path, make_profile(created_at=created_at, **unfinished))
+    assert read_file(path).profiles == (validated, make_profile(created_at=NEW, **unfinished))
+    save_profile(path, make_profile(created_at=NEW))
+    assert read_file(path).profiles == (make_profile(created_at=NEW),)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "not json", "[]", '{"schema_version": 3}', '{"profiles": [{"name": "a"}]}', '{"name": "my-app"}']
+)
+def test_saving_over_something_else_is_rejected_and_leaves_it_unchanged(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "package.json"
+    path.write_text(text)
+    with pytest.raises(ProfileError):
+        save_profile(path, make_profile())
+    with pytest.raises(ProfileError):
+        check_writable(path)
+    assert path.read_text() == text
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """Make every write beyond the first 100 bytes of a file fail."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_file(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_named("old"))
+    with pytest.raises(OutputError, match="cannot be written: File too large"), full_disk():
+        save_profile(path, make_named("new"))
+    assert list_labels(path) == ["old"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_temporary_file_of_a_killed_process_is_removed_and_a_recent_one_is_not(tmp_path: Path) -> None:
+    for name, age in ((".dltune.json.aa.new", 7200), (".dltune.json.bb.new", 0)):
+        (tmp_path / name).write_text("half a fi")
+        os.utime(tmp_path / name, times=(time.time() - age,) * 2)
+    save_profile(tmp_path / "dltune.json", make_profile())
+    assert {path.name for path in tmp_path.iterdir()} == {"dltune.json", ".dltune.json.bb.new"}
+
+
+def test_of_two_simultaneous_writes_one_wins_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, replace = tmp_path / "report.html", Path.replace
+
+    def be_overtaken(self: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        write_atomically(path, "theirs")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", be_overtaken)
+    write_atomically(path, "ours")
+    assert path.read_text() == "ours"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file_is_writable_only_by_its_owner_and_a_private_file_stays_private(tmp_path: Path) -> None:
+    path, before = tmp_path / "dltune.json", os.umask(0)
+    try:
+        save_profile(path, make_profile())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    path.chmod(0o600)
+    save_profile(path, make_named("b"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_symlink_stays_a_symlink_and_its_target_is_written(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "dltune.json").symlink_to(tmp_path / "real" / "tuned.json")
+    save_profile(tmp_path / "dltune.json", make_named("a"))
+    assert (tmp_path / "dltune.json").is_symlink()
+    assert list_labels(tmp_path / "real" / "tuned.json") == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a device"])
+def test_pipes_and_devices_are_never_replaced(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "output"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/null")
+    with pytest.raises(OSError, match="not a regular file"):
+        write_atomically(path, "text")
+    with pytest.raises(ProfileError, match="is not a regular file"):
+        save_profile(path, make_profile())
+    assert not stat.S_ISREG(path.stat().st_mode)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from autotune.profiles import store
+with store._lock(Path(sys.argv[1]), 10.0):
+    print("locked", flush=True)
+    sys.stdin.readline()
+"""
+SAVER = """
+import sys
+from pathlib import Path
+from autotune.profiles.store import save_profile
+from tests.builders import make_profile
+for number in range(10):
+    save_profile(Path(sys.argv[1]), make_profile(label=f"{sys.argv[2]}-{number}"))
+"""
+
+
+def start(code: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_locked_file_is_an_error_until_its_holder_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "dltune.json"
+    with start(HOLDER, path) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(OutputError, match=r"locked by another process for 0\.1 s"):
+            save_profile(path, make_profile(), lock_seconds=0.1)
+        holder.kill()
+    save_profile(path, make_profile())
+    assert [one.name for one in tmp_path.iterdir()] == ["dltune.json"]
+
+
+def test_processes_that_save_at_the_same_time_lose_no_profile(tmp_path: Path) -> None:
+    path = tmp_path / "dltune.json"
+    savers = [start(SAVER, path, number) for number in range(2)]
+    assert [saver.communicate() and saver.returncode for saver in savers] == [0, 0]
+    assert len(read_file(path).profiles) == 20
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_written_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    save_profile(tmp_path / "dltune.json", make_profile())
+    assert [path.name for path in tmp_path.iterdir()] == ["dltune.json"]
+
+
+def test_a_file_that_would_be_too_large_to_read_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"exceed 16\.0 MiB"):
+        save_profile(tmp_path / "dltune.json", make_named("a" * MAX_FILE_BYTES))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_path_that_cannot_be_written_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="does not exist"):
+        check_writable(tmp_path / "missing" / "dltune.json")
+    with pytest.raises(OutputError, match="is a folder"):
+        check_writable(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    check_writable(tmp_path / "new.json")
+    check_writable(write_profiles(tmp_path, make_profile()))
+
+
+# Merging
+
+
+def test_merging_joins_machines_and_takes_the_newest_of_equal_ones() -> None:
+    here, there = make_profile(created_at=OLD), make_profile(hardware=make_hardware(usable_cpus=64.0))
+    newer = make_profile(created_at=NEW)
+    merged = merge_profiles([TunedFile(profiles=(newer, there)), TunedFile(profiles=(here,))])
+    assert sorted(merged.profiles, key=lambda one: one.hardware.usable_cpus) == [newer, there]
+
+
+def test_merging_keeps_a_validated_profile_in_use_even_if_an_unvalidated_one_is_newer() -> None:
+    validated, predicted = make_profile(created_at=OLD), make_profile(created_at=NEW, result=PREDICTED)
+    assert merge_profiles([TunedFile(profiles=(predicted,)), TunedFile(profiles=(validated,))]).profiles == (
+        validated,
+        predicted,
+    )
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema_version": 2}, "is not of schema version 1: another version of dltune"),
+        ({"written_by": "dltune 9"}, "has the unknown field written_by"),
+        ({"line\nbreak": 1}, r"has the unknown field line\\nbreak"),
+        ({"profiles": 3}, "is not a tuned file: profiles: "),
+    ],
+)
+def test_a_file_of_another_version_is_rejected_in_one_sentence(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    path = write_profiles(tmp_path, make_profile())
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ProfileError, match=words) as caught:
+        read_file(path)
+    assert "\n" not in str(caught.value)
+    assert read_profiles(path) == ()
+
+
+def test_a_missing_file_is_an_error_with_the_reason_and_has_no_profiles(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"nothing\.json cannot be read: No such file"):
+        read_file(tmp_path / "nothing.json")
+    assert read_profiles(tmp_path / "nothing.json") == ()
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "/dev/null", "a pipe"])
+def test_devices_and_pipes_are_rejected_without_waiting(tmp_path: Path, place: str) -> None:
+    path = Path(place)
+    if place == "a pipe":
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+    with pytest.raises(ProfileError, match="is not a regular file"):
+        read_file(path)
+
+
+def test_a_file_of_a_gigabyte_is_rejected_with_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "dltune.json"
+    path.touch()
+    os.truncate(path, 2**30)
+    with pytest.raises(ProfileError, match=r"has 1\.0 GiB; the limit for a tuned file is 16\.0 MiB"):
+        read_file(path)
+
+
+@pytest.mark.parametrize("path", ["null\0byte", "x" * 5000, "."])
+def test_an_impossible_path_is_an_error_with_the_reason(path: str) -> None:
+    with pytest.raises(ProfileError, match="cannot be read: "):
+        read_file(Path(path))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(text=st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_content_gives_a_file_or_a_profile_error(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "dltune.json"
+    path.write_bytes(text)
+    with contextlib.suppress(ProfileError):
+        assert read_file(path).schema_version == 1
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data(), value=JSON)
+def test_a_changed_field_gives_a_valid_file_or_a_profile_error(tmp_path: Path, data: st.DataObject, value: Any) -> None:
+    document = json.loads(format_file(TunedFile(profiles=(make_profile(),))))
+    place = document
+    while isinstance(place, dict | list) and place:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if not isinstance(place[key], dict | list) or data.draw(st.booleans()):
+            place[key] = value
+            break
+        place = place[key]
+    path = tmp_path / "dltune.json"
+    path.write_text(json.dumps(document))
+    with contextlib.suppress(ProfileError):
+        file = read_file(path)
+        assert TunedFile.model_validate_json(format_file(file)) == file
+
+
+# Files that others can write
+
+
+def warn(path: Path) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_if_others_can_write(path)
+    return [str(one.message) for one in caught]
+
+
+def test_a_file_that_only_its_owner_can_write_gives_no_warning(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path)
+    path.chmod(0o644)
+    assert warn(path) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder_mode", "writers"),
+    [
+        (0o646, 0o755, "every user"),
+        (0o664, 0o755, "group"),
+        (0o644, 0o777, "every user"),
+        (0o644, 0o1777, None),
+    ],
+)
+def test_a_warning_names_who_can_write_the_file_or_replace_it(
+    tmp_path: Path, mode: int, folder_mode: int, writers: str | None
+) -> None:
+    (tmp_path / "folder").mkdir()
+    path = write_profiles(tmp_path / "folder")
+    shared = next((entry.gr_gid for entry in grp.getgrall() if entry.gr_name == "users"), None)
+    if writers == "group":
+        if shared is None or os.geteuid() != 0:
+            pytest.skip("only root can give a file to another group")
+        os.chown(path, -1, shared)
+    path.chmod(mode)
+    path.parent.chmod(folder_mode)
+    found = warn(path)
+    assert len(found) == (writers is not None)
+    assert all(writers in one for one in found if writers is not None)
+
+
+def test_a_symlink_is_as_safe_as_the_folder_of_its_target(tmp_path: Path) -> None:
+    for name in ("open", "closed"):
+        (tmp_path / name).mkdir()
+    link = tmp_path / "closed" / "dltune.json"
+    link.symlink_to(write_profiles(tmp_path / "open"))
+    (tmp_path / "open").chmod(0o777)
+    assert "every user" in warn(link)[0]
+
+
+def test_a_file_of_another_user_gives_a_warning_and_one_of_root_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, owner = write_profiles(tmp_path), os.geteuid()
+    path.chmod(0o644)
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    assert [f"user {owner}" in one for one in warn(path)] == ([True] if owner else [])

@@ -1,0 +1,192 @@
+"""Code to paste runs unchanged, and the command repeats the request."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any, Literal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset
+
+from autotune.cli.options import build_request
+from autotune.cli.tune import tune
+from autotune.config import LoaderConfig, ProcessSettings
+from autotune.profiles.schema import TunedProfile
+from autotune.report.code import format_command, load_code, plain_code
+from autotune.request import TuningRequest, WorkloadRequest
+from autotune.settings import SETTINGS, config_from_values, setting_values
+from autotune.units import parse_seconds
+from tests.builders import make_config, make_hardware, make_profile
+
+HOSTILE = 'a\'b "c" $(rm -rf /) `d` --seed=1 \\ \n|'
+ECHO = "dltune() { printf '%s\\0' \"$@\"; }; "  # prints the words that the shell reads
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(10))
+
+
+def make_workload_profile(config: LoaderConfig | None = None, **workload: Any) -> TunedProfile:
+    profile = make_profile(config=config or make_config(0, batch_size=4))
+    return profile.model_copy(update={"workload": profile.workload.model_copy(update=workload)})
+
+
+@pytest.mark.parametrize(("kind", "dataset"), [("map", list(range(10))), ("iterable", Stream())])
+def test_plain_code_makes_a_loader_for_the_kind_of_dataset(kind: Literal["map", "iterable"], dataset: Any) -> None:
+    code = plain_code(make_workload_profile(kind=kind))
+    names: dict[str, Any] = {"dataset": dataset, "DataLoader": DataLoader, "torch": torch}
+    exec(code, names)
+    assert sum(len(batch) for batch in names["loader"]) == 10
+    assert ("shuffle=True" in code) == (kind == "map")
+    assert ("shuffle=True" in load_code(make_workload_profile(kind=kind), "dltune.json")) == (kind == "map")
+
+
+@pytest.mark.parametrize("config", [make_config(), make_config(3, 4, 16, in_order=False, pin_memory=True)])
+def test_plain_code_passes_every_argument_that_is_not_the_default(config: LoaderConfig) -> None:
+    given: dict[str, Any] = {}
+    exec(
+        plain_code(make_profile(config=config)), {"DataLoader": lambda _, **kwargs: given.update(kwargs), "dataset": 0}
+    )
+    kwargs = config.loader_kwargs()
+    assert given.items() <= {**kwargs, "shuffle": True}.items()
+    assert all(value == SETTINGS[name].default for name, value in kwargs.items() if name not in given)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_that_is_not_the_default_appears_in_plain_code(name: str) -> None:
+    usual = setting_values(make_config(4, pin_memory=True))
+    value = next(choice for choice in reversed(SETTINGS[name].choices) if choice != SETTINGS[name].default)
+    code = plain_code(make_profile(config=config_from_values({**usual, name: value})))
+    assert (SETTINGS[name].setup or f"{name}={{value!r}}").format(
+        value=value
+    ) in code or "autotune.device_prefetch" in code
+
+
+def test_batches_of_the_users_own_are_an_argument() -> None:
+    own = make_config(2, batch_size=None)
+    assert "DataLoader(dataset, batch_sampler=batch_sampler, num_workers=2" in plain_code(make_workload_profile(own))
+    assert "make_loader(dataset, batch_size=None)" in load_code(make_workload_profile(own, kind="iterable"), "a.json")
+
+
+def test_several_processes_get_a_distributed_sampler() -> None:
+    assert "sampler=DistributedSampler(dataset)" in plain_code(make_workload_profile(nproc_per_node=2))
+
+
+@pytest.mark.parametrize(
+    ("loader", "plain", "loaded"),
+    [
+        ("timm.data.loader.MultiEpochsDataLoader", "MultiEpochsDataLoader(**your", "(MultiEpochsDataLoader, **your"),
+        (
+            "torch_geometric.loader.DataLoader",
+            "torch_geometric.loader.DataLoader(**your",
+            "(torch_geometric.loader.Data",
+        ),
+        ("mypkg.data:make_loader", "make_loader(root='/data', batch_size=4", "make_loader(make_loader, root='/data')"),
+        ("x(); import os; f", "make_loader(**your", "(make_loader, **your"),
+    ],
+)
+def test_a_loader_of_the_users_own_is_called_by_its_name(loader: str, plain: str, loaded: str) -> None:
+    workload = {"loader_class": loader, "loader_decides": ("in_order", "pin_memory"), "dataset_args": {"root": "/data"}}
+    profile = make_workload_profile(make_config(2, batch_size=4, pin_memory=True), **workload)
+    assert f"loader = {plain}" in plain_code(profile)
+    assert "pin_memory" not in plain_code(profile)
+    assert "persistent_workers=False" in plain_code(profile)  # its own default may be another one
+    assert loaded in load_code(profile, "dltune.json")
+
+
+@pytest.mark.parametrize(("split", "choice"), [("train", "['train']"), ("0", "[0]")])
+def test_one_of_several_loaders_of_a_function_is_selected(split: str, choice: str) -> None:
+    profile = make_workload_profile(loader_class="mypkg.data:make_loaders", split=split)
+    assert plain_code(profile).endswith(f"){choice}")
+    assert load_code(profile, "dltune.json").endswith(f"make_loader(make_loaders){choice}")
+
+
+def test_a_label_selects_the_profile_and_no_label_selects_by_machine() -> None:
+    assert 'autotune.load("a \\"b\\".json").make' in load_code(make_profile(), 'a "b".json')
+    assert 'autotune.load("x", profile="mine").make' in load_code(make_profile(label="mine"), "x")
+
+
+def test_copies_to_the_device_are_part_of_the_code() -> None:
+    gpu = make_hardware(gpu="NVIDIA H100", gpu_count=1)
+    ahead = make_profile(process=ProcessSettings(non_blocking=True, device_prefetch=True), hardware=gpu)
+    for code in (plain_code(ahead), load_code(ahead, "dltune.json")):
+        assert code.startswith("import autotune\n")
+        assert code.endswith("\nloader = autotune.device_prefetch(loader, device)")
+    assert "non_blocking=True" in plain_code(make_profile(process=ProcessSettings(non_blocking=True), hardware=gpu))
+    assert "non_blocking" not in plain_code(make_profile(process=ProcessSettings(non_blocking=True)))
+
+
+def ask(workload: dict[str, Any] | None = None, **options: Any) -> TuningRequest:
+    return TuningRequest(workload=WorkloadRequest(**{"dataset": "pkg.data:make", **(workload or {})}), **options)
+
+
+def read_words(command: str) -> list[str]:
+    """Read a command as the shell does."""
+    read = subprocess.run(["sh", "-c", ECHO + command], capture_output=True, text=True, check=True).stdout
+    return read.removesuffix("\0").split("\0")
+
+
+REQUESTS = [
+    ask(),
+    ask({"dataset": "pkg.data:make_loader", "is_loader": True, "split": "train set"}),
+    ask(
+        {
+            "dataset_args": {"root": "/data", "size": 3, "deep": {"a": [1, None]}, "odd": "12", "empty": ""},
+            "collate": "pkg:collate",
+            "step_seconds": 0.0351,
+            "device": "cuda:0",
+            "start_method": "spawn",
+            "nproc_per_node": 2,
+        },
+        search={"batch_size": (32, 64), "num_workers": {"low": 0, "high": 16}, "worker_threads": (None, 1)},
+        fixed={"in_order": True, "prefetch_factor": 4, "sharing_strategy": "file_system"},
+        trials=7,
+        timeout_seconds=600.0,
+        trial_seconds=2.5,
+        stall_seconds=1e-5,
+        epochs=3,
+        seed=5,
+        sampler="tpe",
+        max_memory="24GiB",
+        max_shm="50%",
+        max_gpu_memory="70%",
+        max_workers=8,
+        profile="mine",
+    ),
+    ask({"step": "pkg:step", "main": "train.py"}, fixed={"batch_size": 64}, search={"in_order": (True, False)}),
+    ask(search={"batch_size": {"low": 16, "high": 64}}),
+    ask({"dataset": HOSTILE, "dataset_args": {"x": HOSTILE, "batch_size": 3}, "split": HOSTILE}, profile=HOSTILE),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_the_command_is_read_as_the_request_that_it_was_made_of(request_: TuningRequest) -> None:
+    command = format_command(request_.record())
+    assert command is not None
+    assert build_request(tune.make_context("dltune", read_words(command)).params) == request_
+
+
+def test_only_options_that_differ_from_the_defaults_are_written() -> None:
+    command = format_command(ask(fixed={"batch_size": 64}, max_workers=8, timeout_seconds=600.0).record())
+    assert str(command).split(" \\\n  ") == [
+        "dltune",
+        "--dataset pkg.data:make",
+        "--batch-size 64",
+        "--timeout 600s",
+        "--max-workers 8",
+    ]
+
+
+@pytest.mark.parametrize("recorded", [{}, {"workload": {}}, {"future": 1}])
+def test_a_request_that_cannot_be_read_gives_no_command(recorded: dict[str, Any]) -> None:
+    assert format_command(recorded) is None
+
+
+@given(st.floats(min_value=1e-9, max_value=1e9))
+def test_a_duration_is_read_as_the_number_it_was(seconds: float) -> None:
+    command = format_command(ask({"step_seconds": seconds}).record())
+    assert parse_seconds(str(command).rpartition(" ")[2]) == seconds
