@@ -212,7 +212,8 @@ class WorkerCheck:
                 self._trials_left -= 1
                 self.note(self._run_trial(self._without))
         if self._failure is not None and self.rates.find_culprit() == "workers":
-            fewest = f"{self._failure.config.dataloader.num_workers} worker: it {_first_sentence(self._failure)}"
+            count = self._failure.config.dataloader.num_workers
+            fewest = f"{count} worker{'s' if count > 1 else ''}: it {_first_sentence(self._failure)}"
             advice = ADVICE[self._failure.kind]
             self.reason = f"num_workers > 0 fails with this dataset ({fewest}); it works with num_workers=0. {advice}"
         elif self._is_data_flawed():
@@ -236,7 +237,7 @@ class WorkerCheck:
 
     def make_error(self, flaw: Cause) -> WorkloadError:
         """Return the error that ends a run whose data fails."""
-        text = f"The dataset raises errors without workers, too: {self.rates.describe(flaw)}."
+        text = f"The dataset fails without workers, too: {self.rates.describe(flaw)}."
         advice = "Fix these samples or skip them in the dataset."
         return WorkloadError(f"{text} {advice}", self.rates.find_example(flaw).details)
 

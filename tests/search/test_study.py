@@ -227,6 +227,19 @@ def test_trials_that_dltune_did_not_write_are_ignored() -> None:
     assert len(read_records(study, plan_for().space)) == 3
 
 
+def test_a_configuration_over_a_limit_is_never_the_best_trial_of_the_study() -> None:
+    plan = plan_for()
+    study = optuna.create_study(direction="maximize")
+    slow, fast = list(plan.candidates)[:2]
+    study.add_trial(make_trial(record_of(slow, 1.0, {"shm": -0.5, "works": -1.0}), plan.space))
+    study.add_trial(make_trial(record_of(fast, 9.0, {"shm": 0.5, "works": 0.0}), plan.space))
+    assert study.best_value == 1.0
+
+
+def record_of(config: LoaderConfig, rate: float, constraints: dict[str, float]) -> TrialRecord:
+    return TrialRecord(number=0, config=config, status="skipped", samples_per_second=rate, constraints=constraints)
+
+
 @pytest.mark.parametrize("sampler", ["model", "tpe", "random"])
 def test_every_sampler_measures_the_seeds_first(sampler: str) -> None:
     measure = Formula()
