@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,29 @@ def test_a_storage_that_fails_during_the_run_costs_neither_trials_nor_the_result
     )
     assert len(heard.warnings) == 1
     assert heard.warnings[0].startswith("Trials can no longer be stored in sqlite:///studies.db: ")
+
+
+def test_a_space_of_one_configuration_is_measured_once() -> None:
+    fixed: dict[str, Any] = {
+        "num_workers": 2,
+        "prefetch_factor": 2,
+        "persistent_workers": True,
+        "in_order": True,
+        "pin_memory": False,
+    }
+    fixed |= {"sharing_strategy": "file_descriptor"}
+    measure = Formula()
+    outcome = run(measure, storage=None, fixed=fixed)
+    assert len(measure.configs) == len(outcome.records) == 1
+    assert outcome.stop_reason == "every configuration within the limits was tried"
+
+
+def test_a_space_without_a_configuration_within_the_limits_ends() -> None:
+    measure = Formula()
+    plan = plan_for(storage=None, trials=5)
+    outcome = search(replace(plan, budgets=make_limits(memory_bytes=2**20)), measure, Heard())
+    assert measure.configs == []
+    assert {record.status for record in outcome.records} == {"skipped"}
 
 
 def test_an_interrupted_trial_is_a_failed_trial_of_the_study() -> None:
