@@ -2,5 +2,5 @@
 
 `workloads` says what is trained on, `training` trains, `tuners` choose, `analysis` answers one question in each file.
 `suite` and `gpu` start a `session` of `screening` and `rounds`, whose `records` `report` lays out; `footprint`,
-`coverage`, `replay` (over `traces`) and `holdout` are started by themselves.
+`coverage` and `replay` (over `traces`) are started on their own.
 """
