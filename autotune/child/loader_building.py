@@ -6,11 +6,11 @@ from torch.multiprocessing import set_sharing_strategy
 from torch.utils.data import DataLoader
 
 from autotune.child.factory_calls import MeasuredLoader
+from autotune.child.ready_loaders import list_order
 from autotune.child.stack_writing import AnsweringWorker
 from autotune.child.stoppable_loader import StoppableDataLoader
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
-from autotune.child.ready_loaders import list_order
 from autotune.profiles.loaders import make_worker_init
 from autotune.system.versions import read_start_method_in_force
 

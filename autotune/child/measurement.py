@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.child.batches import count_samples
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.distributed import Alone
 from autotune.child.factory_calls import MeasuredLoader
@@ -31,7 +32,6 @@ from autotune.child.tracebacks import annotate_dead_workers, find_requested_inde
 from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.child.batches import count_samples
 from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.system.kernel_files import PROC
 from autotune.system.shared_memory import list_mapped_segments, remove_shm_segments
@@ -131,7 +131,7 @@ def settle_garbage() -> None:
     """Leave no full collection due: forked workers inherit when the next one is, and each would copy what it touches.
 
     Whether one is due depends on all that a process has imported, dltune's own modules included, and nobody can know it
-    of the training process. Usually none is. Seen with seven workers: 65 MB and 0.2 s of CPU time each, 7 % of a run of
+    of the training process. Usually none is. Seen with seven workers: 65 MB and 0.2 s of CPU time each, 7% of a run of
     ten short epochs.
     """
     gc.collect()

@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from autotune.child.batches import count_samples
 from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_workers import start_worker
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.child.batches import count_samples
 from autotune.system.kernel_files import PROC
 from autotune.system.processes import read_smaps
 from autotune.units import format_bytes

@@ -16,12 +16,12 @@ from autotune.child.factory_calls import FactoryCall, ForeignLoader, check_argum
 from autotune.child.foreign_loaders import describe, name_loaders, refuse_foreign_loader, refuse_loader_within
 from autotune.child.importing import import_attribute
 from autotune.child.own_loaders import OwnLoader, adopt_factory, adopt_loader
+from autotune.child.ready_loaders import read_start_method, take_apart
 from autotune.child.sample_counts import SampleCountTracker
 from autotune.child.splits import choose_split, list_splits
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
 from autotune.profiles.loaders import list_parameters
-from autotune.child.ready_loaders import read_start_method, take_apart
 from autotune.request import WorkloadRequest
 from autotune.settings import SettingName, config_from_values, setting_values
 from autotune.system.versions import read_start_method_in_force

@@ -29,9 +29,9 @@ def test_an_import_string_is_a_dotted_module_and_a_dotted_attribute(text: str) -
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("data/images.py", "as in data/images.py:train_loader"),
+        ("data/images.py", "as in data/images.py:make_loader"),
         ("data/images:make", "data/images is data.images"),
-        ("images.py", "dltune images.py"),
+        ("images.py", "as in images.py:make_loader"),
         (".py:make", "file.py:attribute"),
         ("data/.py:make", "file.py:attribute"),
         ("a.py:b.py:make", "file.py:attribute"),

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 from autotune.child.probe import count_shards, profile_workload
 from autotune.child.probe_batches import load_batches
 from autotune.child.probe_sharding import (
+    ShareWatch,
     count_samples_single_process,
     describe_idle_workers,
     workers_duplicate_data,
@@ -37,7 +38,6 @@ from autotune.child.probe_workers import (
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import ProcessSettings
 from autotune.errors import WorkloadError
-from autotune.child.probe_sharding import ShareWatch
 from autotune.trial.protocol import ProbeCommand
 from autotune.trial.workload_profile import LinearCost, WorkloadProfile
 from autotune.workload import Workload
