@@ -7,9 +7,7 @@ from typing import Any, Final
 from autotune.settings import SETTINGS, Setting
 
 MARKER: Final = "<!-- settings -->"
-HEAD: Final = (
-    "| setting | description | values | default | recommended |\n| --- | --- | --- | --- | --- |"
-)
+HEAD: Final = "| setting | description | values | default | recommended |\n| --- | --- | --- | --- | --- |"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
