@@ -4,7 +4,7 @@ The search runs as in a real run, with the same seeds, limits and stopping rules
 the child process. Each run sees one of two passes over the grid, with noise on top. The mean of both passes is the true
 throughput, and picks among the candidates as the validation does. 100% is the throughput that the fastest configuration
 of one pass reached in the other, without the luck of its selection; a run can reach a little more. The default sampler
-and its constants were chosen on these grids; `holdout` measures the effect of that.
+and its constants were chosen on these grids.
 
     python -m benchmarks.replay [--seeds 10] [--samplers model gp tpe random]
 """

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from autotune import load
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import (
     NoFeasibleConfigError,
@@ -22,6 +21,7 @@ from autotune.errors import (
     WorkloadError,
 )
 from autotune.preparation import prepare_run
+from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, ValueRange, WorkloadRequest
@@ -86,6 +86,11 @@ def run(bench: Bench, request: TuningRequest | None = None, progress: ProgressLi
     )
 
 
+def saved(path: str = "dltune.json") -> TunedProfile:
+    """Return the first profile of a tuned file."""
+    return read_file(Path(path)).profiles[0]
+
+
 pytestmark = pytest.mark.usefixtures("workdir")
 
 
@@ -93,7 +98,7 @@ def test_the_best_configuration_of_the_formula_is_found_and_written() -> None:
     outcome = run(Bench(saturating))
     assert outcome.profile.dataloader.persistent_workers
     assert outcome.profile.result.samples_per_second == pytest.approx(12 * 133, rel=0.01)
-    assert load("dltune.json").profile == outcome.profile
+    assert saved() == outcome.profile
 
 
 def test_the_speedup_is_over_the_baseline_of_the_same_rounds() -> None:
@@ -164,7 +169,10 @@ def test_a_run_without_any_feasible_configuration_says_what_happened() -> None:
 
 def test_a_dataset_that_hangs_with_workers_and_without_is_the_users_to_mend() -> None:
     bench = Bench(saturating, lambda config: "stalled")
-    with pytest.raises(WorkloadError, match=r"The dataset itself fails: .* raised ValueError: no, with and without"):
+    with pytest.raises(
+        WorkloadError,
+        match=r"raises errors without workers, too: .* raise ValueError: no, with and",
+    ):
         run(bench)
     assert len(bench.asked) == 3  # the baseline, one with workers, and one with the fewest
 
@@ -235,7 +243,7 @@ def test_an_interrupted_run_is_continued_with_its_trials_by_the_same_request() -
 def test_an_interrupted_run_never_replaces_a_validated_profile() -> None:
     validated = run(Bench(saturating)).profile
     run(interrupted_after(3), make_request(fresh=True))
-    assert load("dltune.json").profile == validated
+    assert saved() == validated
     assert [profile.is_complete for profile in read_file(Path("dltune.json")).profiles] == [True, False]
 
 
@@ -338,7 +346,7 @@ def test_a_malformed_import_string_is_refused_before_anything_starts() -> None:
 
 def test_an_output_in_a_missing_folder_is_refused_before_anything_starts() -> None:
     bench = Bench(saturating)
-    with pytest.raises(OutputError, match="there is no folder"):
+    with pytest.raises(OutputError, match="does not exist"):
         run(bench, make_request(output="missing/dltune.json"))
     assert bench.asked == []
 
@@ -462,7 +470,7 @@ def test_one_exception_without_workers_costs_no_result() -> None:
     outcome = run(Bench(saturating, fails_once), make_small_search())
     assert struck
     assert all(record.is_feasible for record in outcome.records)
-    assert any("In 1 of" in warning for warning in outcome.profile.result.warnings)
+    assert any("About 1 of" in warning for warning in outcome.profile.result.warnings)
 
 
 def test_a_step_that_fails_at_one_batch_size_costs_that_batch_size_only() -> None:
@@ -483,7 +491,7 @@ class FailsInStep(Bench):
 
 def test_a_step_that_always_fails_is_blamed_and_not_the_dataset() -> None:
     bench = FailsInStep(saturating, lambda config: "workload_failed")
-    with pytest.raises(WorkloadError, match=r"^The training step \(.*\) fails even without workers: it did what"):
+    with pytest.raises(WorkloadError, match=r"^The training step \(.*\) fails even without workers: it raised"):
         run(bench)
     assert len(bench.asked) == 2
     with pytest.raises(WorkloadError, match=r"^The training step \(.*\) fails: it raised ValueError: no"):
@@ -496,7 +504,7 @@ def test_data_that_starts_to_fail_ends_the_run_as_the_users_error_and_keeps_the_
         WorkloadError, match=r"with and without workers.*The best result so far was saved to dltune\.json"
     ):
         run(bench)
-    found = load("dltune.json").profile
+    found = saved()
     assert found.search.stop_reason == "the dataset failed"
     assert found.search.count("completed") == 3
 
@@ -506,7 +514,7 @@ def test_a_run_that_the_users_code_ended_is_not_continued_when_the_code_was_mend
     with pytest.raises(WorkloadError):
         run(Bench(saturating, lambda config: "workload_failed"))
     run(Bench(saturating), progress=view)
-    assert view.resumed == 0
+    assert view.resumed <= 0
 
 
 def test_the_trial_that_rules_workers_out_is_a_trial_like_the_others(workdir: Path) -> None:
@@ -534,7 +542,7 @@ def test_workers_that_failed_in_the_probe_and_fail_again_are_ruled_out_for_what_
     outcome = tune(make_request(), run_trial=bench, machine=make_machine(affinity_cpus=2), workload=workload)
     assert {config.dataloader.num_workers for config in bench.configs} == {0, 1}
     (warning,) = outcome.profile.result.warnings
-    assert "already with the fewest it raised ValueError: no. Native code that does not survive a fork" in warning
+    assert "1 worker: it raised ValueError: no" in warning
 
 
 class FailsFresh(Bench):
@@ -551,7 +559,7 @@ def test_what_fails_only_in_fresh_processes_leaves_the_best_of_the_search_unconf
     assert result.validation_runs == 0
     assert result.samples_per_second == pytest.approx(12 * 133, rel=0.01)
     (warning,) = result.warnings
-    assert "the best of the search, unconfirmed" in warning
+    assert "not validated" in warning
     assert "raised OSError: port 80 is taken" in warning
 
 
@@ -575,14 +583,14 @@ def test_a_result_that_cannot_be_written_is_in_the_error(workdir: Path) -> None:
     with pytest.raises(ResultNotSavedError, match=r"out/dltune\.json cannot be written") as caught:
         run(after(5, (workdir / "out").rmdir), make_request(output="out/dltune.json"))
     (workdir / "rescued.json").write_text(caught.value.document)
-    assert load("rescued.json").loader_kwargs()["num_workers"] > 0
+    assert saved("rescued.json").dataloader.num_workers > 0
 
 
 def test_a_file_that_turns_into_something_else_meanwhile_is_left_alone_and_the_result_is_in_the_error(
     workdir: Path,
 ) -> None:
     path = workdir / "dltune.json"
-    with pytest.raises(ResultNotSavedError, match="schema_version"):
+    with pytest.raises(ResultNotSavedError, match="not of schema version 1"):
         run(after(5, lambda: path.write_text('{"schema_version": 3}')))
     assert path.read_text() == '{"schema_version": 3}'
 
@@ -597,7 +605,7 @@ def test_a_machine_that_starts_no_more_processes_ends_the_run_with_the_best_so_f
         TrialError, match=r"Resource temporarily unavailable\. The best result so far was saved to dltune"
     ):
         run(bench)
-    found = load("dltune.json").profile
+    found = saved()
     assert found.search.stop_reason == "trials could no longer be run"
     assert found.result.samples_per_second == pytest.approx(max(map(saturating, bench.configs)), rel=0.01)
 
@@ -627,7 +635,7 @@ def test_an_interrupt_while_the_result_is_written_down_does_not_cost_it() -> Non
         workload=waiting_workload(),
         time_budget=InterruptsAtTheEnd(request),
     )
-    assert load("dltune.json").profile.result.validation_runs == MIN_RUNS
+    assert saved().result.validation_runs == MIN_RUNS
 
 
 def rate_on_gpu(config: LoaderConfig) -> float:
@@ -668,7 +676,7 @@ def test_a_lost_device_ends_the_run_and_keeps_the_best_so_far(workdir: Path) -> 
     with pytest.raises(TrialError, match=r"can no longer be run.*The best result so far was saved to dltune.json"):
         tune_on_gpu(bench)
     assert len(bench.asked) == 7
-    assert load("dltune.json", on_mismatch="default").profile.search.stop_reason == "the device was lost"
+    assert saved().search.stop_reason == "the device was lost"
 
 
 def test_a_step_that_breaks_the_device_without_workers_ends_the_run_with_its_words() -> None:
@@ -757,7 +765,7 @@ def test_a_run_without_time_for_the_confirmation_writes_what_it_saw_and_is_conti
     parts: dict[str, Any] = {"machine": make_machine(affinity_cpus=2), "workload": waiting_workload()}
     result = tune(request, run_trial=bench, time_budget=time_budget, **parts).profile.result
     assert (result.validation_runs, result.samples_per_second_ci95) == (0, None)
-    assert any("seen once" in warning for warning in result.warnings)
+    assert any("--timeout left time for 0" in warning for warning in result.warnings)
     run(Bench(saturating), progress=view)
     assert view.resumed == 2
 

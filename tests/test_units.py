@@ -146,4 +146,4 @@ def test_rates_keep_three_digits_and_group_thousands(rate: float, text: str) -> 
 
 
 def test_fractions_are_written_as_whole_percentages() -> None:
-    assert format_percent(0.714) == "71 %"
+    assert format_percent(0.714) == "71%"

@@ -131,7 +131,7 @@ def settle_garbage() -> None:
     """Leave no full collection due: forked workers inherit when the next one is, and each would copy what it touches.
 
     Whether one is due depends on all that a process has imported, dltune's own modules included, and nobody can know it
-    of the training process. Usually none is. Seen with seven workers: 65 MB and 0.2 s of CPU time each, 7 % of a run of
+    of the training process. Usually none is. Seen with seven workers: 65 MB and 0.2 s of CPU time each, 7% of a run of
     ten short epochs.
     """
     gc.collect()

@@ -1,1 +1,1 @@
-"""What to try next."""
+"""The search for the fastest configuration: space, models, sampler, loop."""

@@ -45,6 +45,14 @@ class Cause(NamedTuple):
         return cls(result.kind, error, result.in_step)
 
 
+class Side(NamedTuple):
+    """Failures, samples and trials with workers, or without; the samples include those of failed batches."""
+
+    failures: Counter[Cause]
+    samples: int
+    trials: int
+
+
 class FailureRates:
     """Failures of a run per sample, with and without workers."""
 
@@ -55,39 +63,32 @@ class FailureRates:
         """Count a trial."""
         self._trials.append(result)
 
-    def _select(self, *, workers: bool) -> list[TrialResult]:
-        return [one for one in self._trials if bool(one.config.dataloader.num_workers) == workers]
+    def _count_side(self, *, workers: bool) -> Side:
+        chosen = [one for one in self._trials if bool(one.config.dataloader.num_workers) == workers]
+        traces = [trace for one in chosen if one.measurement is not None for trace in one.measurement.epochs]
+        failures = Counter(Cause.of(one) for one in chosen if one.kind in COUNTED)
+        samples = sum(trace.samples for trace in traces) + sum(one.samples for one in chosen)
+        return Side(failures, max(samples, failures.total()), len(chosen))  # not every failure reports its samples
 
-    def _failures(self, *, workers: bool) -> Counter[Cause]:
-        return Counter(Cause.of(one) for one in self._select(workers=workers) if one.kind in COUNTED)
-
-    def _samples(self, *, workers: bool) -> int:
-        """Return the samples of trials, failed batches included; at least one per failure: not all are reported."""
-        epochs = [one.measurement.epochs for one in self._select(workers=workers) if one.measurement is not None]
-        completed = sum(trace.samples for traces in epochs for trace in traces)
-        failed = sum(one.samples for one in self._select(workers=workers))
-        return max(completed + failed, self._failures(workers=workers).total())
+    @property
+    def _sides(self) -> tuple[Side, Side]:
+        return self._count_side(workers=True), self._count_side(workers=False)
 
     def find_culprit(self) -> Literal["workers", "data"] | None:
         """Return the cause of the failures with workers; None if it is not clear yet."""
-        failed, without = self._failures(workers=True), self._failures(workers=False)
-        causes = [cause for cause in failed if cause.kind in CODE_FAILURES and not cause.in_step]
+        busy, idle = self._sides
+        causes = [cause for cause in busy.failures if cause.kind in CODE_FAILURES and not cause.in_step]
         if not causes:
             return None
-        seen, rate = (
-            sum(without[one] for one in causes),
-            sum(failed[one] for one in causes) / self._samples(workers=True),
-        )
-        if _poisson_cdf(seen, rate * self._samples(workers=False)) < MIN_PROBABILITY:
+        failed, seen = (sum(side.failures[cause] for cause in causes) for side in (busy, idle))
+        if _poisson_cdf(seen, failed / busy.samples * idle.samples) < MIN_PROBABILITY:
             return "workers"
         return "data" if seen else None
 
     def find_shared(self) -> Cause:
         """Return the most frequent cause that occurred with and without workers."""
-        failed, without = self._failures(workers=True), self._failures(workers=False)
-        return max(
-            (one for one in failed if without[one] and not one.in_step), key=lambda one: failed[one] + without[one]
-        )
+        busy, idle = (side.failures for side in self._sides)
+        return max((one for one in busy if idle[one] and not one.in_step), key=lambda one: busy[one] + idle[one])
 
     def is_intermittent(self, cause: Cause) -> bool:
         """Return whether batches of one size both failed and completed, so that the size is not the cause."""
@@ -100,24 +101,21 @@ class FailureRates:
 
     def describe(self, cause: Cause) -> str:
         """Describe a failure, as in `about 4 of 1,920 samples raise ValueError: bad header, with workers`."""
-        sides, happened = self._list_sides(cause), _first_sentence(self.find_example(cause))
-        place = " and ".join(("with" if workers else "without") for workers in sides) + " workers"
+        happened, named = _first_sentence(self.find_example(cause)), zip(("with", "without"), self._sides, strict=True)
+        place = " and ".join(name for name, side in named if side.failures[cause]) + " workers"
         if cause.in_step or not happened.startswith("raised "):
             return f"in {self.count(cause)} {'the training step' if cause.in_step else 'it'} {happened}, {place}"
-        verb = "raises" if sum(self._failures(workers=workers)[cause] for workers in sides) == 1 else "raise"
+        verb = "raises" if sum(side.failures[cause] for side in self._sides) == 1 else "raise"
         return f"{self.count(cause)} {verb} {happened.removeprefix('raised ')}, {place}"
 
     def count(self, cause: Cause) -> str:
         """Return the frequency of a failure, as in `about 4 of 1,920 samples`, or in trials if a process died."""
-        example, sides = self.find_example(cause), self._list_sides(cause)
-        failed = sum(self._failures(workers=workers)[cause] for workers in sides)
+        example, sides = self.find_example(cause), [side for side in self._sides if side.failures[cause]]
+        failed = sum(side.failures[cause] for side in sides)
         if cause.in_step or not example.message.startswith("raised "):
-            return f"{failed} of {sum(len(self._select(workers=workers)) for workers in sides):,} trials"
+            return f"{failed} of {sum(side.trials for side in sides):,} trials"
         which = "" if example.index is None else f" (one is sample {example.index})"
-        return f"about {failed} of {sum(self._samples(workers=workers) for workers in sides):,} samples{which}"
-
-    def _list_sides(self, cause: Cause) -> list[bool]:
-        return [workers for workers in (True, False) if self._failures(workers=workers)[cause]]
+        return f"about {failed} of {sum(side.samples for side in sides):,} samples{which}"
 
 
 def _first_sentence(result: TrialResult) -> str:
@@ -214,7 +212,8 @@ class WorkerCheck:
                 self._trials_left -= 1
                 self.note(self._run_trial(self._without))
         if self._failure is not None and self.rates.find_culprit() == "workers":
-            fewest = f"{self._failure.config.dataloader.num_workers} worker: it {_first_sentence(self._failure)}"
+            count = self._failure.config.dataloader.num_workers
+            fewest = f"{count} worker{'s' if count > 1 else ''}: it {_first_sentence(self._failure)}"
             advice = ADVICE[self._failure.kind]
             self.reason = f"num_workers > 0 fails with this dataset ({fewest}); it works with num_workers=0. {advice}"
         elif self._is_data_flawed():
@@ -238,7 +237,7 @@ class WorkerCheck:
 
     def make_error(self, flaw: Cause) -> WorkloadError:
         """Return the error that ends a run whose data fails."""
-        text = f"The dataset raises errors without workers, too: {self.rates.describe(flaw)}."
+        text = f"The dataset fails without workers, too: {self.rates.describe(flaw)}."
         advice = "Fix these samples or skip them in the dataset."
         return WorkloadError(f"{text} {advice}", self.rates.find_example(flaw).details)
 

@@ -156,6 +156,8 @@ class SearchLoop:
             self._store(record)
         if known := len(self.model.records):
             progress.show_resumed(known)
+        for number, record in enumerate(self.model.records, start=1):
+            progress.show_trial(number, record, record.relative_error or 0.0, record is self.model.best)
         self._study.sampler = make_sampler(plan, known, self._prior, lambda: self.check.reason is None)
         self._enqueue_first()
 

@@ -212,15 +212,11 @@ class Plan:
 
     def resource_model(self) -> ResourceModel:
         """Return the model of resource use before any trial."""
-        return self._resources
-
-    @cached_property
-    def _resources(self) -> ResourceModel:
         return ResourceModel(self.workload)
 
     def fits(self, config: LoaderConfig) -> bool:
         """Return whether a configuration is predicted to keep the limits."""
-        return self._resources.fits(config, self.budgets)
+        return self.resource_model().fits(config, self.budgets)
 
 
 def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:

@@ -80,30 +80,22 @@ class TrialModel:
         return {config: one.samples_per_second for config, one in zip(configs, found, strict=True)}
 
     def make_record(self, number: int, config: LoaderConfig, result: TrialResult | None) -> TrialRecord:
-        """Return the record of a trial, with the prediction before it; of a skipped one without a result."""
+        """Return the record of a trial, with the prediction before it; a skipped trial has no result."""
         predicted = self.surrogate.predict([config])[0].samples_per_second
-        constraints = self._resources.predict(config).constraints(self._plan.budgets)
+        found = self._plan.estimate(result) if result is not None else None
+        works = -1.0 if result is not None and result.kind == "completed" else 1.0
         if result is None:
-            excluded = float(not self._allows_workers and config.dataloader.num_workers > 0)
-            return TrialRecord(
-                number=number,
-                config=config,
-                status="skipped",
-                samples_per_second=predicted,
-                predicted=predicted,
-                constraints=constraints | {"works": excluded},
-            )
-        found = self._plan.estimate(result)
+            works = float(not self._allows_workers and config.dataloader.num_workers > 0)
         return TrialRecord(
             number=number,
             config=config,
-            status="measured",
-            samples_per_second=0.0 if found is None else found.samples_per_second,
+            status="skipped" if result is None else "measured",
+            samples_per_second=found.samples_per_second if found else 0.0 if result else predicted,
             predicted=predicted,
-            relative_error=found.relative_error if found is not None and math.isfinite(found.relative_error) else None,
-            constraints=constraints | {"works": -1.0 if result.kind == "completed" else 1.0},
+            relative_error=found.relative_error if found and math.isfinite(found.relative_error) else None,
+            constraints=self._resources.predict(config).constraints(self._plan.budgets) | {"works": works},
             result=result,
-            peak_gpu_bytes=0 if result.measurement is None else result.measurement.peak_gpu_bytes,
+            peak_gpu_bytes=result.measurement.peak_gpu_bytes if result and result.measurement else 0,
         )
 
 

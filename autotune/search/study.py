@@ -38,17 +38,20 @@ RESULT_FIELDS: Final = {"kind", "message", "peak_host_bytes", "peak_shm_bytes"}
 @contextmanager
 def quiet_logs() -> Iterator[None]:
     """Silence the libraries about events that dltune reports itself, and restore their log levels."""
-    pool = logging.getLogger("sqlalchemy.pool")  # logs a traceback when an interrupt ends a query
-    before = optuna.logging.get_verbosity(), pool.level
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    pool.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    loggers = (
+        logging.getLogger("optuna"),
+        logging.getLogger("sqlalchemy.pool"),
+    )  # the latter reports interrupted queries
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.CRITICAL)
             yield
-    finally:
-        optuna.logging.set_verbosity(before[0])
-        pool.setLevel(before[1])
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def check_study(request: TuningRequest) -> None:

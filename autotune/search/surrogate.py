@@ -186,7 +186,7 @@ class Surrogate:
         return chances
 
     def _infer(self, features: Array) -> tuple[Array, Array, Array]:
-        """Return mean and standard deviation of the logarithm of measured over predicted, and what explains it."""
+        """Return mean and standard deviation of the logarithm of measured over predicted, and the explained part."""
         across = self._scale**2 * _kernel(features, self._seen.features)
         explained = np.linalg.solve(self._factor, across.T)
         prior = self._scale**2 * _kernel(features[:1], features[:1]).sum()

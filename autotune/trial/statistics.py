@@ -1,4 +1,4 @@
-"""How sure are we? 95 % intervals of throughputs and of their ratios, from a few rounds in processes of their own.
+"""How sure are we? 95% intervals of throughputs and of their ratios, from a few rounds in processes of their own.
 
 Three rounds that happen to agree do not make a machine quiet, so their spread is blended with a usual one. And whoever
 was picked for being the best of several was also lucky: an interval that is to hold for whichever is picked is wider.
@@ -25,7 +25,7 @@ def student_t(degrees: float, tail: float = TAIL) -> float:
     """Give an upper quantile of Student's t.
 
     Expansion in powers of 1/degrees from the normal quantile (Abramowitz and Stegun, Handbook of Mathematical
-    Functions, 26.7.5); within 0.2 % of the true one for the tails and degrees in use here.
+    Functions, 26.7.5); within 0.2% of the true one for the tails and degrees in use here.
 
     Args:
         degrees: Degrees of freedom, at least 3.
@@ -68,7 +68,7 @@ def blend_spread(
 def throughput_ci95(
     rates: Sequence[float], picked_of: int = 1, others: Sequence[Sequence[float]] = ()
 ) -> Interval | None:
-    """Give the 95 % interval of a throughput from rounds in processes of their own; None for fewer than two.
+    """Give the 95% interval of a throughput from rounds in processes of their own; None for fewer than two.
 
     Args:
         rates: Throughput of each round, greater than zero.
@@ -81,7 +81,7 @@ def throughput_ci95(
 def paired_ratio(
     values: Sequence[float], bases: Sequence[float], picked_of: int = 1, others: Sequence[Sequence[float]] = ()
 ) -> tuple[float, Interval | None]:
-    """Give the median ratio of two configurations measured in the same rounds, and its 95 % interval, as above.
+    """Give the median ratio of two configurations measured in the same rounds, and its 95% interval, as above.
 
     Args:
         values: Throughputs of one, a round each, greater than zero.

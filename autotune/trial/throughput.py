@@ -30,7 +30,7 @@ class ThroughputEstimate:
     """Throughput of a training run, estimated from one trial."""
 
     samples_per_second: float
-    relative_error: float  # half-width of the 95 % interval, as a share; infinite when unknown
+    relative_error: float  # half-width of the 95% interval, as a share; infinite when unknown
     wait_share: float  # share of the run spent waiting for data
     epoch_seconds: float  # of the epochs to come
 
@@ -49,7 +49,7 @@ class SteadyState:
     """The pace of a pipeline whose queue is neither filling nor draining."""
 
     batch_seconds: float
-    half_width: float | None  # of the 95 % interval of batch_seconds; None when too little was seen
+    half_width: float | None  # of the 95% interval of batch_seconds; None when too little was seen
 
 
 def estimate(
@@ -109,7 +109,7 @@ def extrapolate_epoch(trace: EpochTrace, epoch_batches: int, steady: SteadyState
 
 
 def _pace_error(traces: Sequence[EpochTrace], measurement: Measurement, epochs: int, steady: SteadyState) -> float:
-    """Half-width, in seconds, of the 95 % interval of the batches that were not run but counted at the steady pace."""
+    """Half-width, in seconds, of the 95% interval of the batches that were not run but counted at the steady pace."""
     unseen = statistics.fmean(max(0, (measurement.epoch_batches or 0) - trace.batches) for trace in traces)
     return epochs * unseen * (steady.half_width or 2 * UNSEEN_SPREAD * steady.batch_seconds)
 
@@ -117,7 +117,7 @@ def _pace_error(traces: Sequence[EpochTrace], measurement: Measurement, epochs: 
 def _relative_error(
     lengths: Sequence[float], settled: Sequence[float], ahead: int, total: float, pace_error: float
 ) -> float:
-    """Half-width of the 95 % interval: epochs seen vary once each, those ahead share the error of their mean."""
+    """Half-width of the 95% interval: epochs seen vary once each, those ahead share the error of their mean."""
     spread, quantile = _blend_spread(settled, statistics.fmean(settled))
     variance = (len(lengths) + ahead) * spread**2 + (ahead * spread) ** 2 / len(settled)
     return math.hypot(quantile * math.sqrt(variance), pace_error) / total
@@ -173,7 +173,7 @@ def _take_whole_rounds(trace: EpochTrace, workers: int) -> tuple[int, float]:
 
 
 def _bound_blocks(times: tuple[float, ...], workers: int) -> float | None:
-    """Half-width of the 95 % interval of seconds per batch, from the means of blocks of whole rounds."""
+    """Half-width of the 95% interval of seconds per batch, from the means of blocks of whole rounds."""
     rounds = (len(times) - 1) // workers
     blocks = min(MAX_BLOCKS, rounds)
     if blocks < MIN_BLOCKS:

@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from autotune.config import MAX_RATE, LoaderConfig
 from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.profiles import schema
 from autotune.search.cost_model import find_bottleneck, predict_copy
-from autotune.search.loop import SearchOutcome
 from autotune.search.plan import GUESS_ERROR, Plan
 from autotune.search.resources import describe_violations
 from autotune.search.trial_record import TrialRecord, find_best, measure_prediction_error
@@ -22,6 +21,9 @@ from autotune.units import format_bytes
 from autotune.validation.advice import describe_waits, suggest_improvements
 from autotune.validation.decision import Decision, decide
 from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
+
+if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
+    from autotune.search.loop import SearchOutcome
 
 PREDICTED: Final = "This is a prediction from the profile of the workload; nothing was measured. Tune with --trials 40."
 PhaseSeconds = Mapping[schema.Phase, float]

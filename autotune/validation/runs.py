@@ -8,13 +8,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from autotune.config import Interval, LoaderConfig
 from autotune.profiles.schema import BatchWaits, CandidateResult, ProcessWaits, ValidationRun
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest
-from autotune.search.loop import SearchOutcome
 from autotune.search.plan import Plan
 from autotune.trial.interruption import capture_interruption
 from autotune.trial.measurement import Measurement, TrialResult
@@ -23,6 +22,9 @@ from autotune.trial.statistics import paired_ratio, throughput_ci95
 from autotune.trial.throughput import estimate
 from autotune.validation.decision import select_candidates
 from autotune.validation.noise import NoiseMonitor
+
+if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
+    from autotune.search.loop import SearchOutcome
 
 MIN_RUNS: Final = 2
 MAX_RUNS: Final = 5  # while the gain over the baseline is in doubt

@@ -13,7 +13,7 @@ MILLION = 1_000_000
 def test_an_epoch_that_memory_cannot_hold_is_told_with_what_came_from_memory() -> None:
     words = describe_storage([WARM] * 20, MILLION, 64 * GIB) or ""
     assert "An epoch reads about 977 GiB, and memory has 64.0 GiB" in words
-    assert "100 % of the bytes of 19 samples" in words
+    assert "100% of the bytes of 19 samples" in words
 
 
 def test_an_epoch_that_memory_holds_is_warm_in_training_too() -> None:

@@ -73,7 +73,7 @@ def test_a_report_is_a_page_next_to_the_file() -> None:
     save()
     result = invoke("report")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "Wrote report.html.\n")
-    assert Path("report.html").read_text().lower().startswith("<!doctype html>")
+    assert Path("report.html").read_text().lower().lstrip().startswith("<!doctype html>")
 
 
 def test_a_report_in_markdown_is_printed() -> None:

@@ -33,8 +33,13 @@ LANES: Final = {
     "c": ("--dataset", "tests.misbehaving:make_waiting", "--fresh"),  # each profiling finds others useful
     "d": ("--dataset", "tests.misbehaving:make_honest", "--max-workers", "2", "--storage", "sqlite:///studies.db"),
 }  # mostly they wait, for a moment or for an end
-PHASES: Final = {"": 3.5, "Profiled ": 1.2, "trial ": 1.2, "run 1 ": 1.5}  # a word, and the seconds after it to kill in
-WEIGHTS: Final = (5, 3, 3, 1)
+PHASES: Final = {
+    "": 3.5,
+    "Profiled ": 1.2,
+    "trial ": 1.2,
+    "Validation run 1": 1.5,
+}  # a word, and the seconds after it to kill in
+WEIGHTS: Final = (4, 3, 3, 2)
 ARRIVING_SECONDS: Final = 40.0  # until a run says the word
 TRIALS: Final = 20
 ENDING_SECONDS: Final = 30.0  # for a run that was asked to end; usually it takes one
@@ -162,7 +167,7 @@ def _list_names() -> list[str]:
 
 def _name_phase(said: str) -> str:
     """Name how far a run had got by what it had said."""
-    phases = {"run 1 ": "validating", "trial ": "searching", "Profiled ": "searching"}
+    phases = {"Validation run 1": "validating", "trial ": "searching", "Profiled ": "searching"}
     return next((phase for word, phase in phases.items() if f"\n{word}" in f"\n{said}"), "starting")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -62,11 +63,16 @@ def test_a_shm_without_names_left_is_not_blamed_on_its_size(sandboxed: bool) -> 
 @pytest.mark.fault("/dev/shm read-only", needs="mount")
 def test_a_run_with_a_read_only_shm_keeps_workers_off_and_says_why(workdir: Path) -> None:
     finished = run_cli(
-        "misbehaving:make_honest", "--trials", "3", "-v", wrap=lambda command: wrap_in_shm("ro,size=8m", command)
+        "misbehaving:make_honest",
+        "--trials",
+        "3",
+        "-v",
+        "--json",
+        wrap=lambda command: wrap_in_shm("ro,size=8m", command),
     )
     assert finished.returncode == 0, finished.stderr
     assert "num_workers stays at 0: /dev/shm is not writable" in " ".join(finished.stderr.split())
-    assert "num_workers=0" in finished.stdout
+    assert json.loads(finished.stdout)["config"]["dataloader"]["num_workers"] == 0
 
 
 @pytest.mark.fault("/dev/shm read-only", needs="mount")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,29 @@ def test_a_storage_that_fails_during_the_run_costs_neither_trials_nor_the_result
     assert heard.warnings[0].startswith("Trials can no longer be stored in sqlite:///studies.db: ")
 
 
+def test_a_space_of_one_configuration_is_measured_once() -> None:
+    fixed: dict[str, Any] = {
+        "num_workers": 2,
+        "prefetch_factor": 2,
+        "persistent_workers": True,
+        "in_order": True,
+        "pin_memory": False,
+    }
+    fixed |= {"sharing_strategy": "file_descriptor"}
+    measure = Formula()
+    outcome = run(measure, storage=None, fixed=fixed)
+    assert len(measure.configs) == len(outcome.records) == 1
+    assert outcome.stop_reason == "every configuration within the limits was tried"
+
+
+def test_a_space_without_a_configuration_within_the_limits_ends() -> None:
+    measure = Formula()
+    plan = plan_for(storage=None, trials=5)
+    outcome = search(replace(plan, budgets=make_limits(memory_bytes=2**20)), measure, Heard())
+    assert measure.configs == []
+    assert {record.status for record in outcome.records} == {"skipped"}
+
+
 def test_an_interrupted_trial_is_a_failed_trial_of_the_study() -> None:
     class Interrupted(Formula):
         def __call__(self, request: TrialRequest) -> TrialResult:
@@ -225,6 +249,19 @@ def test_trials_that_dltune_did_not_write_are_ignored() -> None:
     foreign.set_user_attr("status", "no status")
     study.add_trial(foreign)
     assert len(read_records(study, plan_for().space)) == 3
+
+
+def test_a_configuration_over_a_limit_is_never_the_best_trial_of_the_study() -> None:
+    plan = plan_for()
+    study = optuna.create_study(direction="maximize")
+    slow, fast = list(plan.candidates)[:2]
+    study.add_trial(make_trial(record_of(slow, 1.0, {"shm": -0.5, "works": -1.0}), plan.space))
+    study.add_trial(make_trial(record_of(fast, 9.0, {"shm": 0.5, "works": 0.0}), plan.space))
+    assert study.best_value == 1.0
+
+
+def record_of(config: LoaderConfig, rate: float, constraints: dict[str, float]) -> TrialRecord:
+    return TrialRecord(number=0, config=config, status="skipped", samples_per_second=rate, constraints=constraints)
 
 
 @pytest.mark.parametrize("sampler", ["model", "tpe", "random"])
