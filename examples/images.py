@@ -1,6 +1,6 @@
-"""Image files on disk: real JPEGs, decoded and augmented with Pillow, fed to a small convolutional network.
+"""JPEG files on disk, decoded and augmented with Pillow, and a small convolutional network as the step.
 
-The files are made once, from seeded noise and shapes, under `examples/.data/`; nothing is downloaded.
+The first run generates the files from seeded noise and shapes under `examples/.data/`; nothing is downloaded.
 
     dltune --dataset examples.images:make_dataset --step examples.images:make_step --batch-size 32
 """

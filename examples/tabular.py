@@ -1,4 +1,4 @@
-"""A table in memory: workers only get in its way, and dltune should say so.
+"""A table in memory, for which workers only cost time.
 
 dltune --dataset examples.tabular:make_dataset --batch-size 256
 """

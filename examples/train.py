@@ -1,4 +1,4 @@
-"""A short real training loop that loads dltune.json, and compares its speed with the predicted throughput.
+"""A short real training loop that loads dltune.json, and compares its throughput with the prediction.
 
 python examples/train.py            # after: make demo
 """
@@ -17,7 +17,7 @@ from examples.images import make_dataset, make_step
 
 
 def main() -> None:
-    """Train for as many epochs as the prediction stands for, and print both speeds."""
+    """Train for as many epochs as the prediction covers, and print both throughputs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?", default="dltune.json")
     file = parser.parse_args().file

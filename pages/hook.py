@@ -1,36 +1,28 @@
-"""What mkdocs calls while it builds the site (mkdocs.yml names this file).
-
-Pages link to files of the repository, which is right for whoever reads them there. The site has no other files than
-its own, so what is linked becomes a page of it.
-"""
+"""Writes the table of the search space into its page, because no ready-made plugin reads `autotune.settings`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
-from mkdocs.structure.files import File
+from autotune.settings import SETTINGS, Setting
 
-from pages.links import list_linked_files, name_page, point_to_pages, write_page
-from pages.parts import BUILT, KEPT, ROOT, fill
-
-if TYPE_CHECKING:
-    from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.files import Files
-    from mkdocs.structure.pages import Page
+MARKER: Final = "<!-- settings -->"
+HEAD: Final = "| setting | description | values | default | recommended |\n| --- | --- | --- | --- | --- |"
 
 
-def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add a page for each file of the repository that pages link to."""
-    for path in list_linked_files(ROOT):
-        files.append(File.generated(config, name_page(path, ROOT), content=write_page(path, ROOT)))
-    return files
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the marker by the table when mkdocs builds a page."""
+    return markdown.replace(MARKER, "\n".join([HEAD, *map(_format_row, SETTINGS.values())]))
 
 
-def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Make the parts of a page, and let its links lead to pages."""
-    source = page.file.abs_src_path
-    return (
-        fill(markdown, {**KEPT, **BUILT})
-        if source is None
-        else point_to_pages(fill(markdown, {**KEPT, **BUILT}), source, ROOT)
-    )
+def _format_row(setting: Setting) -> str:
+    first, *rest = map(_format_value, setting.choices)
+    values = f"{first} to {rest[-1]}" if setting.name == "num_workers" else ", ".join([first, *rest])
+    needs = "" if setting.needs is None else f" Needs `{setting.needs}`."
+    mark = "*" if setting.changes_training else ""
+    defaults = map(_format_value, (setting.default, setting.recommended))
+    return f"| `{setting.name}`{mark} | {setting.description}{needs} | {values} | {' | '.join(defaults)} |"
+
+
+def _format_value(value: object) -> str:
+    return "unlimited" if value is None else f"`{value}`"

@@ -1,4 +1,4 @@
-"""What the pages and the examples of jobs name exists, and their scripts can be read."""
+"""Links, names, pictures and scripts of the pages and of the examples of jobs are valid."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.etree.ElementTree import fromstring
 
 import pytest
 import yaml
 
 import autotune
-from benchmarks import picture as picture_maker
+from autotune.profiles.schema import TunedFile
+from autotune.settings import SETTINGS
+from pages.hook import MARKER, on_page_markdown
 from tests.docs.markdown import PAGES, README, ROOT, list_blocks, list_tokens, name_page, read_page
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ JOBS = ROOT / "examples" / "jobs"
 SCRIPT_KEYS = ("run", "args")  # where a workflow and a container keep shell scripts
 OURS = re.compile(r"\bautotune\.([a-zA-Z]\w*)")
 MAX_README_LINES = 120
+MAX_PAGES = 20
 
 
 def list_links(page: Path) -> list[str]:
@@ -96,28 +98,9 @@ def test_every_picture_is_there_is_small_and_says_what_it_shows(page: Path) -> N
         assert len(picture.content) > 20
 
 
-def test_the_readme_shows_a_terminal() -> None:
-    assert [picture.attrs["src"] for picture in list_pictures(PAGES[0])] == ["docs/images/terminal.svg"]
-
-
-def test_the_picture_of_the_terminal_is_that_of_the_run_that_is_kept() -> None:
-    written = (picture_maker.FOLDER / "terminal.txt").read_text().splitlines()
-    assert written[0].startswith("$ dltune --dataset ")
-    assert picture_maker.draw(picture_maker.shorten(written)) == (picture_maker.FOLDER / "terminal.svg").read_text()
-
-
-def test_a_picture_loads_nothing_and_holds_every_line_that_it_does_not_leave_out() -> None:
-    lines = ["$ dltune", *(f"trial {number}/9  w={number} <&>" for number in range(9)), "  note: " + "word " * 60]
-    picture = fromstring(picture_maker.draw(picture_maker.shorten(lines)))
-    shown = ["".join(text.itertext()) for text in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert shown[:7] == ["$ dltune", *lines[1:4], "...", *lines[8:10]]
-    assert " ".join(shown[7:]).split() == lines[-1].split()
-    assert not [name for node in picture.iter() for name in node.attrib if "href" in name]
-
-
 def test_the_readme_leads_to_every_page_over_one_other_at_most() -> None:
     first = _follow({README})
-    assert set(PAGES) - first - _follow(first) == {README}
+    assert set(PAGES) - first - _follow(first) == {README, ROOT / "docs" / "changelog.md"}
 
 
 def _follow(pages: set[Path]) -> set[Path]:
@@ -165,9 +148,36 @@ def test_a_schedule_has_five_fields_and_no_percent_sign_that_cuts_its_command() 
         assert not re.search(r"(?<!\\)%", line), line
 
 
-def test_every_public_name_stands_on_the_page_about_python() -> None:
+def test_every_public_name_is_on_the_page_about_python() -> None:
     page = (ROOT / "docs" / "python.md").read_text()
     assert [name for name in autotune.__all__ if not re.search(rf"\b{re.escape(name)}\b", page)] == []
+
+
+def test_the_page_about_the_search_space_has_a_row_for_every_setting() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert MARKER in page
+    rows = re.findall(r"^\| `(\w+)`", on_page_markdown(page), re.MULTILINE)
+    assert rows == list(SETTINGS)
+
+
+def test_the_page_about_the_file_has_every_model() -> None:
+    page = (ROOT / "docs" / "json.md").read_text()
+    models = {name for name, one in TunedFile.model_json_schema()["$defs"].items() if "properties" in one}
+    assert [name for name in (*models, "TunedFile") if not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in PAGES[1:]}
+    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert sorted(list_leaves(navigation)) == sorted(pages)
+    assert len(pages) <= MAX_PAGES
+
+
+def list_leaves(navigation: Any) -> list[str]:
+    if isinstance(navigation, str):
+        return [navigation]
+    parts = navigation.values() if isinstance(navigation, dict) else navigation
+    return [leaf for part in parts for leaf in list_leaves(part)]
 
 
 def test_the_tree_of_errors_is_that_of_the_classes() -> None:

@@ -159,7 +159,7 @@ def test_yaml_holds_the_whole_configuration(config: LoaderConfig) -> None:
 
 
 # timm: importing timm.data needs torchvision, which is not installed here, so its loader factory is taken out of its
-# source. train.py is not part of the package; its flags were compared by hand (docs/exports.md).
+# source. train.py is not part of the package; its flags were compared by hand (docs/frameworks.md).
 
 TIMM_ARGUMENTS = {"--batch-size": "batch_size", "--workers": "num_workers", "--pin-mem": "pin_memory"}
 

@@ -14,6 +14,6 @@ set -eu
 
 cd "${SLURM_SUBMIT_DIR:-.}"
 mkdir -p tuned
-srun --nodes=1 --ntasks=1 torchrun --standalone --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" -m autotune \
-    --dataset data.images:make_dataset --step train:make_step --batch-size 64 --fix in_order=true \
+srun --nodes=1 --ntasks=1 dltune --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" \
+    --dataset data.images:make_dataset --step train:make_step --batch-size 64 --set in_order=true \
     --output "tuned/${SLURMD_NODENAME:-$(hostname)}.json"

@@ -1,4 +1,4 @@
-"""The pages as a reader of the site meets them: with the parts that are made, block by block."""
+"""The pages of the documentation, block by block."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from markdown_it import MarkdownIt
-
-from pages.parts import BUILT, fill
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -39,7 +37,7 @@ def name_page(page: Path) -> str:
 
 @cache
 def read_page(page: Path) -> str:
-    return fill(page.read_text(), BUILT)
+    return page.read_text()
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-import tomllib
+import shlex
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -17,16 +17,13 @@ import click
 import pytest
 import torch
 import yaml
-from autotune.cli.params import build_request
-from autotune.cli.project_file import name_parameters
-from autotune.cli.scripts import is_script
 from torch import distributed
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import autotune
 from autotune.cli.main import cli
-from autotune.cli.tune import tune
+from autotune.cli.options import build_request
 from autotune.profiles.store import save_profile
 from autotune.system.machine import read_machine
 from tests.builders import make_config, make_profile
@@ -43,9 +40,10 @@ from tests.docs.markdown import (
     split_command_line,
 )
 
-LANGUAGES = {"sh", "console", "python", "yaml", "json", "toml", "text"}
-PLACEHOLDERS = {"COMMAND", "TARGET", "SHELL", "..."}  # in a sentence, for what the reader knows better
+LANGUAGES = {"sh", "console", "python", "yaml", "json", "text"}
+PLACEHOLDERS = {"COMMAND", "TARGET", "LABEL", "..."}  # in a sentence, for what the reader knows better
 OURS = ("autotune", "benchmarks", "pages")
+JOBS = ROOT / "examples" / "jobs"
 WITH_PYTHON = [page for page in PAGES if any(not block.reason for block in list_blocks(page, "python"))]
 
 
@@ -75,8 +73,8 @@ def make_stand_ins() -> dict[str, Any]:
 def tuned_folder(workdir: Path) -> Path:
     """Run in a folder with a dltune.json for this machine."""
     hardware, config = read_machine().hardware(None), make_config()
-    for name in ("here", "train"):
-        save_profile(workdir / "dltune.json", make_profile(name, hardware=hardware, config=config))
+    workload = make_profile().workload.model_copy(update={"dataset": "mypkg:make_loaders", "split": "train"})
+    save_profile(workdir / "dltune.json", make_profile(hardware=hardware, config=config, workload=workload))
     return workdir
 
 
@@ -123,9 +121,8 @@ def test_hardly_any_block_of_python_is_not_run() -> None:
 
 
 def parse_call(words: list[str], *, is_whole: bool = True) -> None:
-    """Parse the arguments behind `dltune`; those of a whole call that tunes must add up to a request."""
-    is_of_script = bool(words) and is_script(words[0])
-    is_tuning = not words or words[0].startswith("-") or is_of_script
+    """Parse the arguments after `dltune` with click; a complete call of `tune` must also make a valid request."""
+    is_tuning = not words or words[0].startswith("-") or ":" in words[0]
     name, arguments = ("tune", words) if is_tuning else (words[0], words[1:])
     try:
         context = cli.commands[name].make_context(name, arguments)
@@ -135,8 +132,9 @@ def parse_call(words: list[str], *, is_whole: bool = True) -> None:
         if is_whole:
             raise
         return
-    if is_whole and name == "tune" and not is_of_script and not {"--dry-run", "--print-config"} & set(words):
-        build_request(context.params)
+    if is_whole and name == "tune":
+        options = context.params
+        build_request(options if options["target"] is None else options | {"dataset": options["target"]})
 
 
 def check_command(words: list[str]) -> None:
@@ -145,8 +143,6 @@ def check_command(words: list[str]) -> None:
     match words:
         case ["dltune", *arguments]:
             parse_call(arguments)
-        case ["torchrun", *arguments]:
-            parse_call(arguments[arguments.index("autotune") + 1 :])
         case ["make", *wanted]:
             assert set(wanted) <= set(targets), wanted
         case ["python" | ".venv/bin/python", "-m", module, *_] if module.startswith(OURS):
@@ -182,31 +178,27 @@ def test_an_option_in_a_row_about_a_command_is_one_of_that_command(page: Path) -
         assert set(re.findall(r"`(--[\w-]+)", line)) - options == set(), line
 
 
+@pytest.mark.parametrize("path", sorted(JOBS.iterdir()), ids=lambda path: path.name)
+def test_every_command_of_ours_in_an_example_of_jobs_can_be_given_so(path: Path) -> None:
+    text = re.sub(r'"\$\{\w+:-(\w+)\}"', r"\1", path.read_text().replace("\\\n", " "))  # a variable by its default
+    commands = re.findall(r"\bdltune (?:--|check|retune|report|merge)[^|&;#'`>\n]*", text)
+    assert commands
+    for command in commands:
+        check_command(shlex.split(command))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_page)
 def test_blocks_of_data_can_be_read(page: Path) -> None:
     readers: dict[str, Callable[[str], Any]] = {
         "json": json.loads,
-        "toml": tomllib.loads,
         "yaml": lambda text: list(yaml.safe_load_all(text)),
     }
     for block in list_blocks(page, *readers):
         assert readers[block.language](block.text)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_page)
-def test_options_in_a_block_of_toml_are_such_as_tune_has(page: Path) -> None:
-    for block in list_blocks(page, "toml"):
-        options = tomllib.loads(block.text)["tool"]["dltune"]
-        context = tune.make_context("tune", [], default_map=name_parameters(_underscore(options), tune))
-        build_request(context.params)
-
-
-def _underscore(options: dict[str, Any]) -> dict[str, Any]:
-    return {name.replace("-", "_"): value for name, value in options.items()}
-
-
 @pytest.mark.parametrize(
-    "broken", ["dltune --dataset a:b --trails 3", "dltune --dataset a:b --explain all", "make tset"]
+    "broken", ["dltune --dataset a:b --trails 3", "dltune --dataset a:b --sampler all", "make tset"]
 )
 def test_a_command_that_nobody_can_give_is_found(broken: str) -> None:
     (words,) = (words for words in list_commands(Block(PAGES[0], 1, "sh", f"{broken}  # in vain\n", "")) if words)
