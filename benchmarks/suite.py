@@ -13,6 +13,7 @@ share of the grid's best, and the prediction over the measured value.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import time
@@ -275,6 +276,8 @@ def run(workloads: Sequence[BenchWorkload], results: Path, description: str | No
     parser.add_argument("--results", type=Path, default=results, help=f"file of the results ({results})")
     parser.add_argument("--quick", action="store_true", help="tiny datasets: a rehearsal, whose numbers say nothing")
     given = parser.parse_args()
+    if given.quick:  # in tiny steps, threads that wait for each other on a busy machine take most of the time
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     stored = TypeAdapter(tuple[WorkloadResult, ...])
     found: dict[str, WorkloadResult] = {}
     if given.results.exists():
