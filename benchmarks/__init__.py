@@ -1,6 +1,6 @@
-"""Proofs by measurement: what dltune predicts against what whole training runs give.
+"""Measurements of dltune itself.
 
-`workloads` says what is trained on, `training` trains, `tuners` choose, `analysis` answers one question in each file.
-`suite` and `gpu` start a `session` of `screening` and `rounds`, whose `records` `report` lays out; `footprint`,
-`coverage` and `replay` (over `traces`) are started on their own.
+`suite` (and `gpu`) compare choices and predictions with whole training runs, `libraries` does so with the loaders of
+other libraries, `false_alarms` checks the warnings on healthy datasets, `replay` compares samplers on the grids in
+`traces/`, and `coverage` simulates the intervals.
 """

@@ -1,6 +1,7 @@
-"""Does the probe warn of what is not there? It looks at healthy datasets, of the examples and of other libraries.
+"""False-positive check: the warnings of `dltune --trials 0` about healthy datasets.
 
-Each is given to `dltune --trials 0`, which probes it and predicts; printed is what was warned of, and its seconds.
+The datasets are those of the examples and of other libraries. A warning that the program prints here is either about
+the machine, or true, or a false positive.
 
     python -m benchmarks.false_alarms [--only NAME ...] [--results FILE]
 """
@@ -8,89 +9,67 @@ Each is given to `dltune --trials 0`, which probes it and predicts; printed is w
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+from pydantic import TypeAdapter
 
 from autotune import TunedProfile
 from autotune.config import FrozenModel
 from benchmarks.libraries import LIBRARIES
 from benchmarks.tables import format_table, say
-from benchmarks.training.environment import make_environment
+from benchmarks.training import make_environment
 
-RESULTS: Final = Path("benchmarks/results/false_alarms.json")
 EXAMPLES: Final = ("images", "tabular", "tutorial", "shards", "hf_dataset")
-ALARMS: Final = (
-    "Workers deliver other data",
-    "Each worker will copy up to",
-    "A worker may use",
-    "Some samples take far longer",
-    "An epoch reads about",
-    "One of two workers delivers",
-    "Reading this dataset without workers leaves threads",
-)  # how the sentences begin that the probe warns with
 
 
-class Look(FrozenModel):
-    """What a probe of a healthy dataset said."""
+class Profiled(FrozenModel):
+    """The warnings about a healthy dataset, and the duration of the whole command."""
 
     name: str
-    seconds: float  # of the whole command
-    alarms: tuple[str, ...]
-    notes: tuple[str, ...]  # whatever else it said
+    seconds: float
+    warnings: tuple[str, ...]
 
 
-def look(name: str, option: str, factory: str) -> Look:
-    """Probe one of them as its user would."""
+def profile_dataset(name: str, option: str, factory: str) -> Profiled:
+    """Profile one dataset as its user would."""
     command = [sys.executable, "-m", "autotune", option, factory, "--trials", "0", "--step-time", "3ms", "--json"]
+    environment = make_environment() | {"PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
-        finished = subprocess.run(
-            [*command, "--batch-size", "32"],
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            env=make_environment() | {"PYTHONWARNINGS": "ignore"},
-        )
+        command += ["--batch-size", "32"]
+        finished = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder, env=environment)
         seconds = time.monotonic() - started
     if finished.returncode:
         raise RuntimeError(finished.stderr[-1000:])
-    said = TunedProfile.model_validate_json(finished.stdout).result.warnings
-    alarms = tuple(sentence for sentence in said if sentence.startswith(ALARMS))
-    return Look(name=name, seconds=seconds, alarms=alarms, notes=tuple(one for one in said if one not in alarms))
-
-
-def tabulate(looks: Sequence[Look]) -> str:
-    """Lay out what was warned of."""
-    rows = [(one.name, f"{one.seconds:.1f}", " ".join(one.alarms) or "-") for one in looks]
-    return format_table(("dataset", "seconds", "alarms"), rows)
+    result = TunedProfile.model_validate_json(finished.stdout).result
+    return Profiled(name=name, seconds=seconds, warnings=result.warnings)
 
 
 def main() -> None:
-    """Look at each, keep it, and print the table."""
+    """Profile each dataset and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     healthy = {name: ("--dataset", f"examples.{name}:make_dataset") for name in EXAMPLES}
-    healthy |= {one.name: (one.option, f"benchmarks.workloads.libraries:{one.name}") for one in LIBRARIES}
+    healthy |= {one.name: (one.option, one.factory) for one in LIBRARIES}
     parser.add_argument("--only", nargs="+", choices=healthy, default=list(healthy), metavar="NAME", help="(all)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help=f"file of the results ({RESULTS})")
+    parser.add_argument("--results", type=Path, help="file of the results")
     given = parser.parse_args()
-    looks: list[Look] = []
+    found: list[Profiled] = []
     for name in given.only:
         try:
-            looks.append(look(name, *healthy[name]))
+            found.append(profile_dataset(name, *healthy[name]))
         except RuntimeError as error:
             say(f"{name} failed: {error}")
             continue
-        say(f"{name}: {len(looks[-1].alarms)} alarms, {looks[-1].seconds:.1f} s")
-        given.results.write_text(json.dumps([one.model_dump() for one in looks], indent=1) + os.linesep)
-    print(tabulate(looks))
+        say(f"{name}: {len(found[-1].warnings)} warnings, {found[-1].seconds:.1f} s")
+    if given.results is not None:
+        given.results.write_bytes(TypeAdapter(list[Profiled]).dump_json(found, indent=1))
+    rows = [(one.name, f"{one.seconds:.1f}", " ".join(one.warnings) or "-") for one in found]
+    print(format_table(("dataset", "seconds", "warnings"), rows))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Is a loader of another library measured as it trains? Speed-ups that dltune predicts, beside those of whole runs.
+"""Compares predicted speedups of other libraries' loaders with those of whole training runs.
 
-Each loader is tuned as its user would; then whole training runs with it as it was and as tuned are made in turn, each
-in a fresh process, with the library's own class. Where the answer is to keep it, the best of the others that were
-confirmed takes the place of the tuned one: whole runs tell whether keeping was right.
+dltune tunes each loader as its user would. Then the unchanged and the tuned loader train whole runs with the library's
+own class, alternating, each run in a fresh process. If dltune recommends no change, the best of the other candidates of
+the validation trains instead: the whole runs show whether no change was right.
 
     python -m benchmarks.libraries [--only NAME ...] [--rounds 3] [--results FILE]
 """
@@ -10,8 +10,6 @@ confirmed takes the place of the tuned one: whole runs tell whether keeping was 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,99 +20,125 @@ from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
+from pydantic import TypeAdapter
+
 from autotune import TunedProfile
 from autotune.config import FrozenModel, Interval, LoaderConfig
-from autotune.profiles.schema import CandidateResult
 from autotune.profiles.store import save_profile
 from autotune.settings import describe_config
-from benchmarks.tables import say
-from benchmarks.training.environment import make_environment
-from benchmarks.training.own_loop import STEP_SECONDS
+from benchmarks.library_training import STEP_SECONDS
+from benchmarks.tables import format_table, say
+from benchmarks.training import make_environment
 
 RESULTS: Final = Path("benchmarks/results/libraries.json")
-COMPARED: Final = "compared.json"  # the tuned file with what whole runs are made of in it
+COMPARED: Final = "compared.json"  # tuned file with the configuration that trains whole runs
 
 
 class Library(NamedTuple):
-    """A loader or a dataset, how it is given to dltune, and the package that it is of."""
+    """A loader or dataset of another library.
 
-    name: str
+    Attributes:
+        function: Module and name below `benchmarks.workloads.libraries`.
+        option: How dltune is given it.
+        package: The library.
+        gives_dataset: Whether the function returns a dataset, for a DataLoader of torch.
+        epochs: Length of the predicted run and of the whole runs: a few seconds.
+    """
+
+    function: str
     option: str
     package: str
-    gives_dataset: bool = False  # which a DataLoader of torch loads
-    epochs: int = 2  # of the training run that is predicted, and made; some seconds in all
+    gives_dataset: bool = False
+    epochs: int = 2
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return self.function.partition(":")[2]
+
+    @property
+    def factory(self) -> str:
+        """Import string of the function."""
+        return f"benchmarks.workloads.libraries.{self.function}"
 
 
 LIBRARIES: Final = (
-    Library("timm_multi_epochs", "--dataset", "timm"),
-    Library("timm_dataset", "--dataset", "timm", gives_dataset=True),
-    Library("timm_created", "--loader", "timm"),
-    Library("torchvision_mixup", "--dataset", "torchvision"),
-    Library("albumentations_opencv", "--dataset", "albumentations", gives_dataset=True),
-    Library("ultralytics_infinite", "--dataset", "ultralytics"),
-    Library("ultralytics_built", "--loader", "ultralytics"),
-    Library("monai_threads", "--dataset", "monai"),
-    Library("monai_cached", "--dataset", "monai"),
-    Library("hf_transformed", "--dataset", "datasets", gives_dataset=True),
-    Library("hf_torch", "--dataset", "datasets", gives_dataset=True),
-    Library("hf_iterable", "--dataset", "datasets", gives_dataset=True),
-    Library("hf_streaming", "--dataset", "datasets", gives_dataset=True),
-    Library("trainer_function", "--loader", "transformers"),
-    Library("accelerate_prepared", "--loader", "accelerate"),
-    Library("lightning_data_module", "--dataset", "lightning"),
-    Library("lightning_module", "--dataset", "lightning"),
-    Library("lightning_member", "--dataset", "lightning"),
-    Library("lightning_combined", "--loader", "lightning"),
-    Library("litdata_streaming", "--dataset", "litdata", epochs=4),
-    Library("mosaic_streaming", "--dataset", "mosaicml-streaming"),
-    Library("mosaic_function", "--loader", "mosaicml-streaming"),
-    Library("webdataset_shards", "--dataset", "webdataset", gives_dataset=True),
-    Library("webdataset_resampled", "--dataset", "webdataset", gives_dataset=True),
-    Library("webdataset_loader", "--loader", "webdataset"),
-    Library("graphs", "--dataset", "torch-geometric"),
-    Library("neighbours", "--dataset", "torch-geometric"),
-    Library("h5py_images", "--dataset", "h5py", gives_dataset=True, epochs=4),
-    Library("zarr_images", "--dataset", "zarr", gives_dataset=True, epochs=4),
-    Library("memory_mapped_tokens", "--dataset", "numpy", gives_dataset=True, epochs=4),
-    Library("stateful", "--dataset", "torchdata"),
-    Library("torchdata_nodes", "--loader", "torchdata"),
-    Library("hand_written", "--loader", "torch"),
+    Library("images:timm_multi_epochs", "--dataset", "timm"),
+    Library("images:timm_dataset", "--dataset", "timm", gives_dataset=True),
+    Library("images:timm_created", "--loader", "timm"),
+    Library("images:torchvision_mixup", "--dataset", "torchvision"),
+    Library("images:albumentations_opencv", "--dataset", "albumentations", gives_dataset=True),
+    Library("images:ultralytics_infinite", "--dataset", "ultralytics"),
+    Library("images:ultralytics_built", "--loader", "ultralytics"),
+    Library("volumes:monai_threads", "--dataset", "monai"),
+    Library("volumes:monai_cached", "--dataset", "monai"),
+    Library("hugging_face:hf_transformed", "--dataset", "datasets", gives_dataset=True),
+    Library("hugging_face:hf_iterable", "--dataset", "datasets", gives_dataset=True),
+    Library("hugging_face:hf_streaming", "--dataset", "datasets", gives_dataset=True),
+    Library("trainers:trainer_function", "--loader", "transformers"),
+    Library("trainers:accelerate_prepared", "--loader", "accelerate"),
+    Library("trainers:lightning_data_module", "--dataset", "lightning"),
+    Library("trainers:lightning_combined", "--loader", "lightning"),
+    Library("streams:litdata_streaming", "--dataset", "litdata", epochs=4),
+    Library("streams:mosaic_streaming", "--dataset", "mosaicml-streaming"),
+    Library("streams:mosaic_function", "--loader", "mosaicml-streaming"),
+    Library("streams:webdataset_shards", "--dataset", "webdataset", gives_dataset=True),
+    Library("streams:webdataset_resampled", "--dataset", "webdataset", gives_dataset=True),
+    Library("streams:webdataset_loader", "--loader", "webdataset"),
+    Library("graphs:graphs", "--dataset", "torch-geometric"),
+    Library("arrays:h5py_images", "--dataset", "h5py", gives_dataset=True, epochs=4),
+    Library("arrays:zarr_images", "--dataset", "zarr", gives_dataset=True, epochs=4),
+    Library("arrays:memory_mapped_tokens", "--dataset", "numpy", gives_dataset=True, epochs=4),
+    Library("nodes:stateful", "--dataset", "torchdata"),
+    Library("nodes:torchdata_nodes", "--loader", "torchdata"),
+    Library("nodes:hand_written", "--loader", "torch"),
 )
 
 
 class LibraryResult(FrozenModel):
-    """What was predicted for a loader, and what whole runs gave, in samples per second."""
+    """Prediction and whole runs of one loader, in samples per second.
+
+    Attributes:
+        name: Name of the case.
+        option: How dltune is given it.
+        package: The library, with its version.
+        measured: Class or function that ran in the trials; None for a plain DataLoader.
+        choice: The recommended configuration.
+        verdict: `faster` or `no_change`.
+        compared: The configuration that trained whole runs.
+        speedup: Its predicted speedup; None without another candidate.
+        speedup_ci95: The 95% interval of that.
+        tuning_seconds: Duration of the tuning run.
+        baseline_runs: Whole runs of the unchanged loader.
+        tuned_runs: Whole runs with the compared configuration.
+    """
 
     name: str
     option: str
-    package: str  # with its version
-    measured: str | None  # the class or function that ran in the trials
+    package: str
+    measured: str | None
     choice: str
     verdict: str
-    predicted: float
-    predicted_baseline: float | None
-    compared: str  # the choice, or the best of the others where the answer is to keep the loader as it is
-    speedup: float | None  # that of `compared`; None where there was no other
+    compared: str
+    speedup: float | None
     speedup_ci95: Interval | None = None
-    candidates: tuple[CandidateResult, ...] = ()  # what the prediction rests on
     tuning_seconds: float
-    epochs: int  # of each run
     baseline_runs: tuple[float, ...]
     tuned_runs: tuple[float, ...]
 
     @property
     def true_speedup(self) -> float:
-        """Speed-up of whole runs, median of pairs."""
+        """Speedup of whole runs, median of pairs."""
         return median(tuned / was for was, tuned in zip(self.baseline_runs, self.tuned_runs, strict=True))
 
     @property
     def deviation(self) -> float | None:
-        """The predicted speed-up over that of whole runs, less 1; None where none was predicted."""
+        """The predicted speedup over that of whole runs, minus 1; None without a prediction."""
         return None if self.speedup is None else self.speedup / self.true_speedup - 1
 
 
 def measure(library: Library, rounds: int) -> LibraryResult:
-    """Tune a loader, and train with it as it was and as tuned, in turn."""
+    """Tune a loader, and train whole runs with it, unchanged and tuned, alternating."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         profile = _tune(library, folder)
@@ -136,14 +160,10 @@ def measure(library: Library, rounds: int) -> LibraryResult:
         measured=profile.workload.loader_class,
         choice=describe_config(profile.config),
         verdict=result.verdict,
-        predicted=result.samples_per_second,
-        predicted_baseline=None if result.baseline is None else result.baseline.samples_per_second,
         compared=describe_config(compared),
         speedup=speedup,
         speedup_ci95=result.speedup_ci95 if result.verdict == "faster" else None,
-        candidates=result.candidates,
         tuning_seconds=seconds,
-        epochs=library.epochs,
         baseline_runs=tuple(was),
         tuned_runs=tuple(tuned),
     )
@@ -162,13 +182,13 @@ def find_compared(profile: TunedProfile) -> tuple[LoaderConfig, float | None]:
 
 
 def _tune(library: Library, folder: str) -> TunedProfile:
-    command = [sys.executable, "-m", "autotune", library.option, f"benchmarks.workloads.libraries:{library.name}"]
+    command = [sys.executable, "-m", "autotune", library.option, library.factory]
     command += ["--step-time", f"{STEP_SECONDS * 1000:g}ms", "--batch-size", "32", "--epochs", str(library.epochs)]
     return TunedProfile.model_validate_json(_run([*command, "--json"], folder))
 
 
 def _train(library: Library, folder: str, file: str | None) -> float:
-    command = [sys.executable, "-m", "benchmarks.training.own_loop", library.name, *([] if file is None else [file])]
+    command = [sys.executable, "-m", "benchmarks.library_training", library.factory, *([] if file is None else [file])]
     command += ["--epochs", str(library.epochs), *["--dataset"] * library.gives_dataset]
     return float(_run(command, folder).split()[-1])
 
@@ -181,55 +201,44 @@ def _run(command: Sequence[str], folder: str) -> str:
     return finished.stdout
 
 
-def describe(results: Sequence[LibraryResult]) -> list[str]:
-    """Write the results as a table in Markdown."""
-    rows = [
-        "| of | case | given by | measured | choice | predicted | whole runs | off |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for result in results:
-        off = "" if result.deviation is None else f"{result.deviation:+.1%}"
-        measured = (
-            "DataLoader" if result.measured is None else result.measured.replace("benchmarks.workloads.libraries:", "")
-        )
-        rows.append(
-            f"| {result.package} | `{result.name}` | `{result.option}` | `{measured}` | {result.choice} | "
-            f"{_write_prediction(result)} | {result.true_speedup:.2f}x | {off} |"
-        )
-    return rows
+def format_results(results: Sequence[LibraryResult]) -> str:
+    """Return the table of all loaders."""
+    head = ("library", "case", "given by", "measured", "choice", "predicted", "whole runs", "error")
+    return format_table(head, [_format_row(result) for result in results])
 
 
-def _write_prediction(result: LibraryResult) -> str:
-    if result.speedup is None:
-        return "no change"
+def _format_row(result: LibraryResult) -> tuple[str, ...]:
+    predicted = "-" if result.speedup is None else f"{result.speedup:.2f}x"
+    if result.speedup_ci95 is not None:
+        predicted += " [{:.2f}-{:.2f}]".format(*result.speedup_ci95)
     if result.verdict == "no_change":
-        return f"no change; {result.compared}: {result.speedup:.2f}x"
-    return f"{result.speedup:.2f}x{_write_interval(result)}"
-
-
-def _write_interval(result: LibraryResult) -> str:
-    return "" if result.speedup_ci95 is None else " [{:.2f}-{:.2f}]".format(*result.speedup_ci95)
+        predicted = "no change" if result.speedup is None else f"no change; {result.compared}: {predicted}"
+    measured = "DataLoader" if result.measured is None else result.measured.rpartition(":")[2]
+    error = "" if result.deviation is None else f"{result.deviation:+.1%}"
+    whole = f"{result.true_speedup:.2f}x"
+    return result.package, result.name, result.option, measured, result.choice, predicted, whole, error
 
 
 def main() -> None:
-    """Measure what is installed, keep it, and print the table."""
+    """Measure what is installed, store each result, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [library.name for library in LIBRARIES]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--rounds", type=int, default=3, help="pairs of whole runs (3)")
     parser.add_argument("--results", type=Path, default=RESULTS, help=f"file of the results ({RESULTS})")
     given = parser.parse_args()
-    kept = json.loads(given.results.read_text()) if given.results.exists() else []
-    found = {one["name"]: LibraryResult.model_validate(one) for one in kept}
-    for library in LIBRARIES:
-        if library.name not in given.only:
-            continue
+    stored = TypeAdapter(tuple[LibraryResult, ...])
+    found: dict[str, LibraryResult] = {}
+    if given.results.exists():
+        found = {one.name: one for one in stored.validate_json(given.results.read_bytes())}
+    given.results.parent.mkdir(parents=True, exist_ok=True)
+    for library in (one for one in LIBRARIES if one.name in given.only):
         try:
             found[library.name] = measure(library, given.rounds)
         except (PackageNotFoundError, RuntimeError) as error:
             say(f"{library.name} failed: {error}")
-        given.results.write_text(json.dumps([one.model_dump() for one in found.values()], indent=1) + os.linesep)
-    print("\n".join(describe(list(found.values()))))
+        given.results.write_bytes(stored.dump_json(tuple(found.values()), indent=1))
+    print(format_results(list(found.values())))
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ share of the grid's best, and the prediction over the measured value.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import TypeAdapter
 
@@ -27,8 +28,7 @@ from autotune.config import FrozenModel, Interval, LoaderConfig
 from autotune.settings import describe_config
 from autotune.system.machine import count_whole_cpus, read_machine
 from benchmarks.tables import format_table, say
-from benchmarks.training.messages import DeviceFacts, Order, Workplace
-from benchmarks.training.trainer import Trainee, Trainer, TrainingError
+from benchmarks.training import DeviceFacts, Job, TrainingError, TrainingRun, run_training
 from benchmarks.tuners import Choice, run_dltune, run_loadtune
 from benchmarks.workloads.catalogue import CPU_WORKLOADS
 from benchmarks.workloads.grid import choose_cpus, choose_defaults, list_grid
@@ -40,7 +40,7 @@ MAX_FAILURES: Final = 4  # of a grid, before the rest is skipped
 DLTUNE: Final = "dltune"
 FAILURES: Final = (subprocess.CalledProcessError, TrainingError)
 
-Start = Callable[[Workplace], Trainee]
+Train = Callable[[Job], TrainingRun]
 
 
 class Measured(FrozenModel):
@@ -117,7 +117,7 @@ def measure(
     *,
     with_grid: bool = True,
     choose: Iterable[Callable[[BenchWorkload], Choice]] = (run_dltune,),
-    start: Start = Trainer,
+    train: Train = run_training,
 ) -> WorkloadResult:
     """Let the tuners choose, screen the grid, and train whole runs, alternating.
 
@@ -126,7 +126,7 @@ def measure(
         rounds: Whole runs of each configuration.
         with_grid: Whether to screen the grid.
         choose: Tuners; dltune comes first.
-        start: Starts a training process.
+        train: Trains in a fresh process.
 
     Raises:
         subprocess.CalledProcessError: A tuner failed.
@@ -140,7 +140,7 @@ def measure(
     labeled = [(choice.tuner, choice.config) for choice in choices]
     labeled += [("defaults", choose_defaults(workload)), ("CPUs", choose_cpus(workload, cpus))]
     grid = list_grid(workload, cpus) if with_grid else []
-    screened = screen(workload, list(dict.fromkeys([*grid, *(config for _, config in labeled)])), start)
+    screened = screen(workload, list(dict.fromkeys([*grid, *(config for _, config in labeled)])), train)
     best = sorted((config for config in grid if config in screened), key=lambda one: screened[one], reverse=True)
     labeled += [(f"grid {place}", config) for place, config in enumerate(best[:FINALISTS], start=1)]
     candidates: dict[LoaderConfig, tuple[str, ...]] = {}
@@ -152,7 +152,8 @@ def measure(
     for number in range(rounds):
         order = [*candidates][number % len(candidates) :] + [*candidates][: number % len(candidates)]
         for config in order:
-            device, rate = train_whole_run(workload, config, screened[config], start)
+            run = train_whole_run(workload, config, train)
+            device, rate = run.device, run.extrapolate(workload.epochs)
             rates[config].append(rate)
             say(f"  round {number + 1}  {describe_config(config)}  {rate:,.0f}/s  ({', '.join(candidates[config])})")
     assert device is not None, "there is at least one round"
@@ -174,7 +175,7 @@ def measure(
 
 
 def screen(
-    workload: BenchWorkload, configs: Sequence[LoaderConfig], start: Start = Trainer
+    workload: BenchWorkload, configs: Sequence[LoaderConfig], train: Train = run_training
 ) -> dict[LoaderConfig, float]:
     """Train a short run of each configuration; return the samples per second of those that trained."""
     rates: dict[LoaderConfig, float] = {}
@@ -183,19 +184,15 @@ def screen(
     middle = sorted(config.dataloader.num_workers for config in configs)[len(configs) // 2]
     for config in sorted(configs, key=lambda config: abs(config.dataloader.num_workers - middle)):
         epochs = min(workload.pacing.screen_epochs, workload.epochs)
-        order = Order(config=config, epochs=epochs, max_seconds=workload.pacing.screen_seconds(best_seconds))
-        trainee = start(make_workplace(workload, config))
+        seconds = workload.pacing.screen_seconds(best_seconds)
         try:
-            trainee.await_ready()
-            run = trainee.train(order).trained
+            run = train(make_job(workload, config, epochs=epochs, max_seconds=seconds))
         except TrainingError as error:
             say(f"  screened  {describe_config(config)}  failed: {error}")
             failures += 1
             if failures == MAX_FAILURES:
                 break
             continue
-        finally:
-            trainee.close()
         rates[config] = run.extrapolate(workload.epochs)
         if not run.given_up:
             best_seconds = min(best_seconds or sum(run.epoch_seconds), sum(run.epoch_seconds))
@@ -203,35 +200,31 @@ def screen(
     return rates
 
 
-def train_whole_run(
-    workload: BenchWorkload, config: LoaderConfig, expected: float, start: Start = Trainer
-) -> tuple[DeviceFacts, float]:
-    """Train one whole run in a fresh process; return the device and samples per second.
-
-    A slow configuration, by what is expected in samples per second, trains fewer epochs; the others count like those
-    after its first.
-    """
-    trainee = start(make_workplace(workload, config))
-    try:
-        ready = trainee.await_ready()
-        epochs = workload.pacing.plan_epochs(workload.epochs, ready.samples / max(expected, 1e-9))
-        order = Order(config=config, epochs=epochs, max_seconds=workload.pacing.give_up_seconds)
-        run = trainee.train(order).trained
-        return ready.device, run.extrapolate(workload.epochs)
-    finally:
-        trainee.close()
+def train_whole_run(workload: BenchWorkload, config: LoaderConfig, train: Train = run_training) -> TrainingRun:
+    """Train one whole run in a fresh process; a slow configuration trains fewer epochs."""
+    pacing = workload.pacing
+    return train(
+        make_job(
+            workload,
+            config,
+            epochs=workload.epochs,
+            min_epochs=min(pacing.min_epochs, workload.epochs),
+            enough_seconds=pacing.run_seconds,
+            max_seconds=pacing.give_up_seconds,
+        )
+    )
 
 
-def make_workplace(workload: BenchWorkload, config: LoaderConfig) -> Workplace:
-    """Return what a training process prepares before it trains with a configuration."""
-    return Workplace(
+def make_job(workload: BenchWorkload, config: LoaderConfig, **limits: Any) -> Job:
+    """Return a training run of a workload with a configuration."""
+    return Job(
         dataset=workload.dataset,
         dataset_args=workload.dataset_args,
         step=workload.step,
         step_seconds=workload.step_seconds,
         device=workload.device,
-        batch_size=workload.batch_size,
-        in_worker=config.dataloader.num_workers > 0,
+        config=config,
+        **limits,
     )
 
 
@@ -283,6 +276,8 @@ def run(workloads: Sequence[BenchWorkload], results: Path, description: str | No
     parser.add_argument("--results", type=Path, default=results, help=f"file of the results ({results})")
     parser.add_argument("--quick", action="store_true", help="tiny datasets: a rehearsal, whose numbers say nothing")
     given = parser.parse_args()
+    if given.quick:  # in tiny steps, threads that wait for each other on a busy machine take most of the time
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     stored = TypeAdapter(tuple[WorkloadResult, ...])
     found: dict[str, WorkloadResult] = {}
     if given.results.exists():

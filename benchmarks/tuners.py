@@ -18,8 +18,7 @@ from pydantic import Field
 
 from autotune import TunedProfile
 from autotune.config import FrozenModel, Interval, LoaderConfig
-from benchmarks.training.environment import make_environment
-from benchmarks.training.process import Step, make_step
+from benchmarks.training import Step, make_environment, make_step
 from benchmarks.workloads.catalogue import find_workload
 from benchmarks.workloads.grid import as_config
 from benchmarks.workloads.workload import BenchWorkload

@@ -1,4 +1,4 @@
-"""Which workloads are there?"""
+"""The workloads of the benchmarks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Final
 from benchmarks.workloads.workload import BenchWorkload
 
 DATASETS: Final = "benchmarks.workloads.datasets"
+DEVICE: Final = "benchmarks.workloads.on_device"
 IMAGE_STEP: Final = "examples.images:make_step"
 MEMORY_STEP: Final = f"{DATASETS}:make_step"
 
@@ -20,7 +21,7 @@ def _on_cpu(
     dataset: str = "",
     **parts: Any,
 ) -> BenchWorkload:
-    """Make a workload whose step, a real one or one of so many seconds, has no device."""
+    """Return a workload whose step, real or of so many seconds, has no device."""
     timed: dict[str, Any] = {"step": step} if isinstance(step, str) else {"step_seconds": step}
     parts |= timed | {"workers": workers, "unordered": unordered, "restarting": restarting}
     return BenchWorkload(name, dataset or f"{DATASETS}:make_{name}", **parts)
@@ -43,9 +44,9 @@ CPU_WORKLOADS: Final = (  # workers of the grid, those also without order, those
 
 
 def _on_device(name: str, **parts: Any) -> BenchWorkload:
-    """Make a workload whose real step runs on a device: two or three seconds at a good configuration."""
-    dataset = f"benchmarks.workloads.device_datasets:make_{name}"
-    step = f"benchmarks.workloads.device_steps:make_{name}_step"
+    """Return a workload whose real step runs on a device: two or three seconds at a good configuration."""
+    dataset = f"{DEVICE}:make_{name}"
+    step = f"{DEVICE}:make_{name}_step"
     return BenchWorkload(name, dataset, step=step, device="cuda", trials=12, trial_seconds=1.5, **parts)
 
 
@@ -59,5 +60,5 @@ WORKLOADS: Final = (*CPU_WORKLOADS, *GPU_WORKLOADS)
 
 
 def find_workload(name: str) -> BenchWorkload:
-    """Give the workload of a name; a KeyError where there is none."""
+    """Return the workload of a name; a KeyError if there is none."""
     return {workload.name: workload for workload in WORKLOADS}[name]

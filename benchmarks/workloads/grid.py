@@ -1,36 +1,25 @@
-"""Which configurations is a workload tried with, and which do people set without measuring?"""
+"""The grid of configurations of a workload, and those that people set without measuring."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from benchmarks.workloads.workload import BenchWorkload
 
-HAND: Final[dict[str, Any]] = {"prefetch_factor": 2, "persistent_workers": True}  # what a careful hand sets
+RECOMMENDED: Final[dict[str, Any]] = {"prefetch_factor": 2, "persistent_workers": True}  # recommended defaults
 TRANSFERS: Final = ((False, False), (True, False), (True, True))  # to the device: pinned or not, copied ahead or not
 
 
-def as_config(kwargs: dict[str, Any], sharing_strategy: SharingStrategy = "file_descriptor") -> LoaderConfig:
+def as_config(kwargs: dict[str, Any]) -> LoaderConfig:
     """Make a configuration of DataLoader's arguments: equal for arguments that mean the same."""
     usual: dict[str, Any] = {"prefetch_factor": 2} if kwargs.get("num_workers") else {}
-    settings = DataLoaderSettings(**usual | kwargs)
-    return LoaderConfig(dataloader=settings, process=ProcessSettings(sharing_strategy=sharing_strategy))
+    return LoaderConfig(dataloader=DataLoaderSettings(**usual | kwargs))
 
 
 def make_config(batch_size: int | None, workers: int, *, pinned: bool = False, ahead: bool = False) -> LoaderConfig:
-    """Make what a careful hand would set: workers persist and prefetch two batches each.
-
-    Args:
-        batch_size: Samples per batch; None for a loader that does not batch.
-        workers: Worker processes.
-        pinned: Whether batches are pinned, and copied without waiting.
-        ahead: Whether the next batch is copied beside the step.
-
-    Returns:
-        The configuration.
-    """
-    kept = HAND if workers else {}
+    """Return a configuration at recommended defaults; `ahead` copies the next batch during the step."""
+    kept = RECOMMENDED if workers else {}
     size = {} if batch_size is None else {"batch_size": batch_size}
     loader = DataLoaderSettings(**size, num_workers=workers, pin_memory=pinned, **kept)
     return LoaderConfig(dataloader=loader, process=ProcessSettings(non_blocking=pinned, device_prefetch=ahead))
@@ -55,18 +44,18 @@ def _list_orders(workload: BenchWorkload) -> list[LoaderConfig]:
     size = {"batch_size": workload.batch_size}
     grid: list[dict[str, Any]] = [{"num_workers": 0} for workers in workload.workers if workers == 0]
     grid += [
-        HAND | {"num_workers": workers, "prefetch_factor": prefetch}
+        RECOMMENDED | {"num_workers": workers, "prefetch_factor": prefetch}
         for workers in workload.workers
         if workers
         for prefetch in workload.prefetch
     ]
-    grid += [HAND | {"num_workers": workers, "in_order": False} for workers in workload.unordered]
-    grid += [HAND | {"num_workers": workers, "persistent_workers": False} for workers in workload.restarting]
+    grid += [RECOMMENDED | {"num_workers": workers, "in_order": False} for workers in workload.unordered]
+    grid += [RECOMMENDED | {"num_workers": workers, "persistent_workers": False} for workers in workload.restarting]
     return [as_config(size | kwargs) for kwargs in grid]
 
 
 def choose_defaults(workload: BenchWorkload) -> LoaderConfig:
-    """Give PyTorch's defaults."""
+    """Return PyTorch's defaults."""
     return make_config(workload.batch_size, 0)
 
 

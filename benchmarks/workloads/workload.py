@@ -1,4 +1,4 @@
-"""What is a workload of the benchmarks, and how long is it looked at?"""
+"""A workload of the benchmarks, and how long its configurations are trained."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ REHEARSAL_BATCH: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """How long configurations are trained with: short runs that screen them, and whole ones."""
+    """How long configurations are trained: short runs that screen them, and whole runs.
 
-    screen_epochs: int  # of a short run
-    first_screen_seconds: float | None  # until the first short run is given up; None for never
-    hopeless_factor: float  # times the shortest of them so far; a slower one is given up
-    min_screen_seconds: float  # that each of them has in any case
-    min_epochs: int  # of a whole run
-    run_seconds: float  # of a whole run; a slower configuration has fewer epochs
-    give_up_seconds: float | None  # until a whole run is given up; None for never
+    Attributes:
+        screen_epochs: Epochs of a short run.
+        first_screen_seconds: Time limit of the first short run; None for none.
+        hopeless_factor: A short run is given up after this many times the shortest one so far.
+        min_screen_seconds: But not before that time.
+        min_epochs: Epochs of a whole run, at least.
+        run_seconds: No further epoch of a whole run starts after that time.
+        give_up_seconds: A whole run is given up after that time; None for never.
+    """
 
-    def plan_epochs(self, wanted: int, epoch_seconds: float) -> int:
-        """Return the epochs of a whole run, at most those wanted; fewer if an epoch takes long."""
-        return min(wanted, max(self.min_epochs, int(self.run_seconds / epoch_seconds)))
+    screen_epochs: int
+    first_screen_seconds: float | None
+    hopeless_factor: float
+    min_screen_seconds: float
+    min_epochs: int
+    run_seconds: float
+    give_up_seconds: float | None
 
     def screen_seconds(self, best_seconds: float | None) -> float | None:
-        """Give the seconds after which a short run is given up, where the shortest so far took `best_seconds`."""
+        """Return the time limit of a short run, if the shortest so far took `best_seconds`."""
         if best_seconds is None:
             return self.first_screen_seconds
         return max(self.min_screen_seconds, self.hopeless_factor * best_seconds)
@@ -55,32 +61,49 @@ SHORT: Final = Pacing(
 class BenchWorkload:
     """One workload and what is tried on it.
 
-    One with a device is short, warmed up before it is timed, and tried with every way to the device.
+    One with a device is short, warmed up before it is timed, and tried with every way to copy to the device.
+
+    Attributes:
+        name: Its name.
+        dataset: Import string of the factory.
+        batch_size: Never tuned here, because it changes training.
+        dataset_args: Keyword arguments of the factory.
+        rehearsal_args: Those of a rehearsal, which make a small dataset.
+        step_seconds: Length of a simulated step: the process sleeps, as it does while an accelerator works.
+        step: Import string of a real step's factory, which takes the device if there is one.
+        device: As on the command line; None for a step without one.
+        workers: Of the grid, on both sides of the optimum; empty for numbers up to the CPUs.
+        prefetch: Of the grid.
+        unordered: Numbers of workers that are also tried with `in_order=False`.
+        restarting: Numbers of workers that are also tried with `persistent_workers=False`.
+        epochs: Epochs of a whole run.
+        trials: Maximum number of dltune's trials.
+        trial_seconds: dltune's --trial-time; None for its default.
     """
 
     name: str
-    dataset: str  # import string of the factory
-    batch_size: int = 32  # never tuned here, because it changes training
+    dataset: str
+    batch_size: int = 32
     dataset_args: dict[str, Any] = field(default_factory=dict)
-    rehearsal_args: dict[str, Any] = field(default_factory=dict)  # in the place of `dataset_args`, for a small dataset
-    step_seconds: float = 0.0  # of an emulated step: the process sleeps, as beside an accelerator
-    step: str | None = None  # import string of a real step's factory, which takes the device where there is one
-    device: str | None = None  # as on the command line; None for a step that has none
-    workers: tuple[int, ...] = ()  # of the grid, on both sides of the optimum; none for those up to the CPUs
-    prefetch: tuple[int, ...] = (1, 2, 4)  # of the grid
-    unordered: tuple[int, ...] = ()  # worker counts tried with `in_order=False` as well
-    restarting: tuple[int, ...] = ()  # worker counts tried with `persistent_workers=False` as well
-    epochs: int = 10  # of a whole training run
-    trials: int = 40  # of dltune, at most
-    trial_seconds: float | None = None  # of one of them, at most; None for dltune's own
+    rehearsal_args: dict[str, Any] = field(default_factory=dict)
+    step_seconds: float = 0.0
+    step: str | None = None
+    device: str | None = None
+    workers: tuple[int, ...] = ()
+    prefetch: tuple[int, ...] = (1, 2, 4)
+    unordered: tuple[int, ...] = ()
+    restarting: tuple[int, ...] = ()
+    epochs: int = 10
+    trials: int = 40
+    trial_seconds: float | None = None
 
     @property
     def pacing(self) -> Pacing:
-        """How long it is looked at."""
+        """How long its configurations are trained."""
         return LONG if self.device is None else SHORT
 
     def shorten(self) -> BenchWorkload:
-        """Make one that is measured in about a minute, for a rehearsal."""
+        """Return a tiny version for a rehearsal, measured in about a minute."""
         if self.device is not None:
             smaller = replace(self, dataset_args=self.rehearsal_args, batch_size=REHEARSAL_BATCH, epochs=2)
             return replace(smaller, workers=(0, 1), trials=1, trial_seconds=0.3)

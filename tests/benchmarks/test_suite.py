@@ -8,8 +8,7 @@ import pytest
 
 from autotune.config import LoaderConfig
 from benchmarks.suite import format_results, measure, screen
-from benchmarks.training.messages import DeviceFacts, Order, Ready, Trained, TrainingRun, Workplace
-from benchmarks.training.trainer import TrainingError
+from benchmarks.training import DeviceFacts, Job, TrainingError, TrainingRun
 from benchmarks.tuners import Choice, make_command
 from benchmarks.workloads.catalogue import GPU_WORKLOADS, find_workload
 from benchmarks.workloads.grid import make_config
@@ -26,22 +25,9 @@ def rate(config: LoaderConfig) -> float:
     return 100.0 * max(1, min(12, config.dataloader.num_workers))
 
 
-class FormulaTrainee:
-    """Trains in no time, at the throughput of the formula."""
-
-    def __init__(self, workplace: Workplace) -> None:
-        self.workplace = workplace
-
-    def await_ready(self) -> Ready:
-        return Ready(device=DEVICE, samples=SAMPLES)
-
-    def train(self, order: Order) -> TrainingRun:
-        seconds = (SAMPLES / rate(order.config),) * order.epochs
-        trained = Trained(samples=SAMPLES * order.epochs, epoch_seconds=seconds)
-        return TrainingRun(trained=trained, waited_seconds=0.0)
-
-    def close(self) -> None:
-        pass
+def train_by_formula(job: Job) -> TrainingRun:
+    seconds = (SAMPLES / rate(job.config),) * job.epochs
+    return TrainingRun(device=DEVICE, samples=SAMPLES * job.epochs, epoch_seconds=seconds)
 
 
 def choose_eight(workload: BenchWorkload) -> Choice:
@@ -50,7 +36,7 @@ def choose_eight(workload: BenchWorkload) -> Choice:
 
 
 def test_the_choice_is_compared_with_the_best_of_the_grid_and_the_prediction_with_whole_runs() -> None:
-    result = measure(find_workload("tutorial"), 2, choose=(choose_eight,), start=FormulaTrainee)
+    result = measure(find_workload("tutorial"), 2, choose=(choose_eight,), train=train_by_formula)
     assert result.choice_share == pytest.approx(8 / 12)
     assert result.prediction_ratio == pytest.approx(1.1)
     assert result.is_covered
@@ -59,14 +45,14 @@ def test_the_choice_is_compared_with_the_best_of_the_grid_and_the_prediction_wit
 
 
 def test_without_a_grid_the_choice_is_compared_with_the_defaults_alone() -> None:
-    result = measure(find_workload("tutorial"), 1, with_grid=False, choose=(choose_eight,), start=FormulaTrainee)
+    result = measure(find_workload("tutorial"), 1, with_grid=False, choose=(choose_eight,), train=train_by_formula)
     assert result.choice_share is None
     assert {label for one in result.measured for label in one.labels} == {"dltune", "defaults", "CPUs"}
 
 
 def test_a_configuration_that_fails_is_left_out_of_the_grid() -> None:
     configs = [make_config(32, workers) for workers in (4, 24)]
-    assert list(screen(find_workload("tutorial"), configs, FormulaTrainee)) == configs[:1]
+    assert list(screen(find_workload("tutorial"), configs, train_by_formula)) == configs[:1]
 
 
 def test_the_command_is_that_of_a_user() -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from benchmarks.training.process import count_samples, make_step
+from benchmarks.training import count_samples, make_step
 from benchmarks.workloads.catalogue import CPU_WORKLOADS, GPU_WORKLOADS
-from benchmarks.workloads.device_steps import TokenNetwork, build_residual_network, send
 from benchmarks.workloads.grid import as_config, choose_cpus, choose_defaults, list_grid
-from benchmarks.workloads.workload import LONG, SHORT, BenchWorkload
+from benchmarks.workloads.on_device import TokenNetwork, build_residual_network, send
+from benchmarks.workloads.workload import BenchWorkload
 
 CPUS = 16
 CPU = torch.device("cpu")
@@ -53,14 +53,6 @@ def test_arguments_that_mean_the_same_are_one_configuration() -> None:
     assert as_config({"batch_size": 8, "num_workers": 2}) == as_config(
         {"batch_size": 8, "num_workers": 2, "prefetch_factor": 2, "in_order": True, "pin_memory": False}
     )
-
-
-def test_slow_configurations_train_fewer_epochs() -> None:
-    assert [LONG.plan_epochs(10, seconds) for seconds in (0.1, 2.0, 9.0, 11.0)] == [10, 5, 2, 2]
-
-
-def test_slow_configurations_get_fewer_epochs_on_a_device() -> None:
-    assert [SHORT.plan_epochs(6, seconds) for seconds in (0.1, 2.0, 30.0)] == [6, 2, 1]
 
 
 @EACH_ON_DEVICE

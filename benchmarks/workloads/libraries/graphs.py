@@ -1,20 +1,13 @@
-"""Graphs: many small ones, and the surroundings of nodes in a large one."""
+"""Many small graphs."""
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
-from benchmarks.workloads.libraries.made_once import SAMPLES, USUAL
-from benchmarks.workloads.libraries.torchvision_import import admit_torchvision
-
-NODES: Final = 20_000
-EDGES: Final = 400_000
-FEATURES: Final = 64
-SAMPLED: Final = (15, 10)  # neighbours of a node, and of each of those
+from benchmarks.workloads.libraries.made_once import SAMPLES, USUAL, admit_torchvision
 
 
 def graphs(**settings: Any) -> Any:
@@ -38,20 +31,3 @@ class Graphs(Dataset[Any]):
         places = torch.rand(160, 3, generator=generator)
         near = torch.cdist(places, places) < 0.2
         return Data(x=places, edge_index=near.nonzero().T.contiguous())
-
-
-def neighbours(**settings: Any) -> Any:
-    """PyTorch Geometric's loader of nodes with some of their neighbours; wants pyg-lib or torch-sparse."""
-    admit_torchvision()
-    from torch_geometric.loader import NeighborLoader
-
-    return NeighborLoader(_make_graph(), list(SAMPLED), input_nodes=torch.arange(SAMPLES), **USUAL | settings)
-
-
-@cache
-def _make_graph() -> Any:
-    from torch_geometric.data import Data
-
-    generator = torch.Generator().manual_seed(0)
-    edges = torch.randint(NODES, (2, EDGES), generator=generator)
-    return Data(x=torch.rand(NODES, FEATURES, generator=generator), edge_index=edges)

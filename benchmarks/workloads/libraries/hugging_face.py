@@ -6,8 +6,14 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.workloads.libraries.made_once import BATCH, CLASSES, SAMPLES, find_jpeg, flip, make_once
-from benchmarks.workloads.libraries.torchvision_import import admit_torchvision
+from benchmarks.workloads.libraries.made_once import (
+    BATCH,
+    CLASSES,
+    SAMPLES,
+    find_jpeg,
+    flip,
+    make_once,
+)
 
 FILES: Final = 16  # shards of a stream
 SHUFFLED: Final = 4 * BATCH  # samples of a stream's buffer
@@ -18,12 +24,6 @@ def hf_transformed() -> Any:
     dataset = _load(streaming=False)
     dataset.set_transform(_transform_batch)
     return dataset
-
-
-def hf_torch() -> Any:
-    """By index, in the format of torch."""
-    admit_torchvision()
-    return _load(streaming=False).with_format("torch")
 
 
 def hf_iterable() -> Any:

@@ -17,11 +17,11 @@ from benchmarks.workloads.libraries.made_once import (
     SIDE,
     USUAL,
     Jpegs,
+    admit_torchvision,
     find_jpeg,
     find_pictures,
     make_once,
 )
-from benchmarks.workloads.libraries.torchvision_import import admit_torchvision
 
 YOLO_SIDE: Final = 160  # pixels; four images make one, and that costs
 YOLO_WORKERS: Final = 8  # Ultralytics' default

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.workloads.libraries.made_once import BATCH, SAMPLES, decode, find_jpeg, make_once
-from benchmarks.workloads.libraries.torchvision_import import admit_torchvision
+from benchmarks.workloads.libraries.made_once import BATCH, SAMPLES, admit_torchvision, decode, find_jpeg, make_once
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.workloads.libraries.hugging_face import hf_transformed
-from benchmarks.workloads.libraries.made_once import BATCH, USUAL, Jpegs
-from benchmarks.workloads.libraries.torchvision_import import admit_torchvision
+from benchmarks.workloads.libraries.made_once import BATCH, USUAL, Jpegs, admit_torchvision
 
 
 def accelerate_prepared(**settings: Any) -> Any:
@@ -53,25 +52,6 @@ def lightning_data_module(**settings: Any) -> Any:
             return _make_plain(**settings)
 
     return Images()
-
-
-def lightning_module(**settings: Any) -> Any:
-    """A module of Lightning that has its data with it."""
-    admit_torchvision()
-    from lightning import LightningModule
-
-    class Model(LightningModule):
-        """A model that is never trained."""
-
-        def train_dataloader(self) -> DataLoader[Any]:
-            return _make_plain(**settings)
-
-    return Model()
-
-
-def lightning_member(**settings: Any) -> Any:
-    """One loader of Lightning's CombinedLoader."""
-    return lightning_combined(**settings).iterables["train"]
 
 
 def lightning_combined(**settings: Any) -> Any:

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.workloads.libraries.made_once import SAMPLES, USUAL, Jpegs, make_once
-from benchmarks.workloads.libraries.torchvision_import import admit_torchvision
+from benchmarks.workloads.libraries.made_once import SAMPLES, USUAL, Jpegs, admit_torchvision, make_once
 
 VOLUMES: Final = 64  # files; each is used several times in an epoch
 VOLUME_SIDE: Final = 32  # voxels

@@ -1,6 +1,6 @@
-"""Training steps of the GPU workloads: real networks in plain torch, trained as plain training code does it.
+"""Workloads of the GPU: datasets that take the sizes of a rehearsal, and real networks in plain torch.
 
-On the CPU, where only rehearsals run, the same networks are a few units wide.
+On the CPU, where only rehearsals run, the networks are a few units wide.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset, TensorDataset
 
-from benchmarks.workloads.device_datasets import CHANNELS, CLASSES, FEATURES, VOCABULARY
+from benchmarks.workloads.datasets import EncodedImages, RemoteStore
 
 Step = Callable[[Any], None]
 Loss = Callable[[nn.Module, list[torch.Tensor]], torch.Tensor]
@@ -19,16 +20,65 @@ EXPANSION: Final = 4  # of the channels in a bottleneck block
 HEADS: Final = 4
 MAX_TOKENS: Final = 256  # that the network reads
 PATCH: Final = 16  # pixels, width and height
+CLASSES: Final = 10
+CHANNELS: Final = 3
+SOURCES: Final = 16  # float images that the dataset copies its samples from
+FEATURES: Final = 64  # of a row
+QUERY_SECONDS: Final = 0.02  # for a batch of token sequences, however large
+VOCABULARY: Final = 1024
+CORPUS_TOKENS: Final = 1 << 20
+
+
+class FloatImages(Dataset[tuple[torch.Tensor, int]]):
+    """Float images in memory, `side` pixels wide and high: a sample costs its copies and nothing else."""
+
+    def __init__(self, samples: int, side: int) -> None:
+        self._samples = samples
+        self._sources = torch.rand(SOURCES, CHANNELS, side, side)
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self._sources[index % SOURCES].clone(), index % CLASSES
+
+
+class TokenRows(RemoteStore):
+    """Token sequences of a remote store."""
+
+    def __init__(self, samples: int, length: int, seconds: float) -> None:
+        super().__init__(samples, seconds)
+        self._length = length
+        self._corpus = torch.randint(VOCABULARY, (CORPUS_TOKENS,), generator=torch.Generator().manual_seed(0))
+
+    def unpack(self, index: int) -> torch.Tensor:
+        """Cut a sequence out of the corpus."""
+        start = index % (CORPUS_TOKENS // self._length) * self._length
+        return self._corpus[start:][: self._length]
+
+
+def make_jpeg(samples: int = 4096) -> EncodedImages:
+    """Make the dataset that decodes JPEG images to 3 x 128 x 128: about 2 ms of CPU a sample."""
+    return EncodedImages(samples)
+
+
+def make_floats(samples: int = 1024, side: int = 512) -> FloatImages:
+    """Make the dataset of float images of 3 MiB."""
+    return FloatImages(samples, side)
+
+
+def make_tabular(samples: int = 131_072) -> TensorDataset:
+    """Make the table in memory: 64 features a row."""
+    return TensorDataset(torch.randn(samples, FEATURES), torch.arange(samples) % CLASSES)
+
+
+def make_tokens(samples: int = 8192, length: int = 257) -> TokenRows:
+    """Make the dataset of token sequences, one longer than what the network reads: it predicts the next token."""
+    return TokenRows(samples, length, QUERY_SECONDS)
 
 
 class Bottleneck(nn.Module):
-    """A residual block of three convolutions.
-
-    Args:
-        channels: Channels that come in.
-        width: Channels of the middle convolution; four times as many go out.
-        stride: Stride of the middle convolution.
-    """
+    """A residual block of three convolutions, the middle one with `width` channels and a stride."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -47,15 +97,7 @@ class Bottleneck(nn.Module):
 
 
 def build_residual_network(width: int, depths: tuple[int, ...]) -> nn.Sequential:
-    """Build a residual network for pictures.
-
-    Args:
-        width: Channels of the first stage; each further one has twice as many.
-        depths: Blocks of each stage: (3, 4, 6, 3) with a width of 64 has the size of a ResNet-50.
-
-    Returns:
-        The network.
-    """
+    """Build a residual network; with a width of 64 and depths of (3, 4, 6, 3) it has the size of a ResNet-50."""
     stem = (nn.Conv2d(CHANNELS, width, 7, 2, padding=3, bias=False), nn.BatchNorm2d(width), nn.ReLU())
     layers: list[nn.Module] = [*stem, nn.MaxPool2d(3, 2, padding=1)]
     channels = width
@@ -67,38 +109,22 @@ def build_residual_network(width: int, depths: tuple[int, ...]) -> nn.Sequential
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES))
 
 
-class Block(nn.Module):
-    """A block of a transformer that looks back only."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self._before, self._after = nn.LayerNorm(width), nn.LayerNorm(width)
-        self._project, self._merge = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self._think = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Refine features of shape (batch, length, width)."""
-        parts = self._project(self._before(tokens)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        query, key, value = parts.unbind()
-        seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        tokens = tokens + self._merge(seen.transpose(1, 2).flatten(2))
-        refined: torch.Tensor = tokens + self._think(self._after(tokens))
-        return refined
-
-
 class TokenNetwork(nn.Module):
-    """A small transformer that foretells the next token."""
+    """A small transformer that predicts the next token."""
 
     def __init__(self, width: int, blocks: int) -> None:
         super().__init__()
         self._words, self._places = nn.Embedding(VOCABULARY, width), nn.Embedding(MAX_TOKENS, width)
-        self._blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        layer = nn.TransformerEncoderLayer(width, HEADS, 4 * width, dropout=0.0, batch_first=True)
+        self._blocks = nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False)
         self._read = nn.Linear(width, VOCABULARY)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Score the token after each one, for ids of shape (batch, length)."""
-        places = self._places(torch.arange(ids.shape[1], device=ids.device))
-        scores: torch.Tensor = self._read(self._blocks(self._words(ids) + places))
+        length = ids.shape[1]
+        places = self._places(torch.arange(length, device=ids.device))
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=ids.device)
+        scores: torch.Tensor = self._read(self._blocks(self._words(ids) + places, mask, is_causal=True))
         return scores
 
 
@@ -120,7 +146,7 @@ def measure_picture_loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.T
 
 
 def measure_token_loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-    """Tell how wrong a network foretells the tokens of a batch of sequences."""
+    """Tell how wrong a network predicts the tokens of a batch of sequences."""
     (ids,) = batch
     return nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 

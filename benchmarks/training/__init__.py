@@ -1,1 +1,0 @@
-"""Whole training runs in processes of their own: the truth that dltune's figures are held against."""
