@@ -13,6 +13,7 @@ from autotune.settings import RANGES, SETTINGS, describe_config
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
 NO_CHANGE: Final = "No change recommended: your settings are within noise of the best"
+NOTHING_YET: Final = "Nothing faster than your settings was found before the run ended"
 BOTTLENECKS: Final = {
     "step": "the training step",
     "cpu": "CPU-bound data loading",
@@ -57,7 +58,7 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     result, work, processes = profile.result, profile.search.batch_time, profile.workload.nproc_per_node
     base = result.baseline if result.verdict == "faster" else None
     rate = f"{number(result.samples_per_second)} samples/s"
-    headline = rate if result.verdict == "faster" else NO_CHANGE
+    headline = rate if result.verdict == "faster" else NO_CHANGE if profile.is_complete else NOTHING_YET
     throughput = f"{rate} in each of {processes} processes" if processes > 1 else rate
     throughput += _interval(result.samples_per_second_ci95, number)
     if base is not None and result.speedup is not None:
