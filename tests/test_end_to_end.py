@@ -209,7 +209,7 @@ def can_mount() -> bool:
 def test_a_small_shm_ends_with_a_feasible_configuration_and_says_what_was_skipped() -> None:
     floats = 2**20  # 4 MiB a sample
     options = ["--arg", "samples=48", "--arg", f"floats={floats}", "--batch-size", "2,4,16"]
-    options += ("--trials", "10", "--trial-time", "0.3s", "--epochs", "2", "--step-time", "1ms")
+    options += ("--trials", "10", "--trial-time", "0.3s", "--epochs", "2", "--step-time", "1ms", "--verbose")
     inner = " ".join(["exec", *make_command("make_honest", *options)])
     finished = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f"{WITHOUT_SHM[:-4]} {inner}"],

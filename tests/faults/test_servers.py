@@ -37,8 +37,11 @@ def test_a_run_stores_its_trials_on_a_server_and_writes_no_password_anywhere(ser
     finished = run(make_short_run(server))
     assert finished.returncode == 0, finished.stderr
     assert PASSWORD not in (workdir / "dltune.json").read_text() + finished.stderr + finished.stdout
-    study = optuna.load_study(study_name="kept", storage=server.url)
+    storage = optuna.storages.RDBStorage(server.url)
+    study = optuna.load_study(study_name="kept", storage=storage)
     assert len(study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))) == count_trials(workdir / "dltune.json")
+    storage.remove_session()
+    storage.engine.dispose()  # psycopg warns of connections that are left open
 
 
 def test_a_server_that_is_killed_during_a_run_costs_no_result(server: Server, workdir: Path) -> None:
