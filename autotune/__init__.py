@@ -88,7 +88,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
     if name == "__version__":
-        from autotune.system.versions import read_own_version
+        from autotune.system.software import read_own_version
 
         found: Any = read_own_version()
     else:

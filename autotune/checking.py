@@ -19,7 +19,6 @@ from autotune.profiles.match import (
     compare_hardware,
     compare_software,
     compare_workloads,
-    describe_local_hardware,
     select_profile,
 )
 from autotune.profiles.schema import TunedProfile
@@ -32,8 +31,8 @@ from autotune.search.resources import describe_violations
 from autotune.search.space import choose_probe_sizes
 from autotune.search.warm_start import rebuild_request
 from autotune.system.hardware import Hardware, Software
-from autotune.system.machine import read_machine
-from autotune.system.versions import read_start_method, read_torch
+from autotune.system.machine import describe_local_hardware, read_machine
+from autotune.system.software import read_start_method, read_torch
 from autotune.trial.budgets import plan_budgets
 from autotune.trial.identity import identify
 from autotune.trial.interruption import spawn_error
@@ -140,7 +139,7 @@ def check(
     file, progress, machine = Path(path), progress or ProgressListener(), read_machine()
     chosen = select_profile(file, profile, machine)
     age = compare_age(chosen.created_at, datetime.now(UTC), max_age_seconds)
-    here = describe_local_hardware(machine, chosen)
+    here = describe_local_hardware(machine, chosen.hardware)
     if not quick and not with_workload:
         return _conclude(chosen, [*_compare(chosen, here, read_software(chosen)), *age])
     warn_if_others_can_write(file)
@@ -171,7 +170,7 @@ def find_result(request: TuningRequest) -> TunedProfile | None:
 
     asked = strip(request.record())
     for profile in read_profiles(Path(request.output)):
-        here = describe_local_hardware(machine, profile)
+        here = describe_local_hardware(machine, profile.hardware)
         if profile.is_validated and strip(profile.request) == asked and profile.machine_class == here.machine_class:
             return profile
     return None

@@ -19,16 +19,14 @@ from autotune.profiles.loaders import choose_arguments, list_kept, make_worker_i
 from autotune.profiles.match import (
     clamp_config,
     compare_hardware,
-    describe_local_hardware,
     measure_distance,
     select_profile,
 )
 from autotune.profiles.schema import TunedProfile
 from autotune.settings import SETTINGS
-from autotune.system.environment import read_local_world_size
 from autotune.system.hardware import Hardware
-from autotune.system.machine import read_machine
-from autotune.system.versions import read_start_method_in_force
+from autotune.system.machine import describe_local_hardware, read_machine
+from autotune.system.software import read_local_world_size, read_start_method_in_force
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
@@ -187,7 +185,7 @@ def load(
         raise ProfileError(f"nproc_per_node={processes} must be at least 1.")
     machine = read_machine()
     found = select_profile(Path(path), profile, machine, processes)
-    here, clamped = describe_local_hardware(machine, found), clamp_config(found, machine, processes)
+    here, clamped = describe_local_hardware(machine, found.hardware), clamp_config(found, machine, processes)
     is_exact = measure_distance(found.hardware, here) == (False, 0) and found.workload.nproc_per_node == processes
     if is_exact and clamped == found.config:
         return TunedLoader(found, found.config)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.errors import UsageError
-from autotune.system.environment import THREAD_VARIABLES
+from autotune.system.software import THREAD_VARIABLES
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -1,4 +1,4 @@
-"""Where code lies: in the user's own files or in a library, and in which folder a module is that was not found."""
+"""Finds modules below a folder, and distinguishes the user's code from libraries."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Final
 
 ROOTS: Final = (str(Path(os.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)  # Python's, dltune's
 INSTALLED: Final = ("site-packages", "dist-packages")  # folders
-MAX_FOLDERS: Final = 2000  # that are searched: a data set may lie below the current folder
+MAX_FOLDERS: Final = 2000  # that are searched: a dataset may be below the current folder
 MAX_DEPTH: Final = 4
-_SKIPPED: Final = {"node_modules", "site-packages", "__pycache__", "build", "dist"}
+_SKIPPED: Final = {*INSTALLED, "node_modules", "__pycache__", "build", "dist"}
 
 
 def is_library(file: str) -> bool:
-    """Tell whether a file of Python code belongs to the interpreter, to an installed package, or to dltune."""
+    """Return whether a file of Python code belongs to the interpreter, to an installed package, or to dltune."""
     return file.startswith(("<", *ROOTS)) or not set(INSTALLED).isdisjoint(Path(file).parts)
 
 
 def find_module(name: str, folder: Path) -> Path | None:
-    """Find the file or package of a dotted module name in the folders below one; None if there is none."""
+    """Find the file or package of a dotted module name below a folder; None if there is none."""
     relative = Path(*name.split("."))
     return find_file((relative.with_suffix(".py"), relative / "__init__.py"), folder)
 
 
 def find_file(paths: tuple[Path, ...], folder: Path) -> Path | None:
-    """Find the first file with one of these relative paths in the folders below one; None if there is none."""
+    """Find the nearest file with one of these relative paths below a folder; None if there is none."""
     level = [folder]
     for _ in range(MAX_DEPTH):
         for candidate in (parent / path for parent in level for path in paths):

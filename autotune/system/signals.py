@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM end a run early, and must not cost it what it has measured.
+"""Handles SIGINT and SIGTERM so that an interrupted run keeps its measurements.
 
-Python raises KeyboardInterrupt wherever the program happens to be, and again for each further signal: in the middle of
-writing the answer down as well, when the only thing left to lose is the answer.
+Python raises KeyboardInterrupt anywhere in the program, and again for each further signal, even while the result is
+being written.
 """
 
 from __future__ import annotations
@@ -15,79 +15,74 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-# Signals so soon after one that was heard are its echo: `timeout` and batch systems signal a process and its group. The
-# two are milliseconds apart; people who insist press two or three times a second, and keep pressing.
+# `timeout` and batch systems signal a process and its group, milliseconds apart; users who insist press Ctrl-C two or
+# three times a second.
 DEBOUNCE_SECONDS: Final = 0.4
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-class SignalDebouncer:
-    """Tells a signal from the echo of the one before."""
+class _Debouncer:
+    """Recognizes a signal that repeats the previous one."""
 
     def __init__(self) -> None:
-        self._heard = -math.inf
+        self._last = -math.inf
 
-    def is_echo(self) -> bool:
-        """Note that a signal has come, and tell whether it belongs to the last one that did not."""
+    def is_repeated(self) -> bool:
+        """Register a signal, and return whether it follows the last accepted one within `DEBOUNCE_SECONDS`."""
         now = time.monotonic()
-        if now - self._heard < DEBOUNCE_SECONDS:
+        if now - self._last < DEBOUNCE_SECONDS:
             return True
-        self._heard = now
+        self._last = now
         return False
 
 
-class _Heard:
-    """Whether an interrupt was raised in the command under way."""
+class _Received:
+    """Whether an interrupt was raised during the current command."""
 
     interrupt = False
 
 
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """Treat SIGTERM (a job's end, a container's stop) as Ctrl-C, and hear SIGINT where a shell has it ignored."""
-    debouncer = SignalDebouncer()
-    _Heard.interrupt = False
+    """Raise KeyboardInterrupt on SIGTERM and on SIGINT, even if a shell has set SIGINT to be ignored."""
+    debouncer = _Debouncer()
+    _Received.interrupt = False
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        if not debouncer.is_echo():
-            _Heard.interrupt = True
+        if not debouncer.is_repeated():
+            _Received.interrupt = True
             raise KeyboardInterrupt
 
     try:
         with _handle(dict.fromkeys(SIGNALS, interrupt)):
             yield
     finally:
-        _Heard.interrupt = False
+        _Received.interrupt = False
 
 
 def raise_lost_interrupt() -> None:
-    """Raise an interrupt again that got lost: Python prints and forgets it where a finalizer or a callback was running.
-
-    To be called where nothing happens any more after an interrupt.
-    """
-    if _Heard.interrupt:
+    """Raise an interrupt again that Python printed and discarded because it arrived in a finalizer or a callback."""
+    if _Received.interrupt:
         raise KeyboardInterrupt
 
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Put off an interrupt while a run comes to its end by itself; a second one gets through.
+    """Ignore the first interrupt while a run is ending; a second one raises KeyboardInterrupt.
 
-    Signals that would not raise KeyboardInterrupt are left alone, and so is everything in other threads than the main
-    one, which Python never interrupts.
+    Signals without a Python handler keep their behavior. Python interrupts only the main thread.
     """
-    debouncer = SignalDebouncer()
-    heard: list[int] = []
+    debouncer = _Debouncer()
+    received: list[int] = []
 
     def defer(number: int, _frame: FrameType | None) -> None:
-        if debouncer.is_echo():
+        if debouncer.is_repeated():
             return
-        if heard:
+        if received:
             raise KeyboardInterrupt
-        heard.append(number)
+        received.append(number)
 
-    raising = [number for number in SIGNALS if callable(signal.getsignal(number))]
-    with _handle(dict.fromkeys(raising, defer)):
+    with _handle({number: defer for number in SIGNALS if callable(signal.getsignal(number))}):
         yield
 
 
