@@ -171,7 +171,7 @@ def test_a_dataset_that_hangs_with_workers_and_without_is_the_users_to_mend() ->
     bench = Bench(saturating, lambda config: "stalled")
     with pytest.raises(
         WorkloadError,
-        match=r"raises errors without workers, too: .* raise ValueError: no, with and",
+        match=r"fails without workers, too: .* raise ValueError: no, with and",
     ):
         run(bench)
     assert len(bench.asked) == 3  # the baseline, one with workers, and one with the fewest

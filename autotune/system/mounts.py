@@ -12,36 +12,29 @@ import psutil
 from autotune.errors import UsageError
 from autotune.system.procfs import SYS, read_text
 
-_KINDS: Final = {
+KINDS: Final = {
     "overlay": {"overlay", "aufs", "fuse.fuse-overlayfs", "fuse.overlayfs"},
     "memory": {"tmpfs", "ramfs"},
     "network": {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2"}
     | {"orangefs", "panfs", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs"},
 }
-_VIRTUAL: Final = ("vd", "xvd", "loop")  # disks of virtual machines and disk images, whose flag means nothing
+VIRTUAL_DISKS: Final = ("vd", "xvd", "loop")  # disks of virtual machines and disk images, whose flag means nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """The mount that contains a path.
-
-    Attributes:
-        path: The path.
-        filesystem: Type of the file system, as the kernel names it.
-        device: The mounted device or a server's export.
-        rotational: Whether it is a rotational disk; None if unknown.
-    """
+    """The mount of a path, with the kernel's names of the file system and the device."""
 
     path: Path
     filesystem: str
     device: str
-    rotational: bool | None = None
+    rotational: bool | None = None  # None if unknown
 
     @property
     def kind(self) -> str:
         """Kind of storage: `local` disk, `memory`, `network`, `program` (FUSE) or `overlay` (container layers)."""
         default = "program" if self.filesystem.partition(".")[0] == "fuse" else "local"
-        return next((kind for kind, filesystems in _KINDS.items() if self.filesystem in filesystems), default)
+        return next((kind for kind, filesystems in KINDS.items() if self.filesystem in filesystems), default)
 
 
 def find_mount(path: Path, sys: Path = SYS) -> Mount | None:
@@ -71,5 +64,5 @@ def _read_rotational(number: int, device: str, sys: Path) -> bool | None:
         for folder in (link.resolve(), link.resolve().parent):  # the parent of a partition is its disk
             flag = read_text(folder / "queue" / "rotational").strip()
             if flag in ("0", "1"):
-                return None if folder.name.startswith(_VIRTUAL) else flag == "1"
+                return None if folder.name.startswith(VIRTUAL_DISKS) else flag == "1"
     return None

@@ -10,30 +10,15 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 # `timeout` and batch systems signal a process and its group, milliseconds apart; users who insist press Ctrl-C two or
 # three times a second.
 DEBOUNCE_SECONDS: Final = 0.4
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-
-
-class _Debouncer:
-    """Recognizes a signal that repeats the previous one."""
-
-    def __init__(self) -> None:
-        self._last = -math.inf
-
-    def is_repeated(self) -> bool:
-        """Register a signal, and return whether it follows the last accepted one within `DEBOUNCE_SECONDS`."""
-        now = time.monotonic()
-        if now - self._last < DEBOUNCE_SECONDS:
-            return True
-        self._last = now
-        return False
 
 
 class _Received:
@@ -45,16 +30,13 @@ class _Received:
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM and on SIGINT, even if a shell has set SIGINT to be ignored."""
-    debouncer = _Debouncer()
-    _Received.interrupt = False
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        if not debouncer.is_repeated():
-            _Received.interrupt = True
-            raise KeyboardInterrupt
+    def interrupt() -> None:
+        _Received.interrupt = True
+        raise KeyboardInterrupt
 
     try:
-        with _handle(dict.fromkeys(SIGNALS, interrupt)):
+        with _handle(SIGNALS, interrupt):
             yield
     finally:
         _Received.interrupt = False
@@ -70,28 +52,36 @@ def raise_lost_interrupt() -> None:
 def defer_interrupts() -> Iterator[None]:
     """Ignore the first interrupt while a run is ending; a second one raises KeyboardInterrupt.
 
-    Signals without a Python handler keep their behavior. Python interrupts only the main thread.
+    Signals without a Python handler keep their behavior.
     """
-    debouncer = _Debouncer()
-    received: list[int] = []
+    is_first = True
 
-    def defer(number: int, _frame: FrameType | None) -> None:
-        if debouncer.is_repeated():
-            return
-        if received:
+    def defer() -> None:
+        nonlocal is_first
+        if not is_first:
             raise KeyboardInterrupt
-        received.append(number)
+        is_first = False
 
-    with _handle({number: defer for number in SIGNALS if callable(signal.getsignal(number))}):
+    with _handle([number for number in SIGNALS if callable(signal.getsignal(number))], defer):
         yield
 
 
 @contextmanager
-def _handle(handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
+def _handle(numbers: Iterable[signal.Signals], on_signal: Callable[[], None]) -> Iterator[None]:
+    """Call a function on signals, which only the main thread receives, except on repetitions of the last one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    last = -math.inf
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= DEBOUNCE_SECONDS:
+            last = now
+            on_signal()
+
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
