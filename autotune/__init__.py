@@ -1,7 +1,6 @@
-"""dltune: measures which DataLoader settings feed a training step fastest, and loads them again.
+"""dltune: finds the fastest DataLoader settings for a training step, and loads them in training code.
 
-Importing this package costs next to nothing: no torch, no optuna, no click. What is public is imported when
-it is first used.
+Public names are imported on first use, so that importing the package imports neither torch nor optuna nor click.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from autotune.profiles.device_prefetch import device_prefetch
     from autotune.profiles.export import Export, export
     from autotune.profiles.load import TunedLoader, load
-    from autotune.profiles.schema import TunedFile, TunedProfile
+    from autotune.profiles.schema import TunedProfile
     from autotune.profiles.shared_list import shared
     from autotune.request import TuningRequest, WorkloadRequest
     from autotune.tuning import TuningResult, tune
@@ -45,7 +44,6 @@ __all__ = [
     "ResultNotSavedError",
     "StudyError",
     "TrialError",
-    "TunedFile",
     "TunedLoader",
     "TunedProfile",
     "TuningRequest",
@@ -63,28 +61,22 @@ __all__ = [
     "tune",
 ]
 
-_HOMES: Final = {
-    "CheckResult": "checking",
-    "Export": "profiles.export",
-    "LoaderConfig": "config",
-    "TunedFile": "profiles.schema",
-    "TunedLoader": "profiles.load",
-    "TunedProfile": "profiles.schema",
-    "TuningRequest": "request",
-    "TuningResult": "tuning",
-    "Workload": "workload",
-    "WorkloadRequest": "request",
-    "check": "checking",
-    "device_prefetch": "profiles.device_prefetch",
-    "export": "profiles.export",
-    "load": "profiles.load",
-    "shared": "profiles.shared_list",
-    "tune": "tuning",
+_MODULES: Final = {
+    "checking": ("CheckResult", "check"),
+    "config": ("LoaderConfig",),
+    "profiles.device_prefetch": ("device_prefetch",),
+    "profiles.export": ("Export", "export"),
+    "profiles.load": ("TunedLoader", "load"),
+    "profiles.schema": ("TunedProfile",),
+    "profiles.shared_list": ("shared",),
+    "request": ("TuningRequest", "WorkloadRequest"),
+    "tuning": ("TuningResult", "tune"),
+    "workload": ("Workload",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home when it is first used."""
+    """Import a public name on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
     if name == "__version__":
@@ -92,7 +84,8 @@ def __getattr__(name: str) -> Any:
 
         found: Any = read_own_version()
     else:
-        found = getattr(importlib.import_module(f"autotune.{_HOMES.get(name, 'errors')}"), name)
+        module = next((module for module, names in _MODULES.items() if name in names), "errors")
+        found = getattr(importlib.import_module(f"autotune.{module}"), name)
     globals()[name] = found
     return found
 

@@ -19,9 +19,7 @@ SEED_COUNT: Final = 2**32  # numpy's generators take no larger seed
 MAX_PROCESSES: Final = 64  # training processes on one host; no machine has as many accelerators
 MAX_SECONDS: Final = 1e9
 MAX_CHOICES: Final = 64  # of one setting
-RUN_FIELDS: Final = frozenset(
-    {"output", "storage", "study_name", "fresh"}
-)  # where a run keeps things, not what it finds
+RUN_FIELDS: Final = frozenset({"output", "storage", "study_name", "fresh"})  # they do not change the result
 
 Positive = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 
