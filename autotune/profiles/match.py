@@ -163,10 +163,7 @@ def measure_distance(there: Hardware, here: Hardware) -> tuple[bool, float]:
 
 
 def clamp_config(profile: TunedProfile, here: MachineProfile, nproc_per_node: int = 1) -> LoaderConfig:
-    """Return a profile's configuration with fewer workers and batches if this machine has less for each process.
-
-    Workers are reduced with CPUs, memory and open files; for /dev/shm, prefetched batches are reduced before workers.
-    """
+    """Return a profile's configuration, with fewer workers and batches if this machine has less for each process."""
     settings, there = profile.dataloader, profile.hardware
     workers, prefetch = settings.num_workers, settings.prefetch_factor or 1
     crowding = nproc_per_node / profile.workload.nproc_per_node  # processes per host, relative to tuning
@@ -178,15 +175,14 @@ def clamp_config(profile: TunedProfile, here: MachineProfile, nproc_per_node: in
         limits.append((here.nofile_limit - RESERVED_FILES) // MAX_FILES_PER_WORKER)
     profiled = profile.search.batch_time.samples if profile.search.batch_time is not None else 1
     batch_bytes = profile.workload.sample_bytes * (settings.batch_size or profiled)
-    batches = workers * prefetch
+    batches = workers * prefetch  # for /dev/shm, prefetched batches are reduced before workers
     if here.shm_limit_bytes / crowding < there.shm_limit_bytes and batch_bytes:
         in_shm = int(MAX_SHM_SHARE * here.shm_limit_bytes / nproc_per_node) // batch_bytes
         batches = min(batches, in_shm - 2)  # two more are in use
-        limits.append(batches)
-    workers = max(0, min(limits))
-    if not workers:
-        clamped = DataLoaderSettings(batch_size=settings.batch_size, pin_memory=settings.pin_memory)
-    else:
+    workers = max(0, min(*limits, batches))
+    if workers:
         changes = {"num_workers": workers, "prefetch_factor": min(prefetch, batches // workers)}
         clamped = settings.model_copy(update=changes)
+    else:
+        clamped = DataLoaderSettings(batch_size=settings.batch_size, pin_memory=settings.pin_memory)
     return profile.config.model_copy(update={"dataloader": clamped})

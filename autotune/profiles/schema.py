@@ -1,8 +1,4 @@
-"""The schema of dltune.json.
-
-Every value is frozen and rejects unknown fields, so that a typo is never ignored. Raw measurements are stored; medians
-and intervals can be derived from them.
-"""
+"""The schema of dltune.json. It stores raw measurements, from which medians and intervals can be derived."""
 
 from __future__ import annotations
 
@@ -130,11 +126,6 @@ class Contribution(FrozenModel):
     speedup_ci95: Interval | None = None
     is_estimate: bool = False
 
-    @property
-    def is_significant(self) -> bool:
-        """Whether the interval excludes 1."""
-        return self.speedup_ci95 is not None and not self.speedup_ci95[0] <= 1 <= self.speedup_ci95[1]
-
 
 class ValidationRun(FrozenModel):
     """One measurement in a fresh process.
@@ -207,8 +198,7 @@ class ProfileResult(FrozenModel):
         upper_bound_samples_per_second: Throughput if data were always ready.
         wait_share: Share of the time that the training loop waits for data.
         batch_waits: Percentiles of the wait for a batch; None if unknown.
-        bottleneck: The training step, CPU-bound loading, I/O-bound loading, inter-process transfer, the copy to the
-            device, or the restart at every epoch.
+        bottleneck: Training step, CPU-bound or I/O-bound loading, transfer between processes, copy, or epoch restart.
         peak_host_bytes: Peak host memory of the process tree, /dev/shm included.
         peak_shm_bytes: Peak use of /dev/shm.
         peak_gpu_bytes: Peak device memory of the allocator; 0 on the CPU.
