@@ -1,4 +1,4 @@
-"""The settings table: what each searched setting is, and the few operations on configurations that follow from it.
+"""The table of searched settings, and operations on configurations that derive from it.
 
 A new setting is a field of `config.DataLoaderSettings` or `config.ProcessSettings`, an entry here, and the code that
 applies it (`child/` in trials, `profiles/load.py` in training). The search space, the models, the report, the exports
@@ -222,15 +222,10 @@ def describe_config(config: LoaderConfig) -> str:
 
 
 def format_arguments(config: LoaderConfig, *, with_batch_size: bool = False) -> str:
-    """Write a configuration as arguments to paste, as in `num_workers=12, prefetch_factor=2, persistent_workers=True`.
-
-    Numbers are always written, switches only if they are not at PyTorch's default.
-    """
-    shown = []
-    for setting in _TABLE:
-        if setting.name == "batch_size" and not with_batch_size:
-            continue
-        value = setting.read(config)
-        if setting.is_active(config) and (setting.is_range or value != setting.default):
-            shown.append(f"{setting.name}={value!r}")
-    return ", ".join(shown)
+    """Write a configuration as arguments to paste: numbers, and switches that are not at PyTorch's default."""
+    shown = [setting for setting in _TABLE if setting.name != "batch_size" or with_batch_size]
+    return ", ".join(
+        f"{setting.name}={setting.read(config)!r}"
+        for setting in shown
+        if setting.is_active(config) and (setting.is_range or setting.read(config) != setting.default)
+    )

@@ -141,9 +141,9 @@ def _validate(
     time_budget: TimeBudget,
     stop_children: Callable[[], None] | None,
 ) -> Validation:
-    """Validate the best of the search, unless the search was interrupted or no time is left.
+    """Validate the best of the search, unless it was interrupted or no time is left.
 
-    `stop_children` stops our own processes before others on the machine are measured; None if trials run elsewhere.
+    `stop_children` stops our own processes before the load of others is measured; None if trials run elsewhere.
     """
     if found.interrupted_by is not None or not plan.request.trials or not time_budget.allows_runs(1):
         return Validation.empty(plan.baseline)

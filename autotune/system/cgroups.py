@@ -1,7 +1,4 @@
-"""Limits and counters of our cgroup and its ancestors (version 2, then version 1), and of CPU time.
-
-The roots are parameters for tests. A missing limit is None.
-"""
+"""Limits and counters of our cgroup and its ancestors (version 2, then version 1), and of CPU time."""
 
 from __future__ import annotations
 
@@ -35,19 +32,11 @@ def walk_ancestors(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
 
 def read_cpu_quota(proc: Path = PROC, cgroup: Path = CGROUP) -> float | None:
     """Return the smallest CPU quota of our cgroup and its ancestors, in CPUs."""
-    quotas = [_read_quota_v2(folder) for folder in walk_ancestors(proc, cgroup, "")]
-    quotas += [_read_quota_v1(folder) for folder in walk_ancestors(proc, cgroup, "cpu")]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _read_quota_v2(folder: Path) -> float | None:
-    quota, _, period = read_text(folder / "cpu.max").strip().partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
-
-
-def _read_quota_v1(folder: Path) -> float | None:
-    quota, period = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
-    return None if quota is None or period is None or quota <= 0 else quota / period
+    written = [read_text(folder / "cpu.max").split() for folder in walk_ancestors(proc, cgroup, "")]
+    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    written += [[read_text(folder / name) for name in names] for folder in walk_ancestors(proc, cgroup, "cpu")]
+    limits = [[int(text) for text in texts if text.strip().isdecimal()] for texts in written]  # neither "max" nor -1
+    return min((limit[0] / limit[1] for limit in limits if len(limit) == 2 and all(limit)), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -33,14 +32,14 @@ def find_file(paths: tuple[Path, ...], folder: Path) -> Path | None:
         for candidate in (parent / path for parent in level for path in paths):
             if candidate.is_file():
                 return candidate
-        level = [child for parent in level for child in islice(_list_folders(parent), MAX_FOLDERS)][:MAX_FOLDERS]
+        level = list(islice((child for parent in level for child in _list_folders(parent)), MAX_FOLDERS))
     return None
 
 
-def _list_folders(parent: Path) -> Iterator[Path]:
+def _list_folders(parent: Path) -> list[Path]:
     try:
         with os.scandir(parent) as entries:
             found = [entry.name for entry in islice(entries, MAX_FOLDERS) if entry.is_dir(follow_symlinks=False)]
     except OSError:
-        return
-    yield from (parent / name for name in sorted(found) if not name.startswith(".") and name not in _SKIPPED)
+        return []
+    return [parent / name for name in sorted(found) if not name.startswith(".") and name not in _SKIPPED]

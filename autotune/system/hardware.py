@@ -62,13 +62,11 @@ class Hardware(FrozenModel):
         """Accelerators, CPUs and memory, such as `h100x1-12c-64g`; machines of one class share profiles."""
         gib = self.memory_limit_bytes / 2**30
         memory = f"{gib:.0f}g" if gib >= 1 else f"{gib * 1024:.0f}m"
-        return f"{self._describe_gpus()}-{self.usable_cpus:g}c-{memory}"
-
-    def _describe_gpus(self) -> str:
-        if self.gpu is None:
-            return "cpu"
-        model = re.search(r"[A-Z]+\d\w*", self.gpu)
-        return f"{(model[0] if model else self.gpu.split()[-1]).lower()}x{self.gpu_count}"
+        gpus = "cpu"
+        if self.gpu is not None:
+            model = re.search(r"[A-Z]+\d\w*", self.gpu)
+            gpus = f"{(model[0] if model else self.gpu.split()[-1]).lower()}x{self.gpu_count}"
+        return f"{gpus}-{self.usable_cpus:g}c-{memory}"
 
 
 class Software(FrozenModel):

@@ -1,7 +1,6 @@
 """CPUs, memory, /dev/shm and open files that this machine and its container allow.
 
-`os.cpu_count()` ignores affinity and cgroup quotas, and torch's own suggestion ignores the quota; both let a
-container with half a CPU start sixteen workers.
+`os.cpu_count()` ignores affinity and cgroup quotas; torch's suggested number of workers ignores the quota.
 """
 
 from __future__ import annotations

@@ -38,11 +38,7 @@ class Mount:
 
 
 def find_mount(path: Path, sys: Path = SYS) -> Mount | None:
-    """Find the deepest mount that contains a path, and the last of several at one path; None if unknown.
-
-    Raises:
-        UsageError: There is no such path.
-    """
+    """Find the deepest mount that contains a path, and the last of several at one path; None if unknown."""
     try:
         real = path.resolve(strict=True)
         number = real.stat().st_dev
