@@ -13,8 +13,7 @@ Bytes = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
-# Numbers from files and other processes are not trusted. These bounds exceed every machine, keep sums and products of
-# such numbers within the range of a float, and keep loops over them short.
+# Bounds of numbers from files and other processes: above every machine, so low that sums and products fit in a float.
 BoundedCount = Annotated[int, Field(ge=0, le=2**63 - 1)]
 BoundedBytes = BoundedCount
 MAX_RATE: Final = 1e30

@@ -1,6 +1,6 @@
 """Import strings: `pkg.mod:attr`, as uvicorn and entry points use them, or `train.py:attr` for a script.
 
-Child processes import what they measure by such a string; nothing is pickled.
+Child processes import the workload by such a string; nothing is pickled.
 """
 
 from __future__ import annotations

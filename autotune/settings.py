@@ -44,7 +44,7 @@ class Setting:
         is_range: Whether it is a number that `--search NAME=LOW:HIGH` restricts.
         changes_training: Whether it changes training, not only its speed.
         label: Short form, as in `w=11 pf=4`; for a switch, the word shown when it is not at its default.
-        instruction: What training code must do in addition to constructing the DataLoader.
+        instruction: Change of the training code that it needs in addition to the DataLoader's arguments.
         setup: The line of code for that, when the value is not the default.
         export_names: Names in export targets that call it otherwise.
     """

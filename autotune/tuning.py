@@ -43,7 +43,7 @@ class TuningResult:
 
     Attributes:
         profile: The profile that was saved.
-        plan: What the run started from.
+        plan: Limits, search space and baseline of the run.
         records: Every trial of the search.
         interrupted: Whether the run was interrupted; the profile then holds the best so far.
     """
@@ -139,12 +139,9 @@ def _validate(
     measure: RunTrial,
     progress: ProgressListener,
     time_budget: TimeBudget,
-    stop_children: Callable[[], None] | None,
+    stop_children: Callable[[], None] | None,  # before the load of others is measured; None if trials run elsewhere
 ) -> Validation:
-    """Validate the best of the search, unless it was interrupted or no time is left.
-
-    `stop_children` stops our own processes before the load of others is measured; None if trials run elsewhere.
-    """
+    """Validate the best of the search, unless it was interrupted or no time is left."""
     if found.interrupted_by is not None or not plan.request.trials or not time_budget.allows_runs(1):
         return Validation.empty(plan.baseline)
     monitor = None if stop_children is None else NoiseMonitor(plan.machine.usable_cpus, stop_children=stop_children)

@@ -1,4 +1,4 @@
-"""Copies the next batch to the device on its own CUDA stream, where the copy overlaps with the training step."""
+"""Copies the next batch to the device on its own CUDA stream, so that the copy overlaps with the training step."""
 
 from __future__ import annotations
 

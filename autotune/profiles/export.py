@@ -121,7 +121,7 @@ _CREATE_LOADER: Final = replace(
     names={name: name for name in ("batch_size", "num_workers", "pin_memory", "persistent_workers")},
     defaults={"persistent_workers": False},  # its own is True, which versions before 1.0.31 pass without workers, too
 )
-NO_RESUMING: Final = "With in_order=False, StatefulDataLoader does not guarantee that it resumes where it stopped."
+NO_RESUMING: Final = "With in_order=False, StatefulDataLoader does not guarantee to resume at the same sample."
 
 
 def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:

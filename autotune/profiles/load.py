@@ -151,8 +151,8 @@ def load(
         path: The tuned file.
         profile: Name of the workload such as `data:make_dataset`, or id or label of a profile; needed if the file has
             profiles of several workloads.
-        on_mismatch: What to do if no profile was tuned on this class of machine: `warn` takes the nearest one, scales
-            it down to this machine and warns, `error` raises, `default` returns PyTorch's defaults.
+        on_mismatch: If no profile was tuned on this class of machine, `warn` takes the nearest one, scales it down to
+            this machine and warns, `error` raises, `default` returns PyTorch's defaults.
         nproc_per_node: Training processes on this host; None reads LOCAL_WORLD_SIZE and the variables of Slurm and MPI.
 
     Raises:

@@ -67,7 +67,7 @@ class WorkloadIdentity(FrozenModel):
 
     @property
     def id(self) -> str:
-        """Hash of what the user named: dataset, arguments, split, step and number of processes."""
+        """Hash of dataset, arguments, split, step and number of processes."""
         named = [self.dataset, self.dataset_args, self.split, self.step, self.nproc_per_node]
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:ID_DIGITS]
 
@@ -86,7 +86,7 @@ class Baseline(Configured):
 
     Attributes:
         config: Its settings.
-        description: What it is, such as `PyTorch's defaults`.
+        description: Its name, such as `PyTorch's defaults`.
         samples_per_second: Its throughput in the validation, median.
         wait_share: Share of its time that the training loop waits for data.
     """
@@ -110,7 +110,7 @@ class BatchSizeResult(Configured):
 
 
 class Contribution(FrozenModel):
-    """What one setting, or a few, add to the throughput.
+    """Contribution of one or a few settings to the throughput.
 
     Attributes:
         setting: The setting, such as `num_workers=4`.
@@ -191,7 +191,7 @@ class ProfileResult(FrozenModel):
         validation_runs: Alternating runs in fresh processes; 0 without validation.
         epochs: Length of the training run, in epochs.
         is_predicted: Whether nothing was measured and all numbers are predictions.
-        baseline: What it is compared with; None if the baseline failed.
+        baseline: The configuration that it is compared with; None if the baseline failed.
         speedup: Throughput over the baseline's; None if the baseline failed.
         speedup_ci95: Its 95% interval; None without validation.
         verdict: `faster`, or `no_change` if the speedup is not significant and the baseline is recommended.
@@ -209,8 +209,8 @@ class ProfileResult(FrozenModel):
         candidates: Raw validation runs of the baseline and every candidate.
         gains: Measured gains of settings that are not at their recommended default or that change training.
         contributions: Contribution of each setting, in the usual order of manual tuning.
-        advice: What would help in addition to the loader's settings.
-        warnings: What to know about the workload, the machine or the measurement.
+        advice: Improvements besides the loader's settings.
+        warnings: Warnings about the workload, the machine or the measurement.
     """
 
     samples_per_second: BoundedRate
@@ -329,7 +329,7 @@ class SearchRecord(FrozenModel):
         stop_reason: Why the search ended.
         prediction_error: Median relative difference between prediction and measurement of a trial; None if unknown.
         scaling: Expected throughput over the number of workers.
-        batch_time: Where the time of a batch goes; None if unknown.
+        batch_time: Time of each stage of a batch; None if unknown.
     """
 
     trials: tuple[TrialSummary, ...] = ()
@@ -355,8 +355,8 @@ class TunedProfile(Configured):
         label: Name given with `--profile`; None identifies the profile by machine class and workload.
         hardware: The machine that it was measured on.
         software: Versions that it was measured with.
-        workload: What was tuned.
-        result: What was measured.
+        workload: The workload.
+        result: The measurements.
         budgets: Resource limits of the run.
         search: How it was found.
         request: The tuning request, to repeat it.

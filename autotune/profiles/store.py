@@ -43,8 +43,8 @@ def read_file(path: Path) -> TunedFile:
     kinds = {repr(".".join(map(str, problem["loc"])))[1:-1]: problem["type"] for problem in reversed(problems)}
     unknown = [field for field, kind in kinds.items() if kind == "extra_forbidden"]
     if "schema_version" in kinds or unknown:
-        what = f"has the unknown field {unknown[-1]}" if unknown else f"is not of schema version {SCHEMA_VERSION}"
-        raise ProfileError(f"{path} {what}: another version of dltune, or another program, wrote it.")
+        problem = f"has the unknown field {unknown[-1]}" if unknown else f"is not of schema version {SCHEMA_VERSION}"
+        raise ProfileError(f"{path} {problem}: another version of dltune, or another program, wrote it.")
     raise ProfileError(f"{path} is not a tuned file: {list(kinds)[-1]}: {problems[0]['msg']}.")
 
 
