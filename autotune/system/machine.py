@@ -99,13 +99,12 @@ def describe_local_hardware(
     If there are accelerators of several models, only those of the profile's model count. An accelerator that only torch
     can name is assumed to be the profile's if its device file exists.
     """
-    listed = read_gpus() if gpus is None else gpus
-    if not listed and there.gpu and may_have(there.gpu, dev):
-        return machine.hardware(Accelerator(name=there.gpu, count=there.gpu_count))
+    listed, tuned = read_gpus() if gpus is None else gpus, there.gpu
+    if not listed and tuned and may_have(tuned, dev):
+        return machine.hardware(Accelerator(name=tuned, count=there.gpu_count))
     # The driver does not name the slice of a partitioned GPU.
-    is_slice = [there.gpu is not None and gpu.endswith(" MIG") and there.gpu.startswith(f"{gpu} ") for gpu in listed]
-    names = [there.gpu if same else gpu for same, gpu in zip(is_slice, listed, strict=True)]
-    gpu = there.gpu if there.gpu in names else next(iter(names), None)
+    names = [tuned if tuned and one.endswith(" MIG") and tuned.startswith(f"{one} ") else one for one in listed]
+    gpu = tuned if tuned in names else next(iter(names), None)
     return machine.hardware(None if gpu is None else Accelerator(name=gpu, count=names.count(gpu)))
 
 
