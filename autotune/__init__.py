@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from autotune.profiles.device_prefetch import device_prefetch
     from autotune.profiles.export import Export, export
     from autotune.profiles.load import TunedLoader, load
-    from autotune.profiles.schema import TunedProfile
+    from autotune.profiles.schema import TunedFile, TunedProfile
     from autotune.profiles.shared_list import shared
     from autotune.request import TuningRequest, WorkloadRequest
     from autotune.tuning import TuningResult, tune
@@ -44,6 +44,7 @@ __all__ = [
     "ResultNotSavedError",
     "StudyError",
     "TrialError",
+    "TunedFile",
     "TunedLoader",
     "TunedProfile",
     "TuningRequest",
@@ -67,7 +68,7 @@ _MODULES: Final = {
     "profiles.device_prefetch": ("device_prefetch",),
     "profiles.export": ("Export", "export"),
     "profiles.load": ("TunedLoader", "load"),
-    "profiles.schema": ("TunedProfile",),
+    "profiles.schema": ("TunedFile", "TunedProfile"),
     "profiles.shared_list": ("shared",),
     "request": ("TuningRequest", "WorkloadRequest"),
     "tuning": ("TuningResult", "tune"),
