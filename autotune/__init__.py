@@ -1,7 +1,6 @@
-"""dltune: measures which DataLoader settings feed a training step fastest, and loads them again.
+"""dltune: finds the fastest DataLoader settings for a training step, and loads them in training code.
 
-Importing this package costs next to nothing: no torch, no optuna, no click. What is public is imported when
-it is first used.
+Public names are imported on first use, so that importing the package imports neither torch nor optuna nor click.
 """
 
 from __future__ import annotations
@@ -63,36 +62,31 @@ __all__ = [
     "tune",
 ]
 
-_HOMES: Final = {
-    "CheckResult": "checking",
-    "Export": "profiles.export",
-    "LoaderConfig": "config",
-    "TunedFile": "profiles.schema",
-    "TunedLoader": "profiles.load",
-    "TunedProfile": "profiles.schema",
-    "TuningRequest": "request",
-    "TuningResult": "tuning",
-    "Workload": "workload",
-    "WorkloadRequest": "request",
-    "check": "checking",
-    "device_prefetch": "profiles.device_prefetch",
-    "export": "profiles.export",
-    "load": "profiles.load",
-    "shared": "profiles.shared_list",
-    "tune": "tuning",
+_MODULES: Final = {
+    "checking": ("CheckResult", "check"),
+    "config": ("LoaderConfig",),
+    "profiles.device_prefetch": ("device_prefetch",),
+    "profiles.export": ("Export", "export"),
+    "profiles.load": ("TunedLoader", "load"),
+    "profiles.schema": ("TunedFile", "TunedProfile"),
+    "profiles.shared_list": ("shared",),
+    "request": ("TuningRequest", "WorkloadRequest"),
+    "tuning": ("TuningResult", "tune"),
+    "workload": ("Workload",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home when it is first used."""
+    """Import a public name on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
     if name == "__version__":
-        from autotune.system.versions import read_own_version
+        from autotune.system.software import read_own_version
 
         found: Any = read_own_version()
     else:
-        found = getattr(importlib.import_module(f"autotune.{_HOMES.get(name, 'errors')}"), name)
+        module = next((module for module, names in _MODULES.items() if name in names), "errors")
+        found = getattr(importlib.import_module(f"autotune.{module}"), name)
     globals()[name] = found
     return found
 

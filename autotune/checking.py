@@ -19,7 +19,6 @@ from autotune.profiles.match import (
     compare_hardware,
     compare_software,
     compare_workloads,
-    describe_local_hardware,
     select_profile,
 )
 from autotune.profiles.schema import TunedProfile
@@ -32,8 +31,8 @@ from autotune.search.resources import describe_violations
 from autotune.search.space import choose_probe_sizes
 from autotune.search.warm_start import rebuild_request
 from autotune.system.hardware import Hardware, Software
-from autotune.system.machine import read_machine
-from autotune.system.versions import read_start_method, read_torch
+from autotune.system.machine import describe_local_hardware, read_machine
+from autotune.system.software import read_start_method, read_torch
 from autotune.trial.budgets import plan_budgets
 from autotune.trial.identity import identify
 from autotune.trial.interruption import spawn_error
@@ -60,7 +59,7 @@ class Remeasurement(FrozenModel):
             over predicted throughput.
         ratio_to_prediction_ci95: Its 95% interval; None if nothing was measured.
         machine_change: Throughput of the baseline over its throughput in the profile; None if it was not measured.
-        noise: What disturbed the measurement.
+        noise: Disturbances of the measurement.
     """
 
     samples_per_second: Rate
@@ -96,7 +95,7 @@ class CheckResult(FrozenModel):
 
     Attributes:
         profile: Id of the profile.
-        is_valid: Whether it can stay in use.
+        is_valid: Whether it is still valid.
         reasons: Why it is out of date; empty if it is valid.
         info: Other differences, which do not invalidate it.
         remeasured: Its new measurement, if there is one.
@@ -140,7 +139,7 @@ def check(
     file, progress, machine = Path(path), progress or ProgressListener(), read_machine()
     chosen = select_profile(file, profile, machine)
     age = compare_age(chosen.created_at, datetime.now(UTC), max_age_seconds)
-    here = describe_local_hardware(machine, chosen)
+    here = describe_local_hardware(machine, chosen.hardware)
     if not quick and not with_workload:
         return _conclude(chosen, [*_compare(chosen, here, read_software(chosen)), *age])
     warn_if_others_can_write(file)
@@ -171,7 +170,7 @@ def find_result(request: TuningRequest) -> TunedProfile | None:
 
     asked = strip(request.record())
     for profile in read_profiles(Path(request.output)):
-        here = describe_local_hardware(machine, profile)
+        here = describe_local_hardware(machine, profile.hardware)
         if profile.is_validated and strip(profile.request) == asked and profile.machine_class == here.machine_class:
             return profile
     return None
@@ -186,19 +185,13 @@ def verify(
     """Profile the workload again, and measure a profile again if nothing else makes it out of date.
 
     One run within the prediction's interval is sufficient; otherwise it is measured in alternation with the baseline.
-    Nothing is started that is predicted to exceed a limit.
+    A configuration that is predicted to exceed a limit is not started. Raises the exceptions of `check`.
 
     Args:
         request: The request that the profile was tuned with.
         profile: The profile.
         progress: Receives the events of the measurement.
         differences: Further differences that count.
-
-    Raises:
-        UsageError: The dataset or step cannot be used as stored, or the time limit is too short to profile it.
-        WorkloadError: The user's code fails.
-        TrialError: The machine does not allow to start processes.
-        KeyboardInterrupt: Interrupted by the user.
     """
     check_import_strings(request.workload)
     progress, time_budget = progress or ProgressListener(), TimeBudget(request)
@@ -243,8 +236,7 @@ def compare_with_prediction(
 ) -> Remeasurement:
     """Compare new runs of a profile, and of its baseline if there are any, with the throughput that it predicts.
 
-    A change of the baseline itself is a change of the machine. A profile without a change from its baseline has no such
-    reference, so its throughput alone counts.
+    A change of the baseline is a change of the machine. If the profile is its baseline, only its throughput counts.
     """
     result, then = profile.result, profile.result.baseline
     found: dict[str, Any] = {"samples_per_second": runs.rate, "predicted": result.samples_per_second, "noise": noise}
@@ -277,7 +269,7 @@ def _conclude(
     reasons: tuple[str, ...] = (),
     remeasured: Remeasurement | None = None,
 ) -> CheckResult:
-    """Sum up: what requires retuning is a reason, all else is information."""
+    """Return the result of a check: differences that require retuning are reasons, others are information."""
     retune, info = ([str(one) for one in differences if one.requires_retune is kind] for kind in (True, False))
     reasons = (*retune, *reasons, *(remeasured.reasons if remeasured is not None else ()))
     return CheckResult(
@@ -286,11 +278,7 @@ def _conclude(
 
 
 def read_software(profile: TunedProfile) -> Software:
-    """Read the versions at hand without importing torch; values that are not compared are those of the profile.
-
-    Raises:
-        UsageError: torch is not installed.
-    """
+    """Return the installed versions; values that are not compared are those of the profile."""
     torch = read_torch()
     if torch is None:
         raise UsageError("torch is not installed here. Install it first.")

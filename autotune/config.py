@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 SharingStrategy = Literal["file_descriptor", "file_system"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
-Count = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
-# Numbers from files and other processes are not trusted. These bounds exceed every machine, keep sums and products of
-# such numbers within the range of a float, and keep loops over them short.
+# Bounds of numbers from files and other processes: above every machine, so low that sums and products fit in a float.
 BoundedCount = Annotated[int, Field(ge=0, le=2**63 - 1)]
 BoundedBytes = BoundedCount
 MAX_RATE: Final = 1e30
@@ -95,7 +86,7 @@ class DataLoaderSettings(FrozenModel):
     in_order: bool = True
 
     @model_validator(mode="after")
-    def _refuse_what_dataloader_refuses(self) -> Self:
+    def _check_combination(self) -> Self:
         if self.num_workers == 0:
             if self.prefetch_factor is not None:
                 raise ValueError("prefetch_factor needs num_workers > 0")
@@ -151,11 +142,8 @@ class LoaderConfig(FrozenModel):
         if settings.batch_size is not None:
             kwargs["batch_size"] = settings.batch_size
         if settings.num_workers:
-            kwargs |= {
-                "prefetch_factor": settings.prefetch_factor,
-                "persistent_workers": settings.persistent_workers,
-                "in_order": settings.in_order,
-            }
+            names = ("prefetch_factor", "persistent_workers", "in_order")
+            kwargs |= {name: getattr(settings, name) for name in names}
             if self.process.multiprocessing_context is not None:
                 kwargs["multiprocessing_context"] = self.process.multiprocessing_context
         return kwargs

@@ -1,15 +1,5 @@
 """Exceptions that end a run.
 
-    DltuneError                   exit code 1
-    +-- UsageError                2
-    +-- WorkloadError             2
-    +-- NoFeasibleConfigError     3
-    +-- ProfileError              2
-    +-- TrialError                1
-    +-- OutputError               1
-    |   +-- ResultNotSavedError   1
-    +-- StudyError                2
-
 A failed trial is a result (`trial.measurement.TrialResult`), not an exception. Only the command line prints an
 exception and exits with its code.
 """
@@ -59,21 +49,13 @@ class ProfileError(DltuneError):
 class TrialError(DltuneError):
     """The machine does not allow to run trials any more."""
 
-    exit_code = 1
-
 
 class OutputError(DltuneError):
     """A result cannot be written."""
 
-    exit_code = 1
-
 
 class ResultNotSavedError(OutputError):
-    """The tuned file cannot be written at the end of a run.
-
-    Attributes:
-        document: Its content as JSON, so that the result is not lost.
-    """
+    """The tuned file cannot be written at the end of a run; `document` is its content as JSON."""
 
     def __init__(self, message: str, document: str) -> None:
         super().__init__(message)

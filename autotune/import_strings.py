@@ -1,6 +1,6 @@
 """Import strings: `pkg.mod:attr`, as uvicorn and entry points use them, or `train.py:attr` for a script.
 
-Child processes import what they measure by such a string; nothing is pickled.
+Child processes import the workload by such a string; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -21,16 +21,10 @@ _OF_A_SCRIPT: Final = re.compile(rf"([^:\n\0]*[^:/\n\0]\.py):({_NAME})")
 
 
 class ImportString(NamedTuple):
-    """The parts of an import string.
+    """The parts of an import string."""
 
-    Attributes:
-        place: The module's dotted name, or the path of a script.
-        attribute: The name in the module; may be dotted.
-        is_script: Whether `place` is the path of a script.
-    """
-
-    place: str
-    attribute: str
+    place: str  # the module's dotted name, or the path of a script
+    attribute: str  # may be dotted
     is_script: bool
 
     @property

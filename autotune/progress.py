@@ -1,4 +1,4 @@
-"""Events of a run. The main flow calls these methods; a display decides what to show."""
+"""Events of a run. The main flow calls these methods, and displays override them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # a listener receives values of every package and belongs to 
 
 
 class ProgressListener:
-    """Receives the events of a run and shows nothing; displays override the methods they need."""
+    """Receives the events of a run and shows nothing."""
 
     def __enter__(self) -> Self:
         return self

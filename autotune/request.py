@@ -19,9 +19,7 @@ SEED_COUNT: Final = 2**32  # numpy's generators take no larger seed
 MAX_PROCESSES: Final = 64  # training processes on one host; no machine has as many accelerators
 MAX_SECONDS: Final = 1e9
 MAX_CHOICES: Final = 64  # of one setting
-RUN_FIELDS: Final = frozenset(
-    {"output", "storage", "study_name", "fresh"}
-)  # where a run keeps things, not what it finds
+RUN_FIELDS: Final = frozenset({"output", "storage", "study_name", "fresh"})  # they do not change the result
 
 Positive = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 
@@ -64,7 +62,7 @@ Values = ValueRange | Annotated[tuple[Choice, ...], Field(min_length=1, max_leng
 
 
 class WorkloadRequest(FrozenModel):
-    """The workload to tune, and what consumes its batches.
+    """The workload to tune: a dataset or loader, and a training step.
 
     Attributes:
         dataset: Import string of the factory: `pkg.mod:attr` or `train.py:attr`.
@@ -118,7 +116,7 @@ class TuningRequest(FrozenModel):
     """Everything that determines one tuning run.
 
     Attributes:
-        workload: What to tune.
+        workload: The workload to tune.
         fixed: Settings with a fixed value (`--set`).
         search: Settings with a restricted search range or list of values (`--search`).
         trials: Maximum number of trials; with 0 the result is predicted from the profile of the workload.
@@ -180,10 +178,7 @@ class TuningRequest(FrozenModel):
         return name in self.fixed or name in self.search
 
     def record(self) -> dict[str, Any]:
-        """Return what a profile stores of it, to repeat the run on any machine.
-
-        Paths of this checkout and the storage, whose URL may hold a password, are omitted.
-        """
+        """Return the fields that a profile stores; a storage URL, which may contain a password, is omitted."""
         return self.forget_folder().model_dump(mode="json", exclude=set(RUN_FIELDS))
 
     def forget_folder(self) -> Self:
@@ -193,18 +188,13 @@ class TuningRequest(FrozenModel):
         return self.model_copy(update={"workload": self.workload.model_copy(update={"working_dir": "."})})
 
 
-def import_strings_of(workload: WorkloadRequest) -> dict[str, str]:
-    """Return the import strings of a request by their options."""
-    named = {"--loader" if workload.is_loader else "--dataset": workload.dataset}
-    given = {"--step": workload.step, "--collate": workload.collate}
-    return named | {option: text for option, text in given.items() if text is not None}
-
-
 def check_import_strings(workload: WorkloadRequest) -> None:
     """Check the form of every import string of a request.
 
     Raises:
         UsageError: One is malformed.
     """
-    for option, text in import_strings_of(workload).items():
-        check_import_string(option, text)
+    check_import_string("--loader" if workload.is_loader else "--dataset", workload.dataset)
+    for option, text in (("--step", workload.step), ("--collate", workload.collate)):
+        if text is not None:
+            check_import_string(option, text)

@@ -1,4 +1,4 @@
-"""The settings table: what each searched setting is, and the few operations on configurations that follow from it.
+"""The table of searched settings, and operations on configurations that derive from it.
 
 A new setting is a field of `config.DataLoaderSettings` or `config.ProcessSettings`, an entry here, and the code that
 applies it (`child/` in trials, `profiles/load.py` in training). The search space, the models, the report, the exports
@@ -28,10 +28,6 @@ SettingName = Literal[
     "worker_threads",
 ]
 Section = Literal["dataloader", "process"]
-_SECTIONS: Final[Mapping[str, type[DataLoaderSettings | ProcessSettings]]] = {
-    "dataloader": DataLoaderSettings,
-    "process": ProcessSettings,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +36,24 @@ class Setting:
 
     Attributes:
         name: Its name in DataLoader, in dltune.json and on the command line.
-        section: The part of a configuration that holds it.
+        description: One sentence for the documentation.
         choices: Values that are searched unless the workload, the machine or the user restricts them.
         default: PyTorch's default, once the setting that it needs is on.
-        recommended: The value that is kept unless a measurement shows that another one is faster.
-        description: One sentence for the documentation.
+        recommended: The value that is used unless a measurement shows that another one is faster.
         needs: The setting without which it has no effect and stays at its default.
         is_range: Whether it is a number that `--search NAME=LOW:HIGH` restricts.
         changes_training: Whether it changes training, not only its speed.
         label: Short form, as in `w=11 pf=4`; for a switch, the word shown when it is not at its default.
-        instruction: What training code must do in addition to constructing the DataLoader.
+        instruction: Change of the training code that it needs in addition to the DataLoader's arguments.
         setup: The line of code for that, when the value is not the default.
         export_names: Names in export targets that call it otherwise.
     """
 
     name: str
-    section: Section
-    choices: tuple[Any, ...]
-    default: Any
-    recommended: Any
     description: str
+    choices: tuple[Any, ...] = (False, True)
+    default: Any = False
+    recommended: Any = False
     needs: Literal["num_workers", "pin_memory"] | None = None
     is_range: bool = False
     changes_training: bool = False
@@ -67,6 +61,11 @@ class Setting:
     instruction: str | None = None
     setup: str | None = None
     export_names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def section(self) -> Section:
+        """The part of a configuration that holds it."""
+        return "dataloader" if self.name in DataLoaderSettings.model_fields else "process"
 
     def read(self, config: LoaderConfig) -> Any:
         """Return its value in a configuration; PyTorch's default if the configuration leaves it unset."""
@@ -83,7 +82,7 @@ class Setting:
         Raises:
             pydantic.ValidationError: The setting cannot have this value.
         """
-        model = _SECTIONS[self.section].model_fields[self.name]
+        model = (DataLoaderSettings.model_fields | ProcessSettings.model_fields)[self.name]
         adapter: TypeAdapter[Choice] = TypeAdapter(Annotated[model.annotation, *model.metadata, None])  # type: ignore[arg-type]  # a type made at run time
         return adapter.validate_python(value)
 
@@ -91,7 +90,6 @@ class Setting:
 _TABLE: Final = (  # in the usual order of manual tuning
     Setting(
         "batch_size",
-        "dataloader",
         choices=(16, 32, 64, 128, 256, 512),
         default=1,
         recommended=32,
@@ -103,7 +101,6 @@ _TABLE: Final = (  # in the usual order of manual tuning
     ),
     Setting(
         "num_workers",
-        "dataloader",
         choices=(0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64),
         default=0,
         recommended=0,
@@ -114,7 +111,6 @@ _TABLE: Final = (  # in the usual order of manual tuning
     ),
     Setting(
         "prefetch_factor",
-        "dataloader",
         choices=(1, 2, 4, 8),
         default=2,
         recommended=2,
@@ -125,9 +121,6 @@ _TABLE: Final = (  # in the usual order of manual tuning
     ),
     Setting(
         "pin_memory",
-        "dataloader",
-        choices=(False, True),
-        default=False,
         recommended=True,
         description="Copies batches into page-locked memory, from which a GPU copies faster.",
         label="pin",
@@ -135,9 +128,6 @@ _TABLE: Final = (  # in the usual order of manual tuning
     ),
     Setting(
         "persistent_workers",
-        "dataloader",
-        choices=(False, True),
-        default=False,
         recommended=True,
         description="Keeps the workers alive between epochs.",
         needs="num_workers",
@@ -145,8 +135,6 @@ _TABLE: Final = (  # in the usual order of manual tuning
     ),
     Setting(
         "in_order",
-        "dataloader",
-        choices=(False, True),
         default=True,
         recommended=True,
         description="Returns batches in the order of the sampler.",
@@ -156,7 +144,6 @@ _TABLE: Final = (  # in the usual order of manual tuning
     ),
     Setting(
         "sharing_strategy",
-        "process",
         choices=get_args(SharingStrategy),
         default="file_descriptor",
         recommended="file_descriptor",
@@ -169,10 +156,6 @@ _TABLE: Final = (  # in the usual order of manual tuning
     ),
     Setting(
         "device_prefetch",
-        "process",
-        choices=(False, True),
-        default=False,
-        recommended=False,
         description="Copies the next batch to the GPU while the step computes (`autotune.device_prefetch`).",
         needs="pin_memory",
         label="device-prefetch",
@@ -180,7 +163,6 @@ _TABLE: Final = (  # in the usual order of manual tuning
     ),
     Setting(
         "worker_threads",
-        "process",
         choices=(None, 1),
         default=None,
         recommended=None,
@@ -240,15 +222,10 @@ def describe_config(config: LoaderConfig) -> str:
 
 
 def format_arguments(config: LoaderConfig, *, with_batch_size: bool = False) -> str:
-    """Write a configuration as arguments to paste, as in `num_workers=12, prefetch_factor=2, persistent_workers=True`.
-
-    Numbers are always written, switches only if they are not at PyTorch's default.
-    """
-    shown = []
-    for setting in _TABLE:
-        if setting.name == "batch_size" and not with_batch_size:
-            continue
-        value = setting.read(config)
-        if setting.is_active(config) and (setting.is_range or value != setting.default):
-            shown.append(f"{setting.name}={value!r}")
-    return ", ".join(shown)
+    """Write a configuration as arguments to paste: numbers, and switches that are not at PyTorch's default."""
+    shown = [setting for setting in _TABLE if setting.name != "batch_size" or with_batch_size]
+    return ", ".join(
+        f"{setting.name}={setting.read(config)!r}"
+        for setting in shown
+        if setting.is_active(config) and (setting.is_range or setting.read(config) != setting.default)
+    )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
-from autotune.errors import OutputError, ProfileError, ResultNotSavedError, TrialError, WorkloadError
-from autotune.live_objects import request_from_object
+from pydantic import ValidationError
+
+from autotune.errors import OutputError, ProfileError, ResultNotSavedError, TrialError, UsageError, WorkloadError
+from autotune.import_strings import find_import_string
 from autotune.preparation import check_request, find_unfinished, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.store import format_file, save_profile
 from autotune.progress import ProgressListener
-from autotune.request import TuningRequest
+from autotune.request import TuningRequest, WorkloadRequest
+from autotune.runner.process_tree import TRIAL_ID_VARIABLE
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.runner.starting import Starter
 from autotune.search.loop import SearchOutcome, search
@@ -39,7 +43,7 @@ class TuningResult:
 
     Attributes:
         profile: The profile that was saved.
-        plan: What the run started from.
+        plan: Limits, search space and baseline of the run.
         records: Every trial of the search.
         interrupted: Whether the run was interrupted; the profile then holds the best so far.
     """
@@ -50,31 +54,8 @@ class TuningResult:
     interrupted: bool = False
 
 
-@overload
 def tune(
-    request: TuningRequest,
-    *,
-    run_trial: RunTrial | None = None,
-    machine: MachineProfile | None = None,
-    workload: WorkloadProfile | None = None,
-    progress: ProgressListener | None = None,
-    earlier: TunedProfile | None = None,
-    time_budget: TimeBudget | None = None,
-    starter: Starter | None = None,
-) -> TuningResult: ...
-
-
-@overload
-def tune(
-    request: Iterable[Any] | Dataset[Any] | Callable[..., Any],
-    *,
-    progress: ProgressListener | None = None,
-    **options: Any,
-) -> TuningResult: ...
-
-
-def tune(
-    request: object,
+    request: TuningRequest | Iterable[Any] | Dataset[Any] | Callable[..., Any],
     *,
     run_trial: RunTrial | None = None,
     machine: MachineProfile | None = None,
@@ -111,7 +92,7 @@ def tune(
         OutputError: The tuned file cannot be written; at the end of a run a `ResultNotSavedError` holds the profile.
         KeyboardInterrupt: Interrupted before any configuration was measured.
     """
-    request = request if isinstance(request, TuningRequest) and not options else request_from_object(request, options)
+    request = request_from_object(request, options)
     time_budget, progress = time_budget or TimeBudget(request), progress or ProgressListener()
     check_request(request)
     with start_runner(request, progress, starter) as runner:
@@ -126,18 +107,41 @@ def tune(
         return _save(plan, found, validation, time_budget, runner)
 
 
+def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest:
+    """Build the request for an in-memory object; a request is returned unchanged.
+
+    Args:
+        value: A loader, a dataset, or a function that returns one.
+        options: Fields of `TuningRequest` and `WorkloadRequest`; functions are replaced by their import strings.
+
+    Raises:
+        UsageError: Trials cannot import the object, or an option does not exist or has an invalid value.
+    """
+    if isinstance(value, TuningRequest):
+        if options:
+            raise UsageError(f"{', '.join(options)}: set these options in the TuningRequest.")
+        return value
+    if TRIAL_ID_VARIABLE in os.environ:
+        raise UsageError('A trial imported a module that calls tune(): put the call under if __name__ == "__main__".')
+    named = {name: find_import_string(one) if callable(one) else one for name, one in options.items()}
+    workload = {name: named.pop(name) for name in options if name in WorkloadRequest.model_fields}
+    try:
+        return TuningRequest(workload=WorkloadRequest(dataset=find_import_string(value), **workload), **named)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in problem["loc"])
+        raise UsageError(f"tune(..., {name}=...): {problem['msg'].removeprefix('Value error, ')}.") from None
+
+
 def _validate(
     plan: Plan,
     found: SearchOutcome,
     measure: RunTrial,
     progress: ProgressListener,
     time_budget: TimeBudget,
-    stop_children: Callable[[], None] | None,
+    stop_children: Callable[[], None] | None,  # before the load of others is measured; None if trials run elsewhere
 ) -> Validation:
-    """Validate the best of the search, unless the search was interrupted or no time is left.
-
-    `stop_children` stops our own processes before others on the machine are measured; None if trials run elsewhere.
-    """
+    """Validate the best of the search, unless it was interrupted or no time is left."""
     if found.interrupted_by is not None or not plan.request.trials or not time_budget.allows_runs(1):
         return Validation.empty(plan.baseline)
     monitor = None if stop_children is None else NoiseMonitor(plan.machine.usable_cpus, stop_children=stop_children)

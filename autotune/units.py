@@ -1,4 +1,4 @@
-"""Parsing and formatting of quantities with units."""
+"""Parsing and formatting of quantities with units. Parsers raise ValueError."""
 
 from __future__ import annotations
 
@@ -6,21 +6,10 @@ import math
 import re
 from typing import Final
 
-BYTE_UNITS: Final = {
-    "": 1,
-    "b": 1,
-    "k": 1000,
-    "kb": 1000,
-    "m": 1000**2,
-    "mb": 1000**2,
-    "g": 1000**3,
-    "gb": 1000**3,
-    "t": 1000**4,
-    "tb": 1000**4,
-    "kib": 1024,
-    "mib": 1024**2,
-    "gib": 1024**3,
-    "tib": 1024**4,
+BYTE_UNITS: Final = {"": 1, "b": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("kmgt", 1)
+    for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
 }
 SECOND_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)\s*")
@@ -37,20 +26,12 @@ def _split_quantity(text: str, units: dict[str, float] | dict[str, int], example
 
 
 def parse_bytes(text: str) -> int:
-    """Parse an amount of memory: `24GiB` (powers of 1024), `24G` or `24GB` (powers of 1000), or a number of bytes.
-
-    Raises:
-        ValueError: The text is not a number with a known unit.
-    """
+    """Parse an amount of memory: `24GiB` (powers of 1024), `24G` or `24GB` (powers of 1000), or a number of bytes."""
     return int(_split_quantity(text, BYTE_UNITS, "24GiB, 512MB or 1000000"))
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a duration in `us`, `ms`, `s` (also without a unit), `m`, `h` or `d`; return seconds.
-
-    Raises:
-        ValueError: The text is not a positive number with a known unit.
-    """
+    """Parse a positive duration in `us`, `ms`, `s` (the default), `m`, `h` or `d`; return seconds."""
     seconds = _split_quantity(text, SECOND_UNITS, "35ms, 3s or 10m")
     if seconds <= 0:
         raise ValueError(f"{text!r} must be longer than zero")
@@ -58,11 +39,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_budget(text: str, whole: int) -> int:
-    """Parse an amount of memory as `parse_bytes` does, or a percentage of `whole` bytes such as `80%`.
-
-    Raises:
-        ValueError: The text is neither, or the percentage is not in (0, 100].
-    """
+    """Parse an amount of memory as `parse_bytes` does, or a percentage of `whole` bytes such as `80%`."""
     if not text.strip().endswith("%"):
         return parse_bytes(text)
     percent = _split_quantity(text.strip()[:-1], {"": 1}, "80%")

@@ -1,4 +1,4 @@
-"""What is tuned: the parts of a data pipeline that stay as they are meanwhile, and how it is called."""
+"""A data pipeline to tune: the arguments of its DataLoader that are not searched."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a dataset factory may return when a dataset alone does not say enough.
+    """A dataset with further arguments of its DataLoader, which a dataset factory may return.
 
     Attributes:
         dataset: A map-style or iterable dataset.
-        shuffle: Whether a map-style dataset is shuffled; None does, as training does.
+        shuffle: Whether a map-style dataset is shuffled; None shuffles it.
         sampler: Order of samples; excludes `shuffle`.
-        batch_sampler: Makes whole batches of indices; the batch size is then not tuned.
-        batched: False hands samples over one by one, as `DataLoader(batch_size=None)` does.
-        collate_fn: Makes a batch of samples; None is torch's own.
+        batch_sampler: Returns batches of indices; the batch size is then not tuned.
+        batched: False returns single samples, as `DataLoader(batch_size=None)` does.
+        collate_fn: Makes a batch of samples; None uses PyTorch's default.
         worker_init_fn: Called in each worker with its number.
         generator: Source of randomness for the sampler and the workers' seeds.
         drop_last: Whether an incomplete last batch is dropped.
-        timeout: Seconds a worker may take for a batch; 0 for no limit.
-        multiprocessing_context: Start method of the workers; None is the interpreter's default.
+        timeout: Timeout for a batch, in seconds; 0 for no limit.
+        multiprocessing_context: Start method of the workers; None uses Python's default.
     """
 
     dataset: Dataset[Any]
@@ -43,5 +43,5 @@ class Workload:
 
 
 def join_title(dataset: str, split: str | None) -> str:
-    """Name what is tuned: the factory, and which of several it is that the factory returns."""
+    """Return the name of a workload: its factory, and one of several loaders that the factory returns."""
     return dataset if split is None else f"{dataset} [{split}]"

@@ -25,8 +25,7 @@ from autotune.profiles.schema import (
     WorkloadIdentity,
 )
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.system.cgroups import CpuThrottling
-from autotune.system.cpu_load import CpuCounters
+from autotune.system.cgroups import CpuCounters, CpuThrottling
 from autotune.system.hardware import Accelerator, Hardware, Software
 from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets

@@ -13,13 +13,12 @@ import pytest
 from autotune.checking import Remeasurement, check, find_result, read_software, remeasure, verify
 from autotune.config import LoaderConfig
 from autotune.errors import UsageError
-from autotune.profiles.match import describe_local_hardware
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.search.plan import Plan, make_plan
-from autotune.system.machine import read_machine
-from autotune.system.versions import read_start_method, read_torch
+from autotune.system.machine import describe_local_hardware, read_machine
+from autotune.system.software import read_start_method, read_torch
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
 from tests.builders import (
@@ -140,7 +139,7 @@ def test_with_another_baseline_the_throughput_alone_counts() -> None:
 def make_here(**changes: Any) -> TunedProfile:
     """Build a profile of this machine, its software and a request."""
     usual = {"software": read_software(make_profile()), "request": make_request().record()}
-    return make_profile(hardware=describe_local_hardware(read_machine(), make_profile()), **usual | changes)
+    return make_profile(hardware=describe_local_hardware(read_machine(), make_profile().hardware), **usual | changes)
 
 
 def check_machine(folder: Path, profile: TunedProfile, **options: Any) -> tuple[bool, list[str], list[str]]:

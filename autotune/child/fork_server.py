@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from autotune.child.namespaces import die_with_parent
-from autotune.system.processes import PAGE_BYTES, count_threads
+from autotune.system.procfs import PAGE_BYTES, count_threads
 from autotune.trial.process_spec import SandboxSpec
 
 MAX_ORDER_BYTES: Final = 2**20

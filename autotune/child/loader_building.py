@@ -12,7 +12,7 @@ from autotune.child.stoppable_loader import StoppableDataLoader
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.profiles.loaders import make_worker_init
-from autotune.system.versions import read_start_method_in_force
+from autotune.system.software import read_start_method_in_force
 
 
 def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> MeasuredLoader:

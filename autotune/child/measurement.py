@@ -33,8 +33,7 @@ from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
-from autotune.system.kernel_files import PROC
-from autotune.system.shared_memory import list_mapped_segments, remove_shm_segments
+from autotune.system.procfs import PROC, list_mapped_segments, remove_shm_segments
 from autotune.trial.measurement import EpochTrace, Measurement
 from autotune.trial.protocol import TrialRequest
 

@@ -35,11 +35,10 @@ from autotune.child.reading_traces import HANGS, hangs_after_reading
 from autotune.child.timing import fit_bytes, fit_cost
 from autotune.child.training_step import Step
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.system.environment import read_thread_variables
 from autotune.system.hardware import Software
 from autotune.system.machine import read_memory_limit
-from autotune.system.processes import read_resident
-from autotune.system.versions import read_own_version, read_start_method_in_force
+from autotune.system.procfs import read_resident
+from autotune.system.software import read_own_version, read_start_method_in_force, read_thread_variables
 from autotune.trial.protocol import WORKER_PHASE, IdentityReport, ProbeCommand, Traces
 from autotune.trial.workload_profile import LinearCost, WorkloadProfile
 

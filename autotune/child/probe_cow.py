@@ -19,8 +19,7 @@ from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_workers import start_worker
 from autotune.child.tracebacks import shut_down_workers
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.system.kernel_files import PROC
-from autotune.system.processes import read_smaps
+from autotune.system.procfs import PROC, read_smaps
 from autotune.units import format_bytes
 
 MIN_HEAP_BYTES: Final = 192 * 2**20  # of the training process; copies of a smaller one are not worth the time

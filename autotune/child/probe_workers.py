@@ -29,8 +29,8 @@ from autotune.child.workload_loading import LoadedWorkload
 from autotune.config import ProcessSettings
 from autotune.errors import WorkloadError
 from autotune.system.machine import count_whole_cpus
-from autotune.system.processes import measure_pss, read_thread_seconds
-from autotune.system.versions import read_start_method_in_force
+from autotune.system.procfs import measure_pss, read_thread_seconds
+from autotune.system.software import read_start_method_in_force
 from autotune.trial.workload_profile import LinearCost
 from autotune.units import format_seconds
 from autotune.workload import Workload

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader
 from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_workers import ROUND_BATCH_SIZE
 from autotune.child.workload_loading import LoadedWorkload
-from autotune.system.kernel_files import PROC
-from autotune.system.processes import count_threads
+from autotune.system.procfs import PROC, count_threads
 from autotune.trial.protocol import Traces
 
 MIN_PATIENCE_SECONDS: Final = 2.0  # for a worker's first batch, after which it hangs

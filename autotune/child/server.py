@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.distributed import Alone, RankLostError
 from autotune.child.tracebacks import format_error, name_error
-from autotune.system.processes import count_threads
+from autotune.system.procfs import count_threads
 from autotune.trial import protocol
 from autotune.trial.channel import Channel, ChannelClosedError
 

@@ -24,7 +24,7 @@ from autotune.errors import UsageError
 from autotune.profiles.loaders import list_parameters
 from autotune.request import WorkloadRequest
 from autotune.settings import SettingName, config_from_values, setting_values
-from autotune.system.versions import read_start_method_in_force
+from autotune.system.software import read_start_method_in_force
 from autotune.workload import Workload
 
 

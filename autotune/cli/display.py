@@ -19,7 +19,7 @@ from autotune.progress import ProgressListener
 from autotune.search.plan import Plan
 from autotune.search.trial_record import TrialRecord
 from autotune.settings import SETTINGS, Setting, describe_config, format_arguments
-from autotune.system.versions import read_own_version
+from autotune.system.software import read_own_version
 from autotune.trial.protocol import ProgressReport
 from autotune.units import format_bytes, format_rate, format_seconds
 

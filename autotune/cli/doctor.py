@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from autotune.system.cgroups import CpuThrottling
     from autotune.system.machine import MachineProfile
     from autotune.system.mounts import Mount
-    from autotune.system.versions import TorchVersion
+    from autotune.system.software import TorchVersion
 
 MIN_SHM_BYTES: Final = 256 * 2**20  # a container's usual 64 MiB holds two batches of 32 images of 1 MiB
 MIN_MEMORY_BYTES: Final = 2**30  # a training process holds a third of it before its first batch
@@ -72,10 +72,10 @@ def doctor(data: str | None, json: bool) -> None:
         from importlib.metadata import packages_distributions
 
         from autotune.system.cgroups import read_cpu_throttling
-        from autotune.system.gpus import read_gpus
+        from autotune.system.hardware import read_gpus
         from autotune.system.machine import read_machine
         from autotune.system.mounts import find_mount
-        from autotune.system.versions import read_start_method, read_torch
+        from autotune.system.software import read_start_method, read_torch
 
         found = [
             *check_machine(read_machine(), read_cpu_throttling()),

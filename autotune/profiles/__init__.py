@@ -1,1 +1,1 @@
-"""dltune.json: what stands in it, and what training code imports of dltune."""
+"""dltune.json, and the modules that training code imports."""

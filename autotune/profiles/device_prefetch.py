@@ -1,11 +1,8 @@
-"""Copies the next batch to the device while the step computes on the current one, and walks through nested batches.
-
-With `pin_memory=True` and `non_blocking=True` the host continues during a copy, but a copy on the stream of the step
-waits for the step. On its own stream it overlaps with the step.
-"""
+"""Copies the next batch to the device on its own CUDA stream, so that the copy overlaps with the training step."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -39,13 +36,10 @@ def move_batch(batch: Any, device: torch.device) -> Any:
     Custom types are moved by their own `to(device)`, if they have it; other values without tensors are unchanged.
     """
     if isinstance(batch, torch.Tensor) or hasattr(batch, "to"):
-        if device.type != "cuda":
-            return batch.to(device)
-        try:
-            return batch.to(device, non_blocking=True)
-        except TypeError:  # a custom `to` may take only the device
-            return batch.to(device)
-
+        if device.type == "cuda":
+            with contextlib.suppress(TypeError):  # a custom `to` may take only the device
+                return batch.to(device, non_blocking=True)
+        return batch.to(device)
     if isinstance(batch, Mapping):
         values = {key: move_batch(value, device) for key, value in batch.items()}
         if type(batch) is dict or not isinstance(batch, MutableMapping):
@@ -57,10 +51,9 @@ def move_batch(batch: Any, device: torch.device) -> Any:
         parts = [move_batch(part, device) for part in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = [field.name for field in dataclasses.fields(batch)]
         result: Any = copy.copy(batch)
-        for name in fields:  # also of a frozen dataclass, or one whose constructor does not take them
-            object.__setattr__(result, name, move_batch(getattr(batch, name), device))
+        for field in dataclasses.fields(batch):  # also of a frozen dataclass, or one with its own constructor
+            object.__setattr__(result, field.name, move_batch(getattr(batch, field.name), device))
         return result
     return batch
 
@@ -137,9 +130,8 @@ class DevicePrefetcher:
 def device_prefetch(loader: Iterable[Any], device: torch.device | str | int | None = None) -> DevicePrefetcher:
     """Return a loader whose next batch is copied to the device while the step computes on the current one.
 
-    The loader needs `pin_memory=True`: copies from pageable memory block the host and hardly overlap.
-
-    It needs device memory for one more batch. Only CUDA devices copy asynchronously.
+    The loader needs `pin_memory=True`: copies from pageable memory block the host and hardly overlap. The device needs
+    memory for one more batch. Only CUDA devices copy asynchronously.
 
     Args:
         loader: A DataLoader, or any iterable that can be iterated again.

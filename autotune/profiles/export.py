@@ -1,7 +1,4 @@
-"""Exports a tuned configuration to other libraries, and lists the settings that a library does not support.
-
-No library is imported here. The names of its arguments are from its sources; tests pass them to the real library.
-"""
+"""Exports a configuration to other libraries, by the argument names of their sources; no library is imported here."""
 
 from __future__ import annotations
 
@@ -35,8 +32,8 @@ class Export:
     """A configuration in the format of one target.
 
     Attributes:
-        text: The export, which ends with a line break.
-        notes: Unsupported settings and other facts to know; also comments of the text, if its format has comments.
+        text: The export.
+        notes: Unsupported settings and other remarks; also comments of the text, if its format has comments.
     """
 
     text: str
@@ -124,7 +121,7 @@ _CREATE_LOADER: Final = replace(
     names={name: name for name in ("batch_size", "num_workers", "pin_memory", "persistent_workers")},
     defaults={"persistent_workers": False},  # its own is True, which versions before 1.0.31 pass without workers, too
 )
-NO_RESUMING: Final = "With in_order=False, StatefulDataLoader does not guarantee that it resumes where it stopped."
+NO_RESUMING: Final = "With in_order=False, StatefulDataLoader does not guarantee to resume at the same sample."
 
 
 def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:
@@ -133,13 +130,10 @@ def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:
     Args:
         profile: A profile of a tuned file; it is exported as tuned, not scaled down to this machine.
         to: The target.
-        force: Export a setting even if the target then breaks a guarantee of its own.
-
-    Returns:
-        The text, and notes on what the target does not support.
+        force: Export a setting even if the target then loses a guarantee of its own.
 
     Raises:
-        UsageError: There is no such target, or it breaks a guarantee and `force` is not given.
+        UsageError: There is no such target, or it loses a guarantee and `force` is not given.
     """
     if to not in TARGETS:
         raise UsageError(f"{to!r} is not one of {', '.join(TARGETS)}.")
@@ -156,11 +150,7 @@ def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:
 
 
 def translate(workload: WorkloadIdentity, config: LoaderConfig, library: Library) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments for a library that makes the loader itself, and notes on what it does not support.
-
-    Raises:
-        UsageError: There is no such library.
-    """
+    """Return the arguments for a library that makes the loader itself, and notes on unsupported settings."""
     if library not in LIBRARIES:
         raise UsageError(f"{library!r} is not one of {', '.join(LIBRARIES)}.")
     target = _CREATE_LOADER if library == "timm" else _FORMATS[library]
@@ -171,7 +161,8 @@ def translate(workload: WorkloadIdentity, config: LoaderConfig, library: Library
 
 
 def _translate(target: _Format, workload: WorkloadIdentity, config: LoaderConfig) -> tuple[dict[str, Any], list[str]]:
-    settings = {**target.defaults, **workload.accepted(_list_settings(config))}
+    copies = {"non_blocking": True} if config.process.non_blocking else {}
+    settings = {**target.defaults, **workload.accepted(config.loader_kwargs() | copies | process_settings(config))}
     if settings.get("in_order") is True and target.names is not _EVERY:
         del settings["in_order"]  # the default; older versions of libraries reject the argument
     arguments: dict[str, Any] = {}
@@ -188,9 +179,3 @@ def _translate(target: _Format, workload: WorkloadIdentity, config: LoaderConfig
     if "batch_size" in target.remarks and "batch_size" not in settings:
         notes.insert(0, f"The profile has no batch size, and {target.remarks['batch_size']}.")
     return arguments, notes
-
-
-def _list_settings(config: LoaderConfig) -> dict[str, Any]:
-    """Return the settings of a configuration that take effect, except those that are off outside the loader."""
-    copies = {"non_blocking": True} if config.process.non_blocking else {}
-    return config.loader_kwargs() | copies | process_settings(config)

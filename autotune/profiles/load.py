@@ -1,7 +1,4 @@
-"""Loads the profile for this machine into training code.
-
-Loading imports neither torch nor optuna nor click, and never the code that a profile names.
-"""
+"""Loads the profile for this machine into training code, without importing torch or the code that a profile names."""
 
 from __future__ import annotations
 
@@ -19,16 +16,14 @@ from autotune.profiles.loaders import choose_arguments, list_kept, make_worker_i
 from autotune.profiles.match import (
     clamp_config,
     compare_hardware,
-    describe_local_hardware,
     measure_distance,
     select_profile,
 )
 from autotune.profiles.schema import TunedProfile
 from autotune.settings import SETTINGS
-from autotune.system.environment import read_local_world_size
 from autotune.system.hardware import Hardware
-from autotune.system.machine import read_machine
-from autotune.system.versions import read_start_method_in_force
+from autotune.system.machine import describe_local_hardware, read_machine
+from autotune.system.software import read_local_world_size, read_start_method_in_force
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
@@ -58,26 +53,19 @@ class TunedLoader:
         return f"TunedLoader(profile={self.profile.id!r}, fit={self.fit!r}, {self.loader_kwargs()})"
 
     def loader_kwargs(self) -> dict[str, Any]:
-        """Return the arguments for `torch.utils.data.DataLoader`, to be passed with `dataset`, `shuffle` and others.
+        """Return the arguments for `torch.utils.data.DataLoader`, besides `dataset`, `shuffle` and others.
 
-        `batch_size` is absent if the workload makes its own batches; so are settings that the user's own loader does
-        not accept.
+        `batch_size` is absent if the workload makes its own batches, as are settings that the user's loader rejects.
         """
         return self.profile.workload.accepted(self.config.loader_kwargs())
 
     def kwargs_for(self, library: Library) -> dict[str, Any]:
-        """Return the arguments for a library that makes the loader itself, by its own names.
-
-        Warns of each setting that the library does not support.
+        """Return the arguments for a library that makes the loader itself; warns about unsupported settings.
 
         Args:
-            library: `hf` for `transformers.TrainingArguments`, `accelerate` for
-                `accelerate.utils.DataLoaderConfiguration` (make the loader with `make_loader`), `timm` for
-                `timm.data.create_loader`, `lightning` for a LightningDataModule that takes arguments of DataLoader,
-                `statefuldataloader` for torchdata's StatefulDataLoader.
-
-        Raises:
-            UsageError: There is no such library.
+            library: `hf` for `transformers.TrainingArguments`, `accelerate` for its `DataLoaderConfiguration` (make the
+                loader with `make_loader`), `timm` for `timm.data.create_loader`, `lightning` for a LightningDataModule
+                that takes arguments of DataLoader, `statefuldataloader` for torchdata's StatefulDataLoader.
         """
         arguments, notes = translate(self.profile.workload, self.config, library)
         for note in notes:
@@ -85,7 +73,7 @@ class TunedLoader:
         return arguments
 
     def apply_process_settings(self) -> None:
-        """Set the sharing strategy, if one was tuned that is not PyTorch's default. Call it before workers start."""
+        """Set the tuned sharing strategy. Call it before workers start."""
         strategy = self.config.process.sharing_strategy
         if strategy != SETTINGS["sharing_strategy"].default:
             from torch.multiprocessing import set_sharing_strategy
@@ -98,9 +86,6 @@ class TunedLoader:
         Args:
             source: The dataset; or a loader class, or a function of DataLoader settings that returns a loader.
             **own: Further arguments (`shuffle`, `collate_fn`, ...), which replace the tuned ones.
-
-        Returns:
-            A DataLoader, or what `source` returns.
 
         Raises:
             UsageError: The profile has no batch size, and neither `batch_size` nor `batch_sampler` is given.
@@ -128,18 +113,12 @@ class TunedLoader:
             return DataLoader(source, **kwargs)
 
     def apply_to(self, target: Target, **own: Any) -> Target:
-        """Return a loader like the given one with the tuned settings.
-
-        Dataset, sampler, collate function and all other arguments are unchanged, and so is the batch size if the
-        profile has none.
+        """Return a loader like the given one with the tuned settings; all other arguments are unchanged.
 
         Args:
             target: A DataLoader; or a LightningDataModule or LightningModule, whose `train_dataloader` returns a loader
                 with the tuned settings from now on.
             **own: Further arguments of DataLoader, which replace the tuned ones.
-
-        Returns:
-            A DataLoader, or the module.
 
         Raises:
             UsageError: It is neither, or its class has a constructor of its own.
@@ -172,8 +151,8 @@ def load(
         path: The tuned file.
         profile: Name of the workload such as `data:make_dataset`, or id or label of a profile; needed if the file has
             profiles of several workloads.
-        on_mismatch: What to do if no profile was tuned on this class of machine: `warn` takes the nearest one, scales
-            it down to this machine and warns, `error` raises, `default` returns PyTorch's defaults.
+        on_mismatch: If no profile was tuned on this class of machine, `warn` takes the nearest one, scales it down to
+            this machine and warns, `error` raises, `default` returns PyTorch's defaults.
         nproc_per_node: Training processes on this host; None reads LOCAL_WORLD_SIZE and the variables of Slurm and MPI.
 
     Raises:
@@ -187,7 +166,7 @@ def load(
         raise ProfileError(f"nproc_per_node={processes} must be at least 1.")
     machine = read_machine()
     found = select_profile(Path(path), profile, machine, processes)
-    here, clamped = describe_local_hardware(machine, found), clamp_config(found, machine, processes)
+    here, clamped = describe_local_hardware(machine, found.hardware), clamp_config(found, machine, processes)
     is_exact = measure_distance(found.hardware, here) == (False, 0) and found.workload.nproc_per_node == processes
     if is_exact and clamped == found.config:
         return TunedLoader(found, found.config)

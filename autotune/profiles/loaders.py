@@ -1,7 +1,4 @@
-"""Makes and takes apart DataLoaders: arguments, parts of ready loaders, and the setup of workers.
-
-Importing this costs next to nothing: every spawned worker imports it.
-"""
+"""Arguments of DataLoaders, and the setup of workers. Spawned workers import this module, which imports no package."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.errors import UsageError
-from autotune.system.environment import THREAD_VARIABLES
+from autotune.system.software import THREAD_VARIABLES
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -41,10 +38,7 @@ def takes(make: Callable[..., Any], name: str) -> bool:
 
 
 def choose_arguments(make: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a function or class accepts.
-
-    Without workers its own defaults may need workers, so parameters for them get the values of a plain DataLoader.
-    """
+    """Return the settings that a function or class accepts; without workers, replace its defaults that need workers."""
     found = {name: value for name, value in settings.items() if takes(make, name)}
     if settings.get("num_workers") == 0:
         named = {one.name for one in list_parameters(make)}
@@ -66,18 +60,15 @@ def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any]) -> dict[str,
             f"{cls.__module__}.{cls.__qualname__} has its own constructor, so dltune cannot rebuild it with other "
             f"settings. Use make_loader({cls.__name__}, ...) with its other arguments."
         )
-    kept: dict[str, Any] = {name: getattr(loader, name) for name in ("dataset", "collate_fn", "generator")}
+    names = ["dataset", "collate_fn", "generator"]
     if settings.get("num_workers", loader.num_workers):
-        kept |= {name: getattr(loader, name) for name in ("worker_init_fn", "timeout", "multiprocessing_context")}
+        names += ["worker_init_fn", "timeout", "multiprocessing_context"]
     if loader.batch_size is not None:
-        kept |= {"batch_size": loader.batch_size}
-    kept = {name: value for name, value in kept.items() if name not in settings}
-    if loader.batch_size is not None:
-        kept |= {"drop_last": loader.drop_last}
-    elif loader.batch_sampler is not None:
+        names += ["batch_size"]
+    kept = {name: getattr(loader, name) for name in names if name not in settings}
+    if loader.batch_size is None and loader.batch_sampler is not None:
         return kept | {"batch_sampler": loader.batch_sampler}
-    else:
-        kept |= {"batch_size": None}
+    kept |= {"batch_size": None} if loader.batch_size is None else {"drop_last": loader.drop_last}
     return kept | ({} if isinstance(loader.dataset, IterableDataset) else {"sampler": loader.sampler})
 
 
@@ -102,18 +93,11 @@ def replace_loader(made: Any, split: str | None, rebuild: Callable[[DataLoader[A
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """A `worker_init_fn` that sets the sharing strategy and limits threads, then calls the user's own.
+    """A `worker_init_fn` that sets the sharing strategy and limits threads, then calls the user's own."""
 
-    Attributes:
-        sharing_strategy: Strategy of the main process, which only forked workers inherit.
-        then: The user's own function.
-        threads: Threads of each library; None leaves their defaults. torch uses one thread in a worker, other
-            libraries as many as there are CPUs.
-    """
-
-    sharing_strategy: str
+    sharing_strategy: str  # of the main process, which only forked workers inherit
     then: Callable[[int], None] | None = None
-    threads: int | None = None
+    threads: int | None = None  # of each library; by default most use as many as there are CPUs
 
     def __call__(self, worker_id: int) -> None:
         """Set up one worker."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -15,10 +15,8 @@ from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import ProfileError
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
 from autotune.profiles.store import read_file
-from autotune.system.gpus import may_have, read_gpus
-from autotune.system.hardware import Accelerator, Hardware, Software
-from autotune.system.kernel_files import DEV
-from autotune.system.machine import MachineProfile, read_machine
+from autotune.system.hardware import Hardware, Software
+from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
 from autotune.units import format_bytes, format_seconds
 
 DAY_SECONDS: Final = 86400.0
@@ -135,7 +133,7 @@ def select_profile(
 
     def rank(profile: TunedProfile) -> tuple[Any, ...]:
         other_processes = nproc_per_node not in (None, profile.workload.nproc_per_node)
-        distance = measure_distance(profile.hardware, describe_local_hardware(here, profile))
+        distance = measure_distance(profile.hardware, describe_local_hardware(here, profile.hardware))
         return distance[0], other_processes, distance[1], not profile.is_validated, -profile.created_at.timestamp()
 
     return min(named, key=rank)
@@ -164,29 +162,8 @@ def measure_distance(there: Hardware, here: Hardware) -> tuple[bool, float]:
     return there.gpu != here.gpu, sum(distances) if there.machine_class != here.machine_class else 0.0
 
 
-def describe_local_hardware(
-    machine: MachineProfile, profile: TunedProfile, *, gpus: Sequence[str] | None = None, dev: Path = DEV
-) -> Hardware:
-    """Describe this machine as far as a profile depends on it; `gpus` are the names that the driver lists.
-
-    Of accelerators of several models those of the profile's model count. An accelerator that only torch can name is
-    taken for the profile's if its device file is present.
-    """
-    there = profile.hardware.gpu
-    listed = read_gpus() if gpus is None else gpus
-    if not listed and there and may_have(there, dev):
-        return machine.hardware(Accelerator(name=there, count=profile.hardware.gpu_count))
-    # The driver does not name the slice of a partitioned GPU.
-    names = [there if there and gpu.endswith(" MIG") and there.startswith(f"{gpu} ") else gpu for gpu in listed]
-    gpu = there if there in names else next(iter(names), None)
-    return machine.hardware(None if gpu is None else Accelerator(name=gpu, count=names.count(gpu)))
-
-
 def clamp_config(profile: TunedProfile, here: MachineProfile, nproc_per_node: int = 1) -> LoaderConfig:
-    """Return a profile's configuration with fewer workers and batches if this machine has less for each process.
-
-    Workers are reduced with CPUs, memory and open files; for /dev/shm, prefetched batches are reduced before workers.
-    """
+    """Return a profile's configuration, with fewer workers and batches if this machine has less for each process."""
     settings, there = profile.dataloader, profile.hardware
     workers, prefetch = settings.num_workers, settings.prefetch_factor or 1
     crowding = nproc_per_node / profile.workload.nproc_per_node  # processes per host, relative to tuning
@@ -198,15 +175,14 @@ def clamp_config(profile: TunedProfile, here: MachineProfile, nproc_per_node: in
         limits.append((here.nofile_limit - RESERVED_FILES) // MAX_FILES_PER_WORKER)
     profiled = profile.search.batch_time.samples if profile.search.batch_time is not None else 1
     batch_bytes = profile.workload.sample_bytes * (settings.batch_size or profiled)
-    batches = workers * prefetch
+    batches = workers * prefetch  # for /dev/shm, prefetched batches are reduced before workers
     if here.shm_limit_bytes / crowding < there.shm_limit_bytes and batch_bytes:
         in_shm = int(MAX_SHM_SHARE * here.shm_limit_bytes / nproc_per_node) // batch_bytes
         batches = min(batches, in_shm - 2)  # two more are in use
-        limits.append(batches)
-    workers = max(0, min(limits))
-    if not workers:
-        clamped = DataLoaderSettings(batch_size=settings.batch_size, pin_memory=settings.pin_memory)
-    else:
+    workers = max(0, min(*limits, batches))
+    if workers:
         changes = {"num_workers": workers, "prefetch_factor": min(prefetch, batches // workers)}
         clamped = settings.model_copy(update=changes)
+    else:
+        clamped = DataLoaderSettings(batch_size=settings.batch_size, pin_memory=settings.pin_memory)
     return profile.config.model_copy(update={"dataloader": clamped})

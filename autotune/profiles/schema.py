@@ -1,8 +1,4 @@
-"""The schema of dltune.json.
-
-Every value is frozen and rejects unknown fields, so that a typo is never ignored. Raw measurements are stored; medians
-and intervals can be derived from them.
-"""
+"""The schema of dltune.json. It stores raw measurements, from which medians and intervals can be derived."""
 
 from __future__ import annotations
 
@@ -71,7 +67,7 @@ class WorkloadIdentity(FrozenModel):
 
     @property
     def id(self) -> str:
-        """Hash of what the user named: dataset, arguments, split, step and number of processes."""
+        """Hash of dataset, arguments, split, step and number of processes."""
         named = [self.dataset, self.dataset_args, self.split, self.step, self.nproc_per_node]
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:ID_DIGITS]
 
@@ -90,7 +86,7 @@ class Baseline(Configured):
 
     Attributes:
         config: Its settings.
-        description: What it is, such as `PyTorch's defaults`.
+        description: Its name, such as `PyTorch's defaults`.
         samples_per_second: Its throughput in the validation, median.
         wait_share: Share of its time that the training loop waits for data.
     """
@@ -114,7 +110,7 @@ class BatchSizeResult(Configured):
 
 
 class Contribution(FrozenModel):
-    """What one setting, or a few, add to the throughput.
+    """Contribution of one or a few settings to the throughput.
 
     Attributes:
         setting: The setting, such as `num_workers=4`.
@@ -129,11 +125,6 @@ class Contribution(FrozenModel):
     speedup: BoundedRate
     speedup_ci95: Interval | None = None
     is_estimate: bool = False
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the interval excludes 1."""
-        return self.speedup_ci95 is not None and not self.speedup_ci95[0] <= 1 <= self.speedup_ci95[1]
 
 
 class ValidationRun(FrozenModel):
@@ -200,15 +191,14 @@ class ProfileResult(FrozenModel):
         validation_runs: Alternating runs in fresh processes; 0 without validation.
         epochs: Length of the training run, in epochs.
         is_predicted: Whether nothing was measured and all numbers are predictions.
-        baseline: What it is compared with; None if the baseline failed.
+        baseline: The configuration that it is compared with; None if the baseline failed.
         speedup: Throughput over the baseline's; None if the baseline failed.
         speedup_ci95: Its 95% interval; None without validation.
         verdict: `faster`, or `no_change` if the speedup is not significant and the baseline is recommended.
         upper_bound_samples_per_second: Throughput if data were always ready.
         wait_share: Share of the time that the training loop waits for data.
         batch_waits: Percentiles of the wait for a batch; None if unknown.
-        bottleneck: The training step, CPU-bound loading, I/O-bound loading, inter-process transfer, the copy to the
-            device, or the restart at every epoch.
+        bottleneck: Training step, CPU-bound or I/O-bound loading, transfer between processes, copy, or epoch restart.
         peak_host_bytes: Peak host memory of the process tree, /dev/shm included.
         peak_shm_bytes: Peak use of /dev/shm.
         peak_gpu_bytes: Peak device memory of the allocator; 0 on the CPU.
@@ -219,8 +209,8 @@ class ProfileResult(FrozenModel):
         candidates: Raw validation runs of the baseline and every candidate.
         gains: Measured gains of settings that are not at their recommended default or that change training.
         contributions: Contribution of each setting, in the usual order of manual tuning.
-        advice: What would help in addition to the loader's settings.
-        warnings: What to know about the workload, the machine or the measurement.
+        advice: Improvements besides the loader's settings.
+        warnings: Warnings about the workload, the machine or the measurement.
     """
 
     samples_per_second: BoundedRate
@@ -339,7 +329,7 @@ class SearchRecord(FrozenModel):
         stop_reason: Why the search ended.
         prediction_error: Median relative difference between prediction and measurement of a trial; None if unknown.
         scaling: Expected throughput over the number of workers.
-        batch_time: Where the time of a batch goes; None if unknown.
+        batch_time: Time of each stage of a batch; None if unknown.
     """
 
     trials: tuple[TrialSummary, ...] = ()
@@ -365,8 +355,8 @@ class TunedProfile(Configured):
         label: Name given with `--profile`; None identifies the profile by machine class and workload.
         hardware: The machine that it was measured on.
         software: Versions that it was measured with.
-        workload: What was tuned.
-        result: What was measured.
+        workload: The workload.
+        result: The measurements.
         budgets: Resource limits of the run.
         search: How it was found.
         request: The tuning request, to repeat it.

@@ -53,12 +53,8 @@ class SharedList(Sequence[T]):
 
 
 def shared(items: Iterable[T]) -> SharedList[T]:
-    """Store a long list of a dataset so that its workers share it.
+    """Store a long list of picklable entries so that all workers share it.
 
-    Args:
-        items: The entries, which must be picklable.
-
-    Returns:
-        The same entries as an immutable sequence. Each read creates a new object: some microseconds for a small dict.
+    Each read of the immutable list creates a new object, which takes some microseconds for a small dict.
     """
     return SharedList(items)

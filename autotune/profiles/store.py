@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import errno
 import glob
-import grp
 import os
-import pwd
 import stat
 import time
 import warnings
@@ -45,8 +43,8 @@ def read_file(path: Path) -> TunedFile:
     kinds = {repr(".".join(map(str, problem["loc"])))[1:-1]: problem["type"] for problem in reversed(problems)}
     unknown = [field for field, kind in kinds.items() if kind == "extra_forbidden"]
     if "schema_version" in kinds or unknown:
-        what = f"has the unknown field {unknown[-1]}" if unknown else f"is not of schema version {SCHEMA_VERSION}"
-        raise ProfileError(f"{path} {what}: another version of dltune, or another program, wrote it.")
+        problem = f"has the unknown field {unknown[-1]}" if unknown else f"is not of schema version {SCHEMA_VERSION}"
+        raise ProfileError(f"{path} {problem}: another version of dltune, or another program, wrote it.")
     raise ProfileError(f"{path} is not a tuned file: {list(kinds)[-1]}: {problems[0]['msg']}.")
 
 
@@ -138,7 +136,7 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         OSError: It cannot be written, or is not a regular file; its content is unchanged.
     """
-    path, data = Path(os.path.realpath(path)), text.encode()
+    path = Path(os.path.realpath(path))
     mode = path.stat().st_mode if path.exists() else stat.S_IFREG | NEW_MODE
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "It is not a regular file")
@@ -151,7 +149,7 @@ def write_atomically(path: Path, text: str) -> None:
     try:
         with os.fdopen(descriptor, "wb") as stream:
             os.fchmod(descriptor, stat.S_IMODE(mode))
-            stream.write(data)
+            stream.write(text.encode())
             stream.flush()
             os.fsync(descriptor)
         temporary.replace(path)
@@ -188,17 +186,9 @@ def warn_if_others_can_write(path: Path, stacklevel: int = 3) -> None:
     except (OSError, ValueError):
         return  # reading the file reports the reason
     writers = {f"user {file.st_uid}"} - {"user 0", f"user {os.geteuid()}"}
-    groups = {status.st_gid for status in found if status.st_mode & stat.S_IWGRP}
-    writers |= {f"group {group}" for group in groups if not _is_private_group(group)}
+    shared = (status.st_gid for status in found if status.st_mode & stat.S_IWGRP)
+    writers |= {f"group {group}" for group in shared if group != os.getegid()}  # many users have a group of their own
     writers |= {"every user" for status in found if status.st_mode & stat.S_IWOTH}
     if writers:
         who = " and ".join(sorted(writers))
         warnings.warn(f"{path} names code that dltune imports now, and {who} can write it.", stacklevel=stacklevel)
-
-
-def _is_private_group(group: int) -> bool:
-    """Return whether a group is the user's own, as many systems create one for each user, without other members."""
-    with suppress(KeyError):
-        name, entry = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
-        return entry.gr_name == name and set(entry.gr_mem) <= {name}
-    return False

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from autotune.runner.symptoms import pick_advice
 from autotune.system.code_places import is_library
-from autotune.system.kernel_files import PROC, read_text
+from autotune.system.procfs import PROC, read_text
 from autotune.trial.process_spec import STACK_SIGNAL
 
 ANSWER_SECONDS: Final = 0.3  # for a process to write its stacks; one that waits for a disk does not

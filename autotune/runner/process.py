@@ -21,7 +21,7 @@ from autotune.runner.scratch import make_scratch
 from autotune.runner.starting import Starter
 from autotune.runner.usage import NEAR_BUDGET_POLL_SECONDS, ResourceUsage, UsageMonitor
 from autotune.runner.watchdog import BudgetBreach, Watchdog
-from autotune.system.shared_memory import remove_shm_segments
+from autotune.system.procfs import remove_shm_segments
 from autotune.trial.budgets import Budgets
 from autotune.trial.channel import Channel, ChannelClosedError, MessageTooLongError
 from autotune.trial.measurement import TrialKind

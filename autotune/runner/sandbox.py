@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from autotune.runner.memory_cgroup import MemoryCgroup, find_cgroup_parent
-from autotune.system.kernel_files import SHM
+from autotune.system.procfs import SHM
 from autotune.trial.budgets import Budgets
 from autotune.trial.process_spec import SandboxSpec
 

@@ -13,9 +13,8 @@ from typing import Final
 
 from autotune.runner.memory_cgroup import MemoryCgroup
 from autotune.system.cgroups import count_oom_kills, find_own_memory_groups, read_memory_use
-from autotune.system.kernel_files import PROC, SHM
 from autotune.system.machine import AvailableMemory, read_shm
-from autotune.system.processes import list_tree, measure_pss, memory_upper_bound
+from autotune.system.procfs import PROC, SHM, list_tree, measure_pss, memory_upper_bound
 from autotune.trial.budgets import Budgets
 from autotune.units import format_bytes
 

@@ -1,1 +1,1 @@
-"""What this machine and its container allow; reads /proc, cgroups and the driver, never torch."""
+"""Limits and resources of this machine and its container, read from /proc, cgroups and the driver, never torch."""

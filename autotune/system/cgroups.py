@@ -1,8 +1,4 @@
-"""What our cgroups allow and what they have counted.
-
-Every ancestor of our cgroup is asked, version 2 first, then version 1, and "no limit" is a legal answer. All roots are
-parameters: a test hands over a folder.
-"""
+"""Limits and counters of our cgroup and its ancestors (version 2, then version 1), and of CPU time."""
 
 from __future__ import annotations
 
@@ -11,58 +7,46 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from autotune.system.kernel_files import CGROUP, PROC, read_int, read_numbers, read_text
+from autotune.system.procfs import CGROUP, PROC, read_int, read_numbers, read_text
 
 UNLIMITED_V1: Final = 1 << 60  # version 1 writes "no limit" as 9223372036854771712
 
 
 def walk_ancestors(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
-    """Yield our cgroup's folder and its ancestors up to the root of the mount.
+    """Yield our cgroup's folder and its ancestors up to the root of the mount; `controller` is empty for version 2.
 
-    An empty `controller` stands for version 2. A container often sees its own path of the host in
-    /proc/self/cgroup but has only its own subtree mounted; folders that do not exist are passed over.
+    A container often reads the host's path in /proc/self/cgroup but mounts only its own subtree, so folders that do not
+    exist are skipped.
     """
     for line in read_text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controller not in controllers.split(","):
             continue
-        root = _find_mount(cgroup, controllers, controller)
+        names = (controllers, controller) if controller else ("unified", "")
+        root = next((cgroup / name for name in names if (cgroup / name).is_dir()), None)
         if root is not None:
             folder = root / path.lstrip("/")
             above = (folder, *folder.parents)
             yield from (ancestor for ancestor in above[: above.index(root) + 1] if ancestor.is_dir())
 
 
-def _find_mount(cgroup: Path, controllers: str, controller: str) -> Path | None:
-    names = (controllers, controller) if controller else ("unified", "")
-    return next((cgroup / name for name in names if (cgroup / name).is_dir()), None)
-
-
 def read_cpu_quota(proc: Path = PROC, cgroup: Path = CGROUP) -> float | None:
-    """Read the smallest CPU quota of our cgroup and all its ancestors, in CPUs; None when there is none."""
-    quotas = [_read_quota_v2(folder) for folder in walk_ancestors(proc, cgroup, "")]
-    quotas += [_read_quota_v1(folder) for folder in walk_ancestors(proc, cgroup, "cpu")]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _read_quota_v2(folder: Path) -> float | None:
-    quota, _, period = read_text(folder / "cpu.max").strip().partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
-
-
-def _read_quota_v1(folder: Path) -> float | None:
-    quota, period = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
-    return None if quota is None or period is None or quota <= 0 else quota / period
+    """Return the smallest CPU quota of our cgroup and its ancestors, in CPUs."""
+    written = [read_text(folder / "cpu.max").split() for folder in walk_ancestors(proc, cgroup, "")]
+    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    written += [[read_text(folder / name) for name in names] for folder in walk_ancestors(proc, cgroup, "cpu")]
+    limits = [[int(text) for text in texts if text.strip().isdecimal()] for texts in written]  # neither "max" nor -1
+    return min((limit[0] / limit[1] for limit in limits if len(limit) == 2 and all(limit)), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuThrottling:
-    """How often one cgroup's CPU quota was used up, since the cgroup was made.; no period passes without a quota.
+    """Use of one cgroup's CPU quota since the cgroup was created.
 
     Attributes:
-        periods: Enforcement periods in which the cgroup ran.
-        throttled_periods: Those in which it had to stop before the period's end.
-        throttled_seconds: How long its CPUs were stopped, all together; 0 where the kernel does not tell.
+        periods: Enforcement periods in which the cgroup ran; 0 without a quota.
+        throttled_periods: Periods in which it was stopped before the end.
+        throttled_seconds: Time that its CPUs were stopped, in total; 0 if unknown.
     """
 
     periods: int
@@ -71,12 +55,12 @@ class CpuThrottling:
 
     @property
     def throttled_share(self) -> float:
-        """Share of the periods in which it had to stop, between 0 and 1; 0 where none has passed."""
-        return min(1.0, self.throttled_periods / self.periods) if self.periods else 0.0
+        """Share of the periods in which it was stopped."""
+        return _divide(self.throttled_periods, self.periods)
 
 
 def read_cpu_throttling(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[CpuThrottling, ...]:
-    """Read how often the CPU quotas that hold for us were used up: our own cgroup's first, then each ancestor's."""
+    """Return the use of each CPU quota that applies to us: our own cgroup's first, then each ancestor's."""
     folders = (folder for controller in ("", "cpu") for folder in walk_ancestors(proc, cgroup, controller))
     counted = (read_numbers(folder / "cpu.stat") for folder in folders)
     return tuple(
@@ -91,23 +75,79 @@ def read_cpu_throttling(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[CpuTh
 
 
 @dataclass(frozen=True, slots=True)
+class CpuCounters:
+    """The kernel's CPU counters since boot.
+
+    Attributes:
+        busy_seconds: CPU time of all processes and of the kernel, over all CPUs of the machine.
+        total_seconds: The same with idle, waiting and stolen time.
+        steal_seconds: CPU time that the host gave to other virtual machines.
+        throttling: Use of the CPU quota of our own cgroup and of each ancestor.
+    """
+
+    busy_seconds: float
+    total_seconds: float
+    steal_seconds: float
+    throttling: tuple[CpuThrottling, ...] = ()
+
+
+def read_cpu_counters(proc: Path = PROC, cgroup: Path = CGROUP) -> CpuCounters | None:
+    """Read the counters; None if psutil cannot read CPU times."""
+    import psutil  # training code, which loads a profile, does not need it
+
+    try:
+        times = psutil.cpu_times()
+        busy = times.user + times.nice + times.system + times.irq + times.softirq  # `user` includes virtual machines
+        total = busy + times.idle + times.iowait + times.steal
+    except (OSError, ValueError, TypeError, AttributeError):  # the last two if a column is missing
+        return None
+    return CpuCounters(busy, total, times.steal, throttling=read_cpu_throttling(proc, cgroup))
+
+
+def background_cpus(before: CpuCounters, after: CpuCounters, seconds: float, usable_cpus: float) -> float:
+    """Return how many of the usable CPUs other processes kept busy between two readings while ours were idle."""
+    busy_cpus = (after.busy_seconds - before.busy_seconds) / seconds
+    unusable_cpus = (after.total_seconds - before.total_seconds) / seconds - usable_cpus
+    return max(0.0, busy_cpus - max(0.0, unusable_cpus))
+
+
+def steal_share(before: CpuCounters, after: CpuCounters) -> float:
+    """Return the share of CPU time between two readings that the host gave to other virtual machines."""
+    return _divide(after.steal_seconds - before.steal_seconds, after.total_seconds - before.total_seconds)
+
+
+def throttled_share(before: CpuCounters, after: CpuCounters) -> float:
+    """Return the share of throttled periods between two readings, of the cgroup throttled most; 0 without a quota."""
+    uses = [
+        (late.throttled_periods - early.throttled_periods, late.periods - early.periods)
+        for early, late in zip(before.throttling, after.throttling, strict=False)  # unequal only if we were moved
+    ]
+    return _divide(*max(uses, default=(0, 0)))
+
+
+def _divide(part: float, whole: float) -> float:
+    """Return a share between 0 and 1, even if counters went back, as a hypervisor's may."""
+    return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """A limit of memory that holds for us, and the cgroup that sets it."""
+    """A memory limit that applies to us, and the cgroup that sets it."""
 
     limit_bytes: int
     folder: Path
     usage_name: str
     cache_key: str
 
-    def read_room(self) -> int:
-        """Read the bytes that may still be taken; file cache counts as free, for the kernel gives it back on demand."""
+    def read_available(self) -> int:
+        """Return the bytes left under the limit; reclaimable file cache counts as free."""
         usage = read_int(self.folder / self.usage_name) or 0
         cache = read_numbers(self.folder / "memory.stat").get(self.cache_key, 0)
         return max(0, self.limit_bytes - max(0, usage - cache))
 
 
 def list_memory_limits(proc: Path = PROC, cgroup: Path = CGROUP) -> list[MemoryLimit]:
-    """List the memory limits of our cgroup and all its ancestors."""
+    """List the memory limits of our cgroup and its ancestors."""
     kinds = (
         ("", "memory.max", "memory.current", "inactive_file"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -121,19 +161,19 @@ def list_memory_limits(proc: Path = PROC, cgroup: Path = CGROUP) -> list[MemoryL
 
 
 def find_own_memory_groups(proc: Path = PROC, cgroup: Path = CGROUP) -> list[Path]:
-    """Find the groups in which an OOM kill of ours would be counted: our own of either version."""
+    """Find our own memory cgroups, of both versions, which count OOM kills of our processes."""
     found = (next(walk_ancestors(proc, cgroup, controller), None) for controller in ("", "memory"))
     return [folder for folder in found if folder is not None]
 
 
 def count_oom_kills(folder: Path) -> int:
-    """Count the OOM kills that a memory cgroup has seen; 0 where it does not tell."""
+    """Return the OOM kills that a memory cgroup has counted; 0 if unknown."""
     found = (read_numbers(folder / name).get("oom_kill") for name in ("memory.events", "memory.oom_control"))
     return next((count for count in found if count is not None), 0)
 
 
 def read_memory_use(folder: Path) -> int:
-    """Read what a cgroup's processes use, in bytes: anonymous and shared memory, each page once, no file cache."""
+    """Return the anonymous and shared memory of a cgroup's processes, in bytes, without file cache."""
     numbers = read_numbers(folder / "memory.stat")
     if "total_rss" in numbers:  # version 1
         return numbers["total_rss"] + numbers.get("total_shmem", 0)

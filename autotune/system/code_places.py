@@ -1,46 +1,45 @@
-"""Where code lies: in the user's own files or in a library, and in which folder a module is that was not found."""
+"""Finds modules below a folder, and distinguishes the user's code from libraries."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 ROOTS: Final = (str(Path(os.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)  # Python's, dltune's
 INSTALLED: Final = ("site-packages", "dist-packages")  # folders
-MAX_FOLDERS: Final = 2000  # that are searched: a data set may lie below the current folder
+MAX_FOLDERS: Final = 2000  # that are searched: a dataset may be below the current folder
 MAX_DEPTH: Final = 4
-_SKIPPED: Final = {"node_modules", "site-packages", "__pycache__", "build", "dist"}
+_SKIPPED: Final = {*INSTALLED, "node_modules", "__pycache__", "build", "dist"}
 
 
 def is_library(file: str) -> bool:
-    """Tell whether a file of Python code belongs to the interpreter, to an installed package, or to dltune."""
+    """Return whether a file of Python code belongs to the interpreter, to an installed package, or to dltune."""
     return file.startswith(("<", *ROOTS)) or not set(INSTALLED).isdisjoint(Path(file).parts)
 
 
 def find_module(name: str, folder: Path) -> Path | None:
-    """Find the file or package of a dotted module name in the folders below one; None if there is none."""
+    """Find the file or package of a dotted module name below a folder; None if there is none."""
     relative = Path(*name.split("."))
     return find_file((relative.with_suffix(".py"), relative / "__init__.py"), folder)
 
 
 def find_file(paths: tuple[Path, ...], folder: Path) -> Path | None:
-    """Find the first file with one of these relative paths in the folders below one; None if there is none."""
+    """Find the nearest file with one of these relative paths below a folder; None if there is none."""
     level = [folder]
     for _ in range(MAX_DEPTH):
         for candidate in (parent / path for parent in level for path in paths):
             if candidate.is_file():
                 return candidate
-        level = [child for parent in level for child in islice(_list_folders(parent), MAX_FOLDERS)][:MAX_FOLDERS]
+        level = list(islice((child for parent in level for child in _list_folders(parent)), MAX_FOLDERS))
     return None
 
 
-def _list_folders(parent: Path) -> Iterator[Path]:
+def _list_folders(parent: Path) -> list[Path]:
     try:
         with os.scandir(parent) as entries:
             found = [entry.name for entry in islice(entries, MAX_FOLDERS) if entry.is_dir(follow_symlinks=False)]
     except OSError:
-        return
-    yield from (parent / name for name in sorted(found) if not name.startswith(".") and name not in _SKIPPED)
+        return []
+    return [parent / name for name in sorted(found) if not name.startswith(".") and name not in _SKIPPED]

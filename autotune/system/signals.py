@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM end a run early, and must not cost it what it has measured.
+"""Handles SIGINT and SIGTERM so that an interrupted run keeps its measurements.
 
-Python raises KeyboardInterrupt wherever the program happens to be, and again for each further signal: in the middle of
-writing the answer down as well, when the only thing left to lose is the answer.
+Python raises KeyboardInterrupt anywhere in the program, and again for each further signal, even while the result is
+being written.
 """
 
 from __future__ import annotations
@@ -10,93 +10,78 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
-# Signals so soon after one that was heard are its echo: `timeout` and batch systems signal a process and its group. The
-# two are milliseconds apart; people who insist press two or three times a second, and keep pressing.
+# `timeout` and batch systems signal a process and its group, milliseconds apart; users who insist press Ctrl-C two or
+# three times a second.
 DEBOUNCE_SECONDS: Final = 0.4
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-class SignalDebouncer:
-    """Tells a signal from the echo of the one before."""
-
-    def __init__(self) -> None:
-        self._heard = -math.inf
-
-    def is_echo(self) -> bool:
-        """Note that a signal has come, and tell whether it belongs to the last one that did not."""
-        now = time.monotonic()
-        if now - self._heard < DEBOUNCE_SECONDS:
-            return True
-        self._heard = now
-        return False
-
-
-class _Heard:
-    """Whether an interrupt was raised in the command under way."""
+class _Received:
+    """Whether an interrupt was raised during the current command."""
 
     interrupt = False
 
 
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """Treat SIGTERM (a job's end, a container's stop) as Ctrl-C, and hear SIGINT where a shell has it ignored."""
-    debouncer = SignalDebouncer()
-    _Heard.interrupt = False
+    """Raise KeyboardInterrupt on SIGTERM and on SIGINT, even if a shell has set SIGINT to be ignored."""
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        if not debouncer.is_echo():
-            _Heard.interrupt = True
-            raise KeyboardInterrupt
+    def interrupt() -> None:
+        _Received.interrupt = True
+        raise KeyboardInterrupt
 
     try:
-        with _handle(dict.fromkeys(SIGNALS, interrupt)):
+        with _handle(SIGNALS, interrupt):
             yield
     finally:
-        _Heard.interrupt = False
+        _Received.interrupt = False
 
 
 def raise_lost_interrupt() -> None:
-    """Raise an interrupt again that got lost: Python prints and forgets it where a finalizer or a callback was running.
-
-    To be called where nothing happens any more after an interrupt.
-    """
-    if _Heard.interrupt:
+    """Raise an interrupt again that Python printed and discarded because it arrived in a finalizer or a callback."""
+    if _Received.interrupt:
         raise KeyboardInterrupt
 
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Put off an interrupt while a run comes to its end by itself; a second one gets through.
+    """Ignore the first interrupt while a run is ending; a second one raises KeyboardInterrupt.
 
-    Signals that would not raise KeyboardInterrupt are left alone, and so is everything in other threads than the main
-    one, which Python never interrupts.
+    Signals without a Python handler keep their behavior.
     """
-    debouncer = SignalDebouncer()
-    heard: list[int] = []
+    is_first = True
 
-    def defer(number: int, _frame: FrameType | None) -> None:
-        if debouncer.is_echo():
-            return
-        if heard:
+    def defer() -> None:
+        nonlocal is_first
+        if not is_first:
             raise KeyboardInterrupt
-        heard.append(number)
+        is_first = False
 
-    raising = [number for number in SIGNALS if callable(signal.getsignal(number))]
-    with _handle(dict.fromkeys(raising, defer)):
+    with _handle([number for number in SIGNALS if callable(signal.getsignal(number))], defer):
         yield
 
 
 @contextmanager
-def _handle(handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
+def _handle(numbers: Iterable[signal.Signals], on_signal: Callable[[], None]) -> Iterator[None]:
+    """Call a function on signals, which only the main thread receives, except on repetitions of the last one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    last = -math.inf
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= DEBOUNCE_SECONDS:
+            last = now
+            on_signal()
+
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from autotune.system.cpu_load import CpuCounters, background_cpus, read_cpu_counters, steal_share, throttled_share
+from autotune.system.cgroups import CpuCounters, background_cpus, read_cpu_counters, steal_share, throttled_share
 
 MIN_OTHERS_CPUS: Final = 0.15  # three kernel ticks in a reading of 0.2 s, which an idle desktop has by chance
 OTHERS_SHARE: Final = 0.05  # of the usable CPUs: the system's own services grow with the machine

@@ -15,7 +15,7 @@ from autotune.cli.doctor import Finding, check_folders, check_machine, check_pac
 from autotune.cli.main import cli
 from autotune.system.cgroups import CpuThrottling
 from autotune.system.mounts import Mount
-from autotune.system.versions import TorchVersion
+from autotune.system.software import TorchVersion
 from tests.builders import GIB, MIB, make_machine, write_files
 
 

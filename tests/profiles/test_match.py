@@ -15,12 +15,10 @@ from autotune.profiles.match import (
     compare_hardware,
     compare_software,
     compare_workloads,
-    describe_local_hardware,
     measure_distance,
     select_profile,
 )
 from autotune.profiles.schema import BatchTime, TunedProfile, WorkloadIdentity
-from autotune.system.hardware import Accelerator
 from tests.builders import (
     GIB,
     MIB,
@@ -31,7 +29,6 @@ from tests.builders import (
     make_profile_result,
     make_search_record,
     make_software,
-    write_files,
     write_profiles,
 )
 
@@ -199,34 +196,6 @@ def test_workloads_that_differ_only_in_their_arguments_are_listed_by_their_ids(t
 def test_an_empty_file_is_an_error_that_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="dltune --dataset"):
         select(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "file"),
-    [
-        ("NVIDIA GeForce RTX 4090", "dxg"),  # in WSL
-        ("Tesla T4", "dxg"),
-        ("AMD Instinct MI300X", "kfd"),
-        ("AMD Radeon RX 7900 XTX", "kfd"),
-        ("xpu", "dri/renderD128"),
-    ],
-)
-def test_an_accelerator_that_only_torch_can_name_is_the_profiles_if_its_device_file_exists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, file: str
-) -> None:
-    profile = make_profile(hardware=make_machine().hardware(Accelerator(name=gpu, count=2)))
-    assert describe_local_hardware(make_machine(), profile, gpus=(), dev=tmp_path).gpu is None
-    write_files(tmp_path, {file: ""})
-    assert describe_local_hardware(make_machine(), profile, gpus=(), dev=tmp_path) == profile.hardware
-    assert describe_local_hardware(make_machine(), profile, gpus=("NVIDIA A100",), dev=tmp_path).gpu == "NVIDIA A100"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert describe_local_hardware(make_machine(), profile, gpus=(), dev=tmp_path).gpu is None
-
-
-def test_a_slice_of_a_partitioned_gpu_matches_the_slice_that_was_tuned() -> None:
-    name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
-    profile = make_profile(hardware=make_machine().hardware(Accelerator(name=name, count=1)))
-    assert describe_local_hardware(make_machine(), profile, gpus=("NVIDIA H100 80GB HBM3 MIG",)) == profile.hardware
 
 
 # Scaling down

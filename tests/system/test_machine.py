@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.system.machine import count_whole_cpus, read_machine, read_shm
+from autotune.system.hardware import Accelerator
+from autotune.system.machine import count_whole_cpus, describe_local_hardware, read_machine, read_shm
 from tests.builders import make_machine, write_files
 
 
@@ -39,3 +40,31 @@ def test_the_smaller_of_affinity_and_quota_is_usable_and_named_as_the_source() -
 @pytest.mark.parametrize(("usable", "whole"), [(0.25, 1), (1.0, 1), (1.5, 2), (4.0, 4)])
 def test_a_part_of_a_cpu_counts_as_one(usable: float, whole: int) -> None:
     assert count_whole_cpus(usable) == whole
+
+
+@pytest.mark.parametrize(
+    ("gpu", "file"),
+    [
+        ("NVIDIA GeForce RTX 4090", "dxg"),  # in WSL
+        ("Tesla T4", "dxg"),
+        ("AMD Instinct MI300X", "kfd"),
+        ("AMD Radeon RX 7900 XTX", "kfd"),
+        ("xpu", "dri/renderD128"),
+    ],
+)
+def test_an_accelerator_that_only_torch_can_name_is_the_profiles_if_its_device_file_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, file: str
+) -> None:
+    machine = make_machine()
+    there = machine.hardware(Accelerator(name=gpu, count=2))
+    assert describe_local_hardware(machine, there, gpus=(), dev=tmp_path).gpu is None
+    write_files(tmp_path, {file: ""})
+    assert describe_local_hardware(machine, there, gpus=(), dev=tmp_path) == there
+    assert describe_local_hardware(machine, there, gpus=("NVIDIA A100",), dev=tmp_path).gpu == "NVIDIA A100"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert describe_local_hardware(machine, there, gpus=(), dev=tmp_path).gpu is None
+
+
+def test_a_slice_of_a_partitioned_gpu_matches_the_slice_that_was_tuned() -> None:
+    there = make_machine().hardware(Accelerator(name="NVIDIA H100 80GB HBM3 MIG 1g.10gb", count=1))
+    assert describe_local_hardware(make_machine(), there, gpus=("NVIDIA H100 80GB HBM3 MIG",)) == there

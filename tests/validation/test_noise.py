@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.system.cpu_load import CpuCounters
+from autotune.system.cgroups import CpuCounters
 from autotune.validation.noise import READING_SECONDS, NoiseMonitor, measure_drift
 from tests.builders import make_counters
 

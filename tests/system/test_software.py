@@ -1,4 +1,4 @@
-"""Which versions are at hand, without importing torch."""
+"""Versions, start method and environment variables, read without importing torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.system.versions import TorchVersion, read_start_method, read_start_method_in_force, read_torch
+from autotune.system.software import (
+    TorchVersion,
+    read_start_method,
+    read_start_method_in_force,
+    read_thread_variables,
+    read_torch,
+)
 from tests.builders import write_files
 
 BUILT_FOR_CUDA = """from typing import Optional
@@ -49,7 +55,7 @@ def test_a_file_that_tells_nothing_leaves_the_version_to_the_installer_and_is_no
 def test_what_is_read_is_what_torch_says_of_itself_and_reading_does_not_import_it() -> None:
     code = """
 import json, sys
-from autotune.system.versions import read_start_method, read_torch
+from autotune.system.software import read_start_method, read_torch
 read, method, is_imported = read_torch(), read_start_method(), "torch" in sys.modules
 import multiprocessing, torch
 said = [str(torch.__version__), torch.version.cuda], multiprocessing.get_start_method()
@@ -64,7 +70,7 @@ print(json.dumps([[list(read), method], said, is_imported]))
 @pytest.mark.parametrize("read", ["read_start_method", "read_start_method_in_force"])
 def test_asking_for_the_start_method_does_not_decide_it(read: str) -> None:
     assert read_start_method() in multiprocessing.get_all_start_methods()
-    code = f"import multiprocessing; from autotune.system.versions import {read}; {read}()"
+    code = f"import multiprocessing; from autotune.system.software import {read}; {read}()"
     code += "; print(multiprocessing.get_start_method(allow_none=True))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "None"
@@ -75,3 +81,8 @@ def test_the_start_method_in_force_is_the_one_that_was_chosen(monkeypatch: pytes
     assert read_start_method_in_force() == "spawn"
     monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: None)
     assert read_start_method_in_force() == read_start_method()
+
+
+def test_variables_are_read_that_decide_about_threads_and_no_others() -> None:
+    environ = {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "HOME": "/root"}
+    assert read_thread_variables(environ) == {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.system.gpus import read_gpus
+from autotune.system.hardware import read_gpus
 from tests.builders import write_files
 
 TWO_GPUS = {

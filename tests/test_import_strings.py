@@ -12,7 +12,7 @@ import pytest
 
 from autotune.errors import UsageError
 from autotune.import_strings import find_import_string
-from autotune.live_objects import request_from_object
+from autotune.tuning import request_from_object
 from tests.builders import make_request, write_files
 
 ROOT = str(Path(__file__).parents[1])
@@ -26,17 +26,17 @@ NUMBERS = object()
 
 
 def test_a_function_has_the_import_string_of_its_module() -> None:
-    assert find_import_string(make_numbers) == "tests.test_live_objects:make_numbers"
+    assert find_import_string(make_numbers) == "tests.test_import_strings:make_numbers"
 
 
 def test_an_object_has_the_import_string_of_a_module_level_name() -> None:
-    assert find_import_string(NUMBERS) == "tests.test_live_objects:NUMBERS"
+    assert find_import_string(NUMBERS) == "tests.test_import_strings:NUMBERS"
 
 
 def test_options_are_fields_of_the_request_or_of_its_workload() -> None:
     request = request_from_object(NUMBERS, {"trials": 3, "step": make_numbers, "nproc_per_node": 2})
     assert (request.trials, request.workload.nproc_per_node) == (3, 2)
-    assert request.workload.step == "tests.test_live_objects:make_numbers"
+    assert request.workload.step == "tests.test_import_strings:make_numbers"
 
 
 @pytest.mark.parametrize(("options", "words"), [({"trails": 3}, "trails"), ({"trials": -1}, "trials")])

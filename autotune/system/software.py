@@ -1,0 +1,81 @@
+"""Versions, start method and environment variables of training, read without importing torch, which takes seconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+from autotune.system.procfs import read_text
+
+if TYPE_CHECKING:  # every worker imports this module, and none needs pydantic
+    from autotune.config import StartMethod
+
+THREAD_VARIABLES: Final = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS"),
+    *("RAYON_NUM_THREADS", "POLARS_MAX_THREADS", "BLOSC_NTHREADS"),
+)  # most libraries read them on first use
+PLACEMENT_VARIABLES: Final = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "TOKENIZERS_PARALLELISM")
+WORLD_SIZE_VARIABLES: Final = (
+    *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"),
+)  # torchrun, Open MPI, MPICH, srun; sbatch sets Slurm's for torchrun too, so it is last
+_ASSIGNMENT: Final = re.compile(r"^(__version__|cuda)\b[^=\n]*= *'([^'\n]+)'$", re.MULTILINE)
+
+
+class TorchVersion(NamedTuple):
+    """A build of torch."""
+
+    version: str  # such as `2.13.0+cu130`
+    cuda: str | None  # version of CUDA that it was built with
+
+
+def read_torch(folder: Path | None = None) -> TorchVersion | None:
+    """Read the version of the torch that would be imported, or that is in a folder; None if there is none.
+
+    Its `version.py` is read, because the metadata of a wheel do not contain CUDA's version.
+    """
+    if folder is None and (spec := find_spec("torch")) is not None and spec.submodule_search_locations:
+        folder = Path(next(iter(spec.submodule_search_locations)))
+    values = dict(_ASSIGNMENT.findall(read_text(folder / "version.py"))) if folder is not None else {}
+    version = values.get("__version__") or _read_metadata("torch")
+    return None if version is None else TorchVersion(version, values.get("cuda"))
+
+
+def read_own_version() -> str:
+    """Return dltune's version; `unknown` if it is not installed."""
+    return _read_metadata("dltune") or "unknown"
+
+
+def _read_metadata(distribution: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version  # a tenth of the time to load a profile
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def read_start_method() -> StartMethod:
+    """Return Python's default start method of worker processes."""
+    return cast("StartMethod", multiprocessing.get_all_start_methods()[0])
+
+
+def read_start_method_in_force() -> StartMethod:
+    """Return the start method of this process without fixing it, as `multiprocessing.get_start_method()` does."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return read_start_method() if chosen is None else cast("StartMethod", chosen)
+
+
+def read_local_world_size(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the number of training processes on this host, as torchrun, MPI or Slurm sets it; else 1."""
+    texts = (environ.get(name, "") for name in WORLD_SIZE_VARIABLES)
+    return max(1, next((int(text) for text in texts if text.isdecimal()), 1))
+
+
+def read_thread_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that are set and decide how many threads libraries start, and on which CPUs."""
+    return {name: environ[name] for name in (*THREAD_VARIABLES, *PLACEMENT_VARIABLES) if name in environ}
