@@ -12,6 +12,7 @@ from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.search.plan import Plan, make_plan
 from autotune.search.space import choose_probe_sizes
+from autotune.search.study import check_study
 from autotune.system.hardware import Hardware
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.trial.budgets import plan_budgets
@@ -34,12 +35,14 @@ def check_request(request: TuningRequest) -> None:
     """Reject requests that cannot succeed, before any process is started.
 
     Raises:
-        UsageError: An import string is malformed.
+        UsageError: An import string is malformed, or the sampler needs a package that is not installed.
+        StudyError: The storage cannot be opened.
         OutputError: The output path is not writable.
         ProfileError: The output path holds something other than a tuned file.
     """
     check_import_strings(request.workload)
     check_writable(Path(request.output))
+    check_study(request)
 
 
 def find_unfinished(request: TuningRequest, here: Hardware) -> TunedProfile | None:

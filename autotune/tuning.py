@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from autotune.errors import OutputError, ProfileError, ResultNotSavedError, TrialError, WorkloadError
+from autotune.errors import OutputError, ProfileError, ResultNotSavedError, StudyError, TrialError, WorkloadError
 from autotune.live_objects import request_from_object
 from autotune.preparation import check_request, find_unfinished, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
@@ -106,7 +106,7 @@ def tune(
         UsageError: The request cannot be carried out, or the time limit is too short to try anything.
         WorkloadError: The user's code fails with every configuration.
         NoFeasibleConfigError: No configuration works within the limits.
-        StudyError: The Optuna study cannot be used.
+        StudyError: The Optuna study cannot be used; the best so far has been saved, if there is one.
         TrialError: The machine does not allow to run trials; the best so far has been saved, if there is one.
         OutputError: The tuned file cannot be written; at the end of a run a `ResultNotSavedError` holds the profile.
         KeyboardInterrupt: Interrupted before any configuration was measured.
@@ -164,7 +164,7 @@ def _save(
         save_profile(output, profile)
     except (OutputError, ProfileError) as error:
         raise ResultNotSavedError(str(error), format_file(TunedFile(profiles=(profile,)))) from None
-    if isinstance(interrupted_by, TrialError | WorkloadError):
+    if isinstance(interrupted_by, TrialError | WorkloadError | StudyError):
         message = f"{interrupted_by} The best result so far was saved to {output}."
         raise type(interrupted_by)(message, interrupted_by.details)
     return TuningResult(profile, plan, found.records, interrupted=interrupted_by is not None)

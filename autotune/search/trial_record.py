@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from autotune.config import BoundedBytes, BoundedCount, BoundedRate, FrozenModel, LoaderConfig
+from autotune.config import BoundedBytes, BoundedRate, FrozenModel, LoaderConfig
 from autotune.trial.measurement import TrialResult
 
 MIN_SAMPLES_PER_SECOND: Final = 1e-9  # one sample in thirty years; a trial below it delivered nothing
@@ -21,7 +21,6 @@ class TrialRecord(FrozenModel):
     """One trial of the study.
 
     Attributes:
-        number: Its number in the study, from 0.
         config: The configuration.
         status: `skipped` if it would exceed a limit; `repeated` if its value is that of an earlier trial.
         samples_per_second: Measured throughput; the prediction if it was skipped, 0 if it failed.
@@ -32,7 +31,6 @@ class TrialRecord(FrozenModel):
         peak_gpu_bytes: Peak device memory of the allocator; 0 if unknown.
     """
 
-    number: BoundedCount
     config: LoaderConfig
     status: Literal["measured", "skipped", "repeated"]
     samples_per_second: Expected

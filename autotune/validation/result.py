@@ -13,7 +13,6 @@ from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.profiles import schema
 from autotune.search.cost_model import find_bottleneck, predict_copy
 from autotune.search.plan import GUESS_ERROR, Plan
-from autotune.search.resources import describe_violations
 from autotune.search.trial_record import TrialRecord, find_best, measure_prediction_error
 from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
 from autotune.trial.statistics import NORMAL_QUANTILE
@@ -238,7 +237,7 @@ def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.Tri
     facts |= {"number": number, "config": record.config}
     result = record.result
     if result is None:
-        exceeded = describe_violations(plan.resource_model().predict(record.config).find_violations(plan.budgets))
+        exceeded = plan.describe_excess(record.config)
         reason = f"Predicted over a limit: {exceeded}." if exceeded else "Ruled out by earlier trials."
         return schema.TrialSummary(outcome="skipped", reason=reason, **facts)
     facts |= {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}

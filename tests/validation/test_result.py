@@ -51,7 +51,7 @@ def make_test_plan(
 def make_record(
     result: TrialResult | None, config: LoaderConfig = BEST, rate: float = 1000.0, **changes: Any
 ) -> TrialRecord:
-    usual: dict[str, Any] = {"number": 0, "status": "measured", "predicted": 900.0, "relative_error": 0.05}
+    usual: dict[str, Any] = {"status": "measured", "predicted": 900.0, "relative_error": 0.05}
     return TrialRecord(**usual | {"config": config, "samples_per_second": rate, "result": result} | changes)
 
 
