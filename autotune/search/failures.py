@@ -47,7 +47,7 @@ class Cause(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Failures by cause, samples and number of the trials with workers, or of those without."""
+    """The trials with workers, or those without."""
 
     failures: Counter[Cause]
     samples: int
@@ -125,13 +125,9 @@ class FailureCheck:
         self._passing: dict[Cause, None] = {}  # a retry completed
         self._fewest_failure: TrialResult | None = None  # with the fewest workers
         self._trials_left = MAX_TRIALS_WITHOUT_WORKERS
-        self.fewest = min((one for one in candidates if one.dataloader.num_workers), key=_size, default=None)
-        size = self.fewest.dataloader.batch_size if self.fewest is not None else None
-        self._without = min(
-            (one for one in candidates if not one.dataloader.num_workers),
-            key=lambda config: abs((config.dataloader.batch_size or 0) - (size or 0)),
-            default=LoaderConfig(dataloader=DataLoaderSettings(batch_size=size)),
-        )
+        self._fewest = min((one for one in candidates if one.dataloader.num_workers), key=_size, default=None)
+        size = self._fewest.dataloader.batch_size if self._fewest is not None else None
+        self._without = LoaderConfig(dataloader=DataLoaderSettings(batch_size=size))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -140,6 +136,11 @@ class FailureCheck:
         sentences = [describe_failure(self.trials, cause) for cause in causes]
         warnings = [f"{one[:1].upper()}{one[1:]}. A training run would crash there." for one in sentences]
         return tuple(warnings if self.reason is None else [self.reason, *warnings])
+
+    def order(self, configs: Sequence[LoaderConfig]) -> list[LoaderConfig]:
+        """Order the first trials of a workload whose workers are suspected: none, then the fewest, then the others."""
+        first = dict.fromkeys([*configs, self._fewest] if self._fewest is not None else configs)
+        return sorted(first, key=lambda config: (config.dataloader.num_workers > 0, config != self._fewest))
 
     def run(self, config: LoaderConfig, measure: RunConfig) -> TrialResult:
         """Run a trial, and a second time if its failure may be bad luck: it has not repeated itself yet."""
@@ -176,11 +177,11 @@ class FailureCheck:
 
     def _try_fewest(self, result: TrialResult) -> None:
         """Try the fewest workers, and if they fail, no workers until the rates decide."""
-        if any(one.config == self.fewest and one.kind not in CODE_FAILURES for one in self.trials):
+        if any(one.config == self._fewest and one.kind not in CODE_FAILURES for one in self.trials):
             return
-        if self._fewest_failure is None and self.fewest is not None:
-            if result.config != self.fewest:
-                result = self._note(self._run_trial(self.fewest))
+        if self._fewest_failure is None and self._fewest is not None:
+            if result.config != self._fewest:
+                result = self._note(self._run_trial(self._fewest))
             self._fewest_failure = result if result.kind in CODE_FAILURES else None
         while self._fewest_failure is not None and self._trials_left and find_culprit(self.trials) is None:
             self._trials_left -= 1
@@ -196,12 +197,11 @@ class FailureCheck:
         failed = {one.config.dataloader.batch_size for one in self.trials if Cause.of(one) == flaw}
         return flaw if self._fewest_failure is not None or completed & failed else None
 
-    def raise_flaw(self) -> None:
-        """Raise WorkloadError if the data is known to fail."""
-        if self.flaw is not None:
-            text = f"The dataset fails without workers, too: {describe_failure(self.trials, self.flaw)}."
-            details = _find_example(self.trials, self.flaw).details
-            raise WorkloadError(f"{text} Fix these samples or skip them in the dataset.", details)
+    def make_error(self, flaw: Cause) -> WorkloadError:
+        """Return the error that ends a run whose data fails."""
+        text = f"The dataset fails without workers, too: {describe_failure(self.trials, flaw)}."
+        details = _find_example(self.trials, flaw).details
+        return WorkloadError(f"{text} Fix these samples or skip them in the dataset.", details)
 
 
 def raise_if_unavoidable(result: TrialResult, workload: WorkloadRequest) -> None:

@@ -7,7 +7,7 @@ largest expected improvement. `SearchLoop.run` is the loop, `_reached_limit` and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -21,9 +21,7 @@ from autotune.progress import ProgressListener
 from autotune.search.failures import FailureCheck, raise_if_unavoidable
 from autotune.search.plan import Plan
 from autotune.search.sampler import TrialModel, make_sampler
-from autotune.search.study import explain_errors, open_study, quiet_logs, read_records, store_record
-from autotune.search.study import make_distributions as distributions_of
-from autotune.search.surrogate import Prediction, SpeedupPrediction
+from autotune.search.study import ask, explain_errors, open_study, quiet_logs, read_records, store_record
 from autotune.search.trial_record import IMPROVEMENT_RATIO, TrialRecord, trials_since_improvement
 from autotune.search.warm_start import choose_seeds, is_continued, read_trials
 from autotune.trial.interruption import capture_interruption
@@ -54,20 +52,14 @@ class SearchOutcome:
         records: Every trial that was measured or skipped, in order.
         stop_reason: Why the search ended.
         warnings: Failures of the workload that the trials found.
-        expected: Expected samples per second of the measured configurations, smoothed over their neighbours.
-        predict: Predicts throughputs by the model as corrected by the trials.
-        predict_speedups: Predicts the speedup of each configuration over the one before it.
-        is_legal: Whether a configuration is expected to work within the limits.
+        model: The models of throughput and resource use as corrected by these trials.
         interrupted_by: The error that ended the search early; None if it came to its end.
     """
 
     records: tuple[TrialRecord, ...]
     stop_reason: str
     warnings: tuple[str, ...]
-    expected: Mapping[LoaderConfig, float]
-    predict: Callable[[Sequence[LoaderConfig]], list[Prediction]]
-    predict_speedups: Callable[[Sequence[LoaderConfig]], list[SpeedupPrediction]]
-    is_legal: Callable[[LoaderConfig], bool]
+    model: TrialModel
     interrupted_by: BaseException | None = None
 
 
@@ -98,20 +90,11 @@ def search(
         with capture_interruption() as interruption:
             reason = loop.run()
             progress.show_stop(reason)
-    model = loop.model
-    model.fit(loop.records)
-    if isinstance(interruption.cause, WorkloadError) and model.feasible_count < MIN_SAVED:
+    loop.model.fit(loop.records)
+    if isinstance(interruption.cause, WorkloadError) and loop.model.feasible_count < MIN_SAVED:
         raise interruption.cause
-    return SearchOutcome(
-        records=tuple(loop.records),
-        stop_reason=reason or interruption.reason,
-        warnings=loop.check.warnings,
-        expected=model.expected(),
-        predict=model.surrogate.predict,
-        predict_speedups=model.surrogate.predict_speedups,
-        is_legal=model.is_legal,
-        interrupted_by=interruption.cause,
-    )
+    reason, warnings = reason or interruption.reason, loop.check.warnings
+    return SearchOutcome(tuple(loop.records), reason, warnings, loop.model, interruption.cause)
 
 
 class SearchLoop:
@@ -145,11 +128,12 @@ class SearchLoop:
                 self._store(record)
         if self.records:
             progress.show_resumed(len(self.records))
-        for number, record in enumerate(self.records, start=1):
-            self._show(number, record)
+        for number in range(len(self.records)):
+            self._show(number)
         seeds = choose_seeds(earlier, plan) if earlier is not None and not is_same else []
         is_warm = bool(seeds) and earlier is not None and earlier.machine_class == plan.hardware.machine_class
-        self._first = self._order([plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs())
+        first = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
+        self._first = self.check.order(first) if plan.workload.worker_failure else list(dict.fromkeys(first))
         self._min_trials = len(self._first) if is_warm else MIN_TRIALS
         patience = PATIENCE_TRIALS if plan.request.sampler == "model" else SAMPLER_PATIENCE_TRIALS
         self._patience = WARM_PATIENCE_TRIALS if is_warm else patience
@@ -157,13 +141,6 @@ class SearchLoop:
         for config in self._first:
             if config not in self.model.known:
                 self._study.enqueue_trial(plan.space.to_params(config))
-
-    def _order(self, first: Sequence[LoaderConfig]) -> list[LoaderConfig]:
-        """Order the first trials: if workers failed in the profile, none, then the fewest, then the others."""
-        fewest = self.check.fewest
-        if self._plan.workload.worker_failure is None or fewest is None:
-            return list(dict.fromkeys(first))
-        return sorted(dict.fromkeys([*first, fewest]), key=lambda one: (one.dataloader.num_workers > 0, one != fewest))
 
     def run(self) -> str:
         """Search until there is a reason to stop, and return it."""
@@ -221,8 +198,7 @@ class SearchLoop:
 
     def _run_next(self) -> None:
         """Ask for the next configuration, and answer from the records, by the limits, or by a trial."""
-        with explain_errors(self._plan.request):
-            trial = self._study.ask(distributions_of(self._plan.space))
+        trial = ask(self._study, self._plan)
         config = self._plan.space.from_params(trial.params)
         known = self.model.known.get(config)
         if known is not None and REMEASURED not in trial.user_attrs:
@@ -237,13 +213,13 @@ class SearchLoop:
                 self._study.tell(trial, state=TrialState.FAIL)
             raise
         self._store(self.model.make_record(config, result), trial)
-        self._show(len(self.records), self.records[-1])
+        self._show(len(self.records) - 1)
         if result is not None and self.check.find_cause(result):
             if self.check.reason is not None:
                 self.model.allows_workers = False
                 self._progress.show_warning(self.check.reason)
-            if self.model.feasible_count < self._min_trials:
-                self.check.raise_flaw()
+            if self.check.flaw is not None and self.model.feasible_count < self._min_trials:
+                raise self.check.make_error(self.check.flaw)
 
     def _measure(self, config: LoaderConfig) -> TrialResult:
         """Run a trial, and again if its failure may be bad luck."""
@@ -259,7 +235,7 @@ class SearchLoop:
         result = self._run(config, FULL_LENGTH_PRECISION)
         if config in self._plan.table.index:
             self._store(self.model.make_record(config, result))
-            self._show(len(self.records), self.records[-1])
+            self._show(len(self.records) - 1)
         return result
 
     def _run(self, config: LoaderConfig, precision: float, prune_below: float | None = None) -> TrialResult:
@@ -274,9 +250,9 @@ class SearchLoop:
         if record.status != "repeated":
             self.records.append(record)
             self.model.fit(self.records)
-        with explain_errors(self._plan.request):
-            store_record(self._study, record, self._plan.space, trial)
+        store_record(self._study, self._plan, record, trial)
 
-    def _show(self, number: int, record: TrialRecord) -> None:
+    def _show(self, index: int) -> None:
+        record = self.records[index]
         error = math.inf if record.is_feasible and record.relative_error is None else record.relative_error or 0.0
-        self._progress.show_trial(number, record, error, self.model.best is record)
+        self._progress.show_trial(index + 1, record, error, self.model.best is record)

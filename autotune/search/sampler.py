@@ -72,7 +72,7 @@ class TrialModel:
         return self._resources.fits(config, self._plan.budgets)
 
     def expected(self) -> dict[LoaderConfig, float]:
-        """Return the expected samples per second of each configuration that works."""
+        """Return the expected samples per second of each configuration that works, smoothed over its neighbours."""
         configs = [config for config, record in self.known.items() if record.is_feasible]
         found = self.surrogate.predict(configs)
         return {config: one.samples_per_second for config, one in zip(configs, found, strict=True)}

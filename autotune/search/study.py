@@ -144,17 +144,24 @@ def make_trial(record: TrialRecord, space: SearchSpace) -> FrozenTrial:
     )
 
 
-def store_record(study: optuna.Study, record: TrialRecord, space: SearchSpace, trial: optuna.Trial | None) -> None:
-    """Store a record as the result of a proposed trial; None adds a trial that was not proposed."""
-    made = make_trial(record, space)
-    if trial is None:
-        study.add_trial(made)
-        return
-    for name, excess in record.constraints.items():
-        trial.set_constraint(name, excess)
-    for name, value in made.user_attrs.items():
-        trial.set_user_attr(name, value)
-    study.tell(trial, record.samples_per_second)
+def ask(study: optuna.Study, plan: Plan) -> optuna.Trial:
+    """Ask for the next configuration: a queued one, or the proposal of the sampler; raises StudyError."""
+    with explain_errors(plan.request):
+        return study.ask(make_distributions(plan.space))
+
+
+def store_record(study: optuna.Study, plan: Plan, record: TrialRecord, trial: optuna.Trial | None) -> None:
+    """Store a record as the result of a proposed trial; None adds a trial that was not proposed; raises StudyError."""
+    made = make_trial(record, plan.space)
+    with explain_errors(plan.request):
+        if trial is None:
+            study.add_trial(made)
+            return
+        for name, excess in record.constraints.items():
+            trial.set_constraint(name, excess)
+        for name, value in made.user_attrs.items():
+            trial.set_user_attr(name, value)
+        study.tell(trial, record.samples_per_second)
 
 
 def read_records(study: optuna.Study, space: SearchSpace) -> list[TrialRecord]:

@@ -219,7 +219,7 @@ def _estimate_contributions(plan: Plan, found: SearchOutcome, result: Result) ->
             settings.append(f"{name}={goal[name]}")
     tried = {record.config for record in found.records if record.is_feasible}
     rows, rate = list[schema.Contribution](), decision.samples_per_second
-    gains = zip(settings, path, path[1:], found.predict_speedups(path), strict=False)
+    gains = zip(settings, path, path[1:], found.model.surrogate.predict_speedups(path), strict=False)
     for setting, before, after, gain in reversed(list(gains)):
         error = gain.log_error if {before, after} <= tried else math.hypot(gain.log_error, GUESS_ERROR)
         factor = math.exp(NORMAL_QUANTILE * error)
@@ -264,5 +264,5 @@ def _scale_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tu
             samples_per_second=min(expected.samples_per_second, MAX_RATE),
             relative_error=min(expected.relative_error, MAX_RATE),
         )
-        for changed, expected in zip(swept, found.predict(swept), strict=True)
+        for changed, expected in zip(swept, found.model.surrogate.predict(swept), strict=True)
     )
