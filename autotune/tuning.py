@@ -16,9 +16,9 @@ from autotune.progress import ProgressListener
 from autotune.request import TuningRequest
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.runner.starting import Starter
-from autotune.search.loop import SearchOutcome, search
+from autotune.search.loop import search
 from autotune.search.plan import Plan
-from autotune.search.trial_record import TrialRecord
+from autotune.search.trial_record import SearchOutcome, TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.signals import defer_interrupts
 from autotune.trial.interruption import raise_on_lost_device

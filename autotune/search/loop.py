@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from optuna.trial import Trial, TrialState
@@ -21,9 +20,9 @@ from autotune.progress import ProgressListener
 from autotune.search.failures import FailureCheck, raise_if_unavoidable
 from autotune.search.plan import Plan
 from autotune.search.sampler import TrialModel, make_sampler
-from autotune.search.study import ask, explain_errors, open_study, quiet_logs, read_records, store_record
-from autotune.search.trial_record import IMPROVEMENT_RATIO, TrialRecord, trials_since_improvement
-from autotune.search.warm_start import choose_seeds, is_continued, read_trials
+from autotune.search.study import ask, enqueue, open_study, quiet_logs, read_records, store_record
+from autotune.search.trial_record import IMPROVEMENT_RATIO, SearchOutcome, TrialRecord, trials_since_improvement
+from autotune.search.warm_start import choose_seeds, read_trials
 from autotune.trial.interruption import capture_interruption
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import RunTrial, TrialRequest
@@ -42,25 +41,6 @@ SAMPLER_PATIENCE_TRIALS: Final = 10  # of Optuna's samplers, which know only the
 WARM_PATIENCE_TRIALS: Final = 2  # of a search that starts from an earlier result
 MAX_REPEATS: Final = 40  # consecutive proposals that were all measured before
 REMEASURED: Final = "measured again"  # user attribute of the trial that repeats an outlier
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOutcome:
-    """The result of a search, or of the part before it was interrupted.
-
-    Attributes:
-        records: Every trial that was measured or skipped, in order.
-        stop_reason: Why the search ended.
-        warnings: Failures of the workload that the trials found.
-        model: The models of throughput and resource use as corrected by these trials.
-        interrupted_by: The error that ended the search early; None if it came to its end.
-    """
-
-    records: tuple[TrialRecord, ...]
-    stop_reason: str
-    warnings: tuple[str, ...]
-    model: TrialModel
-    interrupted_by: BaseException | None = None
 
 
 def search(
@@ -122,25 +102,24 @@ class SearchLoop:
         self._study = open_study(plan)
         self.records = [one for one in read_records(self._study, plan.space) if one.status != "repeated"]
         self.model.fit(self.records)
-        is_same = earlier is not None and is_continued(earlier, plan)
-        for record in read_trials(earlier, plan) if earlier is not None and is_same else ():
+        for record in read_trials(earlier, plan):
             if record.config not in self.model.known:
                 self._store(record)
         if self.records:
             progress.show_resumed(len(self.records))
-        for number in range(len(self.records)):
-            self._show(number)
-        seeds = choose_seeds(earlier, plan) if earlier is not None and not is_same else []
-        is_warm = bool(seeds) and earlier is not None and earlier.machine_class == plan.hardware.machine_class
+        for index in range(len(self.records)):
+            self._show(index)
+        seeds, is_warm = choose_seeds(earlier, plan)
         first = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
-        self._first = self.check.order(first) if plan.workload.worker_failure else list(dict.fromkeys(first))
+        is_suspected = plan.workload.worker_failure is not None
+        self._first = self.check.order(first) if is_suspected else list(dict.fromkeys(first))
         self._min_trials = len(self._first) if is_warm else MIN_TRIALS
         patience = PATIENCE_TRIALS if plan.request.sampler == "model" else SAMPLER_PATIENCE_TRIALS
         self._patience = WARM_PATIENCE_TRIALS if is_warm else patience
         self._study.sampler = make_sampler(plan, self.model, len(self.records))
         for config in self._first:
             if config not in self.model.known:
-                self._study.enqueue_trial(plan.space.to_params(config))
+                enqueue(self._study, plan, config)
 
     def run(self) -> str:
         """Search until there is a reason to stop, and return it."""
@@ -191,9 +170,7 @@ class SearchLoop:
         if outlier is None or outlier.gain < MIN_EXPECTED_IMPROVEMENT or len(self._remeasured) >= MAX_REMEASUREMENTS:
             return reason
         self._remeasured.add(outlier.config)
-        with explain_errors(self._plan.request):
-            params = self._plan.space.to_params(outlier.config)
-            self._study.enqueue_trial(params, user_attrs={REMEASURED: True})
+        enqueue(self._study, self._plan, outlier.config, {REMEASURED: True})
         return None
 
     def _run_next(self) -> None:
@@ -240,9 +217,8 @@ class SearchLoop:
 
     def _run(self, config: LoaderConfig, precision: float, prune_below: float | None = None) -> TrialResult:
         self._progress.show_trial_start(len(self.records) + 1, config)
-        request = self._plan.request
-        seconds = SEARCH_SHARE * request.trial_seconds
-        trial = TrialRequest(config=config, epochs=request.epochs, seconds=seconds, precision=precision)
+        epochs, seconds = self._plan.request.epochs, SEARCH_SHARE * self._plan.request.trial_seconds
+        trial = TrialRequest(config=config, epochs=epochs, seconds=seconds, precision=precision)
         return self._run_trial(trial.model_copy(update={"prune_below": prune_below}))
 
     def _store(self, record: TrialRecord, trial: Trial | None = None) -> None:

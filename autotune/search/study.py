@@ -19,6 +19,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState
 from pydantic import ValidationError
 
+from autotune.config import LoaderConfig
 from autotune.errors import StudyError, UsageError
 from autotune.request import TuningRequest
 from autotune.search.plan import Plan
@@ -142,6 +143,12 @@ def make_trial(record: TrialRecord, space: SearchSpace) -> FrozenTrial:
         constraints=record.constraints,
         user_attrs={"config": describe_config(record.config), **attributes},
     )
+
+
+def enqueue(study: optuna.Study, plan: Plan, config: LoaderConfig, user_attrs: dict[str, Any] | None = None) -> None:
+    """Queue a configuration, which `ask` returns before any proposal of the sampler; raises StudyError."""
+    with explain_errors(plan.request):
+        study.enqueue_trial(plan.space.to_params(config), user_attrs=user_attrs)
 
 
 def ask(study: optuna.Study, plan: Plan) -> optuna.Trial:

@@ -1,15 +1,19 @@
-"""Records of the trials of a search, and the values that are read from them."""
+"""Records of the trials of a search, its outcome, and the values that are read from them."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field
 
 from autotune.config import BoundedBytes, BoundedRate, FrozenModel, LoaderConfig
 from autotune.trial.measurement import TrialResult
+
+if TYPE_CHECKING:  # sampler.py imports this module
+    from autotune.search.sampler import TrialModel
 
 MIN_SAMPLES_PER_SECOND: Final = 1e-9  # one sample in thirty years; a trial below it delivered nothing
 IMPROVEMENT_RATIO: Final = 1.02  # a smaller improvement is noise
@@ -45,6 +49,25 @@ class TrialRecord(FrozenModel):
         """Whether it was measured, completed, and delivered samples."""
         is_completed = self.result is not None and self.result.kind == "completed"
         return is_completed and self.samples_per_second >= MIN_SAMPLES_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOutcome:
+    """The result of a search, or of the part before it was interrupted.
+
+    Attributes:
+        records: Every trial that was measured or skipped, in order.
+        stop_reason: Why the search ended.
+        warnings: Failures of the workload that the trials found.
+        model: The models of throughput and resource use as corrected by these trials.
+        interrupted_by: The error that ended the search early; None if it came to its end.
+    """
+
+    records: tuple[TrialRecord, ...]
+    stop_reason: str
+    warnings: tuple[str, ...]
+    model: TrialModel
+    interrupted_by: BaseException | None = None
 
 
 def find_best(records: Sequence[TrialRecord]) -> TrialRecord | None:

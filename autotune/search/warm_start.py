@@ -26,9 +26,11 @@ def is_continued(earlier: TunedProfile, plan: Plan) -> bool:
     return is_same and not earlier.is_validated
 
 
-def read_trials(earlier: TunedProfile, plan: Plan) -> list[TrialRecord]:
-    """Return the trials that an interrupted run completed, as records."""
-    records = []
+def read_trials(earlier: TunedProfile | None, plan: Plan) -> list[TrialRecord]:
+    """Return the completed trials of an earlier run as records, if this run continues it."""
+    records: list[TrialRecord] = []
+    if earlier is None or not is_continued(earlier, plan):
+        return records
     for one in earlier.search.trials:
         if one.samples_per_second and one.outcome != "failed" and plan.space.nearest(one.config) == one.config:
             peaks = {"peak_host_bytes": one.peak_host_bytes, "peak_shm_bytes": one.peak_shm_bytes}
@@ -45,20 +47,24 @@ def read_trials(earlier: TunedProfile, plan: Plan) -> list[TrialRecord]:
     return records
 
 
-def choose_seeds(earlier: TunedProfile, plan: Plan) -> list[LoaderConfig]:
-    """Return the configurations to try first.
+def choose_seeds(earlier: TunedProfile | None, plan: Plan) -> tuple[list[LoaderConfig], bool]:
+    """Return the configurations of an earlier run to try first, and whether it ran on the same class of machines.
 
-    On the same class of machines these are the result of the earlier run and its best trials; on another class its
-    result, unchanged and with workers in proportion to the CPUs.
+    On the same class these are its result and its best trials; on another class its result, unchanged and with workers
+    in proportion to the CPUs. There are none if this run continues the earlier one.
     """
+    if earlier is None or is_continued(earlier, plan):
+        return [], False
     here, there, seeds = plan.hardware, earlier.hardware, [earlier.config]
-    if there.machine_class == here.machine_class:
+    is_same_class = there.machine_class == here.machine_class
+    if is_same_class:
         completed = [one for one in earlier.search.trials if one.outcome == "completed" and one.samples_per_second]
         seeds += [one.config for one in sorted(completed, key=lambda one: one.samples_per_second or 0.0, reverse=True)]
     else:
         seeds.append(scale_workers(earlier.config, here.usable_cpus / there.usable_cpus))
     inside = map(plan.space.nearest, list(dict.fromkeys(seeds))[:MAX_SEEDS])
-    return [config for config in inside if plan.fits(config)]
+    fitting = [config for config in inside if plan.fits(config)]
+    return fitting, is_same_class and bool(fitting)
 
 
 def scale_workers(config: LoaderConfig, ratio: float) -> LoaderConfig:

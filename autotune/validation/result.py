@@ -22,7 +22,7 @@ from autotune.validation.decision import Decision, decide
 from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
 
 if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
-    from autotune.search.loop import SearchOutcome
+    from autotune.search.trial_record import SearchOutcome
 
 PREDICTED: Final = "This is a prediction from the profile of the workload; nothing was measured. Tune with --trials 40."
 PhaseSeconds = Mapping[schema.Phase, float]

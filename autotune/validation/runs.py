@@ -24,7 +24,7 @@ from autotune.validation.decision import select_candidates
 from autotune.validation.noise import NoiseMonitor
 
 if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
-    from autotune.search.loop import SearchOutcome
+    from autotune.search.trial_record import SearchOutcome
 
 MIN_RUNS: Final = 2
 MAX_RUNS: Final = 5  # while the gain over the baseline is in doubt

@@ -11,8 +11,9 @@ from autotune.config import LoaderConfig
 from autotune.errors import ProfileError
 from autotune.profiles.schema import TrialSummary, TunedProfile
 from autotune.progress import ProgressListener
-from autotune.search.loop import SearchOutcome, search
+from autotune.search.loop import search
 from autotune.search.plan import Plan, make_plan
+from autotune.search.trial_record import SearchOutcome
 from autotune.search.warm_start import MAX_SEEDS, choose_seeds, rebuild_request, scale_workers
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
@@ -142,13 +143,13 @@ def test_an_interrupted_run_of_another_request_or_machine_is_not_continued(chang
 
 def test_on_another_class_of_machines_only_the_result_is_tried_also_in_proportion_to_the_cpus() -> None:
     earlier = make_profile(dataloader=make_config(8, 2).dataloader, hardware=plan_on().hardware)
-    seeds = choose_seeds(earlier, plan_on(affinity_cpus=4))
+    seeds, _ = choose_seeds(earlier, plan_on(affinity_cpus=4))
     assert [config.dataloader.num_workers for config in seeds] == [8, 16]
 
 
 def test_a_number_of_workers_that_is_no_choice_becomes_the_nearest_one() -> None:
     earlier = make_profile(dataloader=make_config(6, 2).dataloader, hardware=plan_on().hardware)
-    seeds = choose_seeds(earlier, plan_on(affinity_cpus=3))
+    seeds, _ = choose_seeds(earlier, plan_on(affinity_cpus=3))
     assert [config.dataloader.num_workers for config in seeds] == [6, 8]
 
 
@@ -158,7 +159,7 @@ def test_no_workers_stay_no_workers_on_any_machine() -> None:
 
 def test_the_result_and_the_best_trials_are_tried_first() -> None:
     earlier = profile_of(run(Formula()))
-    seeds = choose_seeds(earlier, plan_on())
+    seeds, _ = choose_seeds(earlier, plan_on())
     assert seeds[0] == earlier.config
     assert len(seeds) == MAX_SEEDS
 

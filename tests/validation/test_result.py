@@ -14,10 +14,9 @@ from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import NoFeasibleConfigError, TrialError, UsageError
 from autotune.profiles.schema import Contribution, TunedProfile
 from autotune.request import TuningRequest
-from autotune.search.loop import SearchOutcome
 from autotune.search.plan import GUESS_ERROR, Plan, make_plan
 from autotune.search.surrogate import Prediction, SpeedupPrediction
-from autotune.search.trial_record import TrialRecord
+from autotune.search.trial_record import SearchOutcome, TrialRecord
 from autotune.trial.measurement import RankWaits, TrialResult
 from autotune.validation.decision import Decision
 from autotune.validation.result import Result, build_profile, decide_result, predict_result

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from autotune.config import LoaderConfig
 from autotune.profiles.schema import BatchWaits
 from autotune.progress import ProgressListener
-from autotune.search.loop import SearchOutcome
 from autotune.search.plan import Plan, make_plan
+from autotune.search.trial_record import SearchOutcome
 from autotune.trial.measurement import Measurement, RankWaits, TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.validation.noise import NoiseMonitor
