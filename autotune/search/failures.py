@@ -137,9 +137,11 @@ class FailureCheck:
         warnings = [f"{one[:1].upper()}{one[1:]}. A training run would crash there." for one in sentences]
         return tuple(warnings if self.reason is None else [self.reason, *warnings])
 
-    def order(self, configs: Sequence[LoaderConfig]) -> list[LoaderConfig]:
-        """Order the first trials of a workload whose workers are suspected: none, then the fewest, then the others."""
-        first = dict.fromkeys([*configs, self._fewest] if self._fewest is not None else configs)
+    def order(self, configs: Sequence[LoaderConfig], *, is_suspected: bool) -> list[LoaderConfig]:
+        """Order the first trials: if workers are suspected, none, then the fewest, then the others."""
+        if not is_suspected or self._fewest is None:
+            return list(dict.fromkeys(configs))
+        first = dict.fromkeys([*configs, self._fewest])
         return sorted(first, key=lambda config: (config.dataloader.num_workers > 0, config != self._fewest))
 
     def run(self, config: LoaderConfig, measure: RunConfig) -> TrialResult:

@@ -111,11 +111,11 @@ class SearchLoop:
             self._show(index)
         seeds, is_warm = choose_seeds(earlier, plan)
         first = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
-        is_suspected = plan.workload.worker_failure is not None
-        self._first = self.check.order(first) if is_suspected else list(dict.fromkeys(first))
-        self._min_trials = len(self._first) if is_warm else MIN_TRIALS
+        self._first = self.check.order(first, is_suspected=plan.workload.worker_failure is not None)
         patience = PATIENCE_TRIALS if plan.request.sampler == "model" else SAMPLER_PATIENCE_TRIALS
-        self._patience = WARM_PATIENCE_TRIALS if is_warm else patience
+        self._min_trials, self._patience = MIN_TRIALS, patience
+        if is_warm:
+            self._min_trials, self._patience = len(self._first), WARM_PATIENCE_TRIALS
         self._study.sampler = make_sampler(plan, self.model, len(self.records))
         for config in self._first:
             if config not in self.model.known:

@@ -176,6 +176,12 @@ def test_a_failure_without_workers_is_retried() -> None:
     assert count_runs(FailureCheck(CANDIDATES, Tries(complete)), failure, failure) == 2
 
 
+def test_suspected_workers_are_tried_with_the_fewest_before_any_others() -> None:
+    check = FailureCheck(CANDIDATES, Tries(complete))
+    first = check.order([make_config(8), make_config(0), make_config(2)], is_suspected=True)
+    assert first == [make_config(0), make_config(1), make_config(8), make_config(2)]
+
+
 # Failure rates
 
 ERROR = "raised ValueError: bits is 9. Some advice."
