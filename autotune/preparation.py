@@ -12,7 +12,6 @@ from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.search.plan import Plan, make_plan
 from autotune.search.space import choose_probe_sizes
-from autotune.search.study import check_study
 from autotune.system.hardware import Hardware
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.trial.budgets import plan_budgets
@@ -40,6 +39,8 @@ def check_request(request: TuningRequest) -> None:
         OutputError: The output path is not writable.
         ProfileError: The output path holds something other than a tuned file.
     """
+    from autotune.search.study import check_study  # `dltune check` imports this module, and never Optuna
+
     check_import_strings(request.workload)
     check_writable(Path(request.output))
     check_study(request)
