@@ -27,7 +27,6 @@ from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import start_runner
 from autotune.search.plan import Plan
-from autotune.search.resources import describe_violations
 from autotune.search.space import choose_probe_sizes
 from autotune.search.warm_start import rebuild_request
 from autotune.system.hardware import Hardware, Software
@@ -201,9 +200,8 @@ def verify(
         found = [*changed, *compare_workloads(profile.workload, plan.identity), *differences]
         if any(one.requires_retune for one in found):
             return _conclude(profile, found)
-        violations = plan.resource_model().predict(profile.config).find_violations(plan.budgets)
-        if violations:
-            return _conclude(profile, found, (f"it would exceed a limit: {describe_violations(violations)}",))
+        if excess := plan.describe_excess(profile.config):
+            return _conclude(profile, found, (f"it would exceed a limit: {excess}",))
         monitor = NoiseMonitor(plan.machine.usable_cpus, stop_children=runner.close)
         return _conclude(
             profile, found, remeasured=remeasure(plan, profile, runner.run, progress, monitor, time_budget.allows_runs)

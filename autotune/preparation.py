@@ -34,12 +34,16 @@ def check_request(request: TuningRequest) -> None:
     """Reject requests that cannot succeed, before any process is started.
 
     Raises:
-        UsageError: An import string is malformed.
+        UsageError: An import string is malformed, or the sampler needs a package that is not installed.
+        StudyError: The storage cannot be opened.
         OutputError: The output path is not writable.
         ProfileError: The output path holds something other than a tuned file.
     """
+    from autotune.search.study import check_study  # `dltune check` imports this module, and never Optuna
+
     check_import_strings(request.workload)
     check_writable(Path(request.output))
+    check_study(request)
 
 
 def find_unfinished(request: TuningRequest, here: Hardware) -> TunedProfile | None:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from autotune.errors import OutputError, ProfileError, ResultNotSavedError, TrialError, UsageError, WorkloadError
+from autotune.errors import (
+    OutputError,
+    ProfileError,
+    ResultNotSavedError,
+    StudyError,
+    TrialError,
+    UsageError,
+    WorkloadError,
+)
 from autotune.import_strings import find_import_string
 from autotune.preparation import check_request, find_unfinished, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
@@ -20,9 +28,9 @@ from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.process_tree import TRIAL_ID_VARIABLE
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.runner.starting import Starter
-from autotune.search.loop import SearchOutcome, search
+from autotune.search.loop import search
 from autotune.search.plan import Plan
-from autotune.search.trial_record import TrialRecord
+from autotune.search.trial_record import SearchOutcome, TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.signals import defer_interrupts
 from autotune.trial.interruption import raise_on_lost_device
@@ -87,7 +95,7 @@ def tune(
         UsageError: The request cannot be carried out, or the time limit is too short to try anything.
         WorkloadError: The user's code fails with every configuration.
         NoFeasibleConfigError: No configuration works within the limits.
-        StudyError: The Optuna study cannot be used.
+        StudyError: The Optuna study cannot be used; the best so far has been saved, if there is one.
         TrialError: The machine does not allow to run trials; the best so far has been saved, if there is one.
         OutputError: The tuned file cannot be written; at the end of a run a `ResultNotSavedError` holds the profile.
         KeyboardInterrupt: Interrupted before any configuration was measured.
@@ -168,7 +176,7 @@ def _save(
         save_profile(output, profile)
     except (OutputError, ProfileError) as error:
         raise ResultNotSavedError(str(error), format_file(TunedFile(profiles=(profile,)))) from None
-    if isinstance(interrupted_by, TrialError | WorkloadError):
+    if isinstance(interrupted_by, TrialError | WorkloadError | StudyError):
         message = f"{interrupted_by} The best result so far was saved to {output}."
         raise type(interrupted_by)(message, interrupted_by.details)
     return TuningResult(profile, plan, found.records, interrupted=interrupted_by is not None)

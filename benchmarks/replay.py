@@ -91,7 +91,7 @@ def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:
     best = _find_best(trace)
     measured = [record for record in found.records if record.is_feasible]
     candidates = select_candidates(
-        found.records, plan.defaults, truth.__contains__, found.expected, found.predict_speedups
+        found.records, plan.defaults, truth.__contains__, found.model.expected(), found.model.surrogate.predict_speedups
     )
     return Replayed(
         trace=trace.name,

@@ -96,7 +96,7 @@ def record(workload: BenchWorkload, seconds: float) -> Trace:
             pin_memory=(False,),
             sharing_strategy=("file_descriptor",),
         )
-        configs = tuple(space.configs())
+        configs = tuple(space.configs)
         first, second = (_run_pass(runner, plan, configs, seconds, seed) for seed in (1, 2))
     return Trace(
         name=workload.name,

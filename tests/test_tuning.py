@@ -542,7 +542,7 @@ def test_workers_that_failed_in_the_probe_and_fail_again_are_ruled_out_for_what_
     outcome = tune(make_request(), run_trial=bench, machine=make_machine(affinity_cpus=2), workload=workload)
     assert {config.dataloader.num_workers for config in bench.configs} == {0, 1}
     (warning,) = outcome.profile.result.warnings
-    assert "1 worker: it raised ValueError: no" in warning
+    assert "num_workers=1: it raised ValueError: no" in warning
 
 
 class FailsFresh(Bench):

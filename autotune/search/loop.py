@@ -1,37 +1,28 @@
-"""Search loop: propose, screen and measure configurations until no further gain is expected."""
+"""Search loop: asks for configurations and measures them until no further gain is expected.
+
+The first configurations are queued in the study. Then the sampler proposes; `model` proposes the candidate with the
+largest expected improvement. `SearchLoop.run` is the loop, `_reached_limit` and `_expects_no_gain` end it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
-import optuna
-from optuna.trial import TrialState
+from optuna.trial import Trial, TrialState
 
 from autotune.config import LoaderConfig
 from autotune.errors import WorkloadError
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
-from autotune.search.failures import WorkerCheck
+from autotune.search.failures import FailureCheck, raise_if_unavoidable
 from autotune.search.plan import Plan
 from autotune.search.sampler import TrialModel, make_sampler
-from autotune.search.study import (
-    check_study,
-    describe_error,
-    hide_password,
-    make_distributions,
-    make_trial,
-    open_study,
-    quiet_logs,
-    read_records,
-    user_attributes,
-)
-from autotune.search.surrogate import Prediction, SpeedupPrediction
-from autotune.search.trial_record import IMPROVEMENT_RATIO, TrialRecord, trials_since_improvement
-from autotune.search.warm_start import is_continued, plan_warm_start, take_over
+from autotune.search.study import ask, enqueue, open_study, quiet_logs, read_records, store_record
+from autotune.search.trial_record import IMPROVEMENT_RATIO, SearchOutcome, TrialRecord, trials_since_improvement
+from autotune.search.warm_start import choose_seeds, read_trials
 from autotune.trial.interruption import capture_interruption
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import RunTrial, TrialRequest
@@ -52,31 +43,6 @@ MAX_REPEATS: Final = 40  # consecutive proposals that were all measured before
 REMEASURED: Final = "measured again"  # user attribute of the trial that repeats an outlier
 
 
-@dataclass(frozen=True, slots=True)
-class SearchOutcome:
-    """The result of a search, or of the part before it was interrupted.
-
-    Attributes:
-        records: Every trial that was measured or skipped, in order.
-        stop_reason: Why the search ended.
-        warnings: Failures of the workload that the trials found.
-        expected: Expected samples per second of the measured configurations, smoothed over their neighbours.
-        predict: Predicts throughputs by the model as corrected by the trials.
-        predict_speedups: Predicts the speedup of each configuration over the one before it.
-        is_legal: Whether a configuration is expected to work within the limits.
-        interrupted_by: The error that ended the search early; None if it came to its end.
-    """
-
-    records: tuple[TrialRecord, ...]
-    stop_reason: str
-    warnings: tuple[str, ...]
-    expected: Mapping[LoaderConfig, float]
-    predict: Callable[[Sequence[LoaderConfig]], list[Prediction]]
-    predict_speedups: Callable[[Sequence[LoaderConfig]], list[SpeedupPrediction]]
-    is_legal: Callable[[LoaderConfig], bool]
-    interrupted_by: BaseException | None = None
-
-
 def search(
     plan: Plan,
     run_trial: RunTrial,
@@ -92,40 +58,31 @@ def search(
         progress: Receives the events of the search.
         has_time: Returns, from the number of trials, whether another one may begin.
         earlier: A profile to start from. If the same request was interrupted, its trials count as trials of this
-            search; otherwise they are only observations.
+            search; otherwise its best configurations are tried first.
 
     Raises:
         WorkloadError: The user's code fails in a way that no configuration avoids.
-        StudyError: The storage cannot be used.
-        UsageError: The sampler needs a package that is not installed.
+        StudyError: The study cannot be opened.
     """
-    check_study(plan.request)
     with quiet_logs():
         loop = SearchLoop(plan, run_trial, progress, has_time, earlier)
         reason = ""
         with capture_interruption() as interruption:
             reason = loop.run()
             progress.show_stop(reason)
-        if isinstance(interruption.cause, WorkloadError) and loop.model.feasible_count < MIN_SAVED:
-            raise interruption.cause
-    model = loop.model
-    return SearchOutcome(
-        records=tuple(model.records),
-        stop_reason=reason or interruption.reason,
-        warnings=loop.check.warnings,
-        expected=model.expected(),
-        predict=model.surrogate.predict,
-        predict_speedups=model.surrogate.predict_speedups,
-        is_legal=model.is_legal,
-        interrupted_by=interruption.cause,
-    )
+    loop.model.fit(loop.records)
+    if isinstance(interruption.cause, WorkloadError) and loop.model.feasible_count < MIN_SAVED:
+        raise interruption.cause
+    reason, warnings = reason or interruption.reason, loop.check.warnings
+    return SearchOutcome(tuple(loop.records), reason, warnings, loop.model, interruption.cause)
 
 
 class SearchLoop:
     """A search under way; its arguments are those of `search`.
 
     Attributes:
-        model: The models as corrected by the trials so far.
+        records: The trials so far, without repeated ones.
+        model: The models as corrected by these trials.
         check: Finds out whether workers or the data fail.
     """
 
@@ -137,50 +94,45 @@ class SearchLoop:
         has_time: Callable[[int], bool],
         earlier: TunedProfile | None,
     ) -> None:
-        self._plan = plan
-        self._run_trial = run_trial
-        self._progress = progress
-        self._has_time = has_time
+        self._plan, self._run_trial, self._progress, self._has_time = plan, run_trial, progress, has_time
         self._repeats = 0
         self._remeasured: set[LoaderConfig] = set()
-        is_suspected = plan.workload.worker_failure is not None
-        self.check = WorkerCheck(plan.candidates, self._run_to_the_end, is_suspected=is_suspected)
-        is_same = earlier is not None and is_continued(earlier, plan)
-        seeds, self._prior = ([], {}) if earlier is None or is_same else plan_warm_start(earlier, plan)
+        self.model = TrialModel(plan)
+        self.check = FailureCheck(plan.candidates, self._run_to_the_end)
+        self._study = open_study(plan)
+        self.records = [one for one in read_records(self._study, plan.space) if one.status != "repeated"]
+        self.model.fit(self.records)
+        for record in read_trials(earlier, plan):
+            if record.config not in self.model.known:
+                self._store(record)
+        if self.records:
+            progress.show_resumed(len(self.records))
+        for index in range(len(self.records)):
+            self._show(index)
+        seeds, is_warm = choose_seeds(earlier, plan)
         first = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
-        self._first = list(dict.fromkeys(self.check.order(first)))
-        self._min_trials = len(self._first) if self._prior else MIN_TRIALS
-        self._study, self._is_stored = open_study(plan), plan.request.storage is not None
-        self._learn(read_records(self._study, plan.space))
-        for record in take_over(earlier, plan, self.model.known) if earlier is not None and is_same else ():
-            self._store(record)
-        if known := len(self.model.records):
-            progress.show_resumed(known)
-        for number, record in enumerate(self.model.records, start=1):
-            progress.show_trial(number, record, record.relative_error or 0.0, record is self.model.best)
-        self._study.sampler = make_sampler(plan, known, self._prior, lambda: self.check.reason is None)
-        self._enqueue_first()
-
-    def _learn(self, records: Sequence[TrialRecord]) -> None:
-        self.model = TrialModel(self._plan, records, self._prior, allows_workers=self.check.reason is None)
-
-    def _enqueue_first(self) -> None:
+        self._first = self.check.order(first, is_suspected=plan.workload.worker_failure is not None)
+        patience = PATIENCE_TRIALS if plan.request.sampler == "model" else SAMPLER_PATIENCE_TRIALS
+        self._min_trials, self._patience = MIN_TRIALS, patience
+        if is_warm:
+            self._min_trials, self._patience = len(self._first), WARM_PATIENCE_TRIALS
+        self._study.sampler = make_sampler(plan, self.model, len(self.records))
         for config in self._first:
             if config not in self.model.known:
-                self._study.enqueue_trial(self._plan.space.to_params(config))
+                enqueue(self._study, plan, config)
 
     def run(self) -> str:
         """Search until there is a reason to stop, and return it."""
-        while (reason := self._find_limit() or self._find_no_gain()) is None:
-            self._run_proposal()
+        while (reason := self._reached_limit() or self._expects_no_gain()) is None:
+            self._run_next()
         for warning in self.check.warnings:
             if warning != self.check.reason:  # which was shown when it was found
                 self._progress.show_warning(warning)
         return reason
 
-    def _find_limit(self) -> str | None:
+    def _reached_limit(self) -> str | None:
         """Return why the search may not, or need not, go on; None if it may."""
-        done, best, plan = len(self.model.records), self.model.best, self._plan
+        done, best, plan = len(self.records), self.model.best, self._plan
         if done >= plan.request.trials:
             return f"all {plan.request.trials} trials done"
         if not self._has_time(done):
@@ -193,24 +145,24 @@ class SearchLoop:
             return f"the last {self._repeats} proposals were all measured before"
         return None
 
-    def _find_no_gain(self) -> str | None:
+    def _expects_no_gain(self) -> str | None:
         """Return why no configuration is likely to be better than the best; None if one may be.
 
         Before the search ends, the outlier that could be the best is measured again. The first trial that fills a queue
         of large batches is one: a virtual machine is slow to provide memory that it has not used for a while.
         """
-        model, sampler = self.model, self._plan.request.sampler
-        if sampler == "random" or model.best is None or any(config not in model.known for config in self._first):
+        model = self.model
+        is_random = self._plan.request.sampler == "random"
+        if is_random or model.best is None or any(config not in model.known for config in self._first):
             return None
-        patience = PATIENCE_TRIALS if sampler == "model" else SAMPLER_PATIENCE_TRIALS
-        proposal, since = model.propose(), trials_since_improvement(model.records)
+        proposal, since = model.propose(), trials_since_improvement(self.records)
         if proposal is None:
             reason = "every configuration within the limits was tried"
         elif model.feasible_count < self._min_trials:
             return None
         elif proposal.gain < MIN_EXPECTED_IMPROVEMENT:
             reason = f"no other configuration is expected to gain {MIN_EXPECTED_IMPROVEMENT:.1%} or more"
-        elif since >= (WARM_PATIENCE_TRIALS if self._prior else patience):
+        elif since >= self._patience:
             reason = f"less than {IMPROVEMENT_RATIO - 1:.0%} gain in the last {since} trials"
         else:
             return None
@@ -218,12 +170,12 @@ class SearchLoop:
         if outlier is None or outlier.gain < MIN_EXPECTED_IMPROVEMENT or len(self._remeasured) >= MAX_REMEASUREMENTS:
             return reason
         self._remeasured.add(outlier.config)
-        self._study.enqueue_trial(self._plan.space.to_params(outlier.config), user_attrs={REMEASURED: True})
+        enqueue(self._study, self._plan, outlier.config, {REMEASURED: True})
         return None
 
-    def _run_proposal(self) -> None:
-        """Ask for a configuration, and answer from the records, by the limits, or by a trial."""
-        trial = self._ask()
+    def _run_next(self) -> None:
+        """Ask for the next configuration, and answer from the records, by the limits, or by a trial."""
+        trial = ask(self._study, self._plan)
         config = self._plan.space.from_params(trial.params)
         known = self.model.known.get(config)
         if known is not None and REMEASURED not in trial.user_attrs:
@@ -237,85 +189,46 @@ class SearchLoop:
             with suppress(Exception):  # an error of the storage would hide the reason
                 self._study.tell(trial, state=TrialState.FAIL)
             raise
-        self._store(self.model.make_record(trial.number, config, result), trial)
-        self._show_last()
-        if result is None or not self.check.test_workers(result):
-            return
-        if self.check.reason is not None:
-            self._learn(self.model.records)
-            self._progress.show_warning(self.check.reason)
-        if self.check.flaw is not None and self.model.feasible_count < self._min_trials:
-            raise self.check.make_error(self.check.flaw)
+        self._store(self.model.make_record(config, result), trial)
+        self._show(len(self.records) - 1)
+        if result is not None and self.check.find_cause(result):
+            if self.check.reason is not None:
+                self.model.allows_workers = False
+                self._progress.show_warning(self.check.reason)
+            if self.check.flaw is not None and self.model.feasible_count < self._min_trials:
+                raise self.check.make_error(self.check.flaw)
 
     def _measure(self, config: LoaderConfig) -> TrialResult:
         """Run a trial, and again if its failure may be bad luck."""
         best = self.model.best
         prune_below = PRUNE_SHARE * best.samples_per_second if best is not None else None
-        result = self._run(config, SEARCH_PRECISION, prune_below)
-        self.check.note(result)
-        if self.check.is_flaky(result):
-            first, result = result, self._run(config, SEARCH_PRECISION, prune_below)
-            self.check.note(result)
-            self.check.note_retry(first, result)
+        result = self.check.run(config, lambda config: self._run(config, SEARCH_PRECISION, prune_below))
         if best is None:
-            self.check.raise_if_unavoidable(result, self._plan.request.workload)
+            raise_if_unavoidable(result, self._plan.request.workload)
         return result
 
     def _run_to_the_end(self, config: LoaderConfig) -> TrialResult:
-        """Run a trial for the check of workers; a candidate is stored like other trials."""
+        """Run a trial for the check of failures; a candidate is stored like other trials."""
         result = self._run(config, FULL_LENGTH_PRECISION)
         if config in self._plan.table.index:
-            self._store(self.model.make_record(len(self._study.get_trials(deepcopy=False)), config, result))
-            self._show_last()
+            self._store(self.model.make_record(config, result))
+            self._show(len(self.records) - 1)
         return result
 
     def _run(self, config: LoaderConfig, precision: float, prune_below: float | None = None) -> TrialResult:
-        self._progress.show_trial_start(len(self.model.records) + 1, config)
-        request = self._plan.request
-        seconds = SEARCH_SHARE * request.trial_seconds
-        trial = TrialRequest(config=config, epochs=request.epochs, seconds=seconds, precision=precision)
+        self._progress.show_trial_start(len(self.records) + 1, config)
+        epochs, seconds = self._plan.request.epochs, SEARCH_SHARE * self._plan.request.trial_seconds
+        trial = TrialRequest(config=config, epochs=epochs, seconds=seconds, precision=precision)
         return self._run_trial(trial.model_copy(update={"prune_below": prune_below}))
 
-    def _ask(self) -> optuna.Trial:
-        distributions = make_distributions(self._plan.space)
-        try:
-            return self._study.ask(distributions)
-        except Exception as error:  # whatever the database raises
-            self._continue_in_memory(error)
-            return self._study.ask(distributions)
-
-    def _store(self, record: TrialRecord, trial: optuna.Trial | None = None) -> None:
-        """Store a record as a trial of the study, and learn from it; None adds a trial that was not proposed."""
-        try:
-            if trial is None:
-                self._study.add_trial(make_trial(record, self._plan.space))
-            else:
-                for name, excess in record.constraints.items():
-                    trial.set_constraint(name, excess)
-                for name, value in user_attributes(record).items():
-                    trial.set_user_attr(name, value)
-                self._study.tell(trial, record.samples_per_second)
-        except Exception as error:  # whatever the database raises
-            self._continue_in_memory(error)
-            self._study.add_trial(make_trial(record, self._plan.space))
+    def _store(self, record: TrialRecord, trial: Trial | None = None) -> None:
+        """Learn from a record, and store it in the study; None adds a trial that was not proposed."""
         if record.status != "repeated":
-            self._learn([*self.model.records, record])
+            self.records.append(record)
+            self.model.fit(self.records)
+        store_record(self._study, self._plan, record, trial)
 
-    def _show_last(self) -> None:
-        """Show the last trial, after it is stored: a trial that the user has seen is never lost."""
-        record = self.model.records[-1]
+    def _show(self, index: int) -> None:
+        record = self.records[index]
         error = math.inf if record.is_feasible and record.relative_error is None else record.relative_error or 0.0
-        self._progress.show_trial(len(self.model.records), record, error, self.model.best is record)
-
-    def _continue_in_memory(self, error: Exception) -> None:
-        """Replace a study whose storage fails by one in memory: the run must not lose its result."""
-        if not self._is_stored:
-            raise error
-        self._is_stored = False
-        self._progress.show_warning(
-            f"Trials can no longer be stored in {hide_password(str(self._plan.request.storage))}: "
-            f"{describe_error(error)}. The run continues in memory and writes its result."
-        )
-        self._study = optuna.create_study(direction="maximize", sampler=self._study.sampler)
-        self._study.add_trials([make_trial(record, self._plan.space) for record in self.model.records])
-        self._enqueue_first()
+        self._progress.show_trial(index + 1, record, error, self.model.best is record)

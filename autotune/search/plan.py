@@ -26,7 +26,6 @@ from autotune.trial.throughput import ThroughputEstimate, estimate
 from autotune.trial.workload_profile import WorkloadProfile
 
 MAX_EXTRAPOLATION_FACTOR: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
-MAX_CANDIDATES: Final = 30_000  # only a search of many values of the user's makes a larger space
 GUESS_ERROR: Final = 0.25  # of the logarithm of a guess, root mean square; 0.05 to 0.33 on the five recorded grids
 UPPER_BOUND_TOLERANCE: Final = 1.05  # a throughput this much above the upper bound shows that the bound is too low
 INITIAL_WORKER_FACTORS: Final = (1.0, 0.5, 1.5)  # of the number of workers that the model predicts to be enough
@@ -170,35 +169,29 @@ class Plan:
         The baseline comes first, then the best number of workers by the cost model with fewer and more of them, because
         the model may be wrong by a factor of two, then as many workers as CPUs, then every other batch size.
         """
-        sizes = self.space.choices["batch_size"]
-        table = {
-            (count, size): config
-            for count in self.space.choices["num_workers"]
-            for size in sizes
-            if self.fits(
-                config := self.space.from_params({**self.defaults.values, "num_workers": count, "batch_size": size})
-            )
-        }
-        initial = [self.space.nearest(self.baseline)]
-        if not table:
-            return initial
-        fastest = {count: max((c for (n, _), c in table.items() if n == count), key=self.predict) for count, _ in table}
+        counts, sizes = self.space.choices["num_workers"], self.space.choices["batch_size"]
+        rows = {(count, size): self._default_config(count, size) for count in counts for size in sizes}
+        rows = {row: config for row, config in rows.items() if self.fits(config)}
+        if not rows:
+            return [self.space.nearest(self.baseline)]
+        by_count = {count: [config for (other, _), config in rows.items() if other == count] for count, _ in rows}
+        fastest = {count: max(configs, key=self.predict) for count, configs in by_count.items()}
         wanted = NEAR_OPTIMAL_RATIO * max(map(self.predict, fastest.values()))
         enough = min(count for count, config in fastest.items() if self.predict(config) >= wanted)
-        initial += [fastest[nearest_choice(round(enough * factor), list(fastest))] for factor in INITIAL_WORKER_FACTORS]
-        cpus = nearest_choice(count_whole_cpus(self.local_machine.usable_cpus), self.space.choices["num_workers"])
+        around = [nearest_choice(round(enough * factor), list(fastest)) for factor in INITIAL_WORKER_FACTORS]
+        cpus = nearest_choice(count_whole_cpus(self.local_machine.usable_cpus), counts)
         usual = cpus, nearest_choice(SETTINGS["batch_size"].recommended, sizes)
-        initial += [table[row] for row in (usual, *((enough, size) for size in sizes)) if row in table]
-        return list(dict.fromkeys(initial))
+        others = [rows[row] for row in (usual, *((enough, size) for size in sizes)) if row in rows]
+        first = [self.space.nearest(self.baseline), *(fastest[count] for count in around), *others]
+        return list(dict.fromkeys(first))
 
-    @cached_property
-    def _legal(self) -> tuple[LoaderConfig, ...]:
-        return tuple(self.space.configs(MAX_CANDIDATES))
+    def _default_config(self, workers: int, batch_size: int | None) -> LoaderConfig:
+        return self.space.from_params({**self.defaults.values, "num_workers": workers, "batch_size": batch_size})
 
     @cached_property
     def candidates(self) -> tuple[LoaderConfig, ...]:
         """The configurations that the search may propose: legal, and predicted to keep the limits."""
-        return tuple(filter(self.fits, self._legal))
+        return tuple(filter(self.fits, self.space.configs))
 
     @cached_property
     def table(self) -> CandidateTable:
@@ -208,7 +201,7 @@ class Plan:
     @property
     def left_out(self) -> int:
         """Number of legal configurations that are predicted to exceed a limit."""
-        return len(self._legal) - len(self.candidates)
+        return len(self.space.configs) - len(self.candidates)
 
     def resource_model(self) -> ResourceModel:
         """Return the model of resource use before any trial."""
@@ -217,6 +210,10 @@ class Plan:
     def fits(self, config: LoaderConfig) -> bool:
         """Return whether a configuration is predicted to keep the limits."""
         return self.resource_model().fits(config, self.budgets)
+
+    def describe_excess(self, config: LoaderConfig) -> str:
+        """Describe the limits that a configuration is predicted to exceed; empty if there is none."""
+        return self.resource_model().predict(config).describe_excess(self.budgets)
 
 
 def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:

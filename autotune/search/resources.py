@@ -7,7 +7,7 @@ of trials correct the memory of the main process and the workers themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -23,23 +23,6 @@ FILES_PER_WORKER: Final = 6  # queue, sentinel and resource-sharer ends per work
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetViolation:
-    """A limit that a configuration would exceed, in the unit of the resource."""
-
-    resource: Resource
-    needed: float
-    limit: float
-
-
-def describe_violations(violations: Iterable[BudgetViolation]) -> str:
-    """Describe the limits that a configuration would exceed, with the number against each."""
-    return "; ".join(
-        f"{one.resource.label}: {one.resource.format(one.needed)} needed of {one.resource.format(one.limit)}"
-        for one in violations
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class ResourceDemand:
     """Predicted peak resource use of a configuration."""
 
@@ -48,9 +31,12 @@ class ResourceDemand:
     files: int
     gpu_bytes: int = 0
 
-    def find_violations(self, budgets: Budgets) -> tuple[BudgetViolation, ...]:
-        """Return the limits that it exceeds."""
-        return tuple(BudgetViolation(*row) for row in self._compare(budgets) if row[1] > row[2])
+    def describe_excess(self, budgets: Budgets) -> str:
+        """Describe the limits that it exceeds, with the number against each; empty if there is none."""
+        exceeded = [row for row in self._compare(budgets) if row[1] > row[2]]
+        return "; ".join(
+            f"{one.label}: {one.format(needed)} needed of {one.format(limit)}" for one, needed, limit in exceeded
+        )
 
     def constraints(self, budgets: Budgets) -> dict[str, float]:
         """Return Optuna's constraints: the excess over each limit as a share of it, negative below the limit."""
@@ -80,11 +66,10 @@ class ResourceModel:
     def predict(self, config: LoaderConfig) -> ResourceDemand:
         """Predict the peak resource use of a configuration, for the whole process tree."""
         workers, batch_bytes, pinned = config.dataloader.num_workers, self._batch_bytes(config), self._pinned(config)
-        gpu_bytes = 0
+        gpu_bytes = self.gpu_extra_bytes
         if self.workload.gpu_bytes != LinearBytes():
             ahead = 2 * batch_bytes if config.process.device_prefetch else 0
-            gpu_bytes = self.workload.gpu_bytes.per_batch(self._batch_size(config)) + ahead
-        gpu_bytes += self.gpu_extra_bytes
+            gpu_bytes += self.workload.gpu_bytes.per_batch(self._batch_size(config)) + ahead
         if workers == 0:
             memory_bytes = self.workload.rss_bytes + 2 * (batch_bytes + pinned)
             return ResourceDemand(memory_bytes, shm_bytes=0, files=PROCESS_FILES, gpu_bytes=gpu_bytes)
@@ -99,7 +84,7 @@ class ResourceModel:
 
     def fits(self, config: LoaderConfig, budgets: Budgets) -> bool:
         """Return whether a configuration is predicted to keep all limits."""
-        return not self.predict(config).find_violations(budgets)
+        return not self.predict(config).describe_excess(budgets)
 
     def _predict_processes(self, workers: int) -> int:
         """Predict the memory of main process and workers without batches.

@@ -1,9 +1,9 @@
-"""Optuna samplers of a study of configurations: the cost model as corrected by its trials, and Optuna's own."""
+"""What Optuna sees of the search: the sampler of a study, which proposes the next configuration from its trials."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -23,110 +23,100 @@ if TYPE_CHECKING:
 
 STARTUP_TRIALS: Final = 8  # random trials after the seeds, before TPE and GP have enough to learn from
 
-Observations = Mapping[LoaderConfig, Observation]
-
 
 class TrialModel:
-    """The models of throughput and resource use as corrected by the trials of a study.
+    """The throughput and resource use of configurations, as corrected by the trials so far.
 
-    Args:
-        plan: The plan of the run.
-        records: The trials; of a configuration that was measured again the last one counts.
-        prior: Measurements of an earlier run; their configurations may still be proposed.
+    Attributes:
         allows_workers: Whether configurations with workers may be proposed.
+        known: The last trial of each configuration.
+        best: The fastest trial.
+        feasible_count: Number of trials that completed.
+        surrogate: The Gaussian process over the throughput.
     """
 
-    def __init__(
-        self, plan: Plan, records: Sequence[TrialRecord], prior: Observations, *, allows_workers: bool
-    ) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._allows_workers = allows_workers
-        self._resources = plan.resource_model()
-        self.records = [record for record in records if record.status != "repeated"]
-        self.known = {record.config: record for record in self.records}
-        self.best = find_best(self.records)
-        self.feasible_count = sum(record.is_feasible for record in self.records)
-        for one in self.records:
+        self.allows_workers = True
+        self.fit([])
+
+    def fit(self, records: Sequence[TrialRecord]) -> None:
+        """Fit the model to all trials of a study."""
+        tried = [record for record in records if record.status != "repeated"]
+        self.known = {record.config: record for record in tried}
+        self.best, self.feasible_count = find_best(tried), sum(record.is_feasible for record in tried)
+        self._resources = self._plan.resource_model()
+        for one in tried:
             if one.result is not None:
                 peaks = one.result.peak_host_bytes, one.result.peak_shm_bytes, one.peak_gpu_bytes
                 self._resources = self._resources.learn(one.config, *peaks)
-        measured = {
+        observed = {
             config: Observation(one.samples_per_second, math.inf if one.relative_error is None else one.relative_error)
             for config, one in self.known.items()
             if one.is_feasible
         }
         failed = [config for config, one in self.known.items() if one.result is not None and not one.is_feasible]
-        self.surrogate = Surrogate(plan.predict, {**prior, **measured}, failed)
+        self.surrogate = Surrogate(self._plan.predict, observed, failed)
 
     def propose(self) -> Proposal | None:
         """Return the most promising candidate that is expected to keep the limits; None if all were tried."""
         table = self._plan.table
         is_open = np.ones(len(table.configs), dtype=bool)
         is_open[[table.index[config] for config in self.known if config in table.index]] = False
-        while (proposal := self.surrogate.propose(table, is_open)) is not None and not self.is_legal(proposal.config):
-            is_open[table.index[proposal.config]] = False
-        return proposal
+        return self.surrogate.propose(table, is_open, self.is_legal)
 
     def is_legal(self, config: LoaderConfig) -> bool:
         """Return whether a configuration is expected to work within the limits."""
-        if not self._allows_workers and config.dataloader.num_workers:
+        if not self.allows_workers and config.dataloader.num_workers:
             return False
         return self._resources.fits(config, self._plan.budgets)
 
     def expected(self) -> dict[LoaderConfig, float]:
-        """Return the expected samples per second of each configuration that works."""
+        """Return the expected samples per second of each configuration that works, smoothed over its neighbours."""
         configs = [config for config, record in self.known.items() if record.is_feasible]
         found = self.surrogate.predict(configs)
         return {config: one.samples_per_second for config, one in zip(configs, found, strict=True)}
 
-    def make_record(self, number: int, config: LoaderConfig, result: TrialResult | None) -> TrialRecord:
+    def make_record(self, config: LoaderConfig, result: TrialResult | None) -> TrialRecord:
         """Return the record of a trial, with the prediction before it; a skipped trial has no result."""
         predicted = self.surrogate.predict([config])[0].samples_per_second
-        found = self._plan.estimate(result) if result is not None else None
-        works = -1.0 if result is not None and result.kind == "completed" else 1.0
+        constraints = self._resources.predict(config).constraints(self._plan.budgets)
         if result is None:
-            works = float(not self._allows_workers and config.dataloader.num_workers > 0)
+            constraints["works"] = float(not self.allows_workers and config.dataloader.num_workers > 0)
+            skipped: dict[str, Any] = {"status": "skipped", "samples_per_second": predicted, "predicted": predicted}
+            return TrialRecord(config=config, constraints=constraints, **skipped)
+        constraints["works"] = -1.0 if result.kind == "completed" else 1.0
+        found = self._plan.estimate(result)
         return TrialRecord(
-            number=number,
             config=config,
-            status="skipped" if result is None else "measured",
-            samples_per_second=found.samples_per_second if found else 0.0 if result else predicted,
+            status="measured",
+            samples_per_second=found.samples_per_second if found else 0.0,
             predicted=predicted,
             relative_error=found.relative_error if found and math.isfinite(found.relative_error) else None,
-            constraints=self._resources.predict(config).constraints(self._plan.budgets) | {"works": works},
+            constraints=constraints,
             result=result,
-            peak_gpu_bytes=result.measurement.peak_gpu_bytes if result and result.measurement else 0,
+            peak_gpu_bytes=result.measurement.peak_gpu_bytes if result.measurement else 0,
         )
 
 
 class CostModelSampler(optuna.samplers.BaseSampler):
-    """Proposes the candidate with the largest expected improvement, given the trials of the study.
+    """Proposes the candidate with the largest expected improvement, given the trials of the study."""
 
-    Args:
-        plan: The plan of the run.
-        prior: Measurements of an earlier run.
-        allows_workers: Returns whether configurations with workers may be proposed.
-    """
-
-    def __init__(
-        self, plan: Plan, prior: Observations | None = None, allows_workers: Callable[[], bool] = lambda: True
-    ) -> None:
-        self._plan = plan
-        self._prior = prior or {}
-        self._allows_workers = allows_workers
+    def __init__(self, plan: Plan, model: TrialModel) -> None:
+        self._space, self._model = plan.space, model
         self._random = optuna.samplers.RandomSampler(seed=plan.request.seed)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the settings that are proposed together: all of them."""
-        return make_distributions(self._plan.space)
+        return make_distributions(self._space)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Propose a value for each setting."""
-        records = read_records(study, self._plan.space)
-        proposal = TrialModel(self._plan, records, self._prior, allows_workers=self._allows_workers()).propose()
-        return {} if proposal is None else self._plan.space.to_params(proposal.config)
+        self._model.fit(read_records(study, self._space))
+        proposal = self._model.propose()
+        return {} if proposal is None else self._space.to_params(proposal.config)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -135,16 +125,14 @@ class CostModelSampler(optuna.samplers.BaseSampler):
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
-def make_sampler(
-    plan: Plan, known: int = 0, prior: Observations | None = None, allows_workers: Callable[[], bool] = lambda: True
-) -> optuna.samplers.BaseSampler:
+def make_sampler(plan: Plan, model: TrialModel, known: int = 0) -> optuna.samplers.BaseSampler:
     """Return the sampler that the request asks for.
 
     The number of known trials changes the seed, so that a continued run does not draw the same configurations again.
     """
     name, seed = plan.request.sampler, (plan.request.seed + known) % SEED_COUNT
     if name == "model":
-        return CostModelSampler(plan, prior, allows_workers)
+        return CostModelSampler(plan, model)
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)
     if name == "gp":

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Self
 
 from pydantic import ValidationError
@@ -68,15 +67,12 @@ class SearchSpace:
         """Return the configuration of the space that is nearest to another one."""
         return self.from_params(self.to_params(config))
 
-    def configs(self, limit: int | None = None) -> Iterator[LoaderConfig]:
-        """Yield every distinct configuration; a random sample of them if there are more combinations than `limit`."""
-        choices, count = self.choices.values(), math.prod(map(len, self.choices.values()))
-        combinations: Iterator[tuple[Any, ...]] = itertools.product(*choices)
-        if limit is not None and count > limit:
-            draw = random.Random(count)  # noqa: S311  # the same in every run of one request
-            combinations = (tuple(map(draw.choice, choices)) for _ in range(limit))
+    @cached_property
+    def configs(self) -> tuple[LoaderConfig, ...]:
+        """Every distinct configuration."""
+        combinations = itertools.product(*self.choices.values())
         values = (dict(zip(self.choices, combination, strict=True)) for combination in combinations)
-        yield from dict.fromkeys(config_from_values(one, self.start_method) for one in values)
+        return tuple(dict.fromkeys(config_from_values(one, self.start_method) for one in values))
 
 
 def nearest_choice(value: Any, choices: Sequence[Choice]) -> Any:
@@ -126,8 +122,8 @@ def plan_space(
     if workload.h2d is None or not workload.pinning:
         choices["device_prefetch"] = (False,)
     if workload.on_accelerator or not workload.pinning:
-        reason = "the samples are on the accelerator" if workload.on_accelerator else "it has no effect on this device"
-        notes.append(f"pin_memory is off: {reason}")
+        where = "samples on the accelerator" if workload.on_accelerator else "this device"
+        notes.append(f"pin_memory is off: it has no effect with {where}")
         choices["pin_memory"] = (False,)
     if request.epochs == 1:
         notes.append("persistent_workers is on: it has no effect with --epochs 1")
@@ -194,10 +190,7 @@ def _plan_batch_sizes(
     if requested is not None:
         sizes = _restrict("batch_size", tuple(sorted({*SETTINGS["batch_size"].choices, *sizes})), requested)
     elif own is not None:
-        notes.append(
-            f"batch_size stays at {own}, that of your DataLoader: another one changes training, not only its speed. "
-            "List sizes with --batch-size to search them"
-        )
+        notes.append(f"batch_size stays at {own}, that of your DataLoader: list sizes with --batch-size to search them")
     need_bytes = {size: 2 * size * workload.sample_bytes + workload.rss_bytes for size in sizes}
     fitting = [size for size in sizes if need_bytes[size] <= budgets.memory_bytes]
     if not fitting:
@@ -226,19 +219,13 @@ def _plan_workers(
     notes: list[str],
 ) -> tuple[int, ...]:
     if workload.workers_duplicate_data:
-        notes.append(
-            "num_workers is at most 1: the iterable dataset does not shard itself by get_worker_info(), so every "
-            "further worker returns all the data again"
-        )
+        notes.append("num_workers is at most 1: every further worker returns all the data again, without sharding")
         return (0, 1)[: 1 + budgets.max_workers]
     if workload.differing_samples and request.max_workers is None and not request.is_asked("num_workers"):
-        notes.append(
-            "num_workers stays at 0: workers return different data than the main process. --max-workers, or --set or "
-            "--search of num_workers, searches them all the same"
-        )
+        notes.append("num_workers stays at 0: workers return different data (--max-workers searches them all the same)")
         return (0,)
     if not machine.shm_writable:
-        notes.append("num_workers stays at 0: /dev/shm is not writable, and workers pass their batches through it")
+        notes.append("num_workers stays at 0: workers need /dev/shm, which is not writable")
         return (0,)
     most = budgets.max_workers
     if request.max_workers is None and not isinstance(request.search.get("num_workers"), ValueRange):
@@ -246,10 +233,7 @@ def _plan_workers(
         most = min(most, max_useful_workers(workload, size, machine.usable_cpus))
     if workload.shards is not None and workload.shards < most:
         most = workload.shards
-        notes.append(
-            f"num_workers is at most {most}: the dataset has {most} shards, and a worker without a shard returns "
-            "nothing. Write more files, or shards, to use more workers"
-        )
+        notes.append(f"num_workers is at most {most}: the dataset has {most} shards, and each worker needs one")
     own = workload.baseline.dataloader.num_workers if workload.baseline is not None else 0
     counts = {count for count in (*SETTINGS["num_workers"].choices, most) if count <= most}
     counts |= {own} if request.max_workers is None or own <= request.max_workers else set()
@@ -258,8 +242,7 @@ def _plan_workers(
     smallest = {count: config_from_values(least | {"num_workers": count}) for count in counts}
     fitting = [count for count in sorted(counts) if not count or model.fits(smallest[count], budgets)]
     if fitting[-1] < max(counts):
-        notes.append(
-            f"more than {fitting[-1]} workers would exceed a limit even with the smallest batch (/dev/shm "
-            f"{format_bytes(budgets.shm_bytes)}, memory {format_bytes(budgets.memory_bytes)}, {budgets.nofile} files)"
-        )
+        largest = config_from_values(least | {"num_workers": max(counts)})
+        excess = model.predict(largest).describe_excess(budgets)
+        notes.append(f"more than {fitting[-1]} workers would exceed a limit ({max(counts)} workers: {excess})")
     return tuple(fitting)

@@ -19,6 +19,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState
 from pydantic import ValidationError
 
+from autotune.config import LoaderConfig
 from autotune.errors import StudyError, UsageError
 from autotune.request import TuningRequest
 from autotune.search.plan import Plan
@@ -33,25 +34,24 @@ if TYPE_CHECKING:
 METRIC: Final = "samples per second"
 RECORD_FIELDS: Final = {"status", "predicted", "relative_error", "peak_gpu_bytes"}  # stored as user attributes
 RESULT_FIELDS: Final = {"kind", "message", "peak_host_bytes", "peak_shm_bytes"}
+STORAGE_HINT: Final = (
+    "Check --storage (such as sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE) and --study-name."
+)
 
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
     """Silence the libraries about events that dltune reports itself, and restore their log levels."""
-    loggers = (
-        logging.getLogger("optuna"),
-        logging.getLogger("sqlalchemy.pool"),
-    )  # the latter reports interrupted queries
-    levels = [logger.level for logger in loggers]
+    levels = {name: logging.getLogger(name).level for name in ("optuna", "sqlalchemy.pool")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
-            for logger in loggers:
-                logger.setLevel(logging.CRITICAL)
+            for name in levels:
+                logging.getLogger(name).setLevel(logging.CRITICAL)
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
 
 
 def check_study(request: TuningRequest) -> None:
@@ -63,7 +63,7 @@ def check_study(request: TuningRequest) -> None:
     """
     if request.sampler == "gp" and importlib.util.find_spec("scipy") is None:
         raise UsageError("--sampler gp needs scipy: pip install 'dltune[gp]'.")
-    with quiet_logs(), _explain_errors(request):
+    with quiet_logs(), explain_errors(request, "opened", STORAGE_HINT):
         optuna.storages.get_storage(request.storage)
 
 
@@ -80,7 +80,7 @@ def open_study(plan: Plan) -> optuna.Study:
         "machine": plan.hardware.machine_class,
         "epochs": request.epochs,
     }
-    with _explain_errors(request):
+    with explain_errors(request, "opened", STORAGE_HINT):
         study = optuna.create_study(
             storage=request.storage,
             study_name=request.study_name,
@@ -100,29 +100,25 @@ def open_study(plan: Plan) -> optuna.Study:
 
 
 @contextmanager
-def _explain_errors(request: TuningRequest) -> Iterator[None]:
-    """Turn the errors of a storage, which are those of its database, its driver and its parser, into a sentence."""
+def explain_errors(request: TuningRequest, action: str = "used any more", hint: str = "") -> Iterator[None]:
+    """Turn the error of a storage, which is that of its database, driver or parser, into a StudyError."""
     try:
         yield
     except Exception as error:
-        raise StudyError(
-            f"The study in {hide_password(request.storage or 'memory')} cannot be opened: {describe_error(error)}. "
-            "Check --storage (such as sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE) and --study-name."
-        ) from error
+        if request.storage is None:
+            raise
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0].rstrip(".")
+        text = f"The study in {hide_password(request.storage)} cannot be {action}: {hide_password(reason)}. {hint}"
+        raise StudyError(text.rstrip()) from error
 
 
 def hide_password(url: str) -> str:
     """Return a storage URL without its password."""
     url = re.sub(r"://([^:/@]*):[^@]*@", r"://\1:***@", url)
     return re.sub(r"([?&]\w*(?:password|passwd|pwd)=)[^&#]*", r"\1***", url, flags=re.IGNORECASE)
-
-
-def describe_error(error: BaseException) -> str:
-    """Return the first line of the innermost error, in the words of the database."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return hide_password(lines[0].rstrip("."))
 
 
 def make_distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
@@ -135,23 +131,44 @@ def make_distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
     }
 
 
-def user_attributes(record: TrialRecord) -> dict[str, Any]:
-    """Return the user attributes of a trial: for people in a dashboard, and for `read_records`."""
+def make_trial(record: TrialRecord, space: SearchSpace) -> FrozenTrial:
+    """Return the trial of Optuna that stores a record; its user attributes are readable in a dashboard."""
     attributes = record.model_dump(include=RECORD_FIELDS, exclude_defaults=True)
     if record.result is not None:
         attributes |= record.result.model_dump(include=RESULT_FIELDS, exclude_defaults=True)
-    return {"config": describe_config(record.config), **attributes}
-
-
-def make_trial(record: TrialRecord, space: SearchSpace) -> FrozenTrial:
-    """Return the trial of Optuna that stores a record."""
     return optuna.create_trial(
         value=record.samples_per_second,
         params=space.to_params(record.config),
         distributions=make_distributions(space),
         constraints=record.constraints,
-        user_attrs=user_attributes(record),
+        user_attrs={"config": describe_config(record.config), **attributes},
     )
+
+
+def enqueue(study: optuna.Study, plan: Plan, config: LoaderConfig, user_attrs: dict[str, Any] | None = None) -> None:
+    """Queue a configuration, which `ask` returns before any proposal of the sampler; raises StudyError."""
+    with explain_errors(plan.request):
+        study.enqueue_trial(plan.space.to_params(config), user_attrs=user_attrs)
+
+
+def ask(study: optuna.Study, plan: Plan) -> optuna.Trial:
+    """Ask for the next configuration: a queued one, or the proposal of the sampler; raises StudyError."""
+    with explain_errors(plan.request):
+        return study.ask(make_distributions(plan.space))
+
+
+def store_record(study: optuna.Study, plan: Plan, record: TrialRecord, trial: optuna.Trial | None) -> None:
+    """Store a record as the result of a proposed trial; None adds a trial that was not proposed; raises StudyError."""
+    made = make_trial(record, plan.space)
+    with explain_errors(plan.request):
+        if trial is None:
+            study.add_trial(made)
+            return
+        for name, excess in record.constraints.items():
+            trial.set_constraint(name, excess)
+        for name, value in made.user_attrs.items():
+            trial.set_user_attr(name, value)
+        study.tell(trial, record.samples_per_second)
 
 
 def read_records(study: optuna.Study, space: SearchSpace) -> list[TrialRecord]:
@@ -165,12 +182,15 @@ def _read_record(trial: FrozenTrial, space: SearchSpace) -> TrialRecord | None:
     config, stored = space.from_params(trial.params), trial.user_attrs
     if stored.get("config") != describe_config(config):  # a setting that is not searched is not a parameter
         return None
-    fields, result = (
-        {name: stored[name] for name in names & stored.keys()} for names in (RECORD_FIELDS, RESULT_FIELDS)
-    )
-    fields |= {"number": trial.number, "samples_per_second": trial.value, "constraints": trial.constraints}
+    fields: dict[str, Any] = {name: stored[name] for name in RECORD_FIELDS & stored.keys()}
+    result = {name: stored[name] for name in RESULT_FIELDS & stored.keys()}
     try:
-        found = TrialResult(config=config, **result) if result else None
-        return TrialRecord(config=config, result=found, **fields)
+        return TrialRecord(
+            config=config,
+            samples_per_second=trial.value,
+            constraints=trial.constraints,
+            result=TrialResult(config=config, **result) if result else None,
+            **fields,
+        )
     except ValidationError:
         return None

@@ -38,35 +38,32 @@ MIN_OBSERVATIONS_FOR_OUTLIER: Final = 4
 FAILURE_SCALE: Final = 0.5  # doublings of workers, queue or batch size within which a failure is expected to repeat
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Observation(NamedTuple):
+    """A measured throughput; the error is the half-width of the 95% interval as a share, infinite if unknown."""
+
+    samples_per_second: float
+    relative_error: float
+
+
+class Prediction(NamedTuple):
     """Expected throughput of a configuration; the error is one standard deviation as a share of it."""
 
     samples_per_second: float
     relative_error: float
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedupPrediction:
+class SpeedupPrediction(NamedTuple):
     """Expected speedup of a configuration over another one; the error is one standard deviation of its logarithm."""
 
     ratio: float
     log_error: float
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """A configuration to try, and its expected improvement over the best as a share of it."""
 
     config: LoaderConfig
     gain: float
-
-
-class Observation(NamedTuple):
-    """A measured throughput; the error is the half-width of the 95% interval as a share, infinite if unknown."""
-
-    samples_per_second: float
-    relative_error: float
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class CandidateTable:
 
     Attributes:
         configs: The configurations.
-        features: Numbers as doublings, the number of workers first, then one column per switch.
+        features: One row per configuration, as `_compute_features` returns them.
         logs: Logarithm of the predicted samples per second.
     """
 
@@ -86,16 +83,7 @@ class CandidateTable:
     @classmethod
     def of(cls, configs: Sequence[LoaderConfig], predict: RatePrediction) -> Self:
         """Compute the columns of some configurations."""
-        rows = [
-            [
-                math.log2(1 + config.dataloader.num_workers),  # no workers are a choice, too
-                *(math.log2(getattr(config.dataloader, setting.name) or 1) for setting in COLUMNS[1:]),
-                *(setting.read(config) != setting.default for setting in SWITCHES),
-            ]
-            for config in configs
-        ]
-        features = np.array(rows, dtype=np.float64).reshape(len(rows), len(COLUMNS) + len(SWITCHES))
-        return cls(configs, features, np.log([predict(config) for config in configs]))
+        return cls(configs, _compute_features(configs), np.log([predict(config) for config in configs]))
 
     @cached_property
     def index(self) -> dict[LoaderConfig, int]:
@@ -118,20 +106,16 @@ class Surrogate:
         observed: Mapping[LoaderConfig, Observation] | None = None,
         failed: Sequence[LoaderConfig] = (),
     ) -> None:
-        rates = list((observed or {}).values())
-        self._predict = predict
-        self._failed = CandidateTable.of(failed, predict).features
-        self._seen = CandidateTable.of(list(observed or ()), predict)
-        self._ratios: Array = np.log([rate for rate, _ in rates]) - self._seen.logs
-        noises = np.array([math.hypot(MIN_NOISE, min(error, 0.5) / 2) for _, error in rates])
-        candidates = [
-            (
-                scale,
-                np.linalg.cholesky(scale**2 * _kernel(self._seen.features, self._seen.features) + np.diag(noises**2)),
-            )
-            for scale in (PRIOR_SCALES if rates else (1.0,))
-        ]
-        self._scale, self._factor = max(candidates, key=lambda pair: _log_likelihood(self._ratios, pair[1]))
+        observed = observed or {}
+        self._predict, self._failed = predict, _compute_features(failed)
+        self._seen = CandidateTable.of(list(observed), predict)
+        self._ratios: Array = np.log([one.samples_per_second for one in observed.values()]) - self._seen.logs
+        noises = [math.hypot(MIN_NOISE, min(one.relative_error, 0.5) / 2) for one in observed.values()]
+        kernel, noise = _kernel(self._seen.features, self._seen.features), np.diag(np.square(noises))
+        factors = {scale: np.linalg.cholesky(scale**2 * kernel + noise) for scale in PRIOR_SCALES}
+        likely = max(PRIOR_SCALES, key=lambda scale: _log_likelihood(self._ratios, factors[scale]))
+        self._scale = likely if observed else 1.0
+        self._factor = factors[self._scale]
         self._best = max(self._seen.logs + self._infer(self._seen.features)[0], default=-math.inf)
 
     def predict(self, configs: Sequence[LoaderConfig]) -> list[Prediction]:
@@ -151,16 +135,21 @@ class Surrogate:
             for gain, variance in zip(np.diff(table.logs + mean), variances, strict=True)
         ]
 
-    def propose(self, table: CandidateTable, is_open: NDArray[np.bool_]) -> Proposal | None:
-        """Return the open candidate with the largest expected improvement; None if none is open."""
+    def propose(
+        self,
+        table: CandidateTable,
+        is_open: NDArray[np.bool_],
+        is_legal: Callable[[LoaderConfig], bool] = lambda config: True,
+    ) -> Proposal | None:
+        """Return the open, legal candidate with the largest expected improvement; None if there is none."""
         rows = np.flatnonzero(is_open)
         if not len(rows):
             return None
         features = table.features[rows]
         mean, deviation, _ = self._infer(features)
         gains = _expected_improvement(table.logs[rows] + mean, deviation, self._best) * self._feasibility(features)
-        top = int(np.argmax(gains))
-        return Proposal(table.configs[rows[top]], float(gains[top]))
+        ranked = (Proposal(table.configs[rows[top]], float(gains[top])) for top in np.argsort(-gains, kind="stable"))
+        return next((proposal for proposal in ranked if is_legal(proposal.config)), None)
 
     def find_outlier(self, ignored: Container[LoaderConfig] = ()) -> Proposal | None:
         """Return the slow outlier that would improve most on the best if the other measurements were right.
@@ -192,6 +181,19 @@ class Surrogate:
         prior = self._scale**2 * _kernel(features[:1], features[:1]).sum()
         variance = np.maximum(1e-8, prior - (explained**2).sum(axis=0))
         return across @ _solve(self._factor, self._ratios), np.sqrt(variance), explained
+
+
+def _compute_features(configs: Sequence[LoaderConfig]) -> Array:
+    """Return a row for each configuration: numbers as doublings, the number of workers first, then the switches."""
+    rows = [
+        [
+            math.log2(1 + config.dataloader.num_workers),  # no workers are a choice, too
+            *(math.log2(getattr(config.dataloader, setting.name) or 1) for setting in COLUMNS[1:]),
+            *(setting.read(config) != setting.default for setting in SWITCHES),
+        ]
+        for config in configs
+    ]
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(COLUMNS) + len(SWITCHES))
 
 
 def _kernel(features: Array, others: Array) -> Array:

@@ -1,15 +1,19 @@
-"""Records of the trials of a search, and the values that are read from them."""
+"""Records of the trials of a search, its outcome, and the values that are read from them."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field
 
-from autotune.config import BoundedBytes, BoundedCount, BoundedRate, FrozenModel, LoaderConfig
+from autotune.config import BoundedBytes, BoundedRate, FrozenModel, LoaderConfig
 from autotune.trial.measurement import TrialResult
+
+if TYPE_CHECKING:  # sampler.py imports this module
+    from autotune.search.sampler import TrialModel
 
 MIN_SAMPLES_PER_SECOND: Final = 1e-9  # one sample in thirty years; a trial below it delivered nothing
 IMPROVEMENT_RATIO: Final = 1.02  # a smaller improvement is noise
@@ -21,7 +25,6 @@ class TrialRecord(FrozenModel):
     """One trial of the study.
 
     Attributes:
-        number: Its number in the study, from 0.
         config: The configuration.
         status: `skipped` if it would exceed a limit; `repeated` if its value is that of an earlier trial.
         samples_per_second: Measured throughput; the prediction if it was skipped, 0 if it failed.
@@ -32,7 +35,6 @@ class TrialRecord(FrozenModel):
         peak_gpu_bytes: Peak device memory of the allocator; 0 if unknown.
     """
 
-    number: BoundedCount
     config: LoaderConfig
     status: Literal["measured", "skipped", "repeated"]
     samples_per_second: Expected
@@ -47,6 +49,25 @@ class TrialRecord(FrozenModel):
         """Whether it was measured, completed, and delivered samples."""
         is_completed = self.result is not None and self.result.kind == "completed"
         return is_completed and self.samples_per_second >= MIN_SAMPLES_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOutcome:
+    """The result of a search, or of the part before it was interrupted.
+
+    Attributes:
+        records: Every trial that was measured or skipped, in order.
+        stop_reason: Why the search ended.
+        warnings: Failures of the workload that the trials found.
+        model: The models of throughput and resource use as corrected by these trials.
+        interrupted_by: The error that ended the search early; None if it came to its end.
+    """
+
+    records: tuple[TrialRecord, ...]
+    stop_reason: str
+    warnings: tuple[str, ...]
+    model: TrialModel
+    interrupted_by: BaseException | None = None
 
 
 def find_best(records: Sequence[TrialRecord]) -> TrialRecord | None:

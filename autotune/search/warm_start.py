@@ -1,8 +1,7 @@
-"""Warm start: seeds and observations from the profile of an earlier run."""
+"""Warm start: trials of an interrupted run, and first configurations from the profile of an earlier one."""
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Final
 
 from pydantic import ValidationError
@@ -12,12 +11,11 @@ from autotune.errors import ProfileError
 from autotune.profiles.schema import TunedProfile
 from autotune.request import TuningRequest
 from autotune.search.plan import Plan
-from autotune.search.surrogate import Observation
 from autotune.search.trial_record import TrialRecord
+from autotune.settings import config_from_values, setting_values
 from autotune.trial.measurement import TrialResult
 
-MAX_SEEDS: Final = 3  # best trials of an earlier run that are tried again
-PRIOR_ERROR: Final = 0.2  # relative half-width of a rate of an earlier run: the machine and versions drift
+MAX_SEEDS: Final = 3  # configurations of an earlier run that are tried first
 NOT_MEASURED: Final = frozenset({"trials", "timeout_seconds"})  # fields of a request that do not change measurements
 
 
@@ -28,55 +26,52 @@ def is_continued(earlier: TunedProfile, plan: Plan) -> bool:
     return is_same and not earlier.is_validated
 
 
-def take_over(earlier: TunedProfile, plan: Plan, known: Container[LoaderConfig]) -> list[TrialRecord]:
-    """Return the trials that an interrupted run measured as records of the run that continues it."""
-    return [
-        TrialRecord(
-            number=number,
-            config=one.config,
-            status="measured",
-            samples_per_second=one.samples_per_second,
-            predicted=one.predicted_samples_per_second,
-            relative_error=one.relative_error,
-            constraints=plan.resource_model().predict(one.config).constraints(plan.budgets) | {"works": -1.0},
-            result=TrialResult(
-                kind="completed",
+def read_trials(earlier: TunedProfile | None, plan: Plan) -> list[TrialRecord]:
+    """Return the completed trials of an earlier run as records, if this run continues it."""
+    records: list[TrialRecord] = []
+    if earlier is None or not is_continued(earlier, plan):
+        return records
+    for one in earlier.search.trials:
+        if one.samples_per_second and one.outcome != "failed" and plan.space.nearest(one.config) == one.config:
+            peaks = {"peak_host_bytes": one.peak_host_bytes, "peak_shm_bytes": one.peak_shm_bytes}
+            record = TrialRecord(
                 config=one.config,
-                peak_host_bytes=one.peak_host_bytes,
-                peak_shm_bytes=one.peak_shm_bytes,
-            ),
-        )
-        for number, one in enumerate(earlier.search.trials)
-        if one.samples_per_second
-        and one.outcome in ("completed", "stopped_early")
-        and plan.space.nearest(one.config) == one.config
-        and one.config not in known
-    ]
+                status="measured",
+                samples_per_second=one.samples_per_second,
+                predicted=one.predicted_samples_per_second,
+                relative_error=one.relative_error,
+                constraints=plan.resource_model().predict(one.config).constraints(plan.budgets) | {"works": -1.0},
+                result=TrialResult(kind="completed", config=one.config, **peaks),
+            )
+            records.append(record)
+    return records
 
 
-def plan_warm_start(earlier: TunedProfile, plan: Plan) -> tuple[list[LoaderConfig], dict[LoaderConfig, Observation]]:
-    """Return the configurations to try first, and the observations of an earlier run.
+def choose_seeds(earlier: TunedProfile | None, plan: Plan) -> tuple[list[LoaderConfig], bool]:
+    """Return the configurations of an earlier run to try first, and whether it ran on the same class of machines.
 
-    On the same class of machines: its result, its best trials, and the throughputs of all of them. On another class:
-    its result, unchanged and with workers in proportion to the CPUs, without throughputs.
+    On the same class these are its result and its best trials; on another class its result, unchanged and with workers
+    in proportion to the CPUs. There are none if this run continues the earlier one.
     """
+    if earlier is None or is_continued(earlier, plan):
+        return [], False
     here, there, seeds = plan.hardware, earlier.hardware, [earlier.config]
-    observed: dict[LoaderConfig, Observation] = {}
-    if there.machine_class == here.machine_class:
-        rates = {one.config: one.samples_per_second for one in earlier.search.trials if one.outcome == "completed"}
-        observed = {config: Observation(rate, PRIOR_ERROR) for config, rate in rates.items() if rate}
-        seeds += sorted(observed, key=lambda config: observed[config].samples_per_second, reverse=True)
+    is_same_class = there.machine_class == here.machine_class
+    if is_same_class:
+        completed = [one for one in earlier.search.trials if one.outcome == "completed" and one.samples_per_second]
+        seeds += [one.config for one in sorted(completed, key=lambda one: one.samples_per_second or 0.0, reverse=True)]
     else:
         seeds.append(scale_workers(earlier.config, here.usable_cpus / there.usable_cpus))
     inside = map(plan.space.nearest, list(dict.fromkeys(seeds))[:MAX_SEEDS])
-    return [config for config in inside if plan.fits(config)], observed
+    fitting = [config for config in inside if plan.fits(config)]
+    return fitting, is_same_class and bool(fitting)
 
 
 def scale_workers(config: LoaderConfig, ratio: float) -> LoaderConfig:
     """Return a configuration with this multiple of its workers, at least one if it has any."""
     workers = config.dataloader.num_workers
     scaled = min(max(1, round(workers * ratio)), MAX_WORKERS) if workers else 0
-    return config.model_copy(update={"dataloader": config.dataloader.model_copy(update={"num_workers": scaled})})
+    return config_from_values(setting_values(config) | {"num_workers": scaled}, config.process.multiprocessing_context)
 
 
 def rebuild_request(profile: TunedProfile, output: str, trials: int | None = None) -> TuningRequest:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from autotune.errors import TrialError, WorkloadError
+from autotune.errors import StudyError, TrialError, WorkloadError
 from autotune.system.signals import raise_lost_interrupt
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import RunTrial, TrialRequest
@@ -16,7 +16,7 @@ from autotune.trial.protocol import RunTrial, TrialRequest
 class Interruption:
     """How a phase ended before its time, for the code and in words; `cause` stays None where it did not."""
 
-    cause: KeyboardInterrupt | WorkloadError | TrialError | None = None
+    cause: KeyboardInterrupt | WorkloadError | TrialError | StudyError | None = None
     reason: str = ""
 
 
@@ -32,6 +32,8 @@ def capture_interruption() -> Iterator[Interruption]:
         found.cause, found.reason = error, "the dataset failed"
     except TrialError as error:
         found.cause, found.reason = error, "the device was lost"
+    except StudyError as error:
+        found.cause, found.reason = error, "the Optuna storage failed"
     except OSError as error:  # no room for a folder, no process left
         found.cause, found.reason = spawn_error(error), "trials could no longer be run"
 

@@ -10,7 +10,6 @@ from autotune.config import LoaderConfig
 from autotune.profiles.schema import Bottleneck
 from autotune.search.cost_model import max_useful_workers
 from autotune.search.plan import Plan
-from autotune.search.resources import describe_violations
 from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
 from autotune.units import format_bytes, format_seconds
 from autotune.validation.runs import CandidateRuns
@@ -95,9 +94,8 @@ def _find_limit(plan: Plan, config: LoaderConfig, batch_size: int) -> Iterator[s
     for workers in (count for count in choices if config.dataloader.num_workers < count <= most):
         values = setting_values(config) | {"num_workers": workers}
         larger = config_from_values(values, config.process.multiprocessing_context)
-        violations = plan.resource_model().predict(larger).find_violations(plan.budgets)
+        excess = plan.describe_excess(larger)
         gain = plan.predict(larger) / plan.predict(config)
-        if violations and gain >= WORTHWHILE_GAIN:
-            limits = describe_violations(violations)
-            yield f"{describe_config(larger)} is predicted to be {gain:.2f}x faster, but is over a limit: {limits}."
+        if excess and gain >= WORTHWHILE_GAIN:
+            yield f"{describe_config(larger)} is predicted to be {gain:.2f}x faster, but is over a limit: {excess}."
             return

@@ -13,7 +13,6 @@ from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.profiles import schema
 from autotune.search.cost_model import find_bottleneck, predict_copy
 from autotune.search.plan import GUESS_ERROR, Plan
-from autotune.search.resources import describe_violations
 from autotune.search.trial_record import TrialRecord, find_best, measure_prediction_error
 from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
 from autotune.trial.statistics import NORMAL_QUANTILE
@@ -23,7 +22,7 @@ from autotune.validation.decision import Decision, decide
 from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
 
 if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
-    from autotune.search.loop import SearchOutcome
+    from autotune.search.trial_record import SearchOutcome
 
 PREDICTED: Final = "This is a prediction from the profile of the workload; nothing was measured. Tune with --trials 40."
 PhaseSeconds = Mapping[schema.Phase, float]
@@ -220,7 +219,7 @@ def _estimate_contributions(plan: Plan, found: SearchOutcome, result: Result) ->
             settings.append(f"{name}={goal[name]}")
     tried = {record.config for record in found.records if record.is_feasible}
     rows, rate = list[schema.Contribution](), decision.samples_per_second
-    gains = zip(settings, path, path[1:], found.predict_speedups(path), strict=False)
+    gains = zip(settings, path, path[1:], found.model.surrogate.predict_speedups(path), strict=False)
     for setting, before, after, gain in reversed(list(gains)):
         error = gain.log_error if {before, after} <= tried else math.hypot(gain.log_error, GUESS_ERROR)
         factor = math.exp(NORMAL_QUANTILE * error)
@@ -238,7 +237,7 @@ def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.Tri
     facts |= {"number": number, "config": record.config}
     result = record.result
     if result is None:
-        exceeded = describe_violations(plan.resource_model().predict(record.config).find_violations(plan.budgets))
+        exceeded = plan.describe_excess(record.config)
         reason = f"Predicted over a limit: {exceeded}." if exceeded else "Ruled out by earlier trials."
         return schema.TrialSummary(outcome="skipped", reason=reason, **facts)
     facts |= {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
@@ -265,5 +264,5 @@ def _scale_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tu
             samples_per_second=min(expected.samples_per_second, MAX_RATE),
             relative_error=min(expected.relative_error, MAX_RATE),
         )
-        for changed, expected in zip(swept, found.predict(swept), strict=True)
+        for changed, expected in zip(swept, found.model.surrogate.predict(swept), strict=True)
     )

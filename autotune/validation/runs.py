@@ -24,7 +24,7 @@ from autotune.validation.decision import select_candidates
 from autotune.validation.noise import NoiseMonitor
 
 if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
-    from autotune.search.loop import SearchOutcome
+    from autotune.search.trial_record import SearchOutcome
 
 MIN_RUNS: Final = 2
 MAX_RUNS: Final = 5  # while the gain over the baseline is in doubt
@@ -171,10 +171,10 @@ def validate(
     has_time: Callable[[int], bool] = lambda count: True,
 ) -> Validation:
     """Select the best configurations of the search and validate them; see `validate_configs`."""
-    validation = Validation.empty(plan.baseline)
+    validation, model = Validation.empty(plan.baseline), found.model
     with capture_interruption() as interruption:
         configs = select_candidates(
-            found.records, plan.defaults, found.is_legal, found.expected, found.predict_speedups
+            found.records, plan.defaults, model.is_legal, model.expected(), model.surrogate.predict_speedups
         )
         validation = validate_configs(plan, configs, run_trial, progress, monitor, has_time)
     return replace(validation, interrupted_by=validation.interrupted_by or interruption.cause)

@@ -69,7 +69,6 @@ def show(display: RunDisplay, number: int, result: TrialResult, *, is_best: bool
     rate = 0.0 if result.measurement is None else 1000 / result.measurement.epochs[0].end_seconds
     display.show_trial_start(number, result.config)
     record = TrialRecord(
-        number=number,
         config=result.config,
         status="measured",
         samples_per_second=rate,
@@ -121,9 +120,7 @@ def test_a_skipped_trial_is_a_row_with_the_reason(
     display: TimedDisplay, constraints: dict[str, float], words: str
 ) -> None:
     display.show_plan(plan_run())
-    skipped = TrialRecord(
-        number=3, config=make_config(8), status="skipped", samples_per_second=950.0, constraints=constraints
-    )
+    skipped = TrialRecord(config=make_config(8), status="skipped", samples_per_second=950.0, constraints=constraints)
     display.show_trial(3, skipped, 0.0, is_best=False)
     assert display.read().splitlines()[-1].endswith(f"skipped: {words}")
 

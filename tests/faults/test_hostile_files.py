@@ -264,7 +264,6 @@ def test_a_message_of_a_child_is_refused_or_leads_to_a_plan_and_a_score(text: st
     if isinstance(report, TrialReport):
         found = estimate(report.measurement, make_config(2), epochs=10)
         assert TrialRecord(
-            number=0,
             config=make_config(2),
             status="measured",
             samples_per_second=found.samples_per_second,

@@ -44,11 +44,12 @@ def test_a_run_stores_its_trials_on_a_server_and_writes_no_password_anywhere(ser
     storage.engine.dispose()  # psycopg warns of connections that are left open
 
 
-def test_a_server_that_is_killed_during_a_run_costs_no_result(server: Server, workdir: Path) -> None:
+def test_a_server_that_is_killed_during_a_run_ends_it_with_the_best_so_far(server: Server, workdir: Path) -> None:
     finished = run(make_short_run(server), server.kill)
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stderr.count(f"Trials can no longer be stored in {hide(server)}") == 1
-    assert read_file(workdir / "dltune.json").profiles[0].result.validation_runs
+    assert finished.returncode == 2, finished.stderr
+    assert finished.stderr.count(f"The study in {hide(server)}") == 1
+    assert PASSWORD not in finished.stderr
+    assert not read_file(workdir / "dltune.json").profiles[0].is_validated
 
 
 def test_a_server_that_is_not_there_is_reported_before_anything_is_measured(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""A disk that fills up, turns read-only or loses a file costs no result, and is reported in a sentence."""
+"""A disk that fills up, turns read-only or loses a file costs no trial, and is reported in a sentence."""
 
 from __future__ import annotations
 
@@ -69,12 +69,13 @@ def count_trials(file: Path) -> int:
 
 
 @pytest.mark.fault(FULL_DISK, needs="mount")
-def test_a_study_that_can_no_longer_be_written_is_reported_once_and_costs_no_result(workdir: Path) -> None:
+def test_a_study_that_can_no_longer_be_written_ends_the_run_with_the_best_so_far(workdir: Path) -> None:
     finished = run_on_small_disk(workdir, "fill", "--storage", "sqlite:///small/studies.db")
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stderr.count("Trials can no longer be stored in sqlite:///small/studies.db") == 1
+    assert finished.returncode == 2, finished.stderr
+    assert finished.stderr.count("The study in sqlite:///small/studies.db cannot be used any more") == 1
     assert "disk is full" in finished.stderr
-    assert count_trials(workdir / "dltune.json") == 2
+    assert "The best result so far was saved to dltune.json" in finished.stderr
+    assert 1 <= count_trials(workdir / "dltune.json") <= 2
 
 
 @pytest.mark.fault(FULL_DISK, needs="mount")
@@ -107,14 +108,18 @@ def test_a_folder_that_is_read_only_from_the_start_is_refused_before_anything_is
 
 
 @pytest.mark.fault("Study vanishes", needs="plain")
-def test_a_study_that_is_deleted_during_a_run_is_reported_once_and_costs_no_result(workdir: Path) -> None:
+def test_a_run_whose_study_is_deleted_is_saved_and_continued_by_the_same_command(workdir: Path) -> None:
     storage = ("--storage", "sqlite:///studies.db")
     command = make_command("--dataset", "tests.misbehaving:make_honest", *BRIEF, *storage)
     finished = run(command, (workdir / "studies.db").unlink)
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stderr.count("Trials can no longer be stored in sqlite:///studies.db: ") == 1
-    assert count_trials(workdir / "dltune.json") == 2
+    assert finished.returncode == 2, finished.stderr
+    assert finished.stderr.count("The study in sqlite:///studies.db cannot be used any more: ") == 1
     assert "Traceback" not in finished.stderr
+    assert not read_file(workdir / "dltune.json").profiles[0].is_validated
+    again = run(command)
+    assert again.returncode == 0, again.stderr
+    assert read_file(workdir / "dltune.json").profiles[0].is_validated
+    assert count_trials(workdir / "dltune.json") == 2
 
 
 @pytest.mark.fault("Another dltune.json", needs="plain")

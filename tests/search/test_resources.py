@@ -10,7 +10,6 @@ from autotune.search.resources import (
     ResourceDemand,
     ResourceModel,
     count_live_batches,
-    describe_violations,
 )
 from autotune.trial.budgets import plan_budgets
 from autotune.trial.measurement import TrialResult
@@ -106,7 +105,7 @@ def test_own_batches_are_predicted_at_the_size_the_probe_saw() -> None:
 
 def test_every_broken_limit_is_listed_with_the_number_against_it() -> None:
     demand = ResourceDemand(memory_bytes=9 * GIB, shm_bytes=5 * GIB, files=2000)
-    assert describe_violations(demand.find_violations(make_limits())) == (
+    assert demand.describe_excess(make_limits()) == (
         "host memory: 9.0 GiB needed of 8.0 GiB; /dev/shm: 5.0 GiB needed of 4.0 GiB; open files: 2,000 needed of 1,024"
     )
 
@@ -114,7 +113,7 @@ def test_every_broken_limit_is_listed_with_the_number_against_it() -> None:
 def test_a_demand_that_just_fits_breaks_nothing() -> None:
     budgets = make_limits()
     demand = ResourceDemand(memory_bytes=budgets.memory_bytes, shm_bytes=budgets.shm_bytes, files=budgets.nofile)
-    assert demand.find_violations(budgets) == ()
+    assert not demand.describe_excess(budgets)
 
 
 @given(
@@ -129,7 +128,7 @@ def test_constraints_are_positive_exactly_where_a_limit_is_broken(
     demand: ResourceDemand, memory: int, shm: int, files: int
 ) -> None:
     budgets = make_limits(memory_bytes=memory, shm_bytes=max(1, shm), nofile=files)
-    broken = {violation.resource.label for violation in demand.find_violations(budgets)}
+    broken = {one.partition(":")[0] for one in demand.describe_excess(budgets).split("; ") if one}
     positive = {key for key, value in demand.constraints(budgets).items() if value > 0}
     names = {"host memory": "memory", "/dev/shm": "shm", "open files": "files"}
     assert {names[resource] for resource in broken} == positive
@@ -159,7 +158,7 @@ def test_a_failed_trial_teaches_what_it_used_before_it_was_ended() -> None:
     model = make_model()
     config = make_config(4)
     learned = learn(model, make_result(config, kind="out_of_memory", peak_host_bytes=9 * GIB))
-    assert learned.predict(config).find_violations(make_limits(memory_bytes=8 * GIB))
+    assert learned.predict(config).describe_excess(make_limits(memory_bytes=8 * GIB))
 
 
 @pytest.mark.parametrize("config", [make_config(0), make_config(4)])
@@ -172,22 +171,22 @@ def test_trials_without_workers_or_samples_of_memory_teach_nothing(config: Loade
 def test_a_read_only_shm_has_no_budget_however_large_it_is() -> None:
     budgets = plan_budgets(make_machine(shm_writable=False), make_request())
     assert budgets.shm_bytes == 0
-    assert make_model().predict(make_config(1, 1, 1)).find_violations(budgets)
+    assert make_model().predict(make_config(1, 1, 1)).describe_excess(budgets)
 
 
 def test_device_memory_grows_with_the_batch_and_is_held_against_its_budget() -> None:
     model = ResourceModel(make_gpu_workload())
     demand = model.predict(make_config(0, batch_size=128))
     assert demand.gpu_bytes == GIB + 128 * 8 * MIB
-    assert not demand.find_violations(make_limits(memory_bytes=64 * GIB, gpu_bytes=2 * GIB))
-    (broken,) = demand.find_violations(make_limits(memory_bytes=64 * GIB, gpu_bytes=2 * GIB - 1))
-    assert describe_violations([broken]) == "device memory: 2.0 GiB needed of 2.0 GiB"
+    assert not demand.describe_excess(make_limits(memory_bytes=64 * GIB, gpu_bytes=2 * GIB))
+    excess = demand.describe_excess(make_limits(memory_bytes=64 * GIB, gpu_bytes=2 * GIB - 1))
+    assert excess == "device memory: 2.0 GiB needed of 2.0 GiB"
     assert demand.constraints(make_limits(gpu_bytes=GIB))["gpu"] > 0
 
 
 def test_on_the_cpu_device_memory_breaks_nothing() -> None:
     model = ResourceModel(make_gpu_workload())
-    assert not model.predict(make_config(0, batch_size=8)).find_violations(make_limits(memory_bytes=64 * GIB))
+    assert not model.predict(make_config(0, batch_size=8)).describe_excess(make_limits(memory_bytes=64 * GIB))
 
 
 def test_a_batch_copied_ahead_takes_device_memory_as_well() -> None:

@@ -15,11 +15,11 @@ from autotune.config import LoaderConfig
 from autotune.errors import StudyError, UsageError
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest
-from autotune.search.loop import SearchOutcome, search
+from autotune.search.loop import search
 from autotune.search.plan import Plan, make_plan
-from autotune.search.sampler import CostModelSampler, make_sampler
+from autotune.search.sampler import CostModelSampler, TrialModel, make_sampler
 from autotune.search.study import METRIC, check_study, hide_password, make_trial, read_records
-from autotune.search.trial_record import TrialRecord
+from autotune.search.trial_record import SearchOutcome, TrialRecord
 from autotune.settings import SETTINGS
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
@@ -118,8 +118,8 @@ def test_the_sampler_reads_only_the_study() -> None:
     run(trials=7)
     plan = plan_for()
     study = load()
-    study.sampler = CostModelSampler(plan)
-    memory = optuna.create_study(direction="maximize", sampler=CostModelSampler(plan))
+    study.sampler = CostModelSampler(plan, TrialModel(plan))
+    memory = optuna.create_study(direction="maximize", sampler=CostModelSampler(plan, TrialModel(plan)))
     memory.add_trials([make_trial(record, plan.space) for record in read_records(study, plan.space)])
     assert study.sampler.sample_relative(study, None, {}) == memory.sampler.sample_relative(memory, None, {})  # type: ignore[arg-type]
 
@@ -184,16 +184,14 @@ class Breaking(Formula):
         return result
 
 
-def test_a_storage_that_fails_during_the_run_costs_neither_trials_nor_the_result() -> None:
-    measure, heard = Breaking(), Heard()
-    outcome = run(measure, heard)
-    assert (
-        [record.config for record in outcome.records]
-        == measure.configs
-        == [record.config for record in run(storage=None).records]
-    )
-    assert len(heard.warnings) == 1
-    assert heard.warnings[0].startswith("Trials can no longer be stored in sqlite:///studies.db: ")
+def test_a_storage_that_fails_during_the_run_ends_the_search_with_the_trials_so_far() -> None:
+    measure = Breaking()
+    outcome = run(measure)
+    assert len(measure.configs) == 3
+    assert [record.config for record in outcome.records] == measure.configs
+    assert outcome.stop_reason == "the Optuna storage failed"
+    assert isinstance(outcome.interrupted_by, StudyError)
+    assert str(outcome.interrupted_by).startswith("The study in sqlite:///studies.db cannot be used any more: ")
 
 
 def test_a_space_of_one_configuration_is_measured_once() -> None:
@@ -244,7 +242,7 @@ def test_trials_that_dltune_did_not_write_are_ignored() -> None:
     run(trials=3)
     study = load()
     study.add_trial(optuna.create_trial(value=1e9, params={}, distributions={}))
-    record = TrialRecord(number=0, config=plan_for().baseline, status="skipped", samples_per_second=1.0)
+    record = TrialRecord(config=plan_for().baseline, status="skipped", samples_per_second=1.0)
     foreign = make_trial(record, plan_for().space)
     foreign.set_user_attr("status", "no status")
     study.add_trial(foreign)
@@ -261,7 +259,7 @@ def test_a_configuration_over_a_limit_is_never_the_best_trial_of_the_study() -> 
 
 
 def record_of(config: LoaderConfig, rate: float, constraints: dict[str, float]) -> TrialRecord:
-    return TrialRecord(number=0, config=config, status="skipped", samples_per_second=rate, constraints=constraints)
+    return TrialRecord(config=config, status="skipped", samples_per_second=rate, constraints=constraints)
 
 
 @pytest.mark.parametrize("sampler", ["model", "tpe", "random"])
@@ -277,7 +275,7 @@ def test_a_sampler_that_draws_at_random_does_not_draw_the_same_after_an_interrup
     plan = plan_for(sampler=sampler)
     draws = []
     for known in (0, 5):
-        study = optuna.create_study(sampler=make_sampler(plan, known), direction="maximize")
+        study = optuna.create_study(sampler=make_sampler(plan, TrialModel(plan), known), direction="maximize")
         draws.append([study.ask().suggest_int("num_workers", 0, 64) for _ in range(6)])
     assert draws[0] != draws[1]
 

@@ -58,9 +58,7 @@ def usual(workers: int, **changes: Any) -> LoaderConfig:
 
 
 def make_record(config: LoaderConfig, rate: float) -> TrialRecord:
-    return TrialRecord(
-        number=0, config=config, status="measured", samples_per_second=rate, result=make_result(config, rate)
-    )
+    return TrialRecord(config=config, status="measured", samples_per_second=rate, result=make_result(config, rate))
 
 
 def select(*rates: tuple[LoaderConfig, float], **options: Any) -> list[LoaderConfig]:
@@ -145,8 +143,8 @@ def test_an_outlier_does_not_lead_the_candidates_if_its_neighbours_were_slower()
 
 def test_failed_and_skipped_trials_are_not_selected() -> None:
     failure = make_result(make_config(4), kind="out_of_memory")
-    failed = TrialRecord(number=1, config=make_config(4), status="measured", samples_per_second=0.0, result=failure)
-    skipped = TrialRecord(number=2, config=make_config(9), status="skipped", samples_per_second=9e9)
+    failed = TrialRecord(config=make_config(4), status="measured", samples_per_second=0.0, result=failure)
+    skipped = TrialRecord(config=make_config(9), status="skipped", samples_per_second=9e9)
     records = [failed, skipped, make_record(usual(2), 100.0)]
     assert select_candidates(records, DEFAULTS, lambda config: True) == [usual(2)]
     assert select_candidates([failed, skipped], DEFAULTS, lambda config: True) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,9 @@ from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import NoFeasibleConfigError, TrialError, UsageError
 from autotune.profiles.schema import Contribution, TunedProfile
 from autotune.request import TuningRequest
-from autotune.search.loop import SearchOutcome
 from autotune.search.plan import GUESS_ERROR, Plan, make_plan
 from autotune.search.surrogate import Prediction, SpeedupPrediction
-from autotune.search.trial_record import TrialRecord
+from autotune.search.trial_record import SearchOutcome, TrialRecord
 from autotune.trial.measurement import RankWaits, TrialResult
 from autotune.validation.decision import Decision
 from autotune.validation.result import Result, build_profile, decide_result, predict_result
@@ -51,12 +51,18 @@ def make_test_plan(
 def make_record(
     result: TrialResult | None, config: LoaderConfig = BEST, rate: float = 1000.0, **changes: Any
 ) -> TrialRecord:
-    usual: dict[str, Any] = {"number": 0, "status": "measured", "predicted": 900.0, "relative_error": 0.05}
+    usual: dict[str, Any] = {"status": "measured", "predicted": 900.0, "relative_error": 0.05}
     return TrialRecord(**usual | {"config": config, "samples_per_second": rate, "result": result} | changes)
 
 
 def predict_by_workers(configs: Sequence[LoaderConfig]) -> list[Prediction]:
     return [Prediction(100.0 * (1 + config.dataloader.num_workers), 0.1) for config in configs]
+
+
+def make_model(predict: Callable[..., Any], predict_speedups: Callable[..., Any]) -> Any:
+    """Make a model of trials that predicts by these functions."""
+    surrogate = SimpleNamespace(predict=predict, predict_speedups=predict_speedups)
+    return SimpleNamespace(surrogate=surrogate)
 
 
 def predict_nothing(path: Sequence[LoaderConfig]) -> list[SpeedupPrediction]:
@@ -68,9 +74,7 @@ def find(
     predict_speedups: Callable[[Sequence[LoaderConfig]], list[SpeedupPrediction]] = predict_nothing,
     interrupted_by: BaseException | None = None,
 ) -> SearchOutcome:
-    return SearchOutcome(
-        records, "stopped early", (), {}, predict_by_workers, predict_speedups, lambda config: True, interrupted_by
-    )
+    return SearchOutcome(records, "stopped early", (), make_model(predict_by_workers, predict_speedups), interrupted_by)
 
 
 def make_validation(*candidates: CandidateRuns, runs: int = 3, **changes: Any) -> Validation:
@@ -248,7 +252,7 @@ def scale(plan: Plan, config: LoaderConfig) -> tuple[list[LoaderConfig], list[in
         return predict_by_workers(configs)
 
     decision = Decision(config, 400.0, None, 4.0, (3.9, 4.1))
-    profile = build(plan, replace(find(), predict=predict), Result(decision, VALIDATED))
+    profile = build(plan, replace(find(), model=make_model(predict, predict_nothing)), Result(decision, VALIDATED))
     assert [point.samples_per_second for point in profile.search.scaling] == [
         100.0 * (1 + config.dataloader.num_workers) for config in asked
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from autotune.config import LoaderConfig
 from autotune.profiles.schema import BatchWaits
 from autotune.progress import ProgressListener
-from autotune.search.loop import SearchOutcome
 from autotune.search.plan import Plan, make_plan
+from autotune.search.trial_record import SearchOutcome
 from autotune.trial.measurement import Measurement, RankWaits, TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.validation.noise import NoiseMonitor
@@ -296,10 +297,12 @@ def test_an_interrupted_validation_keeps_the_runs_before() -> None:
 
 
 def test_an_interrupt_during_the_selection_leaves_an_empty_validation() -> None:
-    def interrupt(configs: object) -> list[object]:
+    def interrupt() -> list[object]:
         raise KeyboardInterrupt
 
-    found = SearchOutcome((), "", (), {}, interrupt, interrupt, lambda config: True)  # type: ignore[arg-type]  # never returns
+    surrogate = SimpleNamespace(predict_speedups=None)
+    model = SimpleNamespace(is_legal=None, expected=interrupt, surrogate=surrogate)
+    found = SearchOutcome((), "", (), model)  # type: ignore[arg-type]  # never returns
     plan = make_test_plan()
     validation = validate(plan, found, lambda request: make_result(request.config, 100.0), ProgressListener())
-    assert (validation.runs, len(validation.entrants)) == (MIN_RUNS, 1)
+    assert (validation.runs, len(validation.entrants)) == (0, 0)
