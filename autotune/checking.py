@@ -22,7 +22,7 @@ from autotune.profiles.match import (
     select_profile,
 )
 from autotune.profiles.schema import TunedProfile
-from autotune.profiles.store import read_profiles, warn_if_others_can_write
+from autotune.profiles.store import warn_if_others_can_write
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import start_runner
@@ -43,7 +43,6 @@ from autotune.validation.runs import CandidateRuns, measure_run, validate_config
 MIN_RATIO: Final = 0.9  # to the prediction, or to the baseline: profiles that are certainly below are retuned
 MAX_RATIO: Final = 1.25  # to the prediction: a profile that is certainly above was tuned for something else
 USUAL_HALF_WIDTH: Final = 0.1  # relative half-width of the interval of a throughput that was measured once
-NOT_REQUESTED: Final = {"timeout_seconds", "isolation"}  # fields of a request that do not change its result
 
 
 class Remeasurement(FrozenModel):
@@ -154,25 +153,6 @@ def check(
     differences = _compare(chosen, machine.hardware(found.accelerator), found.software)
     workload = compare_workloads(chosen.workload, identify(request.workload, found))
     return _conclude(chosen, [*differences, *workload, *age])
-
-
-def find_result(request: TuningRequest) -> TunedProfile | None:
-    """Find the validated profile of an earlier run of the same request on this class of machine.
-
-    A request for a prediction (`trials=0`) is also answered by a run with trials.
-    """
-    machine = read_machine()
-    ignored = NOT_REQUESTED if request.trials else NOT_REQUESTED | {"trials"}
-
-    def strip(record: dict[str, object]) -> dict[str, object]:
-        return {name: value for name, value in record.items() if name not in ignored}
-
-    asked = strip(request.record())
-    for profile in read_profiles(Path(request.output)):
-        here = describe_local_hardware(machine, profile.hardware)
-        if profile.is_validated and strip(profile.request) == asked and profile.machine_class == here.machine_class:
-            return profile
-    return None
 
 
 def verify(

@@ -55,11 +55,7 @@ class OutputError(DltuneError):
 
 
 class ResultNotSavedError(OutputError):
-    """The tuned file cannot be written at the end of a run; `document` is its content as JSON."""
-
-    def __init__(self, message: str, document: str) -> None:
-        super().__init__(message)
-        self.document = document
+    """The tuned file cannot be written at the end of a run; `details` is its content as JSON."""
 
 
 class StudyError(DltuneError):

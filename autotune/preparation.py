@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import check_writable, read_profiles
@@ -12,13 +12,13 @@ from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.search.plan import Plan, make_plan
 from autotune.search.space import choose_probe_sizes
-from autotune.system.hardware import Hardware
-from autotune.system.machine import MachineProfile, read_machine
+from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
 from autotune.trial.budgets import plan_budgets
 from autotune.trial.interruption import spawn_error
 from autotune.trial.timetable import TimeBudget
 from autotune.trial.workload_profile import WorkloadProfile
 
+NOT_COMPARED: Final = {"timeout_seconds", "isolation"}  # fields of a request that do not change its result
 VALIDATION_RUNS: Final = 6  # two runs of the baseline and two candidates: the time that the search leaves for them
 
 
@@ -46,14 +46,14 @@ def check_request(request: TuningRequest) -> None:
     check_study(request)
 
 
-def find_unfinished(request: TuningRequest, here: Hardware) -> TunedProfile | None:
-    """Find the profile of a run of the same request on this class of machine that ended before its validation."""
-    if request.fresh:
-        return None
-    asked = request.record() | {"timeout_seconds": None}
+def find_stored(request: TuningRequest, machine: MachineProfile, *, validated: bool) -> TunedProfile | None:
+    """Find the profile of an earlier run of the same request on this class of machine, complete or interrupted."""
+    ignored: dict[str, Any] = dict.fromkeys(NOT_COMPARED)
+    asked = request.record() | ignored
     for profile in read_profiles(Path(request.output)):
-        is_same = profile.request | {"timeout_seconds": None} == asked and profile.machine_class == here.machine_class
-        if is_same and not profile.is_validated and not profile.result.is_predicted:
+        here = describe_local_hardware(machine, profile.hardware)
+        is_same = profile.machine_class == here.machine_class and profile.request | ignored == asked
+        if is_same and profile.is_validated is validated:
             return profile
     return None
 
@@ -75,7 +75,6 @@ def prepare_run(
         NoFeasibleConfigError: Not even the smallest batch fits the limits.
     """
     budgets = plan_budgets(machine, request)
-    progress.show_machine(machine, budgets)
     if workload is None:
         try:
             sizes = choose_probe_sizes(request)

@@ -8,8 +8,6 @@ if TYPE_CHECKING:  # a listener receives values of every package and belongs to 
     from autotune.config import LoaderConfig
     from autotune.search.plan import Plan
     from autotune.search.trial_record import TrialRecord
-    from autotune.system.machine import MachineProfile
-    from autotune.trial.budgets import Budgets
     from autotune.trial.protocol import ProgressReport
 
 
@@ -21,9 +19,6 @@ class ProgressListener:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def show_machine(self, machine: MachineProfile, budgets: Budgets) -> None:
-        """Called first, with the machine and the resource limits."""
 
     def show_progress(self, progress: ProgressReport) -> None:
         """Called often, with the child's current activity."""

@@ -119,7 +119,7 @@ class TuningRequest(FrozenModel):
         workload: The workload to tune.
         fixed: Settings with a fixed value (`--set`).
         search: Settings with a restricted search range or list of values (`--search`).
-        trials: Maximum number of trials; with 0 the result is predicted from the profile of the workload.
+        trials: Maximum number of trials.
         timeout_seconds: Time limit for the whole run, in seconds; None for no limit.
         trial_seconds: Seconds per validation trial; search trials use a part of it.
         stall_seconds: Seconds without progress after which a trial is stopped.
@@ -133,7 +133,7 @@ class TuningRequest(FrozenModel):
         isolation: `auto` runs trials in as much of a sandbox as the machine allows, `none` without.
         output: Path of the tuned file.
         profile: Label of the profile in the file; None identifies it by machine and workload.
-        storage: Optuna storage URL; None keeps the study in memory.
+        storage: Optuna storage URL, or the path of a journal file; None keeps the study in memory.
         study_name: Name of the Optuna study; None lets Optuna choose one.
         fresh: Whether to ignore saved trials and results.
     """
@@ -141,7 +141,7 @@ class TuningRequest(FrozenModel):
     workload: WorkloadRequest
     fixed: dict[SettingName, Choice] = Field(default_factory=dict)
     search: dict[SettingName, Values] = Field(default_factory=dict)
-    trials: Annotated[int, Field(ge=0)] = 40
+    trials: Annotated[int, Field(ge=1)] = 40
     timeout_seconds: Positive | None = None
     trial_seconds: Positive = 2.0
     stall_seconds: Positive = 60.0

@@ -20,7 +20,7 @@ from autotune.errors import (
     WorkloadError,
 )
 from autotune.import_strings import find_import_string
-from autotune.preparation import check_request, find_unfinished, prepare_run
+from autotune.preparation import check_request, find_stored, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.store import format_file, save_profile
 from autotune.progress import ProgressListener
@@ -38,7 +38,7 @@ from autotune.trial.protocol import RunTrial
 from autotune.trial.timetable import TimeBudget
 from autotune.trial.workload_profile import WorkloadProfile
 from autotune.validation.noise import NoiseMonitor
-from autotune.validation.result import build_profile, decide_result, predict_result
+from autotune.validation.result import build_profile, decide_result
 from autotune.validation.runs import Validation, validate
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ def tune(
         plan = prepare_run(request, machine or read_machine(), workload, runner, progress, time_budget)
         measure = time_budget.watch(raise_on_lost_device(run_trial or runner.run))
         time_budget.begin_phase("search")
-        earlier = earlier or find_unfinished(request, plan.hardware)
+        if earlier is None and not request.fresh:
+            earlier = find_stored(request, plan.machine, validated=False)
         found = search(plan, measure, progress, time_budget.allows_trial, earlier)
         time_budget.begin_phase("validation")
         stop_children = runner.close if run_trial is None else None
@@ -150,7 +151,7 @@ def _validate(
     stop_children: Callable[[], None] | None,  # before the load of others is measured; None if trials run elsewhere
 ) -> Validation:
     """Validate the best of the search, unless it was interrupted or no time is left."""
-    if found.interrupted_by is not None or not plan.request.trials or not time_budget.allows_runs(1):
+    if found.interrupted_by is not None or not time_budget.allows_runs(1):
         return Validation.empty(plan.baseline)
     monitor = None if stop_children is None else NoiseMonitor(plan.machine.usable_cpus, stop_children=stop_children)
     return validate(plan, found, measure, progress, monitor, time_budget.allows_runs)
@@ -162,7 +163,7 @@ def _save(
 ) -> TuningResult:
     """Decide and save the profile; then raise the error that ended the run early, unless it was Ctrl-C."""
     runner.close()
-    result = decide_result(plan, found, validation) if plan.request.trials else predict_result(plan)
+    result = decide_result(plan, found, validation)
     interrupted_by, output = found.interrupted_by or validation.interrupted_by, Path(plan.request.output)
     profile = build_profile(
         plan,

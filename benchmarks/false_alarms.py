@@ -1,4 +1,4 @@
-"""False-positive check: the warnings of `dltune --trials 0` about healthy datasets.
+"""False-positive check: the warnings of the profile of healthy datasets.
 
 The datasets are those of the examples and of other libraries. A warning that the program prints here is either about
 the machine, or true, or a false positive.
@@ -9,26 +9,24 @@ the machine, or true, or a false positive.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
 
 from pydantic import TypeAdapter
 
-from autotune import TunedProfile
 from autotune.config import FrozenModel
+from autotune.errors import DltuneError
+from autotune.preparation import plan_only
+from autotune.request import TuningRequest, WorkloadRequest
 from benchmarks.libraries import LIBRARIES
 from benchmarks.tables import format_table, say
-from benchmarks.training import make_environment
 
 EXAMPLES: Final = ("images", "tabular", "tutorial", "shards", "hf_dataset")
 
 
 class Profiled(FrozenModel):
-    """The warnings about a healthy dataset, and the duration of the whole command."""
+    """The warnings about a healthy dataset, and the seconds of profiling it."""
 
     name: str
     seconds: float
@@ -36,18 +34,11 @@ class Profiled(FrozenModel):
 
 
 def profile_dataset(name: str, option: str, factory: str) -> Profiled:
-    """Profile one dataset as its user would."""
-    command = [sys.executable, "-m", "autotune", option, factory, "--trials", "0", "--step-time", "3ms", "--json"]
-    environment = make_environment() | {"PYTHONWARNINGS": "ignore"}
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.monotonic()
-        command += ["--batch-size", "32"]
-        finished = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder, env=environment)
-        seconds = time.monotonic() - started
-    if finished.returncode:
-        raise RuntimeError(finished.stderr[-1000:])
-    result = TunedProfile.model_validate_json(finished.stdout).result
-    return Profiled(name=name, seconds=seconds, warnings=result.warnings)
+    """Profile one dataset."""
+    workload = WorkloadRequest(dataset=factory, is_loader=option == "--loader", step_seconds=0.003)
+    started = time.monotonic()
+    plan = plan_only(TuningRequest(workload=workload, fixed={"batch_size": 32}))
+    return Profiled(name=name, seconds=time.monotonic() - started, warnings=plan.workload.notes)
 
 
 def main() -> None:
@@ -62,7 +53,7 @@ def main() -> None:
     for name in given.only:
         try:
             found.append(profile_dataset(name, *healthy[name]))
-        except RuntimeError as error:
+        except DltuneError as error:
             say(f"{name} failed: {error}")
             continue
         say(f"{name}: {len(found[-1].warnings)} warnings, {found[-1].seconds:.1f} s")

@@ -28,7 +28,7 @@ from autotune.config import FrozenModel, LoaderConfig
 from autotune.progress import ProgressListener
 from autotune.request import SamplerName
 from autotune.search.loop import search
-from autotune.search.trial_record import TrialRecord, measure_prediction_error
+from autotune.search.trial_record import TrialRecord
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.statistics import student_t
@@ -101,8 +101,13 @@ def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:
         share=max(truth[config] for config in candidates) / best,
         by_trials=tuple(_judge(measured[: count + 1], truth) / best for count in range(len(measured))),
         stop_reason=found.stop_reason,
-        prediction_error=measure_prediction_error(measured) or 0.0,
+        prediction_error=_measure_prediction_error(measured),
     )
+
+
+def _measure_prediction_error(records: Sequence[TrialRecord]) -> float:
+    errors = [abs(one.predicted / one.samples_per_second - 1) for one in records if one.is_feasible and one.predicted]
+    return statistics.median(errors) if errors else 0.0
 
 
 def _find_best(trace: Trace) -> float:

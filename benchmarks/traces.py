@@ -23,6 +23,7 @@ from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan, make_plan
 from autotune.search.space import SearchSpace
+from autotune.settings import SETTINGS, Choice
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.trial.budgets import plan_budgets
 from autotune.trial.measurement import EpochTrace, Measurement
@@ -63,7 +64,13 @@ class Trace(FrozenModel):
         """Return the plan of a run over the recorded grid."""
         budgets = plan_budgets(self.machine, self.request)
         plan = make_plan(self.request, self.machine, self.workload, budgets)
-        return replace(plan, space=SearchSpace.of(**self.space.choices))  # later settings stay at their defaults
+        return replace(plan, space=make_space(**self.space.choices))  # later settings stay at their defaults
+
+
+def make_space(**choices: tuple[Choice, ...]) -> SearchSpace:
+    """Return a space of these choices and, for other settings, those of the table; without rarely searched ones."""
+    rare = {"device_prefetch": (False,), "worker_threads": (None,)}
+    return SearchSpace({name: choices.get(name, rare.get(name, SETTINGS[name].choices)) for name in SETTINGS})
 
 
 def make_request(workload: BenchWorkload) -> TuningRequest:
@@ -89,7 +96,7 @@ def record(workload: BenchWorkload, seconds: float) -> Trace:
         sizes = (workload.batch_size, workload.batch_size)
         profile = runner.probe(sizes, budgets, machine.usable_cpus)
         plan = make_plan(request, machine, profile, budgets)
-        space = SearchSpace.of(
+        space = make_space(
             batch_size=(workload.batch_size,),
             num_workers=WORKERS[workload.name],
             prefetch_factor=PREFETCH.get(workload.name, FEW_PREFETCH),

@@ -11,7 +11,6 @@ from typing import Any
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.profiles.schema import (
     Baseline,
-    BatchTime,
     CandidateResult,
     Contribution,
     ProfileResult,
@@ -266,16 +265,18 @@ def make_search_record(**changes: Any) -> SearchRecord:
         "seconds": 35.0,
         "phase_seconds": {"profiling": 5.0, "search": 20.0, "validation": 10.0},
         "stop_reason": "less than 2% gain in the last 4 trials",
-        "prediction_error": 0.06,
         "scaling": tuple(
             ScalingPoint(num_workers=workers, samples_per_second=rate, relative_error=0.04)
             for workers, rate in ((0, 980.0), (2, 1400.0), (4, 1780.0), (8, 1760.0))
         ),
-        "batch_time": BatchTime(
-            samples=64, load_seconds=0.060, collate_seconds=0.004, transfer_seconds=0.001, step_seconds=0.032
-        ),
+        "batch_samples": 64,
     }
     return SearchRecord(**usual | changes)
+
+
+def count_trials(profile: TunedProfile, outcome: str) -> int:
+    """Count the trials of a search with this outcome."""
+    return sum(trial.outcome == outcome for trial in profile.search.trials)
 
 
 def make_candidate_results() -> tuple[CandidateResult, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.checking import Remeasurement, check, find_result, read_software, remeasure, verify
+from autotune.checking import Remeasurement, check, read_software, remeasure, verify
 from autotune.config import LoaderConfig
 from autotune.errors import UsageError
 from autotune.profiles.schema import TunedProfile
@@ -181,33 +181,6 @@ def test_without_torch_nothing_can_be_checked(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("autotune.checking.read_torch", lambda: None)
     with pytest.raises(UsageError, match="torch is not installed"):
         check(write_profiles(tmp_path, make_here()), with_workload=False)
-
-
-# Results of the same request
-
-
-def test_a_result_is_found_for_the_same_request_only(workdir: Path) -> None:
-    write_profiles(workdir, make_here())
-    assert find_result(make_request()) is not None
-    assert find_result(make_request(timeout_seconds=9.0, storage="sqlite:///x.db")) is not None
-    assert find_result(make_request(trials=0)) is not None
-    for changes in ({"epochs": 3}, {"trials": 3}, {"output": "elsewhere.json"}, {"fixed": {"num_workers": 2}}):
-        assert find_result(make_request(**changes)) is None, changes
-
-
-@pytest.mark.parametrize(
-    "changes", [{"is_complete": False}, {"result": make_profile_result(validation_runs=0, is_predicted=True)}]
-)
-def test_an_unvalidated_profile_is_no_result(workdir: Path, changes: dict[str, Any]) -> None:
-    write_profiles(workdir, make_here(**changes))
-    assert find_result(make_request()) is None
-
-
-def test_a_profile_of_another_machine_class_is_no_result(workdir: Path) -> None:
-    here = make_here()
-    other = here.hardware.model_copy(update={"usable_cpus": 640.0})
-    write_profiles(workdir, here.model_copy(update={"hardware": other}))
-    assert find_result(make_request()) is None
 
 
 # With real processes

@@ -224,14 +224,3 @@ def test_a_small_shm_ends_with_a_feasible_configuration_and_says_what_was_skippe
     profile = load("dltune.json", on_mismatch="default").profile
     assert profile.hardware.shm_limit_bytes == 64 * 2**20
     assert profile.result.peak_shm_bytes <= profile.budgets.shm_bytes
-
-
-def test_without_trials_the_result_is_predicted_and_reported_as_such() -> None:
-    finished = run("make_waiting", "--trials", "0")
-    assert finished.returncode == 0, finished.stderr
-    assert "not measured" in finished.stdout
-    result = load("dltune.json").profile.result
-    assert result.is_predicted
-    assert (result.validation_runs, result.candidates, result.speedup) == (0, (), None)
-    assert result.samples_per_second_ci95 is not None
-    assert result.samples_per_second_ci95[0] < result.samples_per_second < result.samples_per_second_ci95[1]

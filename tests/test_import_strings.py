@@ -74,7 +74,7 @@ import autotune
 loader = DataLoader(TensorDataset(torch.arange(64)), batch_size=8)
 {}
 """
-CALL = "print(autotune.tune(loader, trials=0, max_workers=1, isolation='none').profile.workload.dataset)"
+CALL = "print(autotune.tune(loader, trials=1, trial_seconds=0.2, max_workers=1).profile.workload.dataset)"
 
 
 def run_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:

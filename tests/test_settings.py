@@ -70,7 +70,7 @@ def make_tuned(setting: Setting) -> TunedProfile:
 def test_every_setting_is_in_the_exports_the_report_and_the_code_to_paste(setting: Setting) -> None:
     profile = make_tuned(setting)
     for target in ("json", "yaml"):
-        assert setting.name in export(profile, target, force=True).text
+        assert setting.name in export(profile, target).text
     assert setting.name in render_html(profile, "dltune.json")
     line = setting.name if setting.setup is None else setting.setup.format(value=setting.read(profile.config))
     assert line in plain_code(profile)

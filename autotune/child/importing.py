@@ -103,13 +103,6 @@ def become_script(main: str, dataset: str) -> None:
     sys.argv[:] = [str(origin)]
 
 
-def read_script() -> str | None:
-    """Give the file of the script that this process looks to have been started by; None where none was named."""
-    main = sys.modules["__main__"]
-    is_script = main.__name__ == NAME_IN_WORKERS and main.__spec__ is None
-    return main.__file__ if is_script else None
-
-
 def _make_script(file: Path) -> ModuleType:
     if not file.is_file():
         raise UsageError(f"--main {file}: no such file in {Path.cwd()}.")

@@ -81,8 +81,8 @@ def describe_check(found: CheckResult, file: str) -> str:
 def retune(file: str, profile: str | None, trials: int | None, output: str | None, **options: Any) -> None:
     """Re-tune a profile with its options, starting from its settings.
 
-    On another machine, the search starts from the most similar profile, and the result is saved as a profile of its
-    own. The code that FILE names is imported.
+    On another class of machine, the search starts from scratch, and the result is saved as a profile of its own. The
+    code that FILE names is imported.
     """
     with exit_on_error(interrupted=NOTHING_MEASURED):
         from autotune.profiles.match import select_profile

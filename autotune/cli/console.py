@@ -78,9 +78,9 @@ def exit_on_error(exit_code: int | None = None, interrupted: str = "Interrupted.
         yield
     except ResultNotSavedError as error:
         try:
-            print_result(error.document)
+            print_result(error.details)
         except OutputError:
-            _print_error(error.document)
+            _print_error(error.details)
         _print_error(f"Error: {error} The profile is printed instead.")
         sys.exit(error.exit_code)
     except DltuneError as error:

@@ -18,7 +18,7 @@ from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.search.plan import Plan
 from autotune.search.trial_record import TrialRecord
-from autotune.settings import SETTINGS, Setting, describe_config, format_arguments
+from autotune.settings import SETTINGS, Setting, describe_config
 from autotune.system.software import read_own_version
 from autotune.trial.protocol import ProgressReport
 from autotune.units import format_bytes, format_rate, format_seconds
@@ -172,8 +172,8 @@ def _describe(plan: Plan, profiling_seconds: float) -> str:
 
 
 def _list_details(plan: Plan) -> Iterator[str]:
-    """List what `-v` shows of a plan: limits, searched settings, notes, and the prediction before the first trial."""
-    budgets, guess = plan.budgets, plan.guess()
+    """List what `-v` shows of a plan: limits, searched settings and notes."""
+    budgets = plan.budgets
     memory = f"memory {format_bytes(budgets.memory_bytes)}, /dev/shm {format_bytes(budgets.shm_bytes)}"
     yield f"Limits: {memory}, {budgets.nofile:,} open files, {budgets.max_workers} workers"
     for name, choices in plan.space.searched().items():
@@ -181,6 +181,3 @@ def _list_details(plan: Plan) -> Iterator[str]:
     if plan.left_out:
         yield f"Skipping {plan.left_out:,} configurations that would exceed the limits"
     yield from (f"Note: {note}" for note in (*plan.workload.notes, *plan.space.notes))
-    low, high = guess.ci95
-    rate = f"{guess.samples_per_second:,.0f} samples/s (95% CI {low:,.0f}-{high:,.0f})"
-    yield f"Prediction: {rate} with {format_arguments(guess.config, with_batch_size=True)}"

@@ -20,7 +20,6 @@ from autotune.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from autotune.system.cgroups import CpuThrottling
     from autotune.system.machine import MachineProfile
-    from autotune.system.mounts import Mount
     from autotune.system.software import TorchVersion
 
 MIN_SHM_BYTES: Final = 256 * 2**20  # a container's usual 64 MiB holds two batches of 32 images of 1 MiB
@@ -41,13 +40,6 @@ SLOW_WORKERS: Final = (
     "each worker imports your modules and unpickles the dataset, collate_fn and worker_init_fn: use "
     "persistent_workers=True, or multiprocessing_context='fork' if none of your threads holds a lock"
 )
-MANY_WORKERS: Final = "reads wait for a server: many more workers than CPUs can help, or a copy on a local disk"
-SLOW_STORAGE: Final = {
-    "disk": "random reads are slow on a rotational disk: copy the data to an SSD, or read few large files in order",
-    "network": MANY_WORKERS,
-    "program": MANY_WORKERS,
-    "overlay": "reads pass through container layers: mount the data as a volume (docker -v, Apptainer --bind)",
-}
 
 
 class Finding(NamedTuple):
@@ -60,10 +52,10 @@ class Finding(NamedTuple):
 
 
 @click.command(
-    params=[option("--data PATH", "Also check the storage of the dataset."), option("--json", "Print JSON.")],
-    epilog=epilog("dltune doctor --data /data/images", codes="0 tuning can start; 1 it cannot; 2 no such PATH"),
+    params=[option("--json", "Print JSON.")],
+    epilog=epilog("dltune doctor", codes="0 tuning can start; 1 it cannot"),
 )
-def doctor(data: str | None, json: bool) -> None:
+def doctor(json: bool) -> None:
     """Check the environment: torch, machine, container and folders.
 
     Run it where training runs. A warning costs speed or certainty; a problem makes tuning impossible.
@@ -74,13 +66,12 @@ def doctor(data: str | None, json: bool) -> None:
         from autotune.system.cgroups import read_cpu_throttling
         from autotune.system.hardware import read_gpus
         from autotune.system.machine import read_machine
-        from autotune.system.mounts import find_mount
         from autotune.system.software import read_start_method, read_torch
 
         found = [
             *check_machine(read_machine(), read_cpu_throttling()),
             *check_python(read_torch(), read_gpus(), read_start_method()),
-            *check_folders(tempfile.gettempdir(), Path.cwd(), None if data is None else find_mount(Path(data))),
+            *check_folders(tempfile.gettempdir(), Path.cwd()),
             check_packages([str(Path.cwd()), *sys.path], packages_distributions().get("autotune", ())),
         ]
         arrow = f"\n{'':<27} -> "
@@ -133,18 +124,14 @@ def check_python(torch: TorchVersion | None, gpus: tuple[str, ...], start_method
     yield _warn("start method", method, SLOW_WORKERS, is_bad=start_method != "fork")
 
 
-def check_folders(temporary: str, here: Path, storage: Mount | None) -> Iterator[Finding]:
-    """Check the folder for temporary files, the current folder, and the storage of the dataset."""
+def check_folders(temporary: str, here: Path) -> Iterator[Finding]:
+    """Check the folder for temporary files and the current folder."""
     fix = "training hangs with a path of 80 characters or more (socket names end at 108): export TMPDIR=/tmp"
     yield _warn("TMPDIR", temporary, fix, is_bad=len(temporary) > MAX_TMPDIR_LENGTH)
     if os.access(here, os.W_OK) and not os.statvfs(here).f_flag & os.ST_RDONLY:
         yield Finding("this folder", "ok", "writable")
     else:
         yield Finding("this folder", "problem", f"{here} is read-only", "change the folder, or pass another --output")
-    if storage is not None:
-        kind = "disk" if storage.kind == "local" and storage.rotational else storage.kind
-        finding = f"{storage.path}: {storage.filesystem} on {storage.device}"
-        yield _warn("data", finding, SLOW_STORAGE.get(kind, ""), is_bad=kind in SLOW_STORAGE)
 
 
 def check_packages(folders: Iterable[str], installed: Iterable[str]) -> Finding:

@@ -117,7 +117,7 @@ OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
         option("--nproc-per-node N|auto", "Training processes on this host; auto starts one per GPU.", "1"),
     ),
     "Search": (
-        option("--trials N", "Maximum number of trials; the search usually stops earlier. 0 only predicts.", 40),
+        option("--trials N", "Maximum number of trials; the search usually stops earlier.", 40),
         option("--timeout TIME", "Time limit for the whole run, e.g. 10m."),
         option("--epochs N", "Length of the training run to predict throughput for.", 10),
         option("--set NAME=VALUE", "Fix a setting, e.g. in_order=true; repeatable."),
@@ -137,7 +137,7 @@ OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
         option("--stall-time TIME", "Stop a trial that makes no progress for this long.", "60s"),
         option("--seed N", "Seed of the sampler.", 0),
         option("--sampler model|gp|tpe|random", "Built-in cost model, or an Optuna sampler.", "model"),
-        option("--storage URL", "Optuna storage of the study. Default: in memory."),
+        option("--storage URL", "Optuna storage of the study, or a journal file. Default: in memory."),
         option("--study-name NAME", "Name of the Optuna study."),
         option("--main FILE", "Your training script: spawn and forkserver workers import it, so its imports count."),
         option("--profile NAME", "Label of the profile in the file."),

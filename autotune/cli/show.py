@@ -65,11 +65,10 @@ def report(file: str, profile: str | None, output: str | None, force: bool, **fo
         *(FILE, PROFILE),
         click.Option(["--to"], type=click.Choice(TARGETS), required=True, help="Library or format."),
         *(OUTPUT, FORCE),
-        option("--allow-unordered", "Export in_order=False to statefuldataloader."),
     ],
     epilog=epilog("dltune export --to hf -o loader.yaml", "python train.py $(dltune export --to timm)", codes=CODES),
 )
-def export(file: str, profile: str | None, to: Target, output: str | None, force: bool, allow_unordered: bool) -> None:
+def export(file: str, profile: str | None, to: Target, output: str | None, force: bool) -> None:
     """Export a profile in another library's format.
 
     Settings that the target does not support are listed on stderr.
@@ -78,7 +77,7 @@ def export(file: str, profile: str | None, to: Target, output: str | None, force
         from autotune.profiles.export import export as export_profile
         from autotune.profiles.match import select_profile
 
-        made = export_profile(select_profile(Path(file), profile), to, force=allow_unordered)
+        made = export_profile(select_profile(Path(file), profile), to)
         write_or_print(made.text, output, force=force, source=file)
     for note in made.notes:
         if output is not None or note not in made.text:  # else it is on stdout, as a comment

@@ -84,11 +84,13 @@ def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> boo
     """Print the stored result of the same request if a short measurement confirms it; return whether it does."""
     if not Path(request.output).exists():  # importing what follows takes a second
         return False
-    from autotune.checking import find_result, verify
+    from autotune.checking import verify
     from autotune.cli.display import RunDisplay
+    from autotune.preparation import find_stored
     from autotune.report.text import render_verified
+    from autotune.system.machine import read_machine
 
-    if (stored := find_result(request)) is None:
+    if (stored := find_stored(request, read_machine(), validated=True)) is None:
         return False
     with raise_on_signals(), RunDisplay(quiet=options["quiet"]) as progress:
         found = verify(request, stored, progress)

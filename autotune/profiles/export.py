@@ -124,21 +124,18 @@ _CREATE_LOADER: Final = replace(
 NO_RESUMING: Final = "With in_order=False, StatefulDataLoader does not guarantee to resume at the same sample."
 
 
-def export(profile: TunedProfile, to: Target, *, force: bool = False) -> Export:
+def export(profile: TunedProfile, to: Target) -> Export:
     """Export a tuned configuration in another library's format.
 
     Args:
         profile: A profile of a tuned file; it is exported as tuned, not scaled down to this machine.
         to: The target.
-        force: Export a setting even if the target then loses a guarantee of its own.
 
     Raises:
-        UsageError: There is no such target, or it loses a guarantee and `force` is not given.
+        UsageError: There is no such target.
     """
     if to not in TARGETS:
         raise UsageError(f"{to!r} is not one of {', '.join(TARGETS)}.")
-    if to == "statefuldataloader" and not profile.dataloader.in_order and not force:
-        raise UsageError(f"{NO_RESUMING} Tune with --set in_order=true, or export with --force.")
     target, size = _FORMATS[to], profile.dataloader.batch_size
     arguments, unsupported = _translate(target, profile.workload, profile.config)
     batches = "" if size is None else f"The batch size is per process: N processes use N x {size} samples per step."
@@ -154,10 +151,7 @@ def translate(workload: WorkloadIdentity, config: LoaderConfig, library: Library
     if library not in LIBRARIES:
         raise UsageError(f"{library!r} is not one of {', '.join(LIBRARIES)}.")
     target = _CREATE_LOADER if library == "timm" else _FORMATS[library]
-    arguments, notes = _translate(target, workload, config)
-    if library == "statefuldataloader" and not config.dataloader.in_order:
-        notes.append(NO_RESUMING)
-    return arguments, notes
+    return _translate(target, workload, config)
 
 
 def _translate(target: _Format, workload: WorkloadIdentity, config: LoaderConfig) -> tuple[dict[str, Any], list[str]]:
@@ -178,4 +172,6 @@ def _translate(target: _Format, workload: WorkloadIdentity, config: LoaderConfig
     ]
     if "batch_size" in target.remarks and "batch_size" not in settings:
         notes.insert(0, f"The profile has no batch size, and {target.remarks['batch_size']}.")
+    if target is _FORMATS["statefuldataloader"] and not config.dataloader.in_order:
+        notes.append(NO_RESUMING)
     return arguments, notes

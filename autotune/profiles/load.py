@@ -13,12 +13,7 @@ from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import ProfileError, UsageError
 from autotune.profiles.export import Library, translate
 from autotune.profiles.loaders import choose_arguments, list_kept, make_worker_init, replace_loader
-from autotune.profiles.match import (
-    clamp_config,
-    compare_hardware,
-    measure_distance,
-    select_profile,
-)
+from autotune.profiles.match import clamp_config, compare_hardware, measure_distance, select_profile
 from autotune.profiles.schema import TunedProfile
 from autotune.settings import SETTINGS
 from autotune.system.hardware import Hardware

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -128,8 +129,8 @@ def select_profile(
     if not named:
         raise ProfileError(f"{path} has no profile {name!r}; it has {', '.join(titles)}.")
     if len(titles) > 1:
-        example = f'autotune.load("{path.name}", profile={json.dumps(titles[0])})'
-        raise ProfileError(f"{path} has profiles of several workloads: {', '.join(titles)}. Name one: {example}")
+        example = f"profile={json.dumps(titles[0])} or --profile {shlex.quote(titles[0])}"
+        raise ProfileError(f"{path} has profiles of several workloads: {', '.join(titles)}. Name one with {example}.")
 
     def rank(profile: TunedProfile) -> tuple[Any, ...]:
         other_processes = nproc_per_node not in (None, profile.workload.nproc_per_node)
@@ -173,8 +174,7 @@ def clamp_config(profile: TunedProfile, here: MachineProfile, nproc_per_node: in
         limits.append(int(workers * share))
     if here.nofile_limit < there.nofile_limit:
         limits.append((here.nofile_limit - RESERVED_FILES) // MAX_FILES_PER_WORKER)
-    profiled = profile.search.batch_time.samples if profile.search.batch_time is not None else 1
-    batch_bytes = profile.workload.sample_bytes * (settings.batch_size or profiled)
+    batch_bytes = profile.workload.sample_bytes * (settings.batch_size or profile.search.batch_samples)
     batches = workers * prefetch  # for /dev/shm, prefetched batches are reduced before workers
     if here.shm_limit_bytes / crowding < there.shm_limit_bytes and batch_bytes:
         in_shm = int(MAX_SHM_SHARE * here.shm_limit_bytes / nproc_per_node) // batch_bytes

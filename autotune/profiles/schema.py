@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AwareDatetime, Field
 
 from autotune.config import (
-    BatchSize,
     BoundedBytes,
     BoundedCount,
     BoundedRate,
@@ -19,7 +18,6 @@ from autotune.config import (
     Fraction,
     FrozenModel,
     Interval,
-    Product,
     Workers,
 )
 from autotune.system.hardware import Hardware, Software
@@ -94,19 +92,6 @@ class Baseline(Configured):
     description: str
     samples_per_second: BoundedRate
     wait_share: Fraction
-
-
-class BatchSizeResult(Configured):
-    """The best configuration of the search for one batch size.
-
-    Attributes:
-        config: Its settings.
-        batch_size: The batch size.
-        samples_per_second: Its throughput in the search.
-    """
-
-    batch_size: BatchSize
-    samples_per_second: BoundedRate
 
 
 class Contribution(FrozenModel):
@@ -190,7 +175,6 @@ class ProfileResult(FrozenModel):
         samples_per_second_ci95: Its 95% interval; None without validation.
         validation_runs: Alternating runs in fresh processes; 0 without validation.
         epochs: Length of the training run, in epochs.
-        is_predicted: Whether nothing was measured and all numbers are predictions.
         baseline: The configuration that it is compared with; None if the baseline failed.
         speedup: Throughput over the baseline's; None if the baseline failed.
         speedup_ci95: Its 95% interval; None without validation.
@@ -204,7 +188,6 @@ class ProfileResult(FrozenModel):
         peak_gpu_bytes: Peak device memory of the allocator; 0 on the CPU.
         copy_bytes_per_second: Rate of copies to the device; None on the CPU.
         copy_bound_bytes_per_second: Rate of copies alone; None on the CPU.
-        by_batch_size: The best configuration for each batch size, if several were searched.
         processes: How the training processes kept up with each other, by rank; empty for one process.
         candidates: Raw validation runs of the baseline and every candidate.
         gains: Measured gains of settings that are not at their recommended default or that change training.
@@ -217,7 +200,6 @@ class ProfileResult(FrozenModel):
     samples_per_second_ci95: Interval | None
     validation_runs: BoundedCount
     epochs: Annotated[int, Field(ge=1, le=2**63 - 1)]
-    is_predicted: bool = False
     baseline: Baseline | None
     speedup: BoundedRate | None
     speedup_ci95: Interval | None
@@ -231,7 +213,6 @@ class ProfileResult(FrozenModel):
     peak_gpu_bytes: BoundedBytes = 0
     copy_bytes_per_second: BoundedRate | None = None
     copy_bound_bytes_per_second: BoundedRate | None = None
-    by_batch_size: tuple[BatchSizeResult, ...] = ()
     processes: tuple[ProcessWaits, ...] = ()
     candidates: tuple[CandidateResult, ...] = ()
     gains: tuple[Contribution, ...] = ()
@@ -297,26 +278,6 @@ class ScalingPoint(FrozenModel):
     relative_error: BoundedRate
 
 
-class BatchTime(FrozenModel):
-    """Work in one batch at the recommended batch size, as profiled, in seconds.
-
-    Attributes:
-        samples: Samples in the batch; a mean if the workload makes its own batches.
-        load_seconds: Loading its samples in one process.
-        collate_seconds: Collating them.
-        transfer_seconds: Transfer from a worker to the main process.
-        copy_seconds: Copy to the device; 0 on the CPU.
-        step_seconds: The training step.
-    """
-
-    samples: Annotated[int, Field(ge=1, le=2**63 - 1)]
-    load_seconds: Product
-    collate_seconds: Product
-    transfer_seconds: Product
-    copy_seconds: Product = 0.0
-    step_seconds: Product
-
-
 class SearchRecord(FrozenModel):
     """How the configuration was found.
 
@@ -327,9 +288,8 @@ class SearchRecord(FrozenModel):
         seconds: Duration of the whole run.
         phase_seconds: Duration of each phase.
         stop_reason: Why the search ended.
-        prediction_error: Median relative difference between prediction and measurement of a trial; None if unknown.
         scaling: Expected throughput over the number of workers.
-        batch_time: Time of each stage of a batch; None if unknown.
+        batch_samples: Samples in a batch; a mean if the workload makes its own batches.
     """
 
     trials: tuple[TrialSummary, ...] = ()
@@ -338,13 +298,8 @@ class SearchRecord(FrozenModel):
     seconds: BoundedSeconds
     phase_seconds: dict[Phase, BoundedSeconds] = Field(default_factory=dict)
     stop_reason: str
-    prediction_error: BoundedRate | None = None
     scaling: tuple[ScalingPoint, ...] = ()
-    batch_time: BatchTime | None = None
-
-    def count(self, *outcomes: TrialOutcome) -> int:
-        """Return the number of trials with one of these outcomes."""
-        return sum(trial.outcome in outcomes for trial in self.trials)
+    batch_samples: Annotated[int, Field(ge=1, le=2**63 - 1)] = 1
 
 
 class TunedProfile(Configured):

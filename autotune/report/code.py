@@ -1,21 +1,11 @@
-"""Code to paste: the loader with the recommended settings, and the command that repeats a run."""
+"""Code to paste: the loader with the recommended settings."""
 
 from __future__ import annotations
 
 import json
-import re
-import shlex
-from collections.abc import Mapping
-from decimal import Decimal
-from typing import Any, Final
-
-from pydantic import ValidationError
 
 from autotune.profiles.schema import TunedProfile
-from autotune.request import RUN_FIELDS, TuningRequest
 from autotune.settings import SETTINGS
-
-_OPTIONS: Final = {"dataset_args": "--arg", "fixed": "--set", "start_method": "--set", "timeout_seconds": "--timeout"}
 
 
 def plain_code(profile: TunedProfile) -> str:
@@ -69,44 +59,3 @@ def _loader_line(profile: TunedProfile, make_loader: str, arguments: list[str]) 
         return f"{line}\nloader = autotune.device_prefetch(loader, device)"
     is_asynchronous = process.non_blocking and profile.hardware.gpu is not None
     return f"{line}\n# copy batches with batch.to(device, non_blocking=True)" if is_asynchronous else line
-
-
-def format_command(request: Mapping[str, Any]) -> str | None:
-    """Write the shell command that repeats a stored request; None if the request is empty or invalid."""
-    try:
-        asked = TuningRequest.model_validate(request)
-    except ValidationError:
-        return None
-    fields = asked.workload.model_dump(exclude_defaults=True, exclude={"dataset", "is_loader", "working_dir"})
-    fields |= asked.model_dump(exclude_defaults=True, exclude={"workload", "isolation", *RUN_FIELDS})
-    options = [("--loader" if asked.workload.is_loader else "--dataset", asked.workload.dataset)]
-    for field, value in fields.items():
-        option = _OPTIONS.get(field, f"--{field}".replace("_seconds", "-time").replace("_", "-"))
-        for text in _format_values(field, value):
-            is_batch_size = option in ("--set", "--search") and re.fullmatch(r"batch_size=[\d,]+", text)
-            options.append(("--batch-size", text.partition("=")[2]) if is_batch_size else (option, text))
-    return " \\\n  ".join(["dltune", *map(shlex.join, options)])
-
-
-def _format_values(field: str, value: Any) -> list[str]:
-    """Write a field as the values of one option, one for each time that the option is given."""
-    if field == "start_method":
-        return [f"multiprocessing_context={value}"]
-    if field.endswith("_seconds"):
-        return [f"{Decimal(repr(value)).normalize():f}s"]  # every digit, and no exponent
-    if not isinstance(value, dict):
-        return [str(value)]
-    if field != "search":
-        return [f"{name}={_format_word(part)}" for name, part in value.items()]
-    ranges = {name: f"{part['low']}:{part['high']}" for name, part in value.items() if isinstance(part, dict)}
-    return [f"{name}={ranges.get(name) or ','.join(map(_format_word, part))}" for name, part in value.items()]
-
-
-def _format_word(value: Any) -> str:
-    """Write a value as the command line reads it: JSON, or a word that is no JSON."""
-    if isinstance(value, str):
-        try:
-            json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return json.dumps(value)

@@ -8,7 +8,7 @@ from typing import Final
 
 from autotune.config import Interval
 from autotune.profiles.schema import TunedProfile
-from autotune.report.code import format_command, load_code, plain_code
+from autotune.report.code import load_code, plain_code
 from autotune.settings import RANGES, SETTINGS, describe_config
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
@@ -50,12 +50,11 @@ class Report:
     step_times: tuple[tuple[str, float, float], ...]
     settings: Table
     tables: tuple[Table, ...]
-    command: str | None
 
 
 def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Report:
     """Make the sections of a profile of a file; `name` selects it if the file holds several workloads."""
-    result, work, processes = profile.result, profile.search.batch_time, profile.workload.nproc_per_node
+    result, samples, processes = profile.result, profile.search.batch_samples, profile.workload.nproc_per_node
     base = result.baseline if result.verdict == "faster" else None
     rate = f"{number(result.samples_per_second)} samples/s"
     headline = rate if result.verdict == "faster" else NO_CHANGE if profile.is_complete else NOTHING_YET
@@ -68,7 +67,6 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     runs, cut = result.validation_runs, "" if profile.is_complete else " Interrupted: run the same command to continue."
     evidence = f"Validated in {runs} alternating run{'s' if runs > 1 else ''}." if runs else "Not validated."
     measured = (("before", base), ("after", result)) if base else (("now", result),)
-    samples = work.samples if work is not None else profile.dataloader.batch_size or 1000
     times = [(label, samples / max(one.samples_per_second, 1e-9), one.wait_share) for label, one in measured]
     memory = f" · peak memory {format_bytes(result.peak_host_bytes)}" if result.peak_host_bytes else ""
     brief = f"waiting for data {' → '.join(format_percent(share) for _, _, share in times)}{memory}"
@@ -78,7 +76,7 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
         headline=headline,
         throughput=throughput,
         brief=f"{brief} · bottleneck{' now' if base else ''}: {BOTTLENECKS[result.bottleneck]}",
-        evidence=("Predicted, not measured." if result.is_predicted else evidence) + cut,
+        evidence=evidence + cut,
         warnings=tuple(_warnings(profile)),
         advice=result.advice,
         plain_code=plain_code(profile),
@@ -87,7 +85,6 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
         step_times=tuple((label, share * seconds, (1 - share) * seconds) for label, seconds, share in times),
         settings=settings,
         tables=tuple(table for table in tables if table.rows),
-        command=format_command(profile.request),
     )
 
 
@@ -182,4 +179,4 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
         ("Search", f"{len(search.trials)} trials, sampler {search.sampler}, seed {search.seed}; {search.stop_reason}"),
         ("Time", f"{format_seconds(search.seconds)} ({phases})"),
     )
-    yield Table("Reproduce", ("Fact", "Value"), facts)
+    yield Table("Run", ("Fact", "Value"), facts)

@@ -57,7 +57,7 @@ def render_profile(profile: TunedProfile, file: str, *, name: str | None = None)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         aligned = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
         lines += ["", table.title, *(f"  {row}" for row in aligned)]
-    return "\n".join([*lines, *(f"  {line}" for line in (report.command or "").splitlines())])
+    return "\n".join(lines)
 
 
 def _arguments(profile: TunedProfile) -> str:
@@ -87,7 +87,6 @@ def render_markdown(profile: TunedProfile, file: str, name: str | None = None) -
     parts += [_table(report.settings), fence(report.plain_code, "python"), fence(report.load_code, "python")]
     parts.append(f"<details><summary>Details</summary>\n\n{escape(report.title)}")
     parts += [f"**{table.title}**\n\n{_table(table)}" for table in report.tables]
-    parts += [fence(report.command, "sh")] if report.command else []
     return "\n\n".join([*parts, "</details>\n"])
 
 

@@ -57,8 +57,8 @@ def search(
         run_trial: Measures a configuration.
         progress: Receives the events of the search.
         has_time: Returns, from the number of trials, whether another one may begin.
-        earlier: A profile to start from. If the same request was interrupted, its trials count as trials of this
-            search; otherwise its best configurations are tried first.
+        earlier: A profile to start from: the trials of an interrupted run count as trials of this search, and the best
+            configurations of a complete one are tried first.
 
     Raises:
         WorkloadError: The user's code fails in a way that no configuration avoids.
@@ -109,12 +109,12 @@ class SearchLoop:
             progress.show_resumed(len(self.records))
         for index in range(len(self.records)):
             self._show(index)
-        seeds, is_warm = choose_seeds(earlier, plan)
+        seeds = choose_seeds(earlier, plan)
         first = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
         self._first = self.check.order(first, is_suspected=plan.workload.worker_failure is not None)
         patience = PATIENCE_TRIALS if plan.request.sampler == "model" else SAMPLER_PATIENCE_TRIALS
         self._min_trials, self._patience = MIN_TRIALS, patience
-        if is_warm:
+        if seeds:
             self._min_trials, self._patience = len(self._first), WARM_PATIENCE_TRIALS
         self._study.sampler = make_sampler(plan, self.model, len(self.records))
         for config in self._first:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
-from autotune.config import DataLoaderSettings, Interval, LoaderConfig, StartMethod
+from autotune.config import DataLoaderSettings, LoaderConfig, StartMethod
 from autotune.profiles.schema import WorkloadIdentity
 from autotune.request import TuningRequest
 from autotune.search.cost_model import predict_cold_start_seconds, predict_samples_per_second
@@ -21,7 +20,6 @@ from autotune.system.machine import MachineProfile, count_whole_cpus
 from autotune.trial.budgets import Budgets
 from autotune.trial.identity import identify
 from autotune.trial.measurement import TrialResult
-from autotune.trial.statistics import NORMAL_QUANTILE
 from autotune.trial.throughput import ThroughputEstimate, estimate
 from autotune.trial.workload_profile import WorkloadProfile
 
@@ -31,15 +29,6 @@ UPPER_BOUND_TOLERANCE: Final = 1.05  # a throughput this much above the upper bo
 INITIAL_WORKER_FACTORS: Final = (1.0, 0.5, 1.5)  # of the number of workers that the model predicts to be enough
 NEAR_OPTIMAL_RATIO: Final = 0.98  # of the best prediction; the fewest workers that reach it are enough
 SIZES: Final = ("num_workers", "batch_size")  # settings without a default that fits every workload
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """The expected result before any trial."""
-
-    config: LoaderConfig
-    samples_per_second: float
-    ci95: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +123,6 @@ class Plan:
         cpus = self.local_machine.usable_cpus
         return predict_samples_per_second(config, self.local_workload, cpus, self.request.epochs)
 
-    def guess(self) -> Guess:
-        """Return the expected result; the baseline if no configuration is predicted to be faster."""
-        config = max((self.baseline, *self.initial_configs()), key=self.predict)
-        rate, factor = self.predict(config), math.exp(NORMAL_QUANTILE * GUESS_ERROR)
-        return Guess(config, rate, (rate / factor, rate * factor))
-
     def cold_start_seconds(self, config: LoaderConfig) -> float:
         """Predict the additional seconds of a fresh process over a warm trial."""
         return predict_cold_start_seconds(config, self.workload, self.local_machine.usable_cpus)
@@ -203,17 +186,13 @@ class Plan:
         """Number of legal configurations that are predicted to exceed a limit."""
         return len(self.space.configs) - len(self.candidates)
 
-    def resource_model(self) -> ResourceModel:
-        """Return the model of resource use before any trial."""
-        return ResourceModel(self.workload)
-
     def fits(self, config: LoaderConfig) -> bool:
         """Return whether a configuration is predicted to keep the limits."""
-        return self.resource_model().fits(config, self.budgets)
+        return ResourceModel(self.workload).fits(config, self.budgets)
 
     def describe_excess(self, config: LoaderConfig) -> str:
         """Describe the limits that a configuration is predicted to exceed; empty if there is none."""
-        return self.resource_model().predict(config).describe_excess(self.budgets)
+        return ResourceModel(self.workload).predict(config).describe_excess(self.budgets)
 
 
 def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:

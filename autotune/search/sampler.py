@@ -12,6 +12,7 @@ import optuna
 from autotune.config import LoaderConfig
 from autotune.request import SEED_COUNT
 from autotune.search.plan import Plan
+from autotune.search.resources import ResourceModel
 from autotune.search.study import make_distributions, read_records
 from autotune.search.surrogate import Observation, Proposal, Surrogate
 from autotune.search.trial_record import TrialRecord, find_best
@@ -45,7 +46,7 @@ class TrialModel:
         tried = [record for record in records if record.status != "repeated"]
         self.known = {record.config: record for record in tried}
         self.best, self.feasible_count = find_best(tried), sum(record.is_feasible for record in tried)
-        self._resources = self._plan.resource_model()
+        self._resources = ResourceModel(self._plan.workload)
         for one in tried:
             if one.result is not None:
                 peaks = one.result.peak_host_bytes, one.result.peak_shm_bytes, one.peak_gpu_bytes

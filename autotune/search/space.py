@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -14,7 +14,6 @@ from autotune.config import LoaderConfig, StartMethod
 from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.request import TuningRequest, ValueRange, Values
 from autotune.search.cost_model import max_useful_workers
-from autotune.search.resources import ResourceModel
 from autotune.settings import SETTINGS, Choice, config_from_values, setting_values
 from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets
@@ -42,12 +41,6 @@ class SearchSpace:
     choices: Mapping[str, tuple[Any, ...]]
     start_method: StartMethod | None = None
     notes: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, **choices: tuple[Choice, ...]) -> Self:
-        """Make a space of these choices and, for other settings, those of the table; without rarely searched ones."""
-        rare = {"device_prefetch": (False,), "worker_threads": (None,)}
-        return cls({name: choices.get(name, rare.get(name, SETTINGS[name].choices)) for name in SETTINGS})
 
     def searched(self) -> dict[str, tuple[Any, ...]]:
         """Return the settings with more than one choice."""
@@ -237,12 +230,4 @@ def _plan_workers(
     own = workload.baseline.dataloader.num_workers if workload.baseline is not None else 0
     counts = {count for count in (*SETTINGS["num_workers"].choices, most) if count <= most}
     counts |= {own} if request.max_workers is None or own <= request.max_workers else set()
-    model, least = ResourceModel(workload), {name: setting.default for name, setting in SETTINGS.items()}
-    least |= {"prefetch_factor": 1, "sharing_strategy": "file_system", "batch_size": batch_size}
-    smallest = {count: config_from_values(least | {"num_workers": count}) for count in counts}
-    fitting = [count for count in sorted(counts) if not count or model.fits(smallest[count], budgets)]
-    if fitting[-1] < max(counts):
-        largest = config_from_values(least | {"num_workers": max(counts)})
-        excess = model.predict(largest).describe_excess(budgets)
-        notes.append(f"more than {fitting[-1]} workers would exceed a limit ({max(counts)} workers: {excess})")
-    return tuple(fitting)
+    return tuple(sorted(counts))

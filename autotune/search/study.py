@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from pydantic import ValidationError
 
@@ -35,7 +37,7 @@ METRIC: Final = "samples per second"
 RECORD_FIELDS: Final = {"status", "predicted", "relative_error", "peak_gpu_bytes"}  # stored as user attributes
 RESULT_FIELDS: Final = {"kind", "message", "peak_host_bytes", "peak_shm_bytes"}
 STORAGE_HINT: Final = (
-    "Check --storage (such as sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE) and --study-name."
+    "Check --storage (a journal file, sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE) and --study-name."
 )
 
 
@@ -64,7 +66,14 @@ def check_study(request: TuningRequest) -> None:
     if request.sampler == "gp" and importlib.util.find_spec("scipy") is None:
         raise UsageError("--sampler gp needs scipy: pip install 'dltune[gp]'.")
     with quiet_logs(), explain_errors(request, "opened", STORAGE_HINT):
-        optuna.storages.get_storage(request.storage)
+        open_storage(request.storage)
+
+
+def open_storage(storage: str | None) -> BaseStorage:
+    """Open a storage: a URL of a database, or the path of a journal file; None is in memory."""
+    if storage is None or "://" in storage:
+        return optuna.storages.get_storage(storage)
+    return JournalStorage(JournalFileBackend(storage))
 
 
 def open_study(plan: Plan) -> optuna.Study:
@@ -82,7 +91,7 @@ def open_study(plan: Plan) -> optuna.Study:
     }
     with explain_errors(request, "opened", STORAGE_HINT):
         study = optuna.create_study(
-            storage=request.storage,
+            storage=open_storage(request.storage),
             study_name=request.study_name,
             load_if_exists=not request.fresh,
             direction="maximize",

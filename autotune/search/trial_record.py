@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -83,10 +82,3 @@ def trials_since_improvement(records: Sequence[TrialRecord]) -> int:
         since = 0 if rate > IMPROVEMENT_RATIO * best else since + 1
         best = max(best, rate)
     return since
-
-
-def measure_prediction_error(records: Sequence[TrialRecord]) -> float | None:
-    """Return the median relative difference between the prediction and the measurement of a trial."""
-    measured = [record for record in records if record.is_feasible and record.predicted > 0]
-    errors = [abs(record.predicted / record.samples_per_second - 1) for record in measured]
-    return statistics.median(errors) if errors else None

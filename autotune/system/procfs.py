@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 PROC: Final = Path("/proc")
-SYS: Final = Path("/sys")
 CGROUP: Final = Path("/sys/fs/cgroup")
 SHM: Final = Path("/dev/shm")
 DEV: Final = Path("/dev")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from autotune.config import MAX_RATE, LoaderConfig
 from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.profiles import schema
-from autotune.search.cost_model import find_bottleneck, predict_copy
+from autotune.search.cost_model import find_bottleneck
 from autotune.search.plan import GUESS_ERROR, Plan
-from autotune.search.trial_record import TrialRecord, find_best, measure_prediction_error
+from autotune.search.trial_record import TrialRecord, find_best
 from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
 from autotune.trial.statistics import NORMAL_QUANTILE
 from autotune.units import format_bytes
@@ -24,7 +24,6 @@ from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
 if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
     from autotune.search.trial_record import SearchOutcome
 
-PREDICTED: Final = "This is a prediction from the profile of the workload; nothing was measured. Tune with --trials 40."
 PhaseSeconds = Mapping[schema.Phase, float]
 REPEATED_DATA_RATIO: Final = 1.5  # samples that all ranks together deliver in an epoch, over those of the dataset
 
@@ -67,13 +66,6 @@ def decide_result(plan: Plan, found: SearchOutcome, validation: Validation) -> R
     return Result(decision, validation, tuple(warnings))
 
 
-def predict_result(plan: Plan) -> Result:
-    """Return the configuration with the best prediction; nothing is measured."""
-    guess = plan.guess()
-    decision = Decision(guess.config, guess.samples_per_second, guess.ci95, None, None)
-    return Result(decision, Validation.empty(plan.baseline), (PREDICTED,))
-
-
 def _explain_failures(records: Sequence[TrialRecord], validation: Validation) -> Exception:
     if not records:
         return UsageError("No trial was run: profiling took all the time of --timeout. Allow more time.")
@@ -90,16 +82,6 @@ def build_profile(
 ) -> schema.TunedProfile:
     """Build the profile that is saved; durations are in seconds."""
     request, workload, config = plan.request, plan.workload, result.decision.config
-    size = config.dataloader.batch_size or workload.probe_batch_size
-    load, collate = workload.load_cost.per_batch(size), workload.collate_cost.per_batch(size)
-    batch_time = schema.BatchTime(
-        samples=size,
-        load_seconds=max(0.0, load - collate),
-        collate_seconds=collate,
-        transfer_seconds=workload.transfer_cost.per_batch(size),
-        copy_seconds=predict_copy(config, workload),
-        step_seconds=workload.step_cost.per_batch(size),
-    )
     search = schema.SearchRecord(
         trials=tuple(_summarize_trial(number, one, plan) for number, one in enumerate(found.records, start=1)),
         sampler=request.sampler,
@@ -107,9 +89,8 @@ def build_profile(
         seconds=seconds,
         phase_seconds=dict(phase_seconds),
         stop_reason=found.stop_reason,
-        prediction_error=measure_prediction_error(found.records),
         scaling=_scale_workers(plan, found, config),
-        batch_time=batch_time,
+        batch_samples=config.dataloader.batch_size or workload.probe_batch_size,
     )
     return schema.TunedProfile(
         label=request.profile,
@@ -149,7 +130,6 @@ def _build_result(plan: Plan, found: SearchOutcome, result: Result) -> schema.Pr
         samples_per_second_ci95=decision.ci95,
         validation_runs=validation.runs,
         epochs=plan.request.epochs,
-        is_predicted=not plan.request.trials,
         baseline=baseline if base.rate else None,
         speedup=decision.speedup,
         speedup_ci95=decision.speedup_ci95,
@@ -163,7 +143,6 @@ def _build_result(plan: Plan, found: SearchOutcome, result: Result) -> schema.Pr
         peak_gpu_bytes=runs.peak_gpu_bytes,
         copy_bytes_per_second=rate * workload.sample_bytes if copies else None,
         copy_bound_bytes_per_second=copies.of(pinned=config.dataloader.pin_memory) if copies else None,
-        by_batch_size=_compare_batch_sizes(found.records),
         processes=runs.process_waits,
         candidates=tuple(one.record() for one in validation.entrants),
         gains=decision.gains,
@@ -188,16 +167,6 @@ def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> I
             f"All ranks together delivered {delivered:,} samples in an epoch of a dataset of {samples:,}: each goes "
             "through all of it. Pass a DistributedSampler to the loader, or split an iterable dataset by rank."
         )
-
-
-def _compare_batch_sizes(records: Sequence[TrialRecord]) -> tuple[schema.BatchSizeResult, ...]:
-    """Return the best trial of each batch size; nothing for a single size."""
-    best = dict[int, schema.BatchSizeResult]()
-    for record in sorted((one for one in records if one.is_feasible), key=lambda one: one.samples_per_second):
-        if size := record.config.dataloader.batch_size:
-            rate = record.samples_per_second
-            best[size] = schema.BatchSizeResult(batch_size=size, config=record.config, samples_per_second=rate)
-    return tuple(best[size] for size in sorted(best)) if len(best) > 1 else ()
 
 
 def _estimate_contributions(plan: Plan, found: SearchOutcome, result: Result) -> tuple[schema.Contribution, ...]:

@@ -22,7 +22,6 @@ from tests.builders import (
     make_limits,
     make_machine,
     make_profile,
-    make_profile_result,
     make_request,
     make_result,
     make_workload,
@@ -142,14 +141,6 @@ def test_the_recommended_configuration_is_a_row_of_the_table(
     assert last == ""
 
 
-def test_a_prediction_has_no_table(display: TimedDisplay) -> None:
-    display.show_plan(plan_run(trials=0))
-    display.show_stop("all 0 trials done")
-    predicted = make_profile_result(is_predicted=True, validation_runs=0, samples_per_second_ci95=None)
-    display.show_result(make_profile(result=predicted))
-    assert "trial" not in display.read()
-
-
 def test_details_are_shown_on_request() -> None:
     with TimedDisplay(verbose=True) as display:
         display.show_plan(plan_run())
@@ -160,7 +151,6 @@ def test_details_are_shown_on_request() -> None:
     text = display.read()
     assert "Limits: memory 8.0 GiB, /dev/shm 4.0 GiB, 1,024 open files, 64 workers" in text
     assert "Search: prefetch_factor=1,2,4,8" in text
-    assert "Prediction: " in text
     assert "±5% · predicted 950/s · memory 1.0 GiB, /dev/shm 0 B" in text
     assert "Traceback: line 1" in text
     assert "Validation run 1: w=2 pf=2 bs=32  901/s" in text

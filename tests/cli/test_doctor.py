@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from autotune.cli.doctor import Finding, check_folders, check_machine, check_packages, check_python
 from autotune.cli.main import cli
 from autotune.system.cgroups import CpuThrottling
-from autotune.system.mounts import Mount
 from autotune.system.software import TorchVersion
 from tests.builders import GIB, MIB, make_machine, write_files
 
@@ -36,7 +35,7 @@ def test_a_healthy_machine_needs_no_fix(tmp_path: Path) -> None:
     found = [
         *check(make_quota(0, 0)),
         *check_python(TorchVersion("2.13.0", None), (), "fork"),
-        *check_folders("/tmp", tmp_path, None),
+        *check_folders("/tmp", tmp_path),
         check_packages([str(tmp_path)], ["dltune"]),
     ]
     assert {(one.state, one.fix) for one in found} == {("ok", "")}
@@ -96,33 +95,13 @@ def test_workers_that_are_not_forked_start_slowly(method: str) -> None:
     assert "multiprocessing_context='fork'" in found.fix
 
 
-@pytest.mark.parametrize(
-    ("filesystem", "rotational", "state", "words"),
-    [
-        ("nfs4", None, "warning", "many more workers than CPUs"),
-        ("fuse.s3fs", None, "warning", "many more workers than CPUs"),
-        ("overlay", None, "warning", "volume"),
-        ("ext4", True, "warning", "SSD"),
-        ("ext4", False, "ok", "/data: ext4 on /dev/sda1"),
-        ("ext4", None, "ok", "/data: ext4 on /dev/sda1"),
-        ("tmpfs", None, "ok", "/data: tmpfs on /dev/sda1"),
-    ],
-)
-def test_slow_storage_is_a_warning(
-    tmp_path: Path, filesystem: str, rotational: bool | None, state: str, words: str
-) -> None:
-    found = find(check_folders("/tmp", tmp_path, Mount(Path("/data"), filesystem, "/dev/sda1", rotational)), "data")
-    assert found.state == state
-    assert words in found.finding + found.fix
-
-
 def test_a_long_folder_for_temporary_files_is_a_warning(tmp_path: Path) -> None:
-    assert find(check_folders("/tmp/" + "x" * 90, tmp_path, None), "TMPDIR").state == "warning"
+    assert find(check_folders("/tmp/" + "x" * 90, tmp_path), "TMPDIR").state == "warning"
 
 
 def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
-    assert find(check_folders("/tmp", tmp_path, None), "this folder").state == "problem"
+    assert find(check_folders("/tmp", tmp_path), "this folder").state == "problem"
 
 
 @pytest.mark.parametrize("file", ["autotune/__init__.py", "autotune.py"])
@@ -146,16 +125,9 @@ def test_a_folder_without_an_init_file_is_no_package(tmp_path: Path) -> None:
 
 def test_the_command_prints_the_same_for_people_and_programs(workdir: Path) -> None:
     del workdir
-    text = CliRunner().invoke(cli, ["doctor", "--data", "."])
-    document = CliRunner().invoke(cli, ["doctor", "--data", ".", "--json"])
+    text = CliRunner().invoke(cli, ["doctor"])
+    document = CliRunner().invoke(cli, ["doctor", "--json"])
     assert text.exit_code == document.exit_code == 0
     names = [one["name"] for one in json.loads(document.output)]
-    assert {"torch", "CPUs", "memory", "/dev/shm", "open files", "start method", "data", "TMPDIR"} <= {*names}
+    assert {"torch", "CPUs", "memory", "/dev/shm", "open files", "start method", "TMPDIR"} <= {*names}
     assert all(name in text.output for name in names)
-
-
-def test_a_missing_dataset_is_a_usage_error(workdir: Path) -> None:
-    del workdir
-    result = CliRunner().invoke(cli, ["doctor", "--data", "nowhere"])
-    assert result.exit_code == 2
-    assert "nowhere: No such file or directory. Pass the folder" in result.stderr

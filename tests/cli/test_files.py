@@ -14,7 +14,7 @@ from autotune.cli.check import describe_check
 from autotune.cli.main import cli
 from autotune.config import ProcessSettings
 from autotune.profiles.schema import TunedFile
-from tests.builders import make_config, make_full_profile, make_hardware, make_profile, write_profiles
+from tests.builders import make_full_profile, make_hardware, make_profile, write_profiles
 
 pytestmark = pytest.mark.usefixtures("workdir")
 
@@ -123,13 +123,6 @@ def test_an_export_is_printed_and_its_notes_are_on_stderr() -> None:
     result = invoke("export", "--to", "timm")
     assert result.stdout == "--workers 4 --batch-size 64\n"
     assert "sharing_strategy='file_system' is not supported by timm" in result.stderr
-
-
-def test_a_guarantee_of_a_target_is_only_broken_on_request() -> None:
-    save(dataloader=make_config(2, 2, 8, in_order=False).dataloader)
-    refused = invoke("export", "--to", "statefuldataloader")
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert '"in_order": False' in invoke("export", "--to", "statefuldataloader", "--allow-unordered").stdout
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_list_restricts_a_setting_to_its_values() -> None:
         (("--set", "in_order=" + "[" * 100_000), "is not possible"),
         (("--nproc-per-node", "many"), "neither a number of processes nor auto"),
         (("--nproc-per-node", "0"), "--nproc-per-node: Input should be greater than or equal to 1"),
-        (("--trials", "-1"), "--trials: Input should be greater than or equal to 0"),
+        (("--trials", "0"), "--trials: Input should be greater than or equal to 1"),
         (("--trials", "many"), "not a valid integer"),
         (("--timeout", "1000000000000s"), "--timeout: Input should be less than or equal to"),
         (("--step", "pkg:step", "--step-time", "5ms"), "exclude each other"),

@@ -99,7 +99,7 @@ def test_on_mismatch_error_raises_and_default_returns_pytorchs_defaults(tmp_path
 def test_several_workloads_need_a_name(tmp_path: Path) -> None:
     other = make_profile().workload.model_copy(update={"dataset": "other:make_dataset"})
     path = write_profiles(tmp_path, make_here(), make_here(workload=other, dataloader=make_config(1).dataloader))
-    with pytest.raises(ProfileError, match=r'autotune\.load\("dltune.json", profile="pkg.data:make_dataset"\)'):
+    with pytest.raises(ProfileError, match=r'Name one with profile="pkg\.data:make_dataset" or --profile pkg.data'):
         load(path)
     assert load(path, profile="other:make_dataset").config == make_config(1)
 

@@ -38,7 +38,7 @@ from autotune.profiles.store import (
 from tests.builders import make_hardware, make_profile, make_profile_result, write_profiles
 
 OLD, NEW = datetime(2026, 5, 1, tzinfo=UTC), datetime(2026, 6, 1, tzinfo=UTC)
-PREDICTED = make_profile_result(validation_runs=0, is_predicted=True)
+SEARCHED = make_profile_result(validation_runs=0)
 
 
 def make_named(label: str, **changes: Any) -> TunedProfile:
@@ -72,7 +72,7 @@ def test_profiles_of_one_workload_on_two_machine_classes_are_both_kept(tmp_path:
     assert len(read_file(path).profiles) == 2
 
 
-@pytest.mark.parametrize("unfinished", [{"is_complete": False}, {"result": PREDICTED}])
+@pytest.mark.parametrize("unfinished", [{"is_complete": False}, {"result": SEARCHED}])
 def test_an_unvalidated_profile_never_replaces_a_validated_one_and_the_next_validated_one_replaces_both(
     tmp_path: Path, unfinished: dict[str, Any]
 ) -> None:
@@ -254,10 +254,10 @@ def test_merging_joins_machines_and_takes_the_newest_of_equal_ones() -> None:
 
 
 def test_merging_keeps_a_validated_profile_in_use_even_if_an_unvalidated_one_is_newer() -> None:
-    validated, predicted = make_profile(created_at=OLD), make_profile(created_at=NEW, result=PREDICTED)
-    assert merge_profiles([TunedFile(profiles=(predicted,)), TunedFile(profiles=(validated,))]).profiles == (
+    validated, searched = make_profile(created_at=OLD), make_profile(created_at=NEW, result=SEARCHED)
+    assert merge_profiles([TunedFile(profiles=(searched,)), TunedFile(profiles=(validated,))]).profiles == (
         validated,
-        predicted,
+        searched,
     )
 
 

@@ -1,27 +1,19 @@
-"""Code to paste runs unchanged, and the command repeats the request."""
+"""Code to paste runs unchanged."""
 
 from __future__ import annotations
 
-import subprocess
 from typing import Any, Literal
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
-from autotune.cli.options import build_request
-from autotune.cli.tune import tune
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.schema import TunedProfile
-from autotune.report.code import format_command, load_code, plain_code
-from autotune.request import TuningRequest, WorkloadRequest
+from autotune.report.code import load_code, plain_code
 from autotune.settings import SETTINGS, config_from_values, setting_values
-from autotune.units import parse_seconds
 from tests.builders import make_config, make_hardware, make_profile
 
-HOSTILE = 'a\'b "c" $(rm -rf /) `d` --seed=1 \\ \n|'
 ECHO = "dltune() { printf '%s\\0' \"$@\"; }; "  # prints the words that the shell reads
 
 
@@ -118,75 +110,3 @@ def test_copies_to_the_device_are_part_of_the_code() -> None:
         assert code.endswith("\nloader = autotune.device_prefetch(loader, device)")
     assert "non_blocking=True" in plain_code(make_profile(process=ProcessSettings(non_blocking=True), hardware=gpu))
     assert "non_blocking" not in plain_code(make_profile(process=ProcessSettings(non_blocking=True)))
-
-
-def ask(workload: dict[str, Any] | None = None, **options: Any) -> TuningRequest:
-    return TuningRequest(workload=WorkloadRequest(**{"dataset": "pkg.data:make", **(workload or {})}), **options)
-
-
-def read_words(command: str) -> list[str]:
-    """Read a command as the shell does."""
-    read = subprocess.run(["sh", "-c", ECHO + command], capture_output=True, text=True, check=True).stdout
-    return read.removesuffix("\0").split("\0")
-
-
-REQUESTS = [
-    ask(),
-    ask({"dataset": "pkg.data:make_loader", "is_loader": True, "split": "train set"}),
-    ask(
-        {
-            "dataset_args": {"root": "/data", "size": 3, "deep": {"a": [1, None]}, "odd": "12", "empty": ""},
-            "collate": "pkg:collate",
-            "step_seconds": 0.0351,
-            "device": "cuda:0",
-            "start_method": "spawn",
-            "nproc_per_node": 2,
-        },
-        search={"batch_size": (32, 64), "num_workers": {"low": 0, "high": 16}, "worker_threads": (None, 1)},
-        fixed={"in_order": True, "prefetch_factor": 4, "sharing_strategy": "file_system"},
-        trials=7,
-        timeout_seconds=600.0,
-        trial_seconds=2.5,
-        stall_seconds=1e-5,
-        epochs=3,
-        seed=5,
-        sampler="tpe",
-        max_memory="24GiB",
-        max_shm="50%",
-        max_gpu_memory="70%",
-        max_workers=8,
-        profile="mine",
-    ),
-    ask({"step": "pkg:step", "main": "train.py"}, fixed={"batch_size": 64}, search={"in_order": (True, False)}),
-    ask(search={"batch_size": {"low": 16, "high": 64}}),
-    ask({"dataset": HOSTILE, "dataset_args": {"x": HOSTILE, "batch_size": 3}, "split": HOSTILE}, profile=HOSTILE),
-]
-
-
-@pytest.mark.parametrize("request_", REQUESTS)
-def test_the_command_is_read_as_the_request_that_it_was_made_of(request_: TuningRequest) -> None:
-    command = format_command(request_.record())
-    assert command is not None
-    assert build_request(tune.make_context("dltune", read_words(command)).params) == request_
-
-
-def test_only_options_that_differ_from_the_defaults_are_written() -> None:
-    command = format_command(ask(fixed={"batch_size": 64}, max_workers=8, timeout_seconds=600.0).record())
-    assert str(command).split(" \\\n  ") == [
-        "dltune",
-        "--dataset pkg.data:make",
-        "--batch-size 64",
-        "--timeout 600s",
-        "--max-workers 8",
-    ]
-
-
-@pytest.mark.parametrize("recorded", [{}, {"workload": {}}, {"future": 1}])
-def test_a_request_that_cannot_be_read_gives_no_command(recorded: dict[str, Any]) -> None:
-    assert format_command(recorded) is None
-
-
-@given(st.floats(min_value=1e-9, max_value=1e9))
-def test_a_duration_is_read_as_the_number_it_was(seconds: float) -> None:
-    command = format_command(ask({"step_seconds": seconds}).record())
-    assert parse_seconds(str(command).rpartition(" ")[2]) == seconds

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.profiles.schema import BatchTime, Contribution, ProfileResult, ScalingPoint, SearchRecord, TunedProfile
+from autotune.profiles.schema import Contribution, ProfileResult, ScalingPoint, SearchRecord, TunedProfile
 from autotune.report.html import make_ticks, render_html
 from autotune.report.text import render_markdown, render_profile, render_summary
 from tests.builders import (
@@ -89,12 +89,11 @@ def test_the_result_comes_first_and_the_sections_follow() -> None:
         "Contribution of each setting",
         "Validation runs",
         "All trials",
-        "Reproduce",
+        "Run",
     ]
     first = page.text[: page.text.index("Tips")]
     for words in ("95% CI 1,750-1,850", "num_workers 0 4", "The samples differ in size.", "num_workers=4", "waiting"):
         assert words in first
-    assert "--batch-size 32,64" in page.text
 
 
 def test_a_baseline_that_is_kept_is_the_headline_and_is_drawn_once() -> None:
@@ -174,20 +173,12 @@ TRIALS = st.builds(
     predicted_samples_per_second=RATES,
     peak_host_bytes=BYTES,
 )
-TIMES = st.builds(
-    BatchTime,
-    samples=st.integers(1, 10**6),
-    load_seconds=RATES,
-    collate_seconds=RATES,
-    transfer_seconds=RATES,
-    step_seconds=RATES,
-)
 POINTS = st.builds(ScalingPoint, num_workers=st.integers(0, 500), samples_per_second=RATES, relative_error=RATES)
 SEARCHES = st.builds(
     make_search_record,
     trials=st.lists(TRIALS, max_size=5).map(tuple),
     scaling=st.lists(POINTS, max_size=4).map(tuple),
-    batch_time=st.none() | TIMES,
+    batch_samples=st.integers(1, 10**6),
 )
 PARTS = st.builds(
     Contribution, setting=st.text(max_size=60), samples_per_second=RATES, speedup=RATES, speedup_ci95=INTERVALS
@@ -211,7 +202,7 @@ def test_every_valid_file_has_a_report_in_every_form(search: SearchRecord, resul
     profile = make_full_profile(search=search, result=result, config=config)
     page = Page(profile)
     assert not re.search(r'="[^"]*\b(nan|inf)\b', page.source)
-    assert "Reproduce" in page.texts["h2"]
+    assert "Run" in page.texts["h2"]
     assert render_markdown(profile, "dltune.json").startswith("### dltune")
     assert render_profile(profile, "dltune.json")
     assert render_summary(profile, "dltune.json")

@@ -37,8 +37,7 @@ def test_the_headline_comes_first_and_every_section_is_there() -> None:
     assert "| persistent_workers=True | 1,800 | 1.33x | 1.25-1.41x | estimated by the model |" in text
     assert sum(piece.type == "table_open" for piece in pieces) == 6
     blocks = [piece for piece in pieces if piece.type == "fence"]
-    assert [block.info for block in blocks] == ["python", "python", "sh"]
-    assert "--batch-size 32,64" in blocks[2].content
+    assert [block.info for block in blocks] == ["python", "python"]
 
 
 def test_hostile_text_adds_nothing_but_text_to_the_document() -> None:

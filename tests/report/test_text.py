@@ -113,16 +113,13 @@ def test_a_saved_profile_is_shown_with_every_section() -> None:
           4      w=2 pf=4 bs=32             1,200      5.0%  1,400      1.0 GiB  32.0 MiB  stopped early
           5      w=16 pf=8 bs=64            -          -     1,400      -        -         failed. It filled /dev/shm: 64 MiB used of 64 MiB.
 
-        Reproduce
+        Run
           Fact      Value
           Machine   Test CPU, 4 CPUs, no GPU, 16.0 GiB RAM, 8.0 GiB /dev/shm
           Software  dltune 0.1.0, torch 2.13.0, Python 3.11.7
           Workload  pkg.data:make_dataset: 1,000 samples of 4.0 KiB, step simulated 2.0 ms
           Search    5 trials, sampler model, seed 0; less than 2% gain in the last 4 trials
           Time      35.0 s (profiling 5.0 s, search 20.0 s, validation 10.0 s)
-          dltune \\
-            --dataset pkg.data:make_dataset \\
-            --batch-size 32,64
     """  # noqa: E501
     assert render_profile(make_full_profile(), "dltune.json") == read(transcript)
 
@@ -143,7 +140,6 @@ def test_all_lines_but_those_to_paste_fit_the_terminal(width: int) -> None:
     ("changes", "words"),
     [
         ({"validation_runs": 0, "samples_per_second_ci95": None}, "Not validated."),
-        ({"validation_runs": 0, "is_predicted": True}, "Predicted, not measured."),
         ({"baseline": None, "speedup": None, "speedup_ci95": None}, "The baseline could not run"),
         ({"speedup": 16.66, "speedup_ci95": (15.0, 123.4)}, "16.7x faster than PyTorch's defaults (95% CI 15.0-123x)"),
         ({"bottleneck": "io"}, "bottleneck now: I/O"),

@@ -16,6 +16,7 @@ from autotune.settings import SETTINGS, config_from_values, setting_values
 from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets, plan_budgets
 from autotune.trial.workload_profile import WorkloadProfile
+from benchmarks.traces import make_space
 from tests.builders import (
     GIB,
     KIB,
@@ -66,13 +67,13 @@ def test_a_configuration_turned_into_parameters_and_back_is_the_same(params: dic
 
 @given(workers=st.integers(-5, 100))
 def test_a_number_between_two_choices_becomes_the_nearest(workers: int) -> None:
-    space = SearchSpace.of(batch_size=(32,), num_workers=(0, 4, 10, 32))
+    space = make_space(batch_size=(32,), num_workers=(0, 4, 10, 32))
     built = space.from_params({"num_workers": workers}).dataloader.num_workers
     assert all(abs(built - workers) <= abs(choice - workers) for choice in space.choices["num_workers"])
 
 
 def test_all_configurations_of_a_space_are_listed_once() -> None:
-    space = SearchSpace.of(batch_size=(16, 32), num_workers=(0, 2), prefetch_factor=(2, 4), pin_memory=(False,))
+    space = make_space(batch_size=(16, 32), num_workers=(0, 2), prefetch_factor=(2, 4), pin_memory=(False,))
     configs = list(space.configs)
     assert len(configs) == len(set(configs))
     without, having = 2, 2 * 2 * 2 * 2 * 2  # batch sizes; times prefetch, persistence, order and strategy
@@ -80,7 +81,7 @@ def test_all_configurations_of_a_space_are_listed_once() -> None:
 
 
 def test_a_space_of_some_settings_has_no_device_prefetch() -> None:
-    assert SearchSpace.of(batch_size=(32,)).choices["device_prefetch"] == (False,)
+    assert make_space(batch_size=(32,)).choices["device_prefetch"] == (False,)
 
 
 def test_the_start_method_of_the_workload_is_kept_in_every_configuration() -> None:
@@ -276,13 +277,6 @@ def test_when_no_batch_fits_the_message_says_what_is_needed_and_allowed() -> Non
     workload = make_workload(sample_bytes=GIB, rss_bytes=0)
     with pytest.raises(NoFeasibleConfigError, match=r"16 samples needs about 32\.0 GiB .* is 8\.0 GiB.*--max-memory"):
         plan(workload=workload, budgets=make_limits())
-
-
-def test_a_small_shm_bounds_the_workers_and_the_note_names_it() -> None:
-    workload = WAITING.model_copy(update={"sample_bytes": 64 * KIB})
-    space = plan(workload=workload, budgets=make_limits(shm_bytes=16 * MIB))
-    assert 0 < max(space.choices["num_workers"]) < 16
-    assert any("/dev/shm" in note and "16.0 MiB" in note for note in space.notes)
 
 
 def test_without_a_writable_shm_only_the_training_process_loads() -> None:

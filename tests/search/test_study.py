@@ -104,6 +104,19 @@ def test_trials_of_a_loaded_study_are_reused() -> None:
     assert len(second.records) == 4 + len(again.configs)
 
 
+def test_a_path_names_a_journal_file_of_optuna(workdir: Path) -> None:
+    first, again, heard = Formula(), Formula(), Heard()
+    run(first, trials=4, storage="trials.log")
+    run(again, heard, storage="trials.log")
+    assert heard.resumed == [4]
+    assert set(first.configs).isdisjoint(again.configs)
+    journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend("trials.log"))
+    study = optuna.load_study(study_name="mine", storage=journal)
+    measured = [one for one in read_records(study, plan_for().space) if one.status == "measured"]
+    assert len(measured) == 4 + len(again.configs)
+    assert [path.name for path in workdir.iterdir()] == ["trials.log"]
+
+
 def test_a_record_is_the_same_after_it_was_stored() -> None:
     outcome = run()
     records = read_records(load(), plan_for().space)
@@ -150,7 +163,7 @@ def test_a_fresh_run_does_not_use_a_study_that_exists() -> None:
         ("sqlite:///noise.db", r"noise\.db cannot be opened: file is not a database\. Check --storage"),
         ("nonsense://me:secret@host/trials", r"//me:\*\*\*@host/trials cannot be opened: .*nonsense"),
         ("oracle+cx_oracle://ada@localhost/db", "No module named 'cx_Oracle'"),
-        ("studies.db", "studies.db cannot be opened"),
+        ("noise.db", r"noise\.db cannot be opened: .*Check --storage"),
         ("sqlite:////proc/studies.db", "unable to open database file"),
     ],
 )

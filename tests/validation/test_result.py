@@ -19,14 +19,13 @@ from autotune.search.surrogate import Prediction, SpeedupPrediction
 from autotune.search.trial_record import SearchOutcome, TrialRecord
 from autotune.trial.measurement import RankWaits, TrialResult
 from autotune.validation.decision import Decision
-from autotune.validation.result import Result, build_profile, decide_result, predict_result
+from autotune.validation.result import Result, build_profile, decide_result
 from autotune.validation.runs import CandidateRuns, Validation
 from tests.builders import (
     GIB,
     MIB,
     make_candidate,
     make_config,
-    make_cost,
     make_gpu_workload,
     make_limits,
     make_machine,
@@ -151,16 +150,6 @@ def test_without_a_result_the_reason_is_raised() -> None:
         decide_result(plan, find(failed, interrupted_by=TrialError("lost")), empty)
 
 
-def test_a_prediction_is_marked_as_such() -> None:
-    plan = make_test_plan(trials=0)
-    result = predict_result(plan)
-    profile = build(plan, find(), result)
-    assert profile.result.is_predicted
-    assert (profile.result.validation_runs, profile.result.candidates) == (0, ())
-    assert profile.result.samples_per_second_ci95 is not None
-    assert "nothing was measured" in profile.result.warnings[0]
-
-
 def test_a_profile_has_the_raw_runs_the_trials_and_the_request() -> None:
     plan = make_test_plan(profile="night", trials=12)
     found = find(TRIAL)
@@ -171,7 +160,6 @@ def test_a_profile_has_the_raw_runs_the_trials_and_the_request() -> None:
     assert profile.result.baseline is not None
     assert profile.result.baseline.description == "PyTorch's defaults"
     assert profile.search.phase_seconds == {"profiling": 1.0, "search": 2.0}
-    assert profile.search.prediction_error == pytest.approx(0.1)
     assert TuningRequest.model_validate(profile.request) == plan.request
     assert TunedProfile.model_validate_json(profile.model_dump_json()) == profile
 
@@ -278,34 +266,6 @@ def test_without_workers_in_the_result_the_curve_has_default_values() -> None:
     assert asked[0] == BASELINE
     assert all(config.dataloader.persistent_workers for config in asked[1:])
     assert {config.dataloader.prefetch_factor for config in asked[1:]} == {8}
-
-
-def test_the_parts_of_a_batch_add_up_to_its_work() -> None:
-    costs = {
-        "load_cost": make_cost(1e-3),
-        "collate_cost": make_cost(2e-4),
-        "transfer_cost": make_cost(1e-5),
-        "step_cost": make_cost(0, 0.02),
-    }
-    plan = make_test_plan(workload=costs)
-    time = build(plan, find(TRIAL), decide_result(plan, find(TRIAL), VALIDATED)).search.batch_time
-    assert time is not None
-    assert time.samples == 32
-    assert (time.load_seconds, time.collate_seconds) == pytest.approx((32 * 0.8e-3, 32 * 2e-4))
-    assert (time.transfer_seconds, time.copy_seconds, time.step_seconds) == pytest.approx((32e-5, 0.0, 0.02))
-
-
-def test_batch_sizes_are_compared_if_several_were_searched() -> None:
-    plan = make_test_plan(search={"batch_size": (32, 64)})
-    rates = ((BEST, 1000.0), (make_config(8), 900.0), (make_config(4, batch_size=64), 1200.0))
-    records = [make_record(make_result(config, rate), config, rate) for config, rate in rates]
-
-    def compare(*seen: TrialRecord) -> list[tuple[int, float]]:
-        rows = build(plan, find(*seen), decide_result(plan, find(*seen), VALIDATED)).result.by_batch_size
-        return [(row.batch_size, row.samples_per_second) for row in rows]
-
-    assert compare(*records) == [(32, 1000.0), (64, 1200.0)]
-    assert compare(*records[:2]) == []
 
 
 def estimate(
