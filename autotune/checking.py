@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from autotune.config import FrozenModel, Interval, Rate
 from autotune.errors import UsageError
+from autotune.planning.plan import Plan
+from autotune.planning.space import choose_probe_sizes
 from autotune.preparation import prepare_run
 from autotune.profiles.match import (
     Difference,
@@ -26,8 +28,6 @@ from autotune.profiles.store import warn_if_others_can_write
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import start_runner
-from autotune.search.plan import Plan
-from autotune.search.space import choose_probe_sizes
 from autotune.search.warm_start import rebuild_request
 from autotune.system.hardware import Hardware, Software
 from autotune.system.machine import describe_local_hardware, read_machine
@@ -38,7 +38,7 @@ from autotune.trial.interruption import spawn_error
 from autotune.trial.protocol import RunTrial
 from autotune.trial.timetable import TimeBudget
 from autotune.validation.noise import NoiseMonitor
-from autotune.validation.runs import CandidateRuns, measure_run, validate_configs
+from autotune.validation.runs import CandidateRuns, measure_run, validate
 
 MIN_RATIO: Final = 0.9  # to the prediction, or to the baseline: profiles that are certainly below are retuned
 MAX_RATIO: Final = 1.25  # to the prediction: a profile that is certainly above was tuned for something else
@@ -201,7 +201,7 @@ def remeasure(
     measure_run(plan.request, first, run_trial, progress, 1)
     if predicted is not None and predicted[0] <= first.rate <= MAX_RATIO * predicted[1]:
         return compare_with_prediction(first, None, profile)
-    validation = validate_configs(plan, [profile.config], run_trial, progress, monitor, has_time)
+    validation = validate(plan, lambda: [profile.config], run_trial, progress, monitor, has_time)
     if validation.interrupted_by is not None:
         raise validation.interrupted_by
     again = next((one for one in validation.entrants if one.config == profile.config), first)

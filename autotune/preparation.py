@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from autotune.planning.plan import Plan, make_plan
+from autotune.planning.space import choose_probe_sizes
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import check_writable, read_profiles
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import TrialRunner, start_runner
-from autotune.search.plan import Plan, make_plan
-from autotune.search.space import choose_probe_sizes
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
 from autotune.trial.budgets import plan_budgets
 from autotune.trial.interruption import spawn_error

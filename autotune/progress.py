@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:  # a listener receives values of every package and belongs to none
     from autotune.config import LoaderConfig
-    from autotune.search.plan import Plan
+    from autotune.planning.plan import Plan
     from autotune.search.trial_record import TrialRecord
     from autotune.trial.protocol import ProgressReport
 

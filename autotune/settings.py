@@ -27,7 +27,6 @@ SettingName = Literal[
     "device_prefetch",
     "worker_threads",
 ]
-Section = Literal["dataloader", "process"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class Setting:
     export_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def section(self) -> Section:
+    def section(self) -> Literal["dataloader", "process"]:
         """The part of a configuration that holds it."""
         return "dataloader" if self.name in DataLoaderSettings.model_fields else "process"
 
@@ -188,7 +187,7 @@ def setting_values(config: LoaderConfig) -> dict[str, Any]:
 
 def config_from_values(values: Mapping[str, Any], start_method: StartMethod | None = None) -> LoaderConfig:
     """Build a legal configuration from a value for every setting; settings without effect keep their default."""
-    parts: dict[Section, dict[str, Any]] = {"dataloader": {}, "process": {"non_blocking": values["pin_memory"]}}
+    parts: dict[str, dict[str, Any]] = {"dataloader": {}, "process": {"non_blocking": values["pin_memory"]}}
     for setting in _TABLE:
         if setting.needs is None or values[setting.needs]:
             parts[setting.section][setting.name] = values[setting.name]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from autotune.config import LoaderConfig
 from autotune.errors import (
     OutputError,
     ProfileError,
@@ -20,6 +21,7 @@ from autotune.errors import (
     WorkloadError,
 )
 from autotune.import_strings import find_import_string
+from autotune.planning.plan import Plan
 from autotune.preparation import check_request, find_stored, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.store import format_file, save_profile
@@ -29,7 +31,6 @@ from autotune.runner.process_tree import TRIAL_ID_VARIABLE
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.runner.starting import Starter
 from autotune.search.loop import search
-from autotune.search.plan import Plan
 from autotune.search.trial_record import SearchOutcome, TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.signals import defer_interrupts
@@ -37,6 +38,7 @@ from autotune.trial.interruption import raise_on_lost_device
 from autotune.trial.protocol import RunTrial
 from autotune.trial.timetable import TimeBudget
 from autotune.trial.workload_profile import WorkloadProfile
+from autotune.validation.decision import select_candidates
 from autotune.validation.noise import NoiseMonitor
 from autotune.validation.result import build_profile, decide_result
 from autotune.validation.runs import Validation, validate
@@ -154,7 +156,12 @@ def _validate(
     if found.interrupted_by is not None or not time_budget.allows_runs(1):
         return Validation.empty(plan.baseline)
     monitor = None if stop_children is None else NoiseMonitor(plan.machine.usable_cpus, stop_children=stop_children)
-    return validate(plan, found, measure, progress, monitor, time_budget.allows_runs)
+
+    def choose() -> list[LoaderConfig]:
+        speedups = found.model.surrogate.predict_speedups
+        return select_candidates(found.records, plan.defaults, found.model.is_allowed, found.model.expected(), speedups)
+
+    return validate(plan, choose, measure, progress, monitor, time_budget.allows_runs)
 
 
 @defer_interrupts()

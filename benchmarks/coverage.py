@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from autotune.config import LoaderConfig
+from autotune.planning.plan import Plan, make_plan
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.search.plan import Plan, make_plan
 from autotune.settings import config_from_values
 from autotune.system.hardware import Software
 from autotune.system.machine import MachineProfile
@@ -25,7 +25,7 @@ from autotune.trial.measurement import EpochTrace, Measurement, TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.workload_profile import LinearCost, WorkloadProfile
 from autotune.validation.decision import Decision, decide
-from autotune.validation.runs import validate_configs
+from autotune.validation.runs import validate
 
 RUNS: Final = 2000
 SPREADS: Final = (0.01, 0.02, 0.03, 0.05, 0.09)  # relative spread of processes; of whole runs on real machines 1% to 9%
@@ -68,7 +68,7 @@ def simulate(plan: Plan, truths: tuple[float, ...], spread: float, seed: int) ->
         rate = rates[request.config] * dice.lognormvariate(0.0, spread)
         return TrialResult(kind="completed", config=request.config, measurement=_measure(rate))
 
-    validation = validate_configs(plan, configs[1:], run_trial, ProgressListener())
+    validation = validate(plan, lambda: configs[1:], run_trial, ProgressListener())
     decision = decide(validation, plan.defaults, plan.budgets)
     assert decision is not None
     return _judge(decision, rates[decision.config], rates[plan.baseline])

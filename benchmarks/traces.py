@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from autotune.config import FrozenModel, LoaderConfig
+from autotune.planning.plan import Plan, make_plan
+from autotune.planning.space import SearchSpace
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.runner import TrialRunner
-from autotune.search.plan import Plan, make_plan
-from autotune.search.space import SearchSpace
 from autotune.settings import SETTINGS, Choice
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.trial.budgets import plan_budgets

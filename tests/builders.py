@@ -91,7 +91,7 @@ def make_workload(**changes: Any) -> WorkloadProfile:
 def make_gpu_workload(**changes: Any) -> WorkloadProfile:
     """Build samples of 1 MB for a GPU of 80 GiB: copied at 4 GB/s, at 12 GB/s from pinned memory."""
     usual: dict[str, Any] = {
-        "accelerator": Accelerator(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_capability="9.0"),
+        "accelerator": Accelerator(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB),
         "gpu_room_bytes": 78 * GIB,
         "gpu_bytes": LinearBytes(fixed_bytes=GIB, sample_bytes=8 * MIB),
         "pinning": True,

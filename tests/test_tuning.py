@@ -663,7 +663,6 @@ def test_on_a_gpu_pinning_and_copying_ahead_are_found_and_recorded() -> None:
     assert profile.process.non_blocking
     assert profile.process.device_prefetch
     assert profile.hardware.gpu == "NVIDIA H100 80GB HBM3"
-    assert profile.hardware.compute_capability == "9.0"
     assert profile.result.copy_bound_bytes_per_second == 12e9
     assert profile.result.copy_bytes_per_second == pytest.approx(profile.result.samples_per_second * 1e6)
 

@@ -66,7 +66,6 @@ def read_accelerator(device: torch.device) -> Accelerator | None:
         name=facts.name,
         count=len(alike),
         memory_bytes=facts.total_memory,
-        compute_capability=f"{facts.major}.{facts.minor}",
     )
 
 

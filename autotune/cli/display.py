@@ -14,9 +14,9 @@ from rich.text import Text
 
 from autotune.cli.console import make_printable
 from autotune.config import LoaderConfig
+from autotune.planning.plan import Plan
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
-from autotune.search.plan import Plan
 from autotune.search.trial_record import TrialRecord
 from autotune.settings import SETTINGS, Setting, describe_config
 from autotune.system.software import read_own_version
@@ -178,6 +178,6 @@ def _list_details(plan: Plan) -> Iterator[str]:
     yield f"Limits: {memory}, {budgets.nofile:,} open files, {budgets.max_workers} workers"
     for name, choices in plan.space.searched().items():
         yield f"Search: {name}={','.join(map(str, choices)).lower()}"
-    if plan.left_out:
-        yield f"Skipping {plan.left_out:,} configurations that would exceed the limits"
+    if left_out := len(plan.space.configs) - len(plan.candidates):
+        yield f"Skipping {left_out:,} configurations that would exceed the limits"
     yield from (f"Note: {note}" for note in (*plan.workload.notes, *plan.space.notes))

@@ -1,1 +1,1 @@
-"""The search for the fastest configuration: space, models, sampler, loop."""
+"""The search for the fastest configuration: study, sampler, surrogate and loop."""

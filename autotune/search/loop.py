@@ -1,7 +1,8 @@
 """Search loop: asks for configurations and measures them until no further gain is expected.
 
 The first configurations are queued in the study. Then the sampler proposes; `model` proposes the candidate with the
-largest expected improvement. `SearchLoop.run` is the loop, `_reached_limit` and `_expects_no_gain` end it.
+largest expected improvement. `SearchLoop.run` is the loop, `_must_stop` and `_expects_no_gain` end it. Whatever sampler
+proposes, our own model decides whether a gain is expected; `random` goes on to the limits.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from optuna.trial import Trial, TrialState
 
 from autotune.config import LoaderConfig
 from autotune.errors import WorkloadError
+from autotune.planning.plan import Plan
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.search.failures import FailureCheck, raise_if_unavoidable
-from autotune.search.plan import Plan
 from autotune.search.sampler import TrialModel, make_sampler
 from autotune.search.study import ask, enqueue, open_study, quiet_logs, read_records, store_record
 from autotune.search.trial_record import IMPROVEMENT_RATIO, SearchOutcome, TrialRecord, trials_since_improvement
@@ -29,13 +30,14 @@ from autotune.trial.protocol import RunTrial, TrialRequest
 
 SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; candidates are measured again
 SEARCH_SHARE: Final = 0.6  # of the seconds of a trial; the rest is for the validation
-PRUNE_SHARE: Final = 0.8  # of the best; a trial whose interval lies below it ends early
+PRUNE_SHARE: Final = 0.8  # of the best throughput; a trial whose whole interval lies below it ends early
 FULL_LENGTH_PRECISION: Final = 0.001  # of a trial that is run for its samples: it takes all its seconds
 MIN_SAVED: Final = 2  # configurations that work, for the best of them to be worth saving
 MAX_REMEASUREMENTS: Final = 3  # of outliers, in a run
 UPPER_BOUND_SHARE: Final = 0.98  # of the upper bound; nothing is to be gained above it
-MIN_EXPECTED_IMPROVEMENT: Final = 0.015  # of the most promising configuration; below it the search ends
-MIN_TRIALS: Final = 6  # measured before expectations may end the search: the first few correct the model
+MIN_EXPECTED_IMPROVEMENT: Final = 0.015  # share of the best; the search ends if no untried candidate has more
+MIN_DESPITE_FLAW: Final = 6  # completed trials from which the search goes on although some samples fail
+MIN_TRIALS: Final = 6  # completed before expectations may end the search: the first few correct the model
 PATIENCE_TRIALS: Final = 4  # without improvement, after which the search ends
 SAMPLER_PATIENCE_TRIALS: Final = 10  # of Optuna's samplers, which know only the trials
 WARM_PATIENCE_TRIALS: Final = 2  # of a search that starts from an earlier result
@@ -123,15 +125,18 @@ class SearchLoop:
 
     def run(self) -> str:
         """Search until there is a reason to stop, and return it."""
-        while (reason := self._reached_limit() or self._expects_no_gain()) is None:
+        while (reason := self._must_stop()) is None:
+            reason = self._expects_no_gain()
+            if reason is not None and not self._queue_outlier():
+                break
             self._run_next()
         for warning in self.check.warnings:
             if warning != self.check.reason:  # which was shown when it was found
                 self._progress.show_warning(warning)
         return reason
 
-    def _reached_limit(self) -> str | None:
-        """Return why the search may not, or need not, go on; None if it may."""
+    def _must_stop(self) -> str | None:
+        """Return why the search ends even if first configurations are still queued; None if it may go on."""
         done, best, plan = len(self.records), self.model.best, self._plan
         if done >= plan.request.trials:
             return f"all {plan.request.trials} trials done"
@@ -146,32 +151,36 @@ class SearchLoop:
         return None
 
     def _expects_no_gain(self) -> str | None:
-        """Return why no configuration is likely to be better than the best; None if one may be.
-
-        Before the search ends, the outlier that could be the best is measured again. The first trial that fills a queue
-        of large batches is one: a virtual machine is slow to provide memory that it has not used for a while.
-        """
+        """Return why no configuration is likely to be better than the best; None if one may be."""
         model = self.model
         is_random = self._plan.request.sampler == "random"
         if is_random or model.best is None or any(config not in model.known for config in self._first):
             return None
         proposal, since = model.propose(), trials_since_improvement(self.records)
         if proposal is None:
-            reason = "every configuration within the limits was tried"
-        elif model.feasible_count < self._min_trials:
+            return "every configuration within the limits was tried"
+        if model.feasible_count < self._min_trials:
             return None
-        elif proposal.gain < MIN_EXPECTED_IMPROVEMENT:
-            reason = f"no other configuration is expected to gain {MIN_EXPECTED_IMPROVEMENT:.1%} or more"
-        elif since >= self._patience:
-            reason = f"less than {IMPROVEMENT_RATIO - 1:.0%} gain in the last {since} trials"
-        else:
-            return None
-        outlier = model.surrogate.find_outlier(self._remeasured)
+        if proposal.gain < MIN_EXPECTED_IMPROVEMENT:
+            return f"no other configuration is expected to gain {MIN_EXPECTED_IMPROVEMENT:.1%} or more"
+        return (
+            f"less than {IMPROVEMENT_RATIO - 1:.0%} gain in the last {since} trials"
+            if since >= self._patience
+            else None
+        )
+
+    def _queue_outlier(self) -> bool:
+        """Queue the slow outlier that could be the best, to be measured again; return whether there is one.
+
+        The first trial that fills a queue of large batches is one: a virtual machine is slow to provide memory that it
+        has not used for a while.
+        """
+        outlier = self.model.surrogate.find_outlier(self._remeasured)
         if outlier is None or outlier.gain < MIN_EXPECTED_IMPROVEMENT or len(self._remeasured) >= MAX_REMEASUREMENTS:
-            return reason
+            return False
         self._remeasured.add(outlier.config)
         enqueue(self._study, self._plan, outlier.config, {REMEASURED: True})
-        return None
+        return True
 
     def _run_next(self) -> None:
         """Ask for the next configuration, and answer from the records, by the limits, or by a trial."""
@@ -184,7 +193,7 @@ class SearchLoop:
             return
         self._repeats = 0
         try:
-            result = self._measure(config) if self.model.is_legal(config) else None
+            result = self._measure(config) if self.model.is_allowed(config) else None
         except BaseException:
             with suppress(Exception):  # an error of the storage would hide the reason
                 self._study.tell(trial, state=TrialState.FAIL)
@@ -195,7 +204,7 @@ class SearchLoop:
             if self.check.reason is not None:
                 self.model.allows_workers = False
                 self._progress.show_warning(self.check.reason)
-            if self.check.flaw is not None and self.model.feasible_count < self._min_trials:
+            if self.check.flaw is not None and self.model.feasible_count < MIN_DESPITE_FLAW:
                 raise self.check.make_error(self.check.flaw)
 
     def _measure(self, config: LoaderConfig) -> TrialResult:

@@ -10,9 +10,9 @@ import numpy as np
 import optuna
 
 from autotune.config import LoaderConfig
+from autotune.planning.plan import Plan
+from autotune.planning.resources import ResourceModel
 from autotune.request import SEED_COUNT
-from autotune.search.plan import Plan
-from autotune.search.resources import ResourceModel
 from autotune.search.study import make_distributions, read_records
 from autotune.search.surrogate import Observation, Proposal, Surrogate
 from autotune.search.trial_record import TrialRecord, find_best
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-STARTUP_TRIALS: Final = 8  # random trials after the seeds, before TPE and GP have enough to learn from
+STARTUP_TRIALS: Final = 8  # completed trials, the queued ones included, before TPE and GP stop drawing at random
 
 
 class TrialModel:
@@ -64,9 +64,9 @@ class TrialModel:
         table = self._plan.table
         is_open = np.ones(len(table.configs), dtype=bool)
         is_open[[table.index[config] for config in self.known if config in table.index]] = False
-        return self.surrogate.propose(table, is_open, self.is_legal)
+        return self.surrogate.propose(table, is_open, self.is_allowed)
 
-    def is_legal(self, config: LoaderConfig) -> bool:
+    def is_allowed(self, config: LoaderConfig) -> bool:
         """Return whether a configuration is expected to work within the limits."""
         if not self.allows_workers and config.dataloader.num_workers:
             return False
@@ -101,7 +101,7 @@ class TrialModel:
 
 
 class CostModelSampler(optuna.samplers.BaseSampler):
-    """Proposes the candidate with the largest expected improvement, given the trials of the study."""
+    """Proposes the candidate with the largest expected improvement over the cost model as corrected by the trials."""
 
     def __init__(self, plan: Plan, model: TrialModel) -> None:
         self._space, self._model = plan.space, model

@@ -23,9 +23,9 @@ from pydantic import ValidationError
 
 from autotune.config import LoaderConfig
 from autotune.errors import StudyError, UsageError
+from autotune.planning.plan import Plan
+from autotune.planning.space import SearchSpace
 from autotune.request import TuningRequest
-from autotune.search.plan import Plan
-from autotune.search.space import SearchSpace
 from autotune.search.trial_record import TrialRecord
 from autotune.settings import SETTINGS, describe_config
 from autotune.trial.measurement import TrialResult

@@ -9,20 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.config import LoaderConfig
-from autotune.settings import RANGES, SETTINGS, SWITCHES
+from autotune.planning.candidates import NUMBERS, Array, CandidateTable, Flags, RatePrediction, compute_features
 
-Array = NDArray[np.floating]
-RatePrediction = Callable[[LoaderConfig], float]
-
-COLUMNS: Final = (SETTINGS["num_workers"], *(one for one in reversed(RANGES) if one.name != "num_workers"))
 SIGMA_BIAS: Final = 0.4  # standard deviations of the logarithm of measured over predicted: of the whole model,
 SIGMA_WORKERS: Final = 0.3  # along the number of workers,
 SIGMA_NUMBER: Final = 0.1  # along another number,
@@ -39,7 +32,7 @@ FAILURE_SCALE: Final = 0.5  # doublings of workers, queue or batch size within w
 
 
 class Observation(NamedTuple):
-    """A measured throughput; the error is the half-width of the 95% interval as a share, infinite if unknown."""
+    """A measured throughput; the error is the half-width of its 95% interval as a share, infinite if unknown."""
 
     samples_per_second: float
     relative_error: float
@@ -66,31 +59,6 @@ class Proposal(NamedTuple):
     gain: float
 
 
-@dataclass(frozen=True)
-class CandidateTable:
-    """Configurations as columns: one row of features and the logarithm of the predicted throughput for each.
-
-    Attributes:
-        configs: The configurations.
-        features: One row per configuration, as `_compute_features` returns them.
-        logs: Logarithm of the predicted samples per second.
-    """
-
-    configs: Sequence[LoaderConfig]
-    features: Array
-    logs: Array
-
-    @classmethod
-    def of(cls, configs: Sequence[LoaderConfig], predict: RatePrediction) -> Self:
-        """Compute the columns of some configurations."""
-        return cls(configs, _compute_features(configs), np.log([predict(config) for config in configs]))
-
-    @cached_property
-    def index(self) -> dict[LoaderConfig, int]:
-        """The row of each configuration."""
-        return {config: row for row, config in enumerate(self.configs)}
-
-
 class Surrogate:
     """The cost model as corrected by measurements.
 
@@ -107,10 +75,10 @@ class Surrogate:
         failed: Sequence[LoaderConfig] = (),
     ) -> None:
         observed = observed or {}
-        self._predict, self._failed = predict, _compute_features(failed)
+        self._predict, self._failed = predict, compute_features(failed)
         self._seen = CandidateTable.of(list(observed), predict)
         self._ratios: Array = np.log([one.samples_per_second for one in observed.values()]) - self._seen.logs
-        noises = [math.hypot(MIN_NOISE, min(one.relative_error, 0.5) / 2) for one in observed.values()]
+        noises = [math.hypot(MIN_NOISE, min(one.relative_error, 0.5) / 2) for one in observed.values()]  # deviations
         kernel, noise = _kernel(self._seen.features, self._seen.features), np.diag(np.square(noises))
         factors = {scale: np.linalg.cholesky(scale**2 * kernel + noise) for scale in PRIOR_SCALES}
         likely = max(PRIOR_SCALES, key=lambda scale: _log_likelihood(self._ratios, factors[scale]))
@@ -138,8 +106,8 @@ class Surrogate:
     def propose(
         self,
         table: CandidateTable,
-        is_open: NDArray[np.bool_],
-        is_legal: Callable[[LoaderConfig], bool] = lambda config: True,
+        is_open: Flags,
+        is_allowed: Callable[[LoaderConfig], bool] = lambda config: True,
     ) -> Proposal | None:
         """Return the open, legal candidate with the largest expected improvement; None if there is none."""
         rows = np.flatnonzero(is_open)
@@ -149,7 +117,7 @@ class Surrogate:
         mean, deviation, _ = self._infer(features)
         gains = _expected_improvement(table.logs[rows] + mean, deviation, self._best) * self._feasibility(features)
         ranked = (Proposal(table.configs[rows[top]], float(gains[top])) for top in np.argsort(-gains, kind="stable"))
-        return next((proposal for proposal in ranked if is_legal(proposal.config)), None)
+        return next((proposal for proposal in ranked if is_allowed(proposal.config)), None)
 
     def find_outlier(self, ignored: Container[LoaderConfig] = ()) -> Proposal | None:
         """Return the slow outlier that would improve most on the best if the other measurements were right.
@@ -170,7 +138,7 @@ class Surrogate:
         """Return the probability that candidates work: low near a failed one, and for those that need more."""
         chances = np.ones(len(features))
         for failed in self._failed:
-            below = np.maximum(0.0, failed - features)[:, : len(COLUMNS)]
+            below = np.maximum(0.0, failed - features)[:, : len(NUMBERS)]
             chances *= 1 - 0.95 * np.exp(-0.5 * (below**2).sum(axis=1) / FAILURE_SCALE**2)
         return chances
 
@@ -183,27 +151,14 @@ class Surrogate:
         return across @ _solve(self._factor, self._ratios), np.sqrt(variance), explained
 
 
-def _compute_features(configs: Sequence[LoaderConfig]) -> Array:
-    """Return a row for each configuration: numbers as doublings, the number of workers first, then the switches."""
-    rows = [
-        [
-            math.log2(1 + config.dataloader.num_workers),  # no workers are a choice, too
-            *(math.log2(getattr(config.dataloader, setting.name) or 1) for setting in COLUMNS[1:]),
-            *(setting.read(config) != setting.default for setting in SWITCHES),
-        ]
-        for config in configs
-    ]
-    return np.array(rows, dtype=np.float64).reshape(len(rows), len(COLUMNS) + len(SWITCHES))
-
-
 def _kernel(features: Array, others: Array) -> Array:
     """Return the covariance of the error between two lists of configurations."""
     gaps = features[:, None, :] - others[None, :, :]
     near = np.exp(-0.5 * (gaps[..., 0] / WORKERS_SCALE) ** 2)
-    equal = (gaps[..., len(COLUMNS) :] == 0).sum(axis=-1)
+    equal = (gaps[..., len(NUMBERS) :] == 0).sum(axis=-1)
     covariance: Array = SIGMA_BIAS**2 + SIGMA_WORKERS**2 * near
     covariance = covariance + equal * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2 * near)
-    for column, setting in enumerate(COLUMNS[1:], start=1):
+    for column, setting in enumerate(NUMBERS[1:], start=1):
         along = SIGMAS.get(setting.name, SIGMA_NUMBER) ** 2 * np.exp(-0.5 * (gaps[..., column] / OTHER_SCALE) ** 2)
         covariance = covariance + (along if setting.needs is None else along * near)
     return covariance

@@ -8,10 +8,10 @@ from pydantic import ValidationError
 
 from autotune.config import LoaderConfig
 from autotune.errors import ProfileError
+from autotune.planning.plan import Plan
+from autotune.planning.resources import ResourceModel
 from autotune.profiles.schema import TunedProfile
 from autotune.request import TuningRequest
-from autotune.search.plan import Plan
-from autotune.search.resources import ResourceModel
 from autotune.search.trial_record import TrialRecord
 from autotune.trial.measurement import TrialResult
 

@@ -23,13 +23,11 @@ class Accelerator(FrozenModel):
         name: Its model, including the slice if it is partitioned (MIG).
         count: Visible accelerators of that name.
         memory_bytes: Memory of one.
-        compute_capability: CUDA's, as in `9.0`.
     """
 
     name: str
     count: BoundedCount = 1
     memory_bytes: BoundedBytes = 0
-    compute_capability: str | None = None
 
 
 class Hardware(FrozenModel):
@@ -39,7 +37,6 @@ class Hardware(FrozenModel):
         gpu: Name of the accelerator; None on a machine without one.
         gpu_count: Accelerators of that name.
         gpu_memory_bytes: Memory of one.
-        compute_capability: CUDA's, as in `9.0`; None if unknown.
         cpu: Model of the CPU; None if unknown.
         usable_cpus: The smaller of affinity and every cgroup quota, in CPUs.
         memory_limit_bytes: The smaller of physical memory and every cgroup limit.
@@ -50,7 +47,6 @@ class Hardware(FrozenModel):
     gpu: str | None
     gpu_count: BoundedCount
     gpu_memory_bytes: BoundedBytes = 0
-    compute_capability: str | None = None
     cpu: str | None
     usable_cpus: BoundedCpus
     memory_limit_bytes: BoundedBytes

@@ -65,7 +65,6 @@ class MachineProfile:
             gpu=accelerator and accelerator.name,
             gpu_count=accelerator.count if accelerator else 0,
             gpu_memory_bytes=accelerator.memory_bytes if accelerator else 0,
-            compute_capability=accelerator and accelerator.compute_capability,
             cpu=self.cpu,
             usable_cpus=self.usable_cpus,
             memory_limit_bytes=self.memory_limit_bytes,

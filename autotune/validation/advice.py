@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from autotune.config import LoaderConfig
+from autotune.planning.cost_model import max_useful_workers
+from autotune.planning.plan import Plan
 from autotune.profiles.schema import Bottleneck
-from autotune.search.cost_model import max_useful_workers
-from autotune.search.plan import Plan
 from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
 from autotune.units import format_bytes, format_seconds
 from autotune.validation.runs import CandidateRuns

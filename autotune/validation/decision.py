@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autotune.config import Interval, LoaderConfig
+from autotune.planning.plan import DefaultValues
 from autotune.profiles.schema import Contribution
-from autotune.search.plan import DefaultValues
 from autotune.search.surrogate import SpeedupPrediction
 from autotune.search.trial_record import TrialRecord
 from autotune.settings import describe_difference
 from autotune.trial.budgets import Budgets
-
-if TYPE_CHECKING:  # runs.py imports this module
-    from autotune.validation.runs import CandidateRuns, Validation
+from autotune.validation.runs import CandidateRuns, Validation
 
 MIN_CANDIDATES: Final = 2
 NEAR_BEST_RATIO: Final = 0.92  # of the best of the search, whose trials are accurate to about 5%
@@ -46,7 +44,7 @@ class Decision:
 def select_candidates(
     records: Sequence[TrialRecord],
     defaults: DefaultValues,
-    is_legal: Callable[[LoaderConfig], bool],
+    is_allowed: Callable[[LoaderConfig], bool],
     expected: Mapping[LoaderConfig, float] | None = None,
     predict_speedups: Callable[[Sequence[LoaderConfig]], Sequence[SpeedupPrediction]] | None = None,
 ) -> list[LoaderConfig]:
@@ -63,7 +61,7 @@ def select_candidates(
         return []
     best = top = ranked[0]
     for simpler in (defaults.keep_order(top), defaults.default_variant(top)):
-        if predict_speedups is not None and simpler != top and is_legal(simpler):
+        if predict_speedups is not None and simpler != top and is_allowed(simpler):
             best = simpler if predict_speedups([simpler, top])[0].ratio < MIN_EXPECTED_GAIN else best
     variants = [defaults.keep_order(best), defaults.default_variant(best)]
     if defaults.list_training_changes(variants[1]):  # the batch size, which a default variant shares
@@ -71,7 +69,7 @@ def select_candidates(
         variants.append(defaults.keep_training(unchanged))
     near = [config for config in ranked if rates[config] >= NEAR_BEST_RATIO * rates[top]]
     variants.append(defaults.default_variant(min(near, key=lambda config: config.dataloader.num_workers)))
-    selected = dict.fromkeys([best, *(config for config in variants if config in rates or is_legal(config))])
+    selected = dict.fromkeys([best, *(config for config in variants if config in rates or is_allowed(config))])
     rest = [config for config in ranked if rates[config] >= MIN_CANDIDATE_RATIO * rates[top] and config not in selected]
     return [*selected, *rest[: max(0, MIN_CANDIDATES - len(selected))]]
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.config import MAX_RATE, LoaderConfig
 from autotune.errors import NoFeasibleConfigError, UsageError
+from autotune.planning.cost_model import find_bottleneck
+from autotune.planning.plan import GUESS_ERROR, Plan
 from autotune.profiles import schema
-from autotune.search.cost_model import find_bottleneck
-from autotune.search.plan import GUESS_ERROR, Plan
 from autotune.search.trial_record import TrialRecord, find_best
 from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
 from autotune.trial.statistics import NORMAL_QUANTILE
@@ -24,7 +24,6 @@ from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
 if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
     from autotune.search.trial_record import SearchOutcome
 
-PhaseSeconds = Mapping[schema.Phase, float]
 REPEATED_DATA_RATIO: Final = 1.5  # samples that all ranks together deliver in an epoch, over those of the dataset
 
 
@@ -78,7 +77,13 @@ def _explain_failures(records: Sequence[TrialRecord], validation: Validation) ->
 
 
 def build_profile(
-    plan: Plan, found: SearchOutcome, result: Result, *, phase_seconds: PhaseSeconds, seconds: float, is_complete: bool
+    plan: Plan,
+    found: SearchOutcome,
+    result: Result,
+    *,
+    phase_seconds: Mapping[schema.Phase, float],
+    seconds: float,
+    is_complete: bool,
 ) -> schema.TunedProfile:
     """Build the profile that is saved; durations are in seconds."""
     request, workload, config = plan.request, plan.workload, result.decision.config

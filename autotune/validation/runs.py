@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Self
+from dataclasses import dataclass
+from typing import Final, Self
 
 from autotune.config import Interval, LoaderConfig
+from autotune.planning.plan import Plan
 from autotune.profiles.schema import BatchWaits, CandidateResult, ProcessWaits, ValidationRun
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest
-from autotune.search.plan import Plan
 from autotune.trial.interruption import capture_interruption
 from autotune.trial.measurement import Measurement, TrialResult
 from autotune.trial.protocol import RunTrial, TrialRequest
 from autotune.trial.statistics import paired_ratio, throughput_ci95
 from autotune.trial.throughput import estimate
-from autotune.validation.decision import select_candidates
 from autotune.validation.noise import NoiseMonitor
-
-if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
-    from autotune.search.trial_record import SearchOutcome
 
 MIN_RUNS: Final = 2
 MAX_RUNS: Final = 5  # while the gain over the baseline is in doubt
@@ -164,25 +160,7 @@ class Validation:
 
 def validate(
     plan: Plan,
-    found: SearchOutcome,
-    run_trial: RunTrial,
-    progress: ProgressListener,
-    monitor: NoiseMonitor | None = None,
-    has_time: Callable[[int], bool] = lambda count: True,
-) -> Validation:
-    """Select the best configurations of the search and validate them; see `validate_configs`."""
-    validation, model = Validation.empty(plan.baseline), found.model
-    with capture_interruption() as interruption:
-        configs = select_candidates(
-            found.records, plan.defaults, model.is_legal, model.expected(), model.surrogate.predict_speedups
-        )
-        validation = validate_configs(plan, configs, run_trial, progress, monitor, has_time)
-    return replace(validation, interrupted_by=validation.interrupted_by or interruption.cause)
-
-
-def validate_configs(
-    plan: Plan,
-    configs: Sequence[LoaderConfig],
+    choose: Callable[[], Sequence[LoaderConfig]],
     run_trial: RunTrial,
     progress: ProgressListener,
     monitor: NoiseMonitor | None = None,
@@ -190,14 +168,15 @@ def validate_configs(
 ) -> Validation:
     """Measure configurations and the baseline in alternating runs, until the result is clear or time is over.
 
+    `choose` returns the configurations; an interruption may come while it does.
     `has_time` returns whether there is time for this many more measurements; the baseline and the first candidate are
     measured once in any case.
     """
-    baseline = CandidateRuns(plan.baseline)
-    candidates = [CandidateRuns(config) for config in configs if config != plan.baseline]
-    entrants, active = (baseline, *candidates), [baseline, *candidates]
+    baseline, candidates, entrants = CandidateRuns(plan.baseline), list[CandidateRuns](), tuple[CandidateRuns, ...]()
     runs, noise, is_whole = 0, tuple[str, ...](), True
     with capture_interruption() as interruption:
+        candidates = [CandidateRuns(config) for config in choose() if config != plan.baseline]
+        entrants, active = (baseline, *candidates), [baseline, *candidates]
         if monitor is not None:
             monitor.start()
         while active and is_whole and (not runs or has_time(len(active))):

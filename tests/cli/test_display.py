@@ -12,7 +12,7 @@ from rich.console import Console
 
 from autotune.cli.display import RunDisplay
 from autotune.config import LoaderConfig
-from autotune.search.plan import Plan, make_plan
+from autotune.planning.plan import Plan, make_plan
 from autotune.search.trial_record import TrialRecord
 from autotune.trial.measurement import TrialResult
 from autotune.trial.protocol import ProgressReport

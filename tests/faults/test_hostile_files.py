@@ -22,12 +22,12 @@ from autotune.cli.main import cli
 from autotune.cli.show import TARGETS
 from autotune.config import ProcessSettings
 from autotune.errors import DltuneError
+from autotune.planning.plan import Plan, make_plan
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import format_file, read_file
 from autotune.progress import ProgressListener
 from autotune.report.text import render_profile
 from autotune.search.loop import search
-from autotune.search.plan import Plan, make_plan
 from autotune.search.trial_record import TrialRecord
 from autotune.trial.channel import Channel
 from autotune.trial.measurement import TrialResult

@@ -38,7 +38,6 @@ def test_the_device_is_described(device: torch.device) -> None:
     assert found.name == torch.cuda.get_device_name(device)
     assert found.count >= 1
     assert found.memory_bytes > 0
-    assert found.compute_capability is not None
 
 
 def test_the_room_of_a_device_is_less_than_the_whole(device: torch.device) -> None:

@@ -13,10 +13,10 @@ from optuna.trial import TrialState
 
 from autotune.config import LoaderConfig
 from autotune.errors import StudyError, UsageError
+from autotune.planning.plan import Plan, make_plan
 from autotune.progress import ProgressListener
 from autotune.request import TuningRequest
 from autotune.search.loop import search
-from autotune.search.plan import Plan, make_plan
 from autotune.search.sampler import CostModelSampler, TrialModel, make_sampler
 from autotune.search.study import METRIC, check_study, hide_password, make_trial, read_records
 from autotune.search.trial_record import SearchOutcome, TrialRecord

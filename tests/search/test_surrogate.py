@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.search.surrogate import CandidateTable, Observation, Proposal, Surrogate
+from autotune.planning.candidates import CandidateTable
+from autotune.search.surrogate import Observation, Proposal, Surrogate
 from tests.builders import make_config
 
 WORKERS = (0, 1, 2, 4, 6, 8, 10, 12, 16, 24, 32)

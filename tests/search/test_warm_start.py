@@ -9,10 +9,10 @@ import pytest
 
 from autotune.config import LoaderConfig
 from autotune.errors import ProfileError
+from autotune.planning.plan import Plan, make_plan
 from autotune.profiles.schema import TrialSummary, TunedProfile
 from autotune.progress import ProgressListener
 from autotune.search.loop import search
-from autotune.search.plan import Plan, make_plan
 from autotune.search.trial_record import SearchOutcome
 from autotune.search.warm_start import MAX_SEEDS, choose_seeds, rebuild_request
 from autotune.trial.measurement import TrialResult

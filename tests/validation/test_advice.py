@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.planning.plan import Plan, make_plan
 from autotune.profiles.schema import Bottleneck
-from autotune.search.plan import Plan, make_plan
 from autotune.trial.budgets import Budgets
 from autotune.trial.measurement import RankWaits, TrialResult
 from autotune.trial.workload_profile import CostlyLine

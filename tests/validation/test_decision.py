@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.config import Interval, LoaderConfig
-from autotune.search.plan import DefaultValues, make_plan
+from autotune.planning.plan import DefaultValues, make_plan
 from autotune.search.surrogate import SpeedupPrediction
 from autotune.search.trial_record import TrialRecord
 from autotune.validation.decision import MIN_CANDIDATES, MIN_SPEEDUP, Decision, decide, select_candidates
@@ -63,7 +63,7 @@ def make_record(config: LoaderConfig, rate: float) -> TrialRecord:
 
 def select(*rates: tuple[LoaderConfig, float], **options: Any) -> list[LoaderConfig]:
     records = [make_record(config, rate) for config, rate in rates]
-    return select_candidates(records, DEFAULTS, options.pop("is_legal", lambda config: True), **options)
+    return select_candidates(records, DEFAULTS, options.pop("is_allowed", lambda config: True), **options)
 
 
 def test_the_best_and_the_one_with_the_fewest_workers_near_it_are_selected() -> None:
@@ -117,9 +117,9 @@ def test_if_non_default_settings_are_not_expected_to_gain_the_default_variant_re
 
 def test_a_variant_over_the_limits_is_not_selected() -> None:
     odd = usual(8, prefetch_factor=1)
-    assert select((odd, 1000.0), is_legal=lambda config: False) == [odd]
+    assert select((odd, 1000.0), is_allowed=lambda config: False) == [odd]
     gain = expect_gain(1.0)
-    assert select((odd, 1000.0), is_legal=lambda config: config != usual(8), predict_speedups=gain) == [odd]
+    assert select((odd, 1000.0), is_allowed=lambda config: config != usual(8), predict_speedups=gain) == [odd]
 
 
 def test_if_the_best_changes_training_the_best_that_does_not_is_selected_too() -> None:
@@ -138,7 +138,7 @@ def test_a_batch_size_that_was_asked_for_is_no_change_of_training() -> None:
 def test_an_outlier_does_not_lead_the_candidates_if_its_neighbours_were_slower() -> None:
     rates = ((make_config(8), 1000.0), (make_config(12), 950.0))
     expected = {make_config(8): 900.0, make_config(12): 940.0, make_config(16): 2000.0}
-    assert select(*rates, is_legal=lambda config: False, expected=expected)[0] == make_config(12)
+    assert select(*rates, is_allowed=lambda config: False, expected=expected)[0] == make_config(12)
 
 
 def test_failed_and_skipped_trials_are_not_selected() -> None:

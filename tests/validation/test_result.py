@@ -12,9 +12,9 @@ import pytest
 
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import NoFeasibleConfigError, TrialError, UsageError
+from autotune.planning.plan import GUESS_ERROR, Plan, make_plan
 from autotune.profiles.schema import Contribution, TunedProfile
 from autotune.request import TuningRequest
-from autotune.search.plan import GUESS_ERROR, Plan, make_plan
 from autotune.search.surrogate import Prediction, SpeedupPrediction
 from autotune.search.trial_record import SearchOutcome, TrialRecord
 from autotune.trial.measurement import RankWaits, TrialResult

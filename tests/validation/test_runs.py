@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig
+from autotune.planning.plan import Plan, make_plan
 from autotune.profiles.schema import BatchWaits
 from autotune.progress import ProgressListener
-from autotune.search.plan import Plan, make_plan
-from autotune.search.trial_record import SearchOutcome
 from autotune.trial.measurement import Measurement, RankWaits, TrialResult
 from autotune.trial.protocol import TrialRequest
 from autotune.validation.noise import NoiseMonitor
@@ -24,7 +22,6 @@ from autotune.validation.runs import (
     CandidateRuns,
     Validation,
     validate,
-    validate_configs,
 )
 from tests.builders import (
     GIB,
@@ -157,7 +154,7 @@ def validate_two(rate: Rate, monitor: NoiseMonitor | None = None, measurements: 
         done = sum(counts.values()) + len(counts)
         return done + count <= measurements
 
-    return validate_configs(make_test_plan(), [FEW, MANY], run_trial, ProgressListener(), monitor, has_time)
+    return validate(make_test_plan(), lambda: [FEW, MANY], run_trial, ProgressListener(), monitor, has_time)
 
 
 def steady(config: LoaderConfig, number: int) -> float:
@@ -205,7 +202,7 @@ def validate_with_failures(failures: int) -> Validation:
             return make_result(request.config, kind="workload_failed", message="had its port taken")
         return make_result(request.config, steady(request.config, 0))
 
-    return validate_configs(make_test_plan(), [FEW, MANY], run_trial, ProgressListener())
+    return validate(make_test_plan(), lambda: [FEW, MANY], run_trial, ProgressListener())
 
 
 def test_a_failed_run_is_repeated_under_its_number() -> None:
@@ -226,7 +223,7 @@ def test_if_everything_fails_no_further_run_begins() -> None:
         asked.append(request.config)
         return make_result(request.config, kind="crashed")
 
-    found = validate_configs(make_test_plan(), [FEW], run_trial, ProgressListener())
+    found = validate(make_test_plan(), lambda: [FEW], run_trial, ProgressListener())
     assert len(asked) == 4
     assert len(found.failed) == 2
 
@@ -237,7 +234,7 @@ def test_the_default_variant_of_the_fastest_is_measured_as_often_however_slow() 
     def run_trial(request: TrialRequest) -> TrialResult:
         return make_result(request.config, 200.0 if request.config == odd else 100.0)
 
-    found = validate_configs(make_test_plan(), [odd, variant, MANY], run_trial, ProgressListener())
+    found = validate(make_test_plan(), lambda: [odd, variant, MANY], run_trial, ProgressListener())
     assert {one.config: len(one.rates) for one in found.candidates} == {odd: MIN_RUNS, variant: MIN_RUNS}
 
 
@@ -278,7 +275,7 @@ def test_a_baseline_that_is_far_behind_gets_less_time_from_the_second_run_on(
             asked.append(request.seconds / plan.request.trial_seconds)
         return make_result(request.config, 100.0 if request.config == plan.baseline else 100.0 * factor)
 
-    validate_configs(plan, [FEW, MANY], run_trial, ProgressListener())
+    validate(plan, lambda: [FEW, MANY], run_trial, ProgressListener())
     assert asked == shares
 
 
@@ -291,18 +288,15 @@ def test_an_interrupted_validation_keeps_the_runs_before() -> None:
             raise KeyboardInterrupt
         return make_result(request.config, steady(request.config, 0))
 
-    found = validate_configs(make_test_plan(), [FEW, MANY], run_trial, ProgressListener())
+    found = validate(make_test_plan(), lambda: [FEW, MANY], run_trial, ProgressListener())
     assert isinstance(found.interrupted_by, KeyboardInterrupt)
     assert (found.runs, [len(one.rates) for one in found.entrants]) == (1, [1, 1, 1])
 
 
 def test_an_interrupt_during_the_selection_leaves_an_empty_validation() -> None:
-    def interrupt() -> list[object]:
+    def choose() -> list[LoaderConfig]:
         raise KeyboardInterrupt
 
-    surrogate = SimpleNamespace(predict_speedups=None)
-    model = SimpleNamespace(is_legal=None, expected=interrupt, surrogate=surrogate)
-    found = SearchOutcome((), "", (), model)  # type: ignore[arg-type]  # never returns
-    plan = make_test_plan()
-    validation = validate(plan, found, lambda request: make_result(request.config, 100.0), ProgressListener())
-    assert (validation.runs, len(validation.entrants)) == (0, 0)
+    found = validate(make_test_plan(), choose, lambda request: make_result(request.config, 100.0), ProgressListener())
+    assert isinstance(found.interrupted_by, KeyboardInterrupt)
+    assert (found.runs, len(found.entrants)) == (0, 0)

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from autotune.config import LoaderConfig, StartMethod
 from autotune.errors import NoFeasibleConfigError, UsageError
+from autotune.planning.cost_model import max_useful_workers
 from autotune.request import TuningRequest, ValueRange, Values
-from autotune.search.cost_model import max_useful_workers
 from autotune.settings import SETTINGS, Choice, config_from_values, setting_values
 from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.search.resources import (
+from autotune.planning.resources import (
     PAGE_BYTES,
     ResourceDemand,
     ResourceModel,

@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any, Final
 
 from autotune.config import DataLoaderSettings, LoaderConfig, StartMethod
+from autotune.planning.candidates import CandidateTable
+from autotune.planning.cost_model import predict_cold_start_seconds, predict_samples_per_second
+from autotune.planning.resources import ResourceModel
+from autotune.planning.space import SearchSpace, nearest_choice, plan_space
 from autotune.profiles.schema import WorkloadIdentity
 from autotune.request import TuningRequest
-from autotune.search.cost_model import predict_cold_start_seconds, predict_samples_per_second
-from autotune.search.resources import ResourceModel
-from autotune.search.space import SearchSpace, nearest_choice, plan_space
-from autotune.search.surrogate import CandidateTable
 from autotune.settings import SETTINGS, config_from_values, differing_settings, setting_values
 from autotune.system.hardware import Hardware
 from autotune.system.machine import MachineProfile, count_whole_cpus
@@ -153,7 +153,8 @@ class Plan:
         the model may be wrong by a factor of two, then as many workers as CPUs, then every other batch size.
         """
         counts, sizes = self.space.choices["num_workers"], self.space.choices["batch_size"]
-        rows = {(count, size): self._default_config(count, size) for count in counts for size in sizes}
+        usual, make = self.defaults.values, self.space.from_params
+        rows = {(n, b): make({**usual, "num_workers": n, "batch_size": b}) for n in counts for b in sizes}
         rows = {row: config for row, config in rows.items() if self.fits(config)}
         if not rows:
             return [self.space.nearest(self.baseline)]
@@ -163,13 +164,10 @@ class Plan:
         enough = min(count for count, config in fastest.items() if self.predict(config) >= wanted)
         around = [nearest_choice(round(enough * factor), list(fastest)) for factor in INITIAL_WORKER_FACTORS]
         cpus = nearest_choice(count_whole_cpus(self.local_machine.usable_cpus), counts)
-        usual = cpus, nearest_choice(SETTINGS["batch_size"].recommended, sizes)
-        others = [rows[row] for row in (usual, *((enough, size) for size in sizes)) if row in rows]
+        common = cpus, nearest_choice(SETTINGS["batch_size"].recommended, sizes)
+        others = [rows[row] for row in (common, *((enough, size) for size in sizes)) if row in rows]
         first = [self.space.nearest(self.baseline), *(fastest[count] for count in around), *others]
         return list(dict.fromkeys(first))
-
-    def _default_config(self, workers: int, batch_size: int | None) -> LoaderConfig:
-        return self.space.from_params({**self.defaults.values, "num_workers": workers, "batch_size": batch_size})
 
     @cached_property
     def candidates(self) -> tuple[LoaderConfig, ...]:
@@ -180,11 +178,6 @@ class Plan:
     def table(self) -> CandidateTable:
         """The candidates as columns."""
         return CandidateTable.of(self.candidates, self.predict)
-
-    @property
-    def left_out(self) -> int:
-        """Number of legal configurations that are predicted to exceed a limit."""
-        return len(self.space.configs) - len(self.candidates)
 
     def fits(self, config: LoaderConfig) -> bool:
         """Return whether a configuration is predicted to keep the limits."""

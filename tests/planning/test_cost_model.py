@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.search.cost_model import (
+from autotune.planning.cost_model import (
     count_epoch_batches,
     find_bottleneck,
     max_useful_workers,

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import NoFeasibleConfigError, UsageError
+from autotune.planning.plan import choose_baseline, make_plan
+from autotune.planning.resources import ResourceModel
+from autotune.planning.space import SearchSpace, choose_probe_sizes, plan_space
 from autotune.request import TuningRequest, ValueRange
-from autotune.search.plan import choose_baseline, make_plan
-from autotune.search.resources import ResourceModel
-from autotune.search.space import SearchSpace, choose_probe_sizes, plan_space
 from autotune.settings import SETTINGS, config_from_values, setting_values
 from autotune.system.machine import MachineProfile
 from autotune.trial.budgets import Budgets, plan_budgets
