@@ -35,9 +35,8 @@ def read_file(path: Path) -> TunedFile:
     Raises:
         ProfileError: It cannot be read, is not a regular file, is too large, or is not valid.
     """
-    text = _read_bytes(path)
     try:
-        return TunedFile.model_validate_json(text)
+        return TunedFile.model_validate_json(_read_bytes(path))
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
     kinds = {repr(".".join(map(str, problem["loc"])))[1:-1]: problem["type"] for problem in reversed(problems)}
@@ -59,7 +58,8 @@ def _read_bytes(path: Path) -> bytes:
                 raise ProfileError(f"{path} has {size}; the limit for a tuned file is {limit}.")
             return stream.read(MAX_FILE_BYTES)
     except (OSError, ValueError) as error:
-        raise ProfileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+        hint = " Tune first: dltune --dataset MODULE:NAME." if isinstance(error, FileNotFoundError) else ""
+        raise ProfileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.{hint}") from None
 
 
 def read_profiles(path: Path) -> tuple[TunedProfile, ...]:

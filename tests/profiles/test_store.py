@@ -285,7 +285,7 @@ def test_a_file_of_another_version_is_rejected_in_one_sentence(
 
 
 def test_a_missing_file_is_an_error_with_the_reason_and_has_no_profiles(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match=r"nothing\.json cannot be read: No such file"):
+    with pytest.raises(ProfileError, match=r"nothing\.json cannot be read: No such file.*Tune first: dltune"):
         read_file(tmp_path / "nothing.json")
     assert read_profiles(tmp_path / "nothing.json") == ()
 
