@@ -6,6 +6,7 @@ Importing it imports click and nothing else of size; each command imports the re
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from autotune.cli.options import epilog
 from autotune.cli.show import export, merge, report, show
 from autotune.cli.tune import tune
 from autotune.errors import UsageError
+from autotune.system.signals import SIGNALS
 
 COMMANDS: Final[tuple[click.Command, ...]] = (tune, check, retune, show, report, export, merge, doctor)
 
@@ -71,4 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo("Error: the current folder does not exist any more. Change to another one.", err=True)
         sys.exit(UsageError.exit_code)
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
-    cli.main(args=arguments, prog_name="dltune")
+    try:
+        cli.main(args=arguments, prog_name="dltune")
+    finally:
+        for number in SIGNALS:  # an interrupt while Python exits would change the exit code
+            signal.signal(number, signal.SIG_IGN)

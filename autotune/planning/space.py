@@ -212,7 +212,7 @@ def _plan_workers(
     notes: list[str],
 ) -> tuple[int, ...]:
     if workload.workers_duplicate_data:
-        notes.append("num_workers is at most 1: every further worker returns all the data again, without sharding")
+        notes.append("num_workers is at most 1: without sharding by get_worker_info() each worker returns all the data")
         return (0, 1)[: 1 + budgets.max_workers]
     if workload.differing_samples and request.max_workers is None and not request.is_asked("num_workers"):
         notes.append("num_workers stays at 0: workers return different data (--max-workers searches them all the same)")

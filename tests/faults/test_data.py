@@ -58,7 +58,7 @@ def test_a_trial_that_counts_the_same_data_twice_never_counts(factory: str) -> N
 def test_a_run_over_unsharded_data_stays_below_two_workers_and_says_why() -> None:
     finished = run_cli("faults.hostile:make_shuffled_unsharded", "--max-workers", "4", "--dry-run", "-v")
     assert finished.returncode == 0, finished.stderr
-    assert "num_workers is at most 1: the iterable dataset does not shard itself" in " ".join(finished.stderr.split())
+    assert "num_workers is at most 1: without sharding by get_worker_info()" in " ".join(finished.stderr.split())
     assert "num_workers=0" in finished.stdout
     assert "num_workers=2" not in finished.stdout
 

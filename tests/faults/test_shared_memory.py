@@ -71,7 +71,7 @@ def test_a_run_with_a_read_only_shm_keeps_workers_off_and_says_why(workdir: Path
         wrap=lambda command: wrap_in_shm("ro,size=8m", command),
     )
     assert finished.returncode == 0, finished.stderr
-    assert "num_workers stays at 0: /dev/shm is not writable" in " ".join(finished.stderr.split())
+    assert "num_workers stays at 0: workers need /dev/shm, which is not writable" in " ".join(finished.stderr.split())
     assert json.loads(finished.stdout)["config"]["dataloader"]["num_workers"] == 0
 
 
