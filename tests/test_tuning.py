@@ -6,6 +6,7 @@ import errno
 import math
 import signal
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -334,7 +335,13 @@ def test_a_small_space_is_exhausted_without_endless_repeats() -> None:
     assert "every configuration" in view.reason
 
 
-@pytest.mark.parametrize("sampler", ["model", "gp", "tpe", "random"])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        *("model", "tpe", "random"),
+        pytest.param("gp", marks=pytest.mark.skipif(find_spec("scipy") is None, reason="gp needs scipy")),
+    ],
+)
 def test_every_sampler_finds_a_result(sampler: str) -> None:
     outcome = run(Bench(saturating), make_request(sampler=sampler, trials=12))
     assert outcome.profile.search.sampler == sampler
