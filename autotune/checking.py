@@ -26,17 +26,17 @@ from autotune.profiles.match import (
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import warn_if_others_can_write
 from autotune.progress import ProgressListener
+from autotune.protocol.budgets import plan_budgets
+from autotune.protocol.identity import identify
+from autotune.protocol.interruption import spawn_error
+from autotune.protocol.messages import RunTrial
+from autotune.protocol.schedule import TimeBudget
 from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import start_runner
 from autotune.search.warm_start import rebuild_request
 from autotune.system.hardware import Hardware, Software
 from autotune.system.machine import describe_local_hardware, read_machine
 from autotune.system.software import read_start_method, read_torch
-from autotune.trial.budgets import plan_budgets
-from autotune.trial.identity import identify
-from autotune.trial.interruption import spawn_error
-from autotune.trial.protocol import RunTrial
-from autotune.trial.timetable import TimeBudget
 from autotune.validation.noise import NoiseMonitor
 from autotune.validation.runs import CandidateRuns, measure_run, validate
 

@@ -10,13 +10,13 @@ from autotune.planning.space import choose_probe_sizes
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import check_writable, read_profiles
 from autotune.progress import ProgressListener
+from autotune.protocol.budgets import plan_budgets
+from autotune.protocol.interruption import spawn_error
+from autotune.protocol.schedule import TimeBudget
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
-from autotune.trial.budgets import plan_budgets
-from autotune.trial.interruption import spawn_error
-from autotune.trial.timetable import TimeBudget
-from autotune.trial.workload_profile import WorkloadProfile
 
 NOT_COMPARED: Final = {"timeout_seconds", "isolation"}  # fields of a request that do not change its result
 VALIDATION_RUNS: Final = 6  # two runs of the baseline and two candidates: the time that the search leaves for them

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:  # a listener receives values of every package and belongs to none
     from autotune.config import LoaderConfig
     from autotune.planning.plan import Plan
+    from autotune.protocol.messages import ProgressReport
     from autotune.search.trial_record import TrialRecord
-    from autotune.trial.protocol import ProgressReport
 
 
 class ProgressListener:

@@ -26,18 +26,18 @@ from autotune.preparation import check_request, find_stored, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.store import format_file, save_profile
 from autotune.progress import ProgressListener
+from autotune.protocol.interruption import raise_on_lost_device
+from autotune.protocol.messages import RunTrial
+from autotune.protocol.schedule import TimeBudget
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
+from autotune.runner.launcher import Starter
 from autotune.runner.process_tree import TRIAL_ID_VARIABLE
 from autotune.runner.runner import TrialRunner, start_runner
-from autotune.runner.starting import Starter
 from autotune.search.loop import search
 from autotune.search.trial_record import SearchOutcome, TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.signals import defer_interrupts
-from autotune.trial.interruption import raise_on_lost_device
-from autotune.trial.protocol import RunTrial
-from autotune.trial.timetable import TimeBudget
-from autotune.trial.workload_profile import WorkloadProfile
 from autotune.validation.decision import select_candidates
 from autotune.validation.noise import NoiseMonitor
 from autotune.validation.result import build_profile, decide_result

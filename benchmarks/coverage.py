@@ -16,14 +16,14 @@ from typing import Final
 from autotune.config import LoaderConfig
 from autotune.planning.plan import Plan, make_plan
 from autotune.progress import ProgressListener
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.measurement import EpochTrace, Measurement, TrialResult
+from autotune.protocol.messages import TrialRequest
+from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.settings import config_from_values
 from autotune.system.hardware import Software
 from autotune.system.machine import MachineProfile
-from autotune.trial.budgets import Budgets
-from autotune.trial.measurement import EpochTrace, Measurement, TrialResult
-from autotune.trial.protocol import TrialRequest
-from autotune.trial.workload_profile import LinearCost, WorkloadProfile
 from autotune.validation.decision import Decision, decide
 from autotune.validation.runs import validate
 

@@ -26,12 +26,12 @@ from typing import Final, get_args
 
 from autotune.config import FrozenModel, LoaderConfig
 from autotune.progress import ProgressListener
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import TrialRequest
+from autotune.protocol.statistics import student_t
 from autotune.request import SamplerName
 from autotune.search.loop import search
 from autotune.search.trial_record import TrialRecord
-from autotune.trial.measurement import TrialResult
-from autotune.trial.protocol import TrialRequest
-from autotune.trial.statistics import student_t
 from autotune.validation.decision import select_candidates
 from benchmarks.traces import TRACES, Trace, make_measurement
 

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Final
 from autotune.config import FrozenModel, LoaderConfig
 from autotune.planning.plan import Plan, make_plan
 from autotune.planning.space import SearchSpace
+from autotune.protocol.budgets import plan_budgets
+from autotune.protocol.measurement import EpochTrace, Measurement
+from autotune.protocol.messages import TrialRequest
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.settings import SETTINGS, Choice
 from autotune.system.machine import MachineProfile, read_machine
-from autotune.trial.budgets import plan_budgets
-from autotune.trial.measurement import EpochTrace, Measurement
-from autotune.trial.protocol import TrialRequest
-from autotune.trial.workload_profile import WorkloadProfile
 
 if TYPE_CHECKING:
     from benchmarks.workloads.workload import BenchWorkload

@@ -23,13 +23,13 @@ from autotune.profiles.schema import (
     ValidationRun,
     WorkloadIdentity,
 )
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.measurement import EpochTrace, Measurement, TrialKind, TrialResult
+from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.system.cgroups import CpuCounters, CpuThrottling
 from autotune.system.hardware import Accelerator, Hardware, Software
 from autotune.system.machine import MachineProfile
-from autotune.trial.budgets import Budgets
-from autotune.trial.measurement import EpochTrace, Measurement, TrialKind, TrialResult
-from autotune.trial.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
 from autotune.validation.runs import CandidateRuns
 
 KIB = 1024

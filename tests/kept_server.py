@@ -6,9 +6,9 @@ import atexit
 import os
 from typing import Final
 
+from autotune.protocol.process_spec import SandboxSpec
 from autotune.runner.fork_server import Forked, ForkServer
-from autotune.runner.starting import Starter
-from autotune.trial.process_spec import SandboxSpec
+from autotune.runner.launcher import Starter
 
 
 class KeptServer(ForkServer):

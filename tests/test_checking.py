@@ -16,11 +16,11 @@ from autotune.errors import UsageError
 from autotune.planning.plan import Plan, make_plan
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import TrialRequest
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.system.machine import describe_local_hardware, read_machine
 from autotune.system.software import read_start_method, read_torch
-from autotune.trial.measurement import TrialResult
-from autotune.trial.protocol import TrialRequest
 from tests.builders import (
     make_config,
     make_limits,

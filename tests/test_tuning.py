@@ -25,13 +25,13 @@ from autotune.preparation import prepare_run
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file
 from autotune.progress import ProgressListener
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.measurement import TrialKind, TrialResult
+from autotune.protocol.messages import TrialRequest
+from autotune.protocol.schedule import TimeBudget
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange, WorkloadRequest
 from autotune.runner.runner import TrialRunner
-from autotune.trial.budgets import Budgets
-from autotune.trial.measurement import TrialKind, TrialResult
-from autotune.trial.protocol import TrialRequest
-from autotune.trial.timetable import TimeBudget
-from autotune.trial.workload_profile import WorkloadProfile
 from autotune.tuning import TuningResult, tune
 from autotune.validation.runs import MIN_RUNS
 from tests.builders import (

@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 
 from torch.utils.data import DataLoader
 
-from autotune.child.stoppable_loader import StoppableDataLoader, make_stoppable
+from autotune.child.loader import StoppableDataLoader, make_stoppable
 from autotune.errors import UsageError
 from autotune.profiles.loaders import choose_arguments, list_parameters
 from autotune.settings import SETTINGS, SettingName

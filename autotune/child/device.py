@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from autotune.child.step_timer import CudaStepTimer, HostStepTimer, StepTimer
+from autotune.child.timers import CudaStepTimer, HostStepTimer, StepTimer
 from autotune.errors import UsageError
 from autotune.system.hardware import Accelerator
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, TypeVar
 
-from autotune.trial.measurement import RankWaits
+from autotune.protocol.measurement import RankWaits
 
 MIN_LAG_SECONDS: Final = 1e-3  # that one rank waits longer than another; less is the machine's doing
 OWN_WORKER: Final = "DataLoader worker"

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from autotune.child.constructor_calls import LOADER_SETTINGS, check_settings, make_loaders_stoppable
 from autotune.child.foreign_loaders import describe, name_loaders
+from autotune.child.loader import StoppableDataLoader, StoppableSampler
 from autotune.child.splits import choose_loader
-from autotune.child.stoppable_loader import StoppableDataLoader, StoppableSampler
 from autotune.errors import UsageError
 from autotune.profiles.loaders import choose_arguments, list_parameters, takes
 from autotune.settings import SETTINGS, SettingName

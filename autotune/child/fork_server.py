@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from autotune.child.namespaces import die_with_parent
-from autotune.system.procfs import PAGE_BYTES, count_threads
-from autotune.trial.process_spec import SandboxSpec
+from autotune.protocol.process_spec import SandboxSpec
+from autotune.system.processes import PAGE_BYTES, count_threads
 
 MAX_ORDER_BYTES: Final = 2**20
 UNSAFE: Final = 5  # exit code
@@ -80,10 +80,10 @@ def _import_what_trials_need() -> None:
     import autotune.child.ranks
 
     gc.freeze()  # as in a process that is started
-    import autotune.child.measurement
     import autotune.child.probe
-    import autotune.child.training_step
-    import autotune.child.workload_loading  # noqa: F401
+    import autotune.child.step
+    import autotune.child.trial
+    import autotune.child.workload  # noqa: F401
 
 
 def _fork() -> int:

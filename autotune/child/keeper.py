@@ -17,7 +17,7 @@ import time
 from typing import Final
 
 from autotune.child.namespaces import adopt_orphans, die_with_parent, exit_like, signal_at_parents_end
-from autotune.system.procfs import is_cleaner, list_tree
+from autotune.system.processes import is_cleaner, list_tree
 
 PARENT_ENDED: Final = signal.SIGUSR1  # or one of its threads only
 END_REQUESTED: Final = signal.SIGTERM

@@ -6,10 +6,10 @@ from torch.multiprocessing import set_sharing_strategy
 from torch.utils.data import DataLoader
 
 from autotune.child.factory_calls import MeasuredLoader
+from autotune.child.loader import StoppableDataLoader
 from autotune.child.ready_loaders import list_order
-from autotune.child.stack_writing import AnsweringWorker
-from autotune.child.stoppable_loader import StoppableDataLoader
-from autotune.child.workload_loading import LoadedWorkload
+from autotune.child.stack_dump import AnsweringWorker
+from autotune.child.workload import LoadedWorkload
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.profiles.loaders import make_worker_init
 from autotune.system.software import read_start_method_in_force

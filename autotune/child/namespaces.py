@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Final, NoReturn
 
-from autotune.trial.process_spec import SandboxSpec
+from autotune.protocol.process_spec import SandboxSpec
 
 CLONE_NEWNS: Final = 0x0002_0000
 CLONE_NEWUSER: Final = 0x1000_0000

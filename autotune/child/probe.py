@@ -11,7 +11,9 @@ import torch
 from torch.utils.data import SequentialSampler
 
 from autotune.child import probe_workers
+from autotune.child.data_checks import compare_workers, describe_differing
 from autotune.child.device import read_accelerator, read_free_memory, warn_of_device
+from autotune.child.hot_code import find_costly_lines
 from autotune.child.loader_building import build_plain_loader, count_epoch_batches
 from autotune.child.probe_batches import (
     BatchSizeProfile,
@@ -22,25 +24,23 @@ from autotune.child.probe_batches import (
     usual_batch_size,
 )
 from autotune.child.probe_cow import predict_cow_growth
-from autotune.child.probe_data import compare_workers, describe_differing
-from autotune.child.probe_lines import find_costly_lines
-from autotune.child.probe_sharding import (
+from autotune.child.probe_storage import describe_storage
+from autotune.child.reading_traces import HANGS, hangs_after_reading
+from autotune.child.sharding import (
     count_samples_single_process,
     describe_epochs,
     describe_idle_workers,
     workers_duplicate_data,
 )
-from autotune.child.probe_storage import describe_storage
-from autotune.child.reading_traces import HANGS, hangs_after_reading
+from autotune.child.step import Step
 from autotune.child.timing import fit_bytes, fit_cost
-from autotune.child.training_step import Step
-from autotune.child.workload_loading import LoadedWorkload
+from autotune.child.workload import LoadedWorkload
+from autotune.protocol.messages import WORKER_PHASE, IdentityReport, ProbeCommand, Traces
+from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
 from autotune.system.hardware import Software
 from autotune.system.machine import read_memory_limit
-from autotune.system.procfs import read_resident
+from autotune.system.processes import read_resident
 from autotune.system.software import read_own_version, read_start_method_in_force, read_thread_variables
-from autotune.trial.protocol import WORKER_PHASE, IdentityReport, ProbeCommand, Traces
-from autotune.trial.workload_profile import LinearCost, WorkloadProfile
 
 MIN_SECONDS: Final = 1e-9
 MAX_LOOK_SECONDS: Final = 1.0  # that a round's batch may take, for looks at what no throughput shows to be worth it

@@ -14,13 +14,13 @@ from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_h2d import H2DBench, measure_h2d
 from autotune.child.probe_workers import single_thread
 from autotune.child.reading_traces import ProcessState, find_traces
+from autotune.child.step import Step
 from autotune.child.timing import CallSeconds, read_clocks, seconds_since, time_calls, time_device_calls
-from autotune.child.training_step import Step
-from autotune.child.workload_loading import LoadedWorkload
+from autotune.child.workload import LoadedWorkload
 from autotune.errors import WorkloadError
 from autotune.profiles.device_prefetch import find_tensors, move_batch
-from autotune.trial.protocol import ProbeCommand, Traces
-from autotune.trial.workload_profile import H2DBandwidth
+from autotune.protocol.messages import ProbeCommand, Traces
+from autotune.protocol.workload_profile import H2DBandwidth
 
 if TYPE_CHECKING:
     import torch

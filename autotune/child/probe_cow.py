@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from autotune.child.batches import count_samples
+from autotune.child.errors import shut_down_workers
 from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_workers import start_worker
-from autotune.child.tracebacks import shut_down_workers
-from autotune.child.workload_loading import LoadedWorkload
-from autotune.system.procfs import PROC, read_smaps
+from autotune.child.workload import LoadedWorkload
+from autotune.system.processes import PROC, read_smaps
 from autotune.units import format_bytes
 
 MIN_HEAP_BYTES: Final = 192 * 2**20  # of the training process; copies of a smaller one are not worth the time

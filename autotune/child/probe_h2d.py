@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from autotune.child.device import SimulatedStep, synchronize
 from autotune.child.timing import time_device_calls
 from autotune.profiles.device_prefetch import DeviceCopier, find_tensors
-from autotune.trial.workload_profile import H2DBandwidth
+from autotune.protocol.workload_profile import H2DBandwidth
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from autotune.system.procfs import PROC, read_numbers
+from autotune.system.processes import PROC, read_numbers
 from autotune.units import format_bytes, format_percent
 
 MIN_SAMPLES: Final = 8  # fewer say nothing

@@ -20,18 +20,18 @@ import torch
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from autotune.child.errors import shut_down_workers
 from autotune.child.factory_calls import MeasuredLoader
 from autotune.child.loader_building import build_plain_loader
-from autotune.child.measurement import settle_garbage
 from autotune.child.timing import time_calls
-from autotune.child.tracebacks import shut_down_workers
-from autotune.child.workload_loading import LoadedWorkload
+from autotune.child.trial import settle_garbage
+from autotune.child.workload import LoadedWorkload
 from autotune.config import ProcessSettings
 from autotune.errors import WorkloadError
+from autotune.protocol.workload_profile import LinearCost
 from autotune.system.machine import count_whole_cpus
-from autotune.system.procfs import measure_pss, read_thread_seconds
+from autotune.system.processes import measure_pss, read_thread_seconds
 from autotune.system.software import read_start_method_in_force
-from autotune.trial.workload_profile import LinearCost
 from autotune.units import format_seconds
 from autotune.workload import Workload
 

@@ -17,9 +17,9 @@ from autotune.child.distributed import World, listen
 from autotune.child.fork_server import reseed_rngs
 from autotune.child.namespaces import die_with_parent
 from autotune.child.server import TrialServer
-from autotune.trial.channel import Channel, ChannelClosedError
-from autotune.trial.measurement import Measurement
-from autotune.trial.protocol import (
+from autotune.protocol.channel import Channel, ChannelClosedError
+from autotune.protocol.measurement import Measurement
+from autotune.protocol.messages import (
     COMMAND,
     REPORT,
     FailureReport,

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 from autotune.child.loader_building import build_plain_loader
 from autotune.child.probe_workers import ROUND_BATCH_SIZE
-from autotune.child.workload_loading import LoadedWorkload
-from autotune.system.procfs import PROC, count_threads
-from autotune.trial.protocol import Traces
+from autotune.child.workload import LoadedWorkload
+from autotune.protocol.messages import Traces
+from autotune.system.processes import PROC, count_threads
 
 MIN_PATIENCE_SECONDS: Final = 2.0  # for a worker's first batch, after which it hangs
 PATIENCE_BATCHES: Final = 10.0  # of those seconds that loading one takes in this process

@@ -19,20 +19,20 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.distributed import Alone, RankLostError
-from autotune.child.tracebacks import format_error, name_error
-from autotune.system.procfs import count_threads
-from autotune.trial import protocol
-from autotune.trial.channel import Channel, ChannelClosedError
+from autotune.child.errors import format_error, name_error
+from autotune.protocol import messages
+from autotune.protocol.channel import Channel, ChannelClosedError
+from autotune.system.processes import count_threads
 
 if TYPE_CHECKING:
     import torch
 
     from autotune.child.distributed import World
-    from autotune.child.measurement import TrialRun
-    from autotune.child.training_step import Step
-    from autotune.child.workload_loading import LoadedWorkload
+    from autotune.child.step import Step
+    from autotune.child.trial import TrialRun
+    from autotune.child.workload import LoadedWorkload
+    from autotune.protocol.measurement import Measurement
     from autotune.request import WorkloadRequest
-    from autotune.trial.measurement import Measurement
 
 PROGRESS_INTERVAL_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU from those who load
 
@@ -72,11 +72,11 @@ class TrialServer:
         try:
             while (line := first or self._channel.receive()) is not None:
                 first = None
-                self._channel.send(self._answer(protocol.COMMAND.validate_json(line)).model_dump_json())
+                self._channel.send(self._answer(messages.COMMAND.validate_json(line)).model_dump_json())
         except ChannelClosedError:
             return
 
-    def _answer(self, command: protocol.Command) -> protocol.Report:
+    def _answer(self, command: messages.Command) -> messages.Report:
         """Carry a command out, and listen to torch's handler of SIGCHLD only meanwhile.
 
         It raises wherever this process happens to be, once for each worker that died: in the middle of a message, or
@@ -91,25 +91,25 @@ class TrialServer:
         except BaseException as error:  # sys.exit() and KeyboardInterrupt of the user's code are results, too
             return self._report_failure(error)
 
-    def _carry_out(self, command: protocol.Command) -> protocol.Report:
+    def _carry_out(self, command: messages.Command) -> messages.Report:
         match command:
-            case protocol.LoadCommand():
+            case messages.LoadCommand():
                 self._load(command)
-            case protocol.ProbeCommand():
+            case messages.ProbeCommand():
                 return self._probe(command)
-            case protocol.IdentifyCommand():
+            case messages.IdentifyCommand():
                 return self._identify(command)
-            case protocol.TrialCommand():
-                return protocol.TrialReport(measurement=self._run_trial(command.trial))
-            case protocol.ReleaseCommand():
+            case messages.TrialCommand():
+                return messages.TrialReport(measurement=self._run_trial(command.trial))
+            case messages.ReleaseCommand():
                 self._release()
-        return protocol.ReadyReport(on_device=self._uses_device())
+        return messages.ReadyReport(on_device=self._uses_device())
 
-    def _load(self, command: protocol.LoadCommand) -> None:
+    def _load(self, command: messages.LoadCommand) -> None:
         self._show("importing torch")
         from autotune.child.device import resolve_device
         from autotune.child.importing import become_script
-        from autotune.child.training_step import make_step
+        from autotune.child.step import make_step
 
         sys.path.insert(0, str(Path.cwd()))
         request = self._request = command.workload
@@ -131,12 +131,12 @@ class TrialServer:
 
     def _load_workload(self) -> LoadedWorkload:
         """Load it; each of several training processes its share, where its loader does not see to that."""
-        from autotune.child.workload_loading import load_workload, take_share
+        from autotune.child.workload import load_workload, take_share
 
         loaded = load_workload(self._request)
         return loaded if self._world is None or self._world.size == 1 else take_share(loaded)
 
-    def _probe(self, command: protocol.ProbeCommand) -> protocol.ProbeReport | protocol.TracesReport:
+    def _probe(self, command: messages.ProbeCommand) -> messages.ProbeReport | messages.TracesReport:
         from autotune.child.probe import profile_workload
 
         self._where = "probe"
@@ -144,18 +144,18 @@ class TrialServer:
         if self._device.type == "cpu":
             self._needs_warm_step = False
         profile = profile_workload(self._workload, self._step, self._device, command, self._show)
-        if isinstance(profile, protocol.Traces):
-            return protocol.TracesReport(traces=profile)
-        return protocol.ProbeReport(profile=profile)
+        if isinstance(profile, messages.Traces):
+            return messages.TracesReport(traces=profile)
+        return messages.ProbeReport(profile=profile)
 
-    def _identify(self, command: protocol.IdentifyCommand) -> protocol.IdentityReport:
+    def _identify(self, command: messages.IdentifyCommand) -> messages.IdentityReport:
         from autotune.child.probe import identify_workload
 
         self._where = "probe"
         return identify_workload(self._workload, self._device, command.batch_size, self._show)
 
-    def _run_trial(self, request: protocol.TrialRequest) -> Measurement:
-        from autotune.child.measurement import TrialRun, warm_up_step
+    def _run_trial(self, request: messages.TrialRequest) -> Measurement:
+        from autotune.child.trial import TrialRun, warm_up_step
 
         self._trial, self._in_step = None, False
         self._where = "trial"
@@ -169,7 +169,7 @@ class TrialServer:
         self._threads, self._children = set(threading.enumerate()), set(multiprocessing.active_children())
         self._trial = TrialRun(self._workload, self._step, self._device, request, self._note_batches, self._ranks)
         threads = count_threads()
-        self._show(protocol.MEASURING_PHASE)
+        self._show(messages.MEASURING_PHASE)
         measurement = self._trial.run()
         if not settings.num_workers and self._workload.forks_workers:
             sets_workers_up = self._workload.parts.worker_init_fn is not None
@@ -187,8 +187,8 @@ class TrialServer:
 
     def _warm_up_process(self, sharing_strategy: str) -> None:
         """Pay what a process pays once outside the trial, where scores account for it; a probe has done so already."""
-        from autotune.child.probe_sharding import count_samples_single_process
         from autotune.child.probe_workers import connect_manager, fetch_samples, single_thread
+        from autotune.child.sharding import count_samples_single_process
 
         if sharing_strategy == "file_system":
             connect_manager()
@@ -237,17 +237,17 @@ class TrialServer:
 
         return watched
 
-    def _report_failure(self, error: BaseException) -> protocol.FailureReport:
+    def _report_failure(self, error: BaseException) -> messages.FailureReport:
         where = "running step" if self._in_step else self._where
         where = "ranks" if isinstance(error, RankLostError) else where
         words = name_error(error)
         if where == "probe" and isinstance(error, Exception):
-            from autotune.child.probe_data import describe_failure_rate
+            from autotune.child.data_checks import describe_failure_rate
 
             self._show("counting samples that raise")
             words = "\n".join(filter(None, (words, describe_failure_rate(self._workload))))
         trial = self._trial if self._where == "trial" else None
-        return protocol.FailureReport(
+        return messages.FailureReport(
             where=where,
             error=words,
             details=format_error(error),
@@ -268,8 +268,8 @@ class TrialServer:
 
     def _note_batches(self, batches: int) -> None:
         if time.monotonic() - self._last_progress > PROGRESS_INTERVAL_SECONDS:
-            self._show(protocol.MEASURING_PHASE, batches)
+            self._show(messages.MEASURING_PHASE, batches)
 
     def _show(self, phase: str, batches: int = 0) -> None:
         self._last_progress = time.monotonic()
-        self._channel.send(protocol.ProgressReport(phase=phase, batches=batches).model_dump_json())
+        self._channel.send(messages.ProgressReport(phase=phase, batches=batches).model_dump_json())

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from autotune.trial.measurement import EpochTrace, Measurement, StopReason
-from autotune.trial.protocol import TrialRequest
-from autotune.trial.throughput import estimate, measure_steady, throughput_upper_bound
+from autotune.protocol.measurement import EpochTrace, Measurement, StopReason
+from autotune.protocol.messages import TrialRequest
+from autotune.protocol.throughput import estimate, measure_steady, throughput_upper_bound
 
 FIRST_EPOCH_SHARE: Final = 0.6  # of the trial's time, when there are later epochs to see as well
 MIN_SNAPSHOT_INTERVAL_SECONDS: Final = 0.1

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from autotune.trial.workload_profile import LinearBytes, LinearCost
+from autotune.protocol.workload_profile import LinearBytes, LinearCost
 
 WARM_UP_CALLS: Final = 3
 WINDOW_SECONDS: Final = 0.1  # of device calls with one synchronisation for all

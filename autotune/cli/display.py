@@ -17,10 +17,10 @@ from autotune.config import LoaderConfig
 from autotune.planning.plan import Plan
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
+from autotune.protocol.messages import ProgressReport
 from autotune.search.trial_record import TrialRecord
 from autotune.settings import SETTINGS, Setting, describe_config
 from autotune.system.software import read_own_version
-from autotune.trial.protocol import ProgressReport
 from autotune.units import format_bytes, format_rate, format_seconds
 
 VALIDATING: Final = "Validating the best against the baseline in fresh processes"

@@ -105,7 +105,7 @@ def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> boo
 
 def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: TunedProfile | None = None) -> None:
     """Tune, starting from an earlier profile if there is one, and print the result."""
-    from autotune.runner.starting import Starter
+    from autotune.runner.launcher import Starter
 
     with raise_on_signals():
         with Starter(request.workload.working_dir) as starter:  # it imports torch while this process imports Optuna

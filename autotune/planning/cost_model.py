@@ -12,8 +12,8 @@ from typing import Final
 
 from autotune.config import LoaderConfig
 from autotune.profiles.schema import Bottleneck
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.system.machine import count_whole_cpus
-from autotune.trial.workload_profile import WorkloadProfile
 
 MAIN_TRANSFER_SHARE: Final = 0.5  # of a batch's transfer is spent in the main process, the rest in the worker
 EXTRA_WORKERS: Final = 2

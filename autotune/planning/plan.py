@@ -13,15 +13,15 @@ from autotune.planning.cost_model import predict_cold_start_seconds, predict_sam
 from autotune.planning.resources import ResourceModel
 from autotune.planning.space import SearchSpace, nearest_choice, plan_space
 from autotune.profiles.schema import WorkloadIdentity
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.identity import identify
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.throughput import ThroughputEstimate, estimate
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest
 from autotune.settings import SETTINGS, config_from_values, differing_settings, setting_values
 from autotune.system.hardware import Hardware
 from autotune.system.machine import MachineProfile, count_whole_cpus
-from autotune.trial.budgets import Budgets
-from autotune.trial.identity import identify
-from autotune.trial.measurement import TrialResult
-from autotune.trial.throughput import ThroughputEstimate, estimate
-from autotune.trial.workload_profile import WorkloadProfile
 
 MAX_EXTRAPOLATION_FACTOR: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
 GUESS_ERROR: Final = 0.25  # of the logarithm of a guess, root mean square; 0.05 to 0.33 on the five recorded grids

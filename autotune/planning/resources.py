@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from autotune.config import LoaderConfig
-from autotune.trial.budgets import Budgets
-from autotune.trial.resources import RESOURCES, Resource
-from autotune.trial.workload_profile import LinearBytes, WorkloadProfile
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.resources import RESOURCES, Resource
+from autotune.protocol.workload_profile import LinearBytes, WorkloadProfile
 
 PAGE_BYTES: Final = 4096
 WORKER_BYTES: Final = 24 * 2**20  # private memory of an idle forked worker, torch 2.13: 15 to 25 MiB

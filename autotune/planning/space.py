@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from autotune.config import LoaderConfig, StartMethod
 from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.planning.cost_model import max_useful_workers
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange, Values
 from autotune.settings import SETTINGS, Choice, config_from_values, setting_values
 from autotune.system.machine import MachineProfile
-from autotune.trial.budgets import Budgets
-from autotune.trial.workload_profile import WorkloadProfile
 from autotune.units import format_bytes
 
 THREADED_CPU: Final = 0.25  # CPU time of a worker's library threads over that of its main thread; above it is limited

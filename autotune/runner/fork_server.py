@@ -19,8 +19,8 @@ import uuid
 from dataclasses import asdict
 from typing import Any, Final
 
+from autotune.protocol.process_spec import SandboxSpec
 from autotune.runner.process_tree import TRIAL_ID_VARIABLE
-from autotune.trial.process_spec import SandboxSpec
 
 MAX_READY_SECONDS: Final = 30.0  # from its start: a disk may be slow to give torch; then new interpreters are started
 MAX_ANSWER_SECONDS: Final = 5.0

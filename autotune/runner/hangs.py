@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from autotune.runner.symptoms import pick_advice
+from autotune.protocol.process_spec import STACK_SIGNAL
+from autotune.runner.error_patterns import pick_advice
 from autotune.system.code_places import is_library
-from autotune.system.procfs import PROC, read_text
-from autotune.trial.process_spec import STACK_SIGNAL
+from autotune.system.processes import PROC, read_text
 
 ANSWER_SECONDS: Final = 0.3  # for a process to write its stacks; one that waits for a disk does not
 LOOK_SECONDS: Final = 0.01  # from one look at what was written to the next
@@ -57,7 +57,7 @@ UNKNOWN_PLACE: Final = "the training process waits for a batch, and its workers 
 _WORKER_LOOP: Final = "_worker_loop"
 _WAITING_FILES: Final = re.compile(r"[/\\](multiprocessing[/\\]\w+|selectors|threading|queue)\.py$")
 _WAITS_FOR_DATA: Final = ("_try_get_data", "_get_data")
-_OWN_FILES: Final = re.compile(r"[/\\]autotune[/\\](child|trial)[/\\]\w+\.py$")
+_OWN_FILES: Final = re.compile(r"[/\\]autotune[/\\](child|protocol)[/\\]\w+\.py$")
 _OWN_WAITING: Final = re.compile(
     r"[/\\](distributed|ranks|channel)\.py$"
 )  # where dltune waits: for ranks, and for orders

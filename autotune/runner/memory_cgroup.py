@@ -19,7 +19,7 @@ from typing import Final, Self
 import psutil
 
 from autotune.system.cgroups import walk_ancestors
-from autotune.system.procfs import CGROUP, PROC, read_text
+from autotune.system.processes import CGROUP, PROC, read_text
 
 PREFIX: Final = "dltune-"
 EMPTY_SECONDS: Final = 2.0  # until a killed group's processes have left it

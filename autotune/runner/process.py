@@ -13,20 +13,10 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from autotune.runner.failures import TrialFailure, diagnose_exit, diagnose_stall
-from autotune.runner.hangs import diagnose_hang
-from autotune.runner.process_tree import describe_survivors, kill_trial, list_trial_processes
-from autotune.runner.sandbox import SandboxSupport
-from autotune.runner.scratch import make_scratch
-from autotune.runner.starting import Starter
-from autotune.runner.usage import NEAR_BUDGET_POLL_SECONDS, ResourceUsage, UsageMonitor
-from autotune.runner.watchdog import BudgetBreach, Watchdog
-from autotune.system.procfs import remove_shm_segments
-from autotune.trial.budgets import Budgets
-from autotune.trial.channel import Channel, ChannelClosedError, MessageTooLongError
-from autotune.trial.measurement import TrialKind
-from autotune.trial.process_spec import STACKS_FILE, SandboxSpec
-from autotune.trial.protocol import (
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.channel import Channel, ChannelClosedError, MessageTooLongError
+from autotune.protocol.measurement import TrialKind
+from autotune.protocol.messages import (
     REPORT,
     Command,
     FailureReport,
@@ -36,6 +26,16 @@ from autotune.trial.protocol import (
     Report,
     TrialReport,
 )
+from autotune.protocol.process_spec import STACKS_FILE, SandboxSpec
+from autotune.runner.diagnosis import TrialFailure, diagnose_exit, diagnose_stall
+from autotune.runner.hangs import diagnose_hang
+from autotune.runner.launcher import Starter
+from autotune.runner.process_tree import describe_survivors, kill_trial, list_trial_processes
+from autotune.runner.resources import NEAR_BUDGET_POLL_SECONDS, ResourceUsage, UsageMonitor
+from autotune.runner.sandbox import SandboxSupport
+from autotune.runner.scratch import make_scratch
+from autotune.runner.watchdog import BudgetBreach, Watchdog
+from autotune.system.processes import remove_shm_segments
 
 TICK_SECONDS: Final = 0.05
 SANDBOXED_TICK_SECONDS: Final = 0.25  # where the kernel holds the budgets, too: a look takes CPU from those who load

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from autotune.system.procfs import PROC, is_cleaner, read_text
+from autotune.system.processes import PROC, is_cleaner, read_text
 
 TRIAL_ID_VARIABLE: Final = "DLTUNE_TRIAL"
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names

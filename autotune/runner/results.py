@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.runner.failures import TrialFailure, diagnose_error, reclassify_oom_kill
-from autotune.runner.usage import ResourceUsage
-from autotune.trial.budgets import Budgets
-from autotune.trial.measurement import TrialResult
-from autotune.trial.protocol import FailureReport, Report, TrialReport, TrialRequest
-from autotune.trial.resources import DEVICE_MEMORY
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import FailureReport, Report, TrialReport, TrialRequest
+from autotune.protocol.resources import DEVICE_MEMORY
+from autotune.runner.diagnosis import TrialFailure, diagnose_error, reclassify_oom_kill
+from autotune.runner.resources import ResourceUsage
 
 Answer = Report | TrialFailure
 

@@ -11,20 +11,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from autotune.progress import ProgressListener
-from autotune.request import TuningRequest, WorkloadRequest
-from autotune.runner.failures import TrialFailure, reclassify_oom_kill
-from autotune.runner.process import OnProgress, OnWarning, TrialProcess
-from autotune.runner.results import Answer, make_result
-from autotune.runner.sandbox import SandboxSupport, detect_sandbox
-from autotune.runner.start_errors import start_error, timeout_error
-from autotune.runner.starting import Starter
-from autotune.runner.usage import ResourceUsage
-from autotune.runner.watchdog import Watchdog
-from autotune.system.machine import read_machine
-from autotune.trial.budgets import Budgets
-from autotune.trial.measurement import CODE_FAILURES, TrialResult
-from autotune.trial.process_spec import SANDBOX_ERROR_PREFIX
-from autotune.trial.protocol import (
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.measurement import CODE_FAILURES, TrialResult
+from autotune.protocol.messages import (
     WORKER_PHASE,
     Command,
     FailureReport,
@@ -40,7 +29,18 @@ from autotune.trial.protocol import (
     TrialCommand,
     TrialRequest,
 )
-from autotune.trial.workload_profile import WorkloadProfile
+from autotune.protocol.process_spec import SANDBOX_ERROR_PREFIX
+from autotune.protocol.workload_profile import WorkloadProfile
+from autotune.request import TuningRequest, WorkloadRequest
+from autotune.runner.diagnosis import TrialFailure, reclassify_oom_kill
+from autotune.runner.launcher import Starter
+from autotune.runner.process import OnProgress, OnWarning, TrialProcess
+from autotune.runner.resources import ResourceUsage
+from autotune.runner.results import Answer, make_result
+from autotune.runner.sandbox import SandboxSupport, detect_sandbox
+from autotune.runner.start_errors import start_error, timeout_error
+from autotune.runner.watchdog import Watchdog
+from autotune.system.machine import read_machine
 
 MAX_RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
 MAX_PROBE_STALLS: Final = 4.0  # times the stall time: what a probe may take

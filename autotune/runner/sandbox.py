@@ -16,10 +16,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.process_spec import SandboxSpec
 from autotune.runner.memory_cgroup import MemoryCgroup, find_cgroup_parent
-from autotune.system.procfs import SHM
-from autotune.trial.budgets import Budgets
-from autotune.trial.process_spec import SandboxSpec
+from autotune.system.processes import SHM
 
 KERNEL_LIMIT_FACTOR: Final = 1.04  # of a budget: the kernel stops what the watchdog, at the budget, has not ended yet
 PROBE_SECONDS: Final = 10.0

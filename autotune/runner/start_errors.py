@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from autotune.errors import UsageError, WorkloadError
+from autotune.protocol.messages import FailureReport, Report
 from autotune.request import WorkloadRequest
-from autotune.runner.failures import TrialFailure, advice_for
+from autotune.runner.diagnosis import TrialFailure, advice_for
 from autotune.system.code_places import find_module
-from autotune.trial.protocol import FailureReport, Report
 from autotune.units import format_seconds
 
 EXIT_HINT: Final = (

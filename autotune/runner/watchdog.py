@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.runner.usage import ResourceUsage
-from autotune.trial.budgets import Budgets
-from autotune.trial.resources import HOST_MEMORY, SHARED_MEMORY
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.resources import HOST_MEMORY, SHARED_MEMORY
+from autotune.runner.resources import ResourceUsage
 from autotune.units import format_bytes, format_seconds
 
 Reason = Literal["stalled", "timed_out", "out_of_memory", "shm_exhausted", "too_many_files"]

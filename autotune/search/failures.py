@@ -15,8 +15,8 @@ from typing import Final, Literal, NamedTuple
 
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import WorkloadError
+from autotune.protocol.measurement import CODE_FAILURES, TrialKind, TrialResult
 from autotune.request import WorkloadRequest
-from autotune.trial.measurement import CODE_FAILURES, TrialKind, TrialResult
 
 FLAKY: Final[tuple[TrialKind, ...]] = ("workload_failed", "crashed", "device_failed")  # a hang costs too much to retry
 MIN_PROBABILITY: Final = 0.05  # of so few failures without workers; below it workers are the cause

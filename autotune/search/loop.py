@@ -19,14 +19,14 @@ from autotune.errors import WorkloadError
 from autotune.planning.plan import Plan
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
+from autotune.protocol.interruption import capture_interruption
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import RunTrial, TrialRequest
 from autotune.search.failures import FailureCheck, raise_if_unavoidable
 from autotune.search.sampler import TrialModel, make_sampler
 from autotune.search.study import ask, enqueue, open_study, quiet_logs, read_records, store_record
 from autotune.search.trial_record import IMPROVEMENT_RATIO, SearchOutcome, TrialRecord, trials_since_improvement
 from autotune.search.warm_start import choose_seeds, read_trials
-from autotune.trial.interruption import capture_interruption
-from autotune.trial.measurement import TrialResult
-from autotune.trial.protocol import RunTrial, TrialRequest
 
 SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; candidates are measured again
 SEARCH_SHARE: Final = 0.6  # of the seconds of a trial; the rest is for the validation

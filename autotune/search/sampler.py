@@ -12,11 +12,11 @@ import optuna
 from autotune.config import LoaderConfig
 from autotune.planning.plan import Plan
 from autotune.planning.resources import ResourceModel
+from autotune.protocol.measurement import TrialResult
 from autotune.request import SEED_COUNT
 from autotune.search.study import make_distributions, read_records
 from autotune.search.surrogate import Observation, Proposal, Surrogate
 from autotune.search.trial_record import TrialRecord, find_best
-from autotune.trial.measurement import TrialResult
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

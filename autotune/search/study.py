@@ -25,10 +25,10 @@ from autotune.config import LoaderConfig
 from autotune.errors import StudyError, UsageError
 from autotune.planning.plan import Plan
 from autotune.planning.space import SearchSpace
+from autotune.protocol.measurement import TrialResult
 from autotune.request import TuningRequest
 from autotune.search.trial_record import TrialRecord
 from autotune.settings import SETTINGS, describe_config
-from autotune.trial.measurement import TrialResult
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from pydantic import Field
 
 from autotune.config import BoundedBytes, BoundedRate, FrozenModel, LoaderConfig
-from autotune.trial.measurement import TrialResult
+from autotune.protocol.measurement import TrialResult
 
 if TYPE_CHECKING:  # sampler.py imports this module
     from autotune.search.sampler import TrialModel

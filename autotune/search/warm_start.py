@@ -11,9 +11,9 @@ from autotune.errors import ProfileError
 from autotune.planning.plan import Plan
 from autotune.planning.resources import ResourceModel
 from autotune.profiles.schema import TunedProfile
+from autotune.protocol.measurement import TrialResult
 from autotune.request import TuningRequest
 from autotune.search.trial_record import TrialRecord
-from autotune.trial.measurement import TrialResult
 
 MAX_SEEDS: Final = 3  # configurations of an earlier run that are tried first
 

@@ -11,7 +11,7 @@ from typing import Final
 from pydantic import Field
 
 from autotune.config import BoundedBytes, BoundedCount, BoundedCpus, FrozenModel, StartMethod
-from autotune.system.procfs import DEV, PROC, read_field
+from autotune.system.processes import DEV, PROC, read_field
 
 VISIBLE_DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from autotune.system.cgroups import list_memory_limits, read_cpu_quota
 from autotune.system.hardware import Accelerator, Hardware, may_have, read_gpus
-from autotune.system.procfs import CGROUP, DEV, PROC, SHM, read_field
+from autotune.system.processes import CGROUP, DEV, PROC, SHM, read_field
 
 MAX_NOFILE: Final = 1 << 20  # open files of a process without a limit: the kernel's default maximum
 

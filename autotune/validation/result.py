@@ -13,9 +13,9 @@ from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.planning.cost_model import find_bottleneck
 from autotune.planning.plan import GUESS_ERROR, Plan
 from autotune.profiles import schema
+from autotune.protocol.statistics import NORMAL_QUANTILE
 from autotune.search.trial_record import TrialRecord, find_best
 from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
-from autotune.trial.statistics import NORMAL_QUANTILE
 from autotune.units import format_bytes
 from autotune.validation.advice import describe_waits, suggest_improvements
 from autotune.validation.decision import Decision, decide

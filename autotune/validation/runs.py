@@ -14,12 +14,12 @@ from autotune.config import Interval, LoaderConfig
 from autotune.planning.plan import Plan
 from autotune.profiles.schema import BatchWaits, CandidateResult, ProcessWaits, ValidationRun
 from autotune.progress import ProgressListener
+from autotune.protocol.interruption import capture_interruption
+from autotune.protocol.measurement import Measurement, TrialResult
+from autotune.protocol.messages import RunTrial, TrialRequest
+from autotune.protocol.statistics import paired_ratio, throughput_ci95
+from autotune.protocol.throughput import estimate
 from autotune.request import TuningRequest
-from autotune.trial.interruption import capture_interruption
-from autotune.trial.measurement import Measurement, TrialResult
-from autotune.trial.protocol import RunTrial, TrialRequest
-from autotune.trial.statistics import paired_ratio, throughput_ci95
-from autotune.trial.throughput import estimate
 from autotune.validation.noise import NoiseMonitor
 
 MIN_RUNS: Final = 2

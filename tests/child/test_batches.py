@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autotune.child.batches import count_bytes, count_samples
-from autotune.child.training_step import BuiltInStep
+from autotune.child.step import BuiltInStep
 from autotune.profiles.device_prefetch import find_tensors, move_batch
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.child.loader_building import build_loader
-from autotune.child.workload_loading import load_workload
+from autotune.child.workload import load_workload
 from autotune.errors import UsageError
 from autotune.request import WorkloadRequest
 from tests import own_loaders

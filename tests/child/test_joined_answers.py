@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from autotune.child.ranks import join_answers
-from autotune.trial.measurement import RankWaits
-from autotune.trial.protocol import FailureReport, LostRankReport, ReadyReport, Report, TrialReport
+from autotune.protocol.measurement import RankWaits
+from autotune.protocol.messages import FailureReport, LostRankReport, ReadyReport, Report, TrialReport
 from tests.builders import make_measurement_of
 
 READY = ReadyReport()

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from autotune.child.loader_building import build_loader
-from autotune.child.workload_loading import load_workload
+from autotune.child.workload import load_workload
 from autotune.config import DataLoaderSettings
 from autotune.errors import UsageError
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import TrialRequest
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
-from autotune.trial.budgets import Budgets
-from autotune.trial.measurement import TrialResult
-from autotune.trial.protocol import TrialRequest
-from autotune.trial.workload_profile import WorkloadProfile
 from tests.builders import make_config
 from tests.kept_server import KeptStarter
 

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from autotune.protocol.process_spec import SandboxSpec
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
-from autotune.trial.process_spec import SandboxSpec
 
 PRIVATE = SandboxSpec(None, 2**20, 64, own_pids=True)
 

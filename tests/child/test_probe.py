@@ -14,9 +14,9 @@ from torch.utils.data import Dataset, get_worker_info
 
 from autotune.child.probe import profile_workload
 from autotune.child.timing import fit_bytes, fit_cost
-from autotune.child.workload_loading import LoadedWorkload
-from autotune.trial.protocol import ProbeCommand
-from autotune.trial.workload_profile import WorkloadProfile
+from autotune.child.workload import LoadedWorkload
+from autotune.protocol.messages import ProbeCommand
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.workload import Workload
 
 BURNED_SECONDS = 0.05

@@ -20,7 +20,7 @@ from autotune.child.probe_cow import (
     predict_cow_growth,
     read_cow_bytes,
 )
-from autotune.child.workload_loading import LoadedWorkload
+from autotune.child.workload import LoadedWorkload
 from autotune.workload import Workload
 from tests.builders import write_files
 

@@ -15,12 +15,6 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 
 from autotune.child.probe import count_shards, profile_workload
 from autotune.child.probe_batches import load_batches
-from autotune.child.probe_sharding import (
-    ShareWatch,
-    count_samples_single_process,
-    describe_idle_workers,
-    workers_duplicate_data,
-)
 from autotune.child.probe_storage import describe_storage
 from autotune.child.probe_workers import (
     WorkerUsage,
@@ -35,11 +29,17 @@ from autotune.child.probe_workers import (
     time_worker_round,
     time_worker_transfer,
 )
-from autotune.child.workload_loading import LoadedWorkload
+from autotune.child.sharding import (
+    ShareWatch,
+    count_samples_single_process,
+    describe_idle_workers,
+    workers_duplicate_data,
+)
+from autotune.child.workload import LoadedWorkload
 from autotune.config import ProcessSettings
 from autotune.errors import WorkloadError
-from autotune.trial.protocol import ProbeCommand
-from autotune.trial.workload_profile import LinearCost, WorkloadProfile
+from autotune.protocol.messages import ProbeCommand
+from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
 from autotune.workload import Workload
 from tests.builders import GIB, MIB
 
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count every epoch to its end, on a busy machine as well."""
-    monkeypatch.setattr("autotune.child.probe_sharding.MAX_COUNT_SECONDS", 30.0)
+    monkeypatch.setattr("autotune.child.sharding.MAX_COUNT_SECONDS", 30.0)
 
 
 def load(dataset: Dataset[object], **parts: object) -> LoadedWorkload:
@@ -266,7 +266,7 @@ def test_what_watches_a_worker_travels_to_one_that_is_spawned(tmp_path: Path) ->
 
 
 def test_an_epoch_too_long_to_be_counted_leaves_the_count_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.child.probe_sharding.MAX_COUNT_SECONDS", 0.0)
+    monkeypatch.setattr("autotune.child.sharding.MAX_COUNT_SECONDS", 0.0)
     workload = load(Stream(sharded=True))
     count_samples_single_process(workload)
     assert workload.sample_counts.samples is None

@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import Dataset
 
 from autotune.child.reading_traces import ProcessState, find_traces, hangs_after_reading
-from autotune.child.workload_loading import LoadedWorkload
-from autotune.trial.protocol import Traces
+from autotune.child.workload import LoadedWorkload
+from autotune.protocol.messages import Traces
 from autotune.workload import Workload
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from autotune.child.loader_building import build_loader
 from autotune.child.splits import choose_split
-from autotune.child.workload_loading import LoadedWorkload, load_workload, wrap_dataset
+from autotune.child.workload import LoadedWorkload, load_workload, wrap_dataset
 from autotune.errors import UsageError
 from autotune.request import WorkloadRequest
 from autotune.workload import Workload

@@ -7,8 +7,8 @@ import pytest
 
 from autotune.child.stopping import MAX_EPOCH_BATCHES, MIN_SNAPSHOT_INTERVAL_SECONDS, UNLIMITED_BATCHES, StoppingRule
 from autotune.config import LoaderConfig
-from autotune.trial.measurement import EpochTrace
-from autotune.trial.protocol import TrialRequest
+from autotune.protocol.measurement import EpochTrace
+from autotune.protocol.messages import TrialRequest
 from tests.builders import make_config, make_trace
 
 PACE = 0.01

@@ -13,9 +13,9 @@ from rich.console import Console
 from autotune.cli.display import RunDisplay
 from autotune.config import LoaderConfig
 from autotune.planning.plan import Plan, make_plan
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import ProgressReport
 from autotune.search.trial_record import TrialRecord
-from autotune.trial.measurement import TrialResult
-from autotune.trial.protocol import ProgressReport
 from tests.builders import (
     make_config,
     make_gpu_workload,

@@ -22,10 +22,10 @@ from autotune.cli.display import RunDisplay
 from autotune.cli.main import cli
 from autotune.config import LoaderConfig
 from autotune.profiles.schema import TunedProfile
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import TrialRequest
 from autotune.report.text import render_summary, render_verified
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.trial.measurement import TrialResult
-from autotune.trial.protocol import TrialRequest
 from autotune.tuning import tune
 from tests.builders import (
     make_cost,

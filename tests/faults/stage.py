@@ -23,14 +23,14 @@ from pydantic import Field
 
 from autotune.config import DataLoaderSettings, FrozenModel, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import DltuneError, WorkloadError
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import ProgressReport, TrialRequest
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
+from autotune.runner.launcher import Starter
 from autotune.runner.runner import TrialRunner
 from autotune.runner.sandbox import SandboxSupport
-from autotune.runner.starting import Starter
-from autotune.trial.budgets import Budgets
-from autotune.trial.measurement import TrialResult
-from autotune.trial.protocol import ProgressReport, TrialRequest
-from autotune.trial.workload_profile import WorkloadProfile
 from tests.conftest import await_nothing_left, list_leftovers
 from tests.kept_server import KeptStarter, list_kept
 

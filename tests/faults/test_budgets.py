@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
-from autotune.trial.budgets import Budgets
-from autotune.trial.measurement import TrialResult
-from autotune.trial.protocol import TrialRequest
 from tests.faults.watcher import Watcher
 
 ROOT = str(Path(__file__).parents[2])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autotune.config import MAX_TEXT_LENGTH
+from autotune.protocol.messages import TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
-from autotune.trial.protocol import TrialRequest
 from tests.builders import make_config
 from tests.faults.hostile import LIES
 from tests.faults.stage import LIMITS, ROOT

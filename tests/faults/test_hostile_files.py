@@ -26,13 +26,13 @@ from autotune.planning.plan import Plan, make_plan
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import format_file, read_file
 from autotune.progress import ProgressListener
+from autotune.protocol.channel import Channel
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import REPORT, ProbeReport, TrialReport, TrialRequest
+from autotune.protocol.throughput import estimate
 from autotune.report.text import render_profile
 from autotune.search.loop import search
 from autotune.search.trial_record import TrialRecord
-from autotune.trial.channel import Channel
-from autotune.trial.measurement import TrialResult
-from autotune.trial.protocol import REPORT, ProbeReport, TrialReport, TrialRequest
-from autotune.trial.throughput import estimate
 from tests.builders import (
     make_config,
     make_full_profile,

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.trial.protocol import ProgressReport
+from autotune.protocol.messages import ProgressReport
 from tests.faults.capabilities import open_cgroup
 from tests.faults.stage import MIB, Play, Scene, list_trial_processes, probe, run, run_elsewhere
 

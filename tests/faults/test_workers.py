@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.trial.measurement import TrialResult
+from autotune.protocol.measurement import TrialResult
 from tests.faults.stage import LIMITS, Play, Scene, probe, read_all, refuse, run, run_cli
 
 STALL_SECONDS = 4.0

@@ -9,11 +9,11 @@ import pytest
 from autotune import TunedProfile, load
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.errors import WorkloadError
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import TrialRequest
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.runner import TrialRunner
-from autotune.trial.budgets import Budgets
-from autotune.trial.measurement import TrialResult
-from autotune.trial.protocol import TrialRequest
 from autotune.tuning import tune
 
 ROOT = str(Path(__file__).parent.parent.parent)

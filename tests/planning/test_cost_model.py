@@ -13,7 +13,7 @@ from autotune.planning.cost_model import (
     predict_samples_per_second,
     predict_stage_times,
 )
-from autotune.trial.workload_profile import H2DBandwidth, WorkloadProfile
+from autotune.protocol.workload_profile import H2DBandwidth, WorkloadProfile
 from tests.builders import make_config, make_cost, make_gpu_workload, make_workload
 
 WORKLOADS = st.builds(

@@ -11,8 +11,8 @@ from autotune.planning.resources import (
     ResourceModel,
     count_live_batches,
 )
-from autotune.trial.budgets import plan_budgets
-from autotune.trial.measurement import TrialResult
+from autotune.protocol.budgets import plan_budgets
+from autotune.protocol.measurement import TrialResult
 from tests.builders import (
     GIB,
     MIB,

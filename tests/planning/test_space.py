@@ -11,11 +11,11 @@ from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.planning.plan import choose_baseline, make_plan
 from autotune.planning.resources import ResourceModel
 from autotune.planning.space import SearchSpace, choose_probe_sizes, plan_space
+from autotune.protocol.budgets import Budgets, plan_budgets
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange
 from autotune.settings import SETTINGS, config_from_values, setting_values
 from autotune.system.machine import MachineProfile
-from autotune.trial.budgets import Budgets, plan_budgets
-from autotune.trial.workload_profile import WorkloadProfile
 from benchmarks.traces import make_space
 from tests.builders import (
     GIB,

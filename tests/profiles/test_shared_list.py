@@ -33,7 +33,7 @@ def test_an_index_beyond_its_end_is_an_index_error(index: int) -> None:
 GROWTH = """
 import gc, os, sys
 import autotune
-from autotune.system.procfs import read_smaps
+from autotune.system.processes import read_smaps
 
 infos = [{"number": number, "name": f"{number:0100}"} for number in range(100_000)]
 if sys.argv[1] == "shared":

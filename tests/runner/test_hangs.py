@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.protocol.process_spec import STACK_SIGNAL, STACKS_FILE
 from autotune.runner.hangs import (
     UNKNOWN_PLACE,
     WAITS_FOR_DISK,
@@ -24,7 +25,6 @@ from autotune.runner.hangs import (
     read_stacks,
     write_stack,
 )
-from autotune.trial.process_spec import STACK_SIGNAL, STACKS_FILE
 from tests.faults.stage import await_condition
 
 WRITTEN = """\
@@ -37,7 +37,7 @@ Current thread 0x00007f2 (most recent call first):
 """
 STANDS = """
 import os, time
-from autotune.child.stack_writing import answer_stack_requests
+from autotune.child.stack_dump import answer_stack_requests
 
 def stand_here():
     print("ready", flush=True)
@@ -135,7 +135,7 @@ WAITING = (
     Frame("/lib/multiprocessing/queues.py", 113, "get"),
     LOOP,
 )
-TRIAL = Frame("/env/autotune/child/measurement.py", 190, "_run_epoch")
+TRIAL = Frame("/env/autotune/child/trial.py", 190, "_run_epoch")
 
 
 def make_process(pid: int, *stacks: Stack, state: str = "S") -> ProcessStacks:
@@ -176,7 +176,7 @@ SERVE = Frame("/env/autotune/child/server.py", 90, "serve")
 START = Frame("/env/autotune/child/ranks.py", 80, "_become")
 EXCHANGE = (Frame("/env/autotune/child/distributed.py", 140, "_gather"), TRIAL, SERVE, START)
 LAUNCHER = (Frame("/env/autotune/child/ranks.py", 130, "_listen"),)
-IDLE = (Frame("/env/autotune/trial/channel.py", 60, "receive"), SERVE, START)
+IDLE = (Frame("/env/autotune/protocol/channel.py", 60, "receive"), SERVE, START)
 
 
 def make_rank(pid: int, *stacks: Stack) -> ProcessStacks:

@@ -8,9 +8,9 @@ import pytest
 
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import DltuneError, UsageError, WorkloadError
+from autotune.protocol.messages import TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
-from autotune.trial.protocol import TrialRequest
 from tests.kept_server import KeptStarter
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from autotune.protocol.measurement import Measurement, TrialResult
 from autotune.runner.runner import TrialRunner
-from autotune.trial.measurement import Measurement, TrialResult
 from tests.runner.trials import LIMITS, PLAIN, make_request, open_runner
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

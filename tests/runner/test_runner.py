@@ -10,14 +10,14 @@ import psutil
 import pytest
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.protocol.messages import LoadCommand, TrialRequest
 from autotune.request import WorkloadRequest
-from autotune.runner.failures import TrialFailure
+from autotune.runner.diagnosis import TrialFailure
 from autotune.runner.process import TrialProcess
 from autotune.runner.process_tree import kill_trial
 from autotune.runner.runner import TrialRunner
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
 from autotune.runner.watchdog import Watchdog
-from autotune.trial.protocol import LoadCommand, TrialRequest
 from tests.faults.stage import await_condition, list_trial_processes
 from tests.kept_server import KeptStarter
 from tests.runner.trials import LIMITS, PLAIN, ROOT, make_request, open_runner, run_one

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from autotune.runner import scratch
+from autotune.runner.launcher import Starter
 from autotune.runner.memory_cgroup import find_cgroup_parent
 from autotune.runner.process import TrialProcess
 from autotune.runner.sandbox import SandboxSupport
 from autotune.runner.scratch import lock_folder, make_scratch, sweep_scratch
-from autotune.runner.starting import Starter
 from tests.builders import make_limits
 
 LONG_AGO = time.time() - 3600

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.protocol.budgets import Budgets
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import TrialRequest
 from autotune.request import WorkloadRequest
+from autotune.runner.launcher import Starter
 from autotune.runner.process import OnWarning
 from autotune.runner.runner import TrialRunner
 from autotune.runner.sandbox import SandboxSupport
-from autotune.runner.starting import Starter
-from autotune.trial.budgets import Budgets
-from autotune.trial.measurement import TrialResult
-from autotune.trial.protocol import TrialRequest
 from tests.kept_server import KeptStarter
 
 ROOT = str(Path(__file__).parents[2])

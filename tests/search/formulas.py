@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.config import LoaderConfig
-from autotune.trial.workload_profile import WorkloadProfile
+from autotune.protocol.workload_profile import WorkloadProfile
 from tests.builders import make_cost, make_workload
 
 

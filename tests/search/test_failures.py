@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from autotune.config import LoaderConfig
+from autotune.protocol.measurement import TrialKind, TrialResult
 from autotune.search.failures import MAX_TRIALS_WITHOUT_WORKERS, Cause, FailureCheck, describe_failure, find_culprit
-from autotune.trial.measurement import TrialKind, TrialResult
 from tests.builders import make_config, make_result
 
 CANDIDATES = [make_config(0), make_config(8), make_config(2), make_config(1)]

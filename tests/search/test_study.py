@@ -15,14 +15,14 @@ from autotune.config import LoaderConfig
 from autotune.errors import StudyError, UsageError
 from autotune.planning.plan import Plan, make_plan
 from autotune.progress import ProgressListener
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import TrialRequest
 from autotune.request import TuningRequest
 from autotune.search.loop import search
 from autotune.search.sampler import CostModelSampler, TrialModel, make_sampler
 from autotune.search.study import METRIC, check_study, hide_password, make_trial, read_records
 from autotune.search.trial_record import SearchOutcome, TrialRecord
 from autotune.settings import SETTINGS
-from autotune.trial.measurement import TrialResult
-from autotune.trial.protocol import TrialRequest
 from tests.builders import make_limits, make_machine, make_request, make_result
 from tests.search.formulas import io_bound_workload, saturating
 

@@ -12,8 +12,8 @@ from autotune.config import LoaderConfig
 from autotune.planning.plan import Plan, make_plan
 from autotune.profiles.schema import BatchWaits
 from autotune.progress import ProgressListener
-from autotune.trial.measurement import Measurement, RankWaits, TrialResult
-from autotune.trial.protocol import TrialRequest
+from autotune.protocol.measurement import Measurement, RankWaits, TrialResult
+from autotune.protocol.messages import TrialRequest
 from autotune.validation.noise import NoiseMonitor
 from autotune.validation.runs import (
     MAX_RUNS,

@@ -1,0 +1,170 @@
+"""What a trial counts, measured in this process."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
+
+from autotune.child.distributed import Alone
+from autotune.child.sharding import count_samples_single_process
+from autotune.child.trial import TrialRun, list_workers
+from autotune.child.workload import LoadedWorkload
+from autotune.protocol.measurement import Measurement
+from autotune.protocol.messages import TrialRequest
+from autotune.workload import Workload
+from tests.builders import make_config
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+CPU = torch.device("cpu")
+
+
+def measure(
+    workload: Workload | LoadedWorkload, workers: int, batch_size: int | None = 10, **request: Any
+) -> Measurement:
+    """Measure with a step that takes a while; a rough idea of the pace is enough to cut a long epoch short."""
+    loaded = LoadedWorkload(parts=workload) if isinstance(workload, Workload) else workload
+    usual: dict[str, Any] = {"epochs": 2, "seconds": 20.0, "precision": 0.5}
+    order = TrialRequest(config=make_config(workers, batch_size=batch_size), **usual | request)
+    return TrialRun(loaded, lambda batch: time.sleep(5e-3), CPU, order, lambda batches: None).run()
+
+
+class DrawsAnEpoch(IterableDataset[torch.Tensor]):
+    """Draws 40 samples in every worker, and says so of itself alone."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        draws = random.Random(0 if worker is None else worker.id)
+        return (torch.tensor([draws.random()]) for _ in range(40))
+
+
+class Count(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.zeros(1) for _ in range(35))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_cut_short_ends_on_a_batch_as_short_as_a_whole_epoch_does(workers: int) -> None:
+    found = measure(Workload(dataset=TensorDataset(torch.zeros(100_004, 1))), workers)
+    assert (found.epoch_batches, found.epoch_samples) == (10_001, 100_004)
+    assert all(trace.closed_after is not None for trace in found.epochs)
+    assert [trace.samples % 10 for trace in found.epochs] == [4] * len(found.epochs)
+    assert [-(-trace.samples // 10) for trace in found.epochs] == [trace.batches for trace in found.epochs]
+
+
+class Told(SequentialSampler):
+    """A sampler that wants to know which epoch begins."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(range(samples))
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def test_a_sampler_is_told_which_epoch_begins_by_a_number_that_no_trial_repeats() -> None:
+    data, sampler = TensorDataset(torch.zeros(40, 1)), Told(40)
+    loaded, alone = LoadedWorkload(parts=Workload(dataset=data, sampler=sampler)), Alone()
+    order = TrialRequest(config=make_config(0, batch_size=10), epochs=2, seconds=20.0)
+    for _ in range(2):
+        TrialRun(loaded, lambda batch: None, CPU, order, lambda batches: None, alone).run()
+    assert sampler.epochs == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("samples", "drop_last"), [(100_000, False), (100_004, True)])
+def test_an_epoch_cut_short_of_full_batches_has_full_batches_only(samples: int, drop_last: bool) -> None:
+    found = measure(Workload(dataset=TensorDataset(torch.zeros(samples, 1)), drop_last=drop_last), 0)
+    assert found.epoch_samples == 100_000
+    assert [trace.samples for trace in found.epochs] == [10 * trace.batches for trace in found.epochs]
+
+
+@pytest.mark.parametrize(
+    ("workload", "batch_size"),
+    [
+        (Workload(dataset=Count()), 10),
+        (Workload(dataset=TensorDataset(torch.zeros(35, 1)), batch_sampler=[list(range(20)), list(range(15))]), None),
+    ],
+)
+def test_an_epoch_that_was_run_whole_tells_its_number_of_samples(workload: Workload, batch_size: int | None) -> None:
+    assert measure(workload, 0, batch_size).epoch_samples == 35
+
+
+def test_the_samples_of_an_epoch_that_nobody_knows_stay_unknown() -> None:
+    batches = [[index] * (1 + index % 2) for index in range(20_000)]
+    found = measure(Workload(dataset=TensorDataset(torch.zeros(20_000, 1)), batch_sampler=batches), 0, None)
+    assert (found.epoch_batches, found.epoch_samples) == (20_000, None)
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset")
+def test_workers_that_draw_an_epoch_each_are_measured_as_they_are() -> None:
+    loaded = LoadedWorkload(parts=Workload(dataset=DrawsAnEpoch()))
+    count_samples_single_process(loaded)
+    assert loaded.sample_counts.samples == 40
+    found = measure(loaded, 2)
+    assert (found.epoch_batches, found.epoch_samples) == (8, 80)
+
+
+class SaysTooFew(Count):
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.zeros(1) for _ in range(10_000))
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset")
+def test_an_epoch_that_has_more_batches_than_were_promised_is_of_unknown_length_until_it_ends() -> None:
+    found = measure(Workload(dataset=SaysTooFew()), 0, seconds=0.5)
+    assert found.epochs[0].batches > 2
+    assert (found.epoch_batches, found.epoch_samples) == (None, None)
+
+
+class GarbageWitness(Dataset[torch.Tensor]):
+    """Notes how many collections of the middle generation stand between a sample and a full collection."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.seen.append(gc.get_count()[2])
+        return torch.zeros(1)
+
+
+def bring_full_collection_near() -> None:
+    gc.collect()
+    for _ in range(8):
+        gc.collect(1)
+
+
+def test_a_trial_begins_with_no_full_garbage_collection_due() -> None:
+    witness = GarbageWitness()
+    bring_full_collection_near()
+    measure(Workload(dataset=witness), 0, 4, epochs=1)
+    assert witness.seen[0] == 0
+
+
+@pytest.mark.parametrize("workers", [4, [1, 2], "four", None])
+def test_what_another_library_calls_workers_is_taken_for_no_process_of_torch(workers: object) -> None:
+    class Batches:
+        _workers = workers
+
+        def __iter__(self) -> Iterator[int]:
+            return self
+
+        def __next__(self) -> int:
+            raise StopIteration
+
+    assert list_workers(iter(Batches())) == []
