@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from autotune.profiles.load import TunedLoader, load
     from autotune.profiles.schema import TunedFile, TunedProfile
     from autotune.profiles.shared_list import shared
-    from autotune.request import TuningRequest, WorkloadRequest
+    from autotune.request import TuningRequest, Workload, WorkloadRequest
     from autotune.tuning import TuningResult, tune
-    from autotune.workload import Workload
 
     __version__: str
 

@@ -29,11 +29,11 @@ from autotune.child.workload import LoadedWorkload
 from autotune.config import ProcessSettings
 from autotune.errors import WorkloadError
 from autotune.protocol.workload_profile import LinearCost
+from autotune.request import Workload
 from autotune.system.machine import count_whole_cpus
 from autotune.system.processes import measure_pss, read_thread_seconds
 from autotune.system.software import read_start_method_in_force
 from autotune.units import format_seconds
-from autotune.workload import Workload
 
 MAX_ROUND_WORKERS: Final = 16  # of a round; more tell nothing new
 ROUND_BATCH_SIZE: Final = 2

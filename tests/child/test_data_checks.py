@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from autotune.child.data_checks import compare_workers, describe_differing, describe_failure_rate, make_digest
 from autotune.child.workload import LoadedWorkload
-from autotune.workload import Workload
+from autotune.request import Workload
 
 SAMPLES = 32
 BYTES = 4

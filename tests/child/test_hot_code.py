@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from autotune.child.hot_code import find_costly_lines, find_own_line, list_loading_frames, rank_lines
 from autotune.child.workload import LoadedWorkload
-from autotune.workload import Workload
+from autotune.request import Workload
 
 
 class Decoded(Dataset[torch.Tensor]):

@@ -17,7 +17,7 @@ from autotune.child.timing import fit_bytes, fit_cost
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.messages import ProbeCommand
 from autotune.protocol.workload_profile import WorkloadProfile
-from autotune.workload import Workload
+from autotune.request import Workload
 
 BURNED_SECONDS = 0.05
 BURN = f"import time\nwhile time.process_time() < {BURNED_SECONDS}: pass"

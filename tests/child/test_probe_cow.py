@@ -21,7 +21,7 @@ from autotune.child.probe_cow import (
     read_cow_bytes,
 )
 from autotune.child.workload import LoadedWorkload
-from autotune.workload import Workload
+from autotune.request import Workload
 from tests.builders import write_files
 
 MIB = 2**20

@@ -40,7 +40,7 @@ from autotune.config import ProcessSettings
 from autotune.errors import WorkloadError
 from autotune.protocol.messages import ProbeCommand
 from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
-from autotune.workload import Workload
+from autotune.request import Workload
 from tests.builders import GIB, MIB
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

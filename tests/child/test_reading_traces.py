@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from autotune.child.reading_traces import ProcessState, find_traces, hangs_after_reading
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.messages import Traces
-from autotune.workload import Workload
+from autotune.request import Workload
 
 
 def test_reading_that_leaves_nothing_leaves_no_traces(tmp_path: Path) -> None:

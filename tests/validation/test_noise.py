@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
+from autotune.validation.noise import READING_SECONDS, NoiseMonitor, measure_drift
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.system.cgroups import CpuCounters
-from autotune.validation.noise import READING_SECONDS, NoiseMonitor, measure_drift
 from tests.builders import make_counters
 
 RATES = st.lists(st.lists(st.floats(1e-3, 1e6), max_size=6), max_size=6)

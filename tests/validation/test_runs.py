@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from autotune.validation.noise import NoiseMonitor
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from autotune.profiles.schema import BatchWaits
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import Measurement, RankWaits, TrialResult
 from autotune.protocol.messages import TrialRequest
-from autotune.validation.noise import NoiseMonitor
 from autotune.validation.runs import (
     MAX_RUNS,
     MAX_SCATTERED_RUNS,
