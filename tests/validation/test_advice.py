@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from autotune.validation.advice import describe_waits, suggest_improvements
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from autotune.profiles.schema import Bottleneck
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import RankWaits, TrialResult
 from autotune.protocol.workload_profile import CostlyLine
+from autotune.validation.result import describe_waits, suggest_improvements
 from autotune.validation.runs import CandidateRuns
 from tests.builders import (
     MIB,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from autotune.validation.noise import NoiseMonitor
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from autotune.validation.runs import (
     MAX_SCATTERED_RUNS,
     MIN_RUNS,
     CandidateRuns,
+    NoiseMonitor,
     Validation,
     validate,
 )
