@@ -18,7 +18,7 @@ from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
 
-NOT_COMPARED: Final = {"timeout_seconds", "isolation"}  # fields of a request that do not change its result
+NOT_COMPARED: Final = {"timeout_seconds"}  # fields of a request that do not change its result
 VALIDATION_RUNS: Final = 6  # two runs of the baseline and two candidates: the time that the search leaves for them
 
 

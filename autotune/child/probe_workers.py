@@ -30,7 +30,7 @@ from autotune.config import ProcessSettings
 from autotune.errors import WorkloadError
 from autotune.protocol.workload_profile import LinearCost
 from autotune.system.machine import count_whole_cpus
-from autotune.system.processes import measure_pss, read_thread_seconds
+from autotune.system.processes import read_smaps, read_thread_seconds
 from autotune.system.software import read_start_method_in_force
 from autotune.units import format_seconds
 from autotune.workload import Workload
@@ -134,10 +134,15 @@ def measure_worker(workload: LoadedWorkload) -> WorkerUsage:
         for _ in range(USAGE_BATCHES):
             next(batches, None)
         spent = {thread: end - before.get(thread, 0.0) for thread, end in read_thread_seconds(worker.pid).items()}
-        return WorkerUsage(_compare_threads(spent, worker.pid), measure_pss([worker.pid]))
+        return WorkerUsage(_compare_threads(spent, worker.pid), _measure_private(worker.pid))
     except Exception as error:  # the trials with workers will meet it and name it
         shut_down_workers(error)
         return WorkerUsage()
+
+
+def _measure_private(pid: int) -> int:
+    sizes = read_smaps(pid)
+    return max(0, sizes["Pss"] - sizes["Pss_Shmem"])
 
 
 def _compare_threads(spent: Mapping[int, float], loading: int) -> float:

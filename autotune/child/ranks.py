@@ -7,15 +7,14 @@ only process of a trial does; what is told to all of them is one command here, a
 from __future__ import annotations
 
 import os
+import random
 import select
 import socket
+import sys
 import time
-from collections.abc import Callable
 from typing import Final, NoReturn
 
 from autotune.child.distributed import World, listen
-from autotune.child.fork_server import reseed_rngs
-from autotune.child.namespaces import die_with_parent
 from autotune.child.server import TrialServer
 from autotune.protocol.channel import Channel, ChannelClosedError
 from autotune.protocol.measurement import Measurement
@@ -29,15 +28,13 @@ from autotune.protocol.messages import (
     Report,
     TrialReport,
 )
+from autotune.system.processes import die_with_parent
 
 LAST_WORDS_SECONDS: Final = 1.0  # for other ranks to say what went wrong, once one of them has failed
 
 
-def serve_tuner(channel: Channel, begin: Callable[[], None]) -> None:
-    """Serve the tuner until it closes the line: by this process, or by several where training is done by several.
-
-    `begin` is called in each process that trains.
-    """
+def serve_tuner(channel: Channel) -> None:
+    """Serve the tuner until it closes the line: by this process, or by several where training is done by several."""
     try:
         first = channel.receive()
     except ChannelClosedError:
@@ -45,18 +42,16 @@ def serve_tuner(channel: Channel, begin: Callable[[], None]) -> None:
     assert first is not None  # no time limit was set
     command = COMMAND.validate_json(first)
     if not isinstance(command, LoadCommand) or command.workload.nproc_per_node == 1:
-        begin()
         TrialServer(channel).serve(first)
         return
-    RankGroup(channel, command.ranks, begin).serve(first)
+    RankGroup(channel, command.ranks).serve(first)
 
 
 class RankGroup:
     """The training processes of a trial, one for each rank; this process only passes on what is said."""
 
-    def __init__(self, tuner: Channel, size: int, begin: Callable[[], None]) -> None:
+    def __init__(self, tuner: Channel, size: int) -> None:
         self._tuner = tuner
-        self._begin = begin
         self._lines: list[Channel] = []
         self._pids: list[int] = []
         self._sockets: list[socket.socket] = []
@@ -85,7 +80,6 @@ class RankGroup:
         for other in self._lines:
             other.close()
         self._tuner.close()
-        self._begin()
         reseed_rngs()
         world.enter()
         TrialServer(Channel(line), world).serve()
@@ -184,3 +178,10 @@ def _count_epoch_samples(measured: Measurement) -> int:
     """Count the samples of a whole epoch: those of the first, or those that it would have had; 0 where nobody knows."""
     first = measured.epochs[0]
     return first.samples if first.closed_after is None else measured.epoch_samples or 0
+
+
+def reseed_rngs() -> None:
+    """Seed the global generators of Python and numpy from the system; every fork would draw the same numbers."""
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()

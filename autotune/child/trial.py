@@ -35,7 +35,6 @@ from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.protocol.measurement import EpochTrace, Measurement
 from autotune.protocol.messages import TrialRequest
-from autotune.system.processes import PROC, list_mapped_segments, remove_shm_segments
 
 if TYPE_CHECKING:
     import torch
@@ -236,8 +235,6 @@ class TrialRun:
         self._iterator = self._batch = None
         if isinstance(self._loader, StoppableDataLoader):
             self._loader._iterator = None
-        ended = [pid for pid in self._worker_pids if not (PROC / str(pid)).exists()]
-        remove_shm_segments(ended, spared=list_mapped_segments())
 
     def _read_clock(self) -> float:
         """Read the seconds of the trial; they begin when all workers are there, where starting them takes seconds."""

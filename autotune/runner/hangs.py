@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from autotune.protocol.process_spec import STACK_SIGNAL
 from autotune.runner.error_patterns import pick_advice
 from autotune.system.code_places import is_library
-from autotune.system.processes import PROC, read_text
+from autotune.system.processes import PROC, STACK_SIGNAL, read_text
 
 ANSWER_SECONDS: Final = 0.3  # for a process to write its stacks; one that waits for a disk does not
 LOOK_SECONDS: Final = 0.01  # from one look at what was written to the next
@@ -111,7 +110,7 @@ def read_all_stacks(pids: Iterable[int], stacks: Path, proc: Path = PROC) -> tup
 def _listens(pid: int, proc: Path) -> bool:
     """Tell whether a process has a handler for the signal, which would end it otherwise."""
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", read_text(proc / str(pid) / "status"), re.MULTILINE)
-    return STACK_SIGNAL is not None and caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
+    return caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
 
 
 def _ask(pid: int, stacks: Path, proc: Path) -> ProcessStacks:
@@ -124,7 +123,6 @@ def _ask(pid: int, stacks: Path, proc: Path) -> ProcessStacks:
 def _request(pid: int, stacks: Path) -> str:
     """Have a process write its stacks, and read what it appended."""
     before = _measure(stacks)
-    assert STACK_SIGNAL is not None  # nobody listens otherwise
     with suppress(OSError):
         os.kill(pid, STACK_SIGNAL)
     deadline, seen = time.monotonic() + ANSWER_SECONDS, before

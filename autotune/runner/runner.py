@@ -29,17 +29,14 @@ from autotune.protocol.messages import (
     TrialCommand,
     TrialRequest,
 )
-from autotune.protocol.process_spec import SANDBOX_ERROR_PREFIX
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.diagnosis import TrialFailure, reclassify_oom_kill
-from autotune.runner.launcher import Starter
+from autotune.runner.launcher import Launcher
 from autotune.runner.process import OnProgress, OnWarning, TrialProcess
-from autotune.runner.resources import ResourceUsage
+from autotune.runner.resources import Limits, ResourceUsage
 from autotune.runner.results import Answer, make_result
-from autotune.runner.sandbox import SandboxSupport, detect_sandbox
 from autotune.runner.start_errors import start_error, timeout_error
-from autotune.runner.watchdog import Watchdog
 from autotune.system.machine import read_machine
 
 MAX_RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
@@ -51,8 +48,7 @@ MAX_TRIAL_OVERHEAD: Final = 4.0  # times the trial's seconds: starting workers, 
 class TrialRunner:
     """Runs trials of one workload in child processes; leaving its context ends every process that it started.
 
-    Without a given sandbox, each child gets as much of one as this machine allows. `on_warning` is called with a
-    sentence when processes of a trial cannot be ended.
+    `on_warning` is called with a sentence when processes of a trial cannot be ended.
     """
 
     def __init__(
@@ -60,17 +56,16 @@ class TrialRunner:
         workload: WorkloadRequest,
         stall_seconds: float,
         on_progress: OnProgress = lambda progress: None,
-        sandbox: SandboxSupport | None = None,
         on_warning: OnWarning = lambda sentence: None,
-        starter: Starter | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         self.start_seconds: float | None = None  # what the last start of a process and of its dataset took
         self._workload = workload
-        self._sandbox = detect_sandbox() if sandbox is None else sandbox
         self._stall_seconds = stall_seconds
         self._on_progress = on_progress
         self._on_warning = on_warning
-        self._starter = starter or Starter(workload.working_dir)
+        self._owns_launcher = launcher is None
+        self._launcher = launcher or Launcher(workload.nproc_per_node)
         self._child: TrialProcess | None = None
         self._is_releasing = False
         self._limits: Budgets | None = None
@@ -89,7 +84,8 @@ class TrialRunner:
         try:
             self.close()
         finally:
-            self._starter.close()
+            if self._owns_launcher:
+                self._launcher.close()
 
     def close(self) -> None:
         """End the child, if there is one, and everything it started."""
@@ -190,15 +186,12 @@ class TrialRunner:
         """Start a child and have it load the workload."""
         began = time.monotonic()
         child = self._child = TrialProcess(
-            self._starter, self._budgets, self._sandbox, self._note_progress, self._on_warning
+            self._launcher, self._budgets, self._workload.working_dir, self._note_progress, self._on_warning
         )
         order = LoadCommand(workload=self._workload, warm_up=self._may_warm_up, ranks=self._ranks)
         answer = child.command(order, self._watch(self._stall_seconds * MAX_LOAD_STALLS))
         if isinstance(answer, ReadyReport):
             self.start_seconds = time.monotonic() - began
-        elif self._sandbox != SandboxSupport() and _is_sandbox_error(answer):
-            self._sandbox = SandboxSupport()  # what could be put up a moment ago cannot any more
-            return self._start_child()
         return answer
 
     def _wind_down(self, result: TrialResult) -> None:
@@ -214,14 +207,14 @@ class TrialRunner:
     def _await_release(self) -> None:
         """Wait until the workers of the trial before are down; a child that does not let go of them is ended."""
         if self._child is not None and self._is_releasing:
-            watchdog = replace(self._watch(MAX_RELEASE_SECONDS), stall_seconds=MAX_RELEASE_SECONDS)
-            if not isinstance(self._child.receive(watchdog), ReadyReport):
+            limits = replace(self._watch(MAX_RELEASE_SECONDS), stall_seconds=MAX_RELEASE_SECONDS)
+            if not isinstance(self._child.receive(limits), ReadyReport):
                 self.close()
         self._is_releasing = False
 
-    def _watch(self, deadline_seconds: float) -> Watchdog:
+    def _watch(self, deadline_seconds: float) -> Limits:
         left_seconds = max(0.0, self._probe_end - time.monotonic())
-        return Watchdog(self._budgets, self._stall_seconds, min(deadline_seconds, left_seconds))
+        return Limits(self._budgets, self._stall_seconds, min(deadline_seconds, left_seconds))
 
     def _note_progress(self, progress: ProgressReport) -> None:
         self._phase, self._batches = progress.phase, progress.batches
@@ -229,7 +222,7 @@ class TrialRunner:
 
     @property
     def _budgets(self) -> Budgets:
-        assert self._limits is not None, "probe() or limit() comes first: a sandbox is built for the budgets"
+        assert self._limits is not None, "probe() or limit() comes first"
         return self._limits.of_all(self._ranks)
 
     @property
@@ -237,18 +230,11 @@ class TrialRunner:
         return ResourceUsage() if self._child is None else self._child.peak
 
 
-def _is_sandbox_error(answer: Answer) -> bool:
-    return isinstance(answer, TrialFailure) and answer.details.startswith(SANDBOX_ERROR_PREFIX)
-
-
 @contextmanager
 def start_runner(
-    request: TuningRequest, progress: ProgressListener, starter: Starter | None = None
+    request: TuningRequest, progress: ProgressListener, launcher: Launcher | None = None
 ) -> Iterator[TrialRunner]:
-    """Open the runner of a request's trials, in the sandbox that the request asks for."""
+    """Open the runner of a request's trials."""
     workload, stall_seconds = request.workload, request.stall_seconds
-    sandbox = detect_sandbox() if request.isolation == "auto" else SandboxSupport()
-    with TrialRunner(
-        workload, stall_seconds, progress.show_progress, sandbox, progress.show_warning, starter
-    ) as runner:
+    with TrialRunner(workload, stall_seconds, progress.show_progress, progress.show_warning, launcher) as runner:
         yield runner

@@ -11,7 +11,7 @@ from autotune.runner.runner import TrialRunner
 from tests.builders import make_config
 from tests.faults.hostile import LIES
 from tests.faults.stage import LIMITS, ROOT
-from tests.kept_server import KeptStarter
+from tests.kept_launcher import keep_launcher
 
 pytestmark = pytest.mark.fault("Hostile files", needs="plain")
 
@@ -24,7 +24,7 @@ def test_a_child_that_sends_what_is_no_report_is_named_crashed(lie: str) -> None
         step_seconds=1e-4,
         working_dir=str(ROOT),
     )
-    with TrialRunner(workload, 30.0, starter=KeptStarter(str(ROOT))) as runner:
+    with TrialRunner(workload, 30.0, launcher=keep_launcher()) as runner:
         runner.limit(LIMITS)
         result = runner.run(TrialRequest(config=make_config(0, batch_size=8), epochs=2, seconds=1.0))
     assert result.kind == "crashed"

@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.protocol.process_spec import STACK_SIGNAL, STACKS_FILE
 from autotune.runner.hangs import (
     UNKNOWN_PLACE,
     WAITS_FOR_DISK,
@@ -25,6 +24,7 @@ from autotune.runner.hangs import (
     read_stacks,
     write_stack,
 )
+from autotune.system.processes import STACKS_FILE
 from tests.faults.stage import await_condition
 
 WRITTEN = """\
@@ -37,17 +37,16 @@ Current thread 0x00007f2 (most recent call first):
 """
 STANDS = """
 import os, time
-from autotune.child.stack_dump import answer_stack_requests
+from autotune.child.stack_dump import dump_stacks_on_signal
 
 def stand_here():
     print("ready", flush=True)
     time.sleep(3600)
 
-answer_stack_requests()
+dump_stacks_on_signal()
 os.fork()
 stand_here()
 """
-pytestmark = pytest.mark.skipif(STACK_SIGNAL is None, reason="there are no such signals on this system")
 
 
 def test_the_stacks_of_all_threads_are_read() -> None:

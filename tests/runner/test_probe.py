@@ -11,7 +11,7 @@ from autotune.errors import DltuneError, UsageError, WorkloadError
 from autotune.protocol.messages import TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
-from tests.kept_server import KeptStarter
+from tests.kept_launcher import keep_launcher
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -57,7 +57,7 @@ def test_an_iterable_that_does_not_shard_itself_is_found_out() -> None:
 @pytest.mark.slow
 def test_what_leaves_threads_when_it_is_read_is_read_by_workers_of_processes_that_never_read_it() -> None:
     request = WorkloadRequest(dataset="tests.own_loaders:make_threaded_stream", step_seconds=1e-4, working_dir=ROOT)
-    with TrialRunner(request, stall_seconds=10.0, starter=KeptStarter(ROOT)) as runner:
+    with TrialRunner(request, stall_seconds=10.0, launcher=keep_launcher()) as runner:
         profile = runner.probe((4, 4), LIMITS)
         results = [runner.run(make_request(workers)) for workers in (2, 0, 1)]
     assert profile.leaves_traces
