@@ -34,8 +34,8 @@ from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.launcher import Starter
 from autotune.runner.process_tree import TRIAL_ID_VARIABLE
 from autotune.runner.runner import TrialRunner, start_runner
-from autotune.search.loop import search
-from autotune.search.trial_record import SearchOutcome, TrialRecord
+from autotune.search.loop import SearchOutcome, search
+from autotune.search.study import TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.signals import defer_interrupts
 from autotune.validation.decision import select_candidates

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, Final
 
 from autotune.config import DataLoaderSettings, LoaderConfig, StartMethod
-from autotune.planning.candidates import CandidateTable
 from autotune.planning.cost_model import predict_cold_start_seconds, predict_samples_per_second
 from autotune.planning.resources import ResourceModel
 from autotune.planning.space import SearchSpace, nearest_choice, plan_space
@@ -173,11 +172,6 @@ class Plan:
     def candidates(self) -> tuple[LoaderConfig, ...]:
         """The configurations that the search may propose: legal, and predicted to keep the limits."""
         return tuple(filter(self.fits, self.space.configs))
-
-    @cached_property
-    def table(self) -> CandidateTable:
-        """The candidates as columns."""
-        return CandidateTable.of(self.candidates, self.predict)
 
     def fits(self, config: LoaderConfig) -> bool:
         """Return whether a configuration is predicted to keep the limits."""

@@ -1,4 +1,4 @@
-"""What Optuna sees of the search: the sampler of a study, which proposes the next configuration from its trials."""
+"""The sampler of the study: proposes the next configuration from the trials so far."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import optuna
 
 from autotune.config import LoaderConfig
@@ -14,9 +13,8 @@ from autotune.planning.plan import Plan
 from autotune.planning.resources import ResourceModel
 from autotune.protocol.measurement import TrialResult
 from autotune.request import SEED_COUNT
-from autotune.search.study import make_distributions, read_records
-from autotune.search.surrogate import Observation, Proposal, Surrogate
-from autotune.search.trial_record import TrialRecord, find_best
+from autotune.search.study import TrialRecord, find_best, make_distributions, read_records
+from autotune.search.surrogate import CandidateTable, Proposal, Surrogate
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -37,34 +35,24 @@ class TrialModel:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        self._plan, self._table = plan, CandidateTable(plan.candidates, plan.predict)
         self.allows_workers = True
         self.fit([])
 
     def fit(self, records: Sequence[TrialRecord]) -> None:
         """Fit the model to all trials of a study."""
-        tried = [record for record in records if record.status != "repeated"]
-        self.known = {record.config: record for record in tried}
-        self.best, self.feasible_count = find_best(tried), sum(record.is_feasible for record in tried)
+        self.known = {record.config: record for record in records}
+        self.best, self.feasible_count = find_best(records), sum(record.is_feasible for record in records)
+        self.surrogate = Surrogate(self._plan.predict, self.known.values())
         self._resources = ResourceModel(self._plan.workload)
-        for one in tried:
+        for one in records:
             if one.result is not None:
                 peaks = one.result.peak_host_bytes, one.result.peak_shm_bytes, one.peak_gpu_bytes
                 self._resources = self._resources.learn(one.config, *peaks)
-        observed = {
-            config: Observation(one.samples_per_second, math.inf if one.relative_error is None else one.relative_error)
-            for config, one in self.known.items()
-            if one.is_feasible
-        }
-        failed = [config for config, one in self.known.items() if one.result is not None and not one.is_feasible]
-        self.surrogate = Surrogate(self._plan.predict, observed, failed)
 
     def propose(self) -> Proposal | None:
         """Return the most promising candidate that is expected to keep the limits; None if all were tried."""
-        table = self._plan.table
-        is_open = np.ones(len(table.configs), dtype=bool)
-        is_open[[table.index[config] for config in self.known if config in table.index]] = False
-        return self.surrogate.propose(table, is_open, self.is_allowed)
+        return self.surrogate.propose(self._table, lambda config: config not in self.known and self.is_allowed(config))
 
     def is_allowed(self, config: LoaderConfig) -> bool:
         """Return whether a configuration is expected to work within the limits."""
@@ -81,22 +69,21 @@ class TrialModel:
     def make_record(self, config: LoaderConfig, result: TrialResult | None) -> TrialRecord:
         """Return the record of a trial, with the prediction before it; a skipped trial has no result."""
         predicted = self.surrogate.predict([config])[0].samples_per_second
+        facts: dict[str, Any] = {"config": config, "predicted": predicted}
         constraints = self._resources.predict(config).constraints(self._plan.budgets)
         if result is None:
             constraints["works"] = float(not self.allows_workers and config.dataloader.num_workers > 0)
-            skipped: dict[str, Any] = {"status": "skipped", "samples_per_second": predicted, "predicted": predicted}
-            return TrialRecord(config=config, constraints=constraints, **skipped)
+            return TrialRecord(status="skipped", samples_per_second=predicted, constraints=constraints, **facts)
         constraints["works"] = -1.0 if result.kind == "completed" else 1.0
         found = self._plan.estimate(result)
         return TrialRecord(
-            config=config,
             status="measured",
             samples_per_second=found.samples_per_second if found else 0.0,
-            predicted=predicted,
             relative_error=found.relative_error if found and math.isfinite(found.relative_error) else None,
             constraints=constraints,
             result=result,
             peak_gpu_bytes=result.measurement.peak_gpu_bytes if result.measurement else 0,
+            **facts,
         )
 
 

@@ -8,13 +8,20 @@ Processes for Machine Learning, algorithm 2.1); the next trial has the largest e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.config import LoaderConfig
-from autotune.planning.candidates import NUMBERS, Array, CandidateTable, Flags, RatePrediction, compute_features
+from autotune.settings import RANGES, SETTINGS, SWITCHES
+
+if TYPE_CHECKING:
+    from autotune.search.study import TrialRecord
+
+Array = NDArray[np.floating]
+RatePrediction = Callable[[LoaderConfig], float]
 
 SIGMA_BIAS: Final = 0.4  # standard deviations of the logarithm of measured over predicted: of the whole model,
 SIGMA_WORKERS: Final = 0.3  # along the number of workers,
@@ -28,14 +35,8 @@ MIN_NOISE: Final = 0.04  # relative noise of one trial: the drift of the machine
 PRIOR_SCALES: Final = (0.5, 1.0, 2.0)  # factors of all standard deviations, chosen by marginal likelihood
 OUTLIER_Z: Final = -1.5  # standard deviations below the prediction of the other measurements
 MIN_OBSERVATIONS_FOR_OUTLIER: Final = 4
+NUMBERS: Final = (SETTINGS["num_workers"], *(one for one in reversed(RANGES) if one.name != "num_workers"))
 FAILURE_SCALE: Final = 0.5  # doublings of workers, queue or batch size within which a failure is expected to repeat
-
-
-class Observation(NamedTuple):
-    """A measured throughput; the error is the half-width of its 95% interval as a share, infinite if unknown."""
-
-    samples_per_second: float
-    relative_error: float
 
 
 class Prediction(NamedTuple):
@@ -59,67 +60,68 @@ class Proposal(NamedTuple):
     gain: float
 
 
+class CandidateTable:
+    """Configurations as columns.
+
+    Attributes:
+        configs: The configurations.
+        features: A row for each: numbers as doublings, the number of workers first, then the switches.
+        logs: Logarithm of the samples per second that the cost model predicts.
+    """
+
+    def __init__(self, configs: Sequence[LoaderConfig], predict: RatePrediction) -> None:
+        self.configs, self.features = configs, _compute_features(configs)
+        self.logs: Array = np.log([predict(config) for config in configs])
+
+
 class Surrogate:
     """The cost model as corrected by measurements.
 
     Args:
         predict: Predicts samples per second by the cost model.
-        observed: Measurements by configuration.
-        failed: Configurations that failed.
+        tried: The last trial of each configuration.
     """
 
-    def __init__(
-        self,
-        predict: RatePrediction,
-        observed: Mapping[LoaderConfig, Observation] | None = None,
-        failed: Sequence[LoaderConfig] = (),
-    ) -> None:
-        observed = observed or {}
-        self._predict, self._failed = predict, compute_features(failed)
-        self._seen = CandidateTable.of(list(observed), predict)
-        self._ratios: Array = np.log([one.samples_per_second for one in observed.values()]) - self._seen.logs
-        noises = [math.hypot(MIN_NOISE, min(one.relative_error, 0.5) / 2) for one in observed.values()]  # deviations
-        kernel, noise = _kernel(self._seen.features, self._seen.features), np.diag(np.square(noises))
+    def __init__(self, predict: RatePrediction, tried: Collection[TrialRecord] = ()) -> None:
+        measured = [one for one in tried if one.is_feasible]
+        failed = [one.config for one in tried if one.result is not None and not one.is_feasible]
+        self._predict, self._failed = predict, _compute_features(failed)
+        self._seen = CandidateTable([one.config for one in measured], predict)
+        self._ratios: Array = np.log([one.samples_per_second for one in measured]) - self._seen.logs
+        errors = [0.5 if one.relative_error is None else min(one.relative_error, 0.5) for one in measured]
+        noise = np.diag([MIN_NOISE**2 + (error / 2) ** 2 for error in errors])
+        kernel = _kernel(self._seen.features, self._seen.features)
         factors = {scale: np.linalg.cholesky(scale**2 * kernel + noise) for scale in PRIOR_SCALES}
         likely = max(PRIOR_SCALES, key=lambda scale: _log_likelihood(self._ratios, factors[scale]))
-        self._scale = likely if observed else 1.0
+        self._scale = likely if measured else 1.0
         self._factor = factors[self._scale]
         self._best = max(self._seen.logs + self._infer(self._seen.features)[0], default=-math.inf)
 
     def predict(self, configs: Sequence[LoaderConfig]) -> list[Prediction]:
         """Predict throughputs; those of measured configurations are smoothed over their neighbours."""
-        table = CandidateTable.of(configs, self._predict)
+        table = CandidateTable(configs, self._predict)
         mean, deviation, _ = self._infer(table.features)
         return [Prediction(math.exp(log), error) for log, error in zip(table.logs + mean, deviation, strict=True)]
 
     def predict_speedups(self, path: Sequence[LoaderConfig]) -> list[SpeedupPrediction]:
         """Predict the speedup of each configuration of a path over the one before it; common errors cancel."""
-        table = CandidateTable.of(path, self._predict)
+        table = CandidateTable(path, self._predict)
         mean, _, explained = self._infer(table.features)
         covariance = self._scale**2 * _kernel(table.features, table.features) - explained.T @ explained
         variances = covariance.diagonal()[:-1] + covariance.diagonal()[1:] - 2 * covariance.diagonal(1)
-        return [
-            SpeedupPrediction(math.exp(gain), math.sqrt(max(0.0, variance)))
-            for gain, variance in zip(np.diff(table.logs + mean), variances, strict=True)
-        ]
+        errors = np.sqrt(np.maximum(0.0, variances))
+        return [SpeedupPrediction(*row) for row in zip(np.exp(np.diff(table.logs + mean)), errors, strict=True)]
 
-    def propose(
-        self,
-        table: CandidateTable,
-        is_open: Flags,
-        is_allowed: Callable[[LoaderConfig], bool] = lambda config: True,
-    ) -> Proposal | None:
-        """Return the open, legal candidate with the largest expected improvement; None if there is none."""
-        rows = np.flatnonzero(is_open)
-        if not len(rows):
+    def propose(self, table: CandidateTable, is_open: Callable[[LoaderConfig], bool]) -> Proposal | None:
+        """Return the open candidate with the largest expected improvement; None if there is none."""
+        if not table.configs:
             return None
-        features = table.features[rows]
-        mean, deviation, _ = self._infer(features)
-        gains = _expected_improvement(table.logs[rows] + mean, deviation, self._best) * self._feasibility(features)
-        ranked = (Proposal(table.configs[rows[top]], float(gains[top])) for top in np.argsort(-gains, kind="stable"))
-        return next((proposal for proposal in ranked if is_allowed(proposal.config)), None)
+        mean, deviation, _ = self._infer(table.features)
+        gains = _expected_improvement(table.logs + mean, deviation, self._best) * self._feasibility(table.features)
+        ranked = (Proposal(table.configs[row], float(gains[row])) for row in np.argsort(-gains, kind="stable"))
+        return next((proposal for proposal in ranked if is_open(proposal.config)), None)
 
-    def find_outlier(self, ignored: Container[LoaderConfig] = ()) -> Proposal | None:
+    def find_outlier(self, ignored: Collection[LoaderConfig] = ()) -> Proposal | None:
         """Return the slow outlier that would improve most on the best if the other measurements were right.
 
         Each measurement is compared with its leave-one-out prediction (Rasmussen and Williams, section 5.4.2).
@@ -149,6 +151,18 @@ class Surrogate:
         prior = self._scale**2 * _kernel(features[:1], features[:1]).sum()
         variance = np.maximum(1e-8, prior - (explained**2).sum(axis=0))
         return across @ _solve(self._factor, self._ratios), np.sqrt(variance), explained
+
+
+def _compute_features(configs: Sequence[LoaderConfig]) -> Array:
+    rows = [
+        [
+            math.log2(1 + config.dataloader.num_workers),  # no workers are a choice, too
+            *(math.log2(getattr(config.dataloader, setting.name) or 1) for setting in NUMBERS[1:]),
+            *(setting.read(config) != setting.default for setting in SWITCHES),
+        ]
+        for config in configs
+    ]
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(NUMBERS) + len(SWITCHES))
 
 
 def _kernel(features: Array, others: Array) -> Array:

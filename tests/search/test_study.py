@@ -18,10 +18,9 @@ from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.request import TuningRequest
-from autotune.search.loop import search
+from autotune.search.loop import SearchOutcome, search
 from autotune.search.sampler import CostModelSampler, TrialModel, make_sampler
-from autotune.search.study import METRIC, check_study, hide_password, make_trial, read_records
-from autotune.search.trial_record import SearchOutcome, TrialRecord
+from autotune.search.study import METRIC, TrialRecord, check_study, hide_password, make_trial, read_records
 from autotune.settings import SETTINGS
 from tests.builders import make_limits, make_machine, make_request, make_result
 from tests.search.formulas import io_bound_workload, saturating

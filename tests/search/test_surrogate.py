@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from autotune.planning.candidates import CandidateTable
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.planning.candidates import CandidateTable
 from autotune.search.surrogate import Observation, Proposal, Surrogate
 from tests.builders import make_config
 

@@ -10,13 +10,12 @@ import pytest
 from autotune.config import LoaderConfig
 from autotune.errors import ProfileError
 from autotune.planning.plan import Plan, make_plan
+from autotune.preparation import rebuild_request
 from autotune.profiles.schema import TrialSummary, TunedProfile
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
-from autotune.search.loop import search
-from autotune.search.trial_record import SearchOutcome
-from autotune.search.warm_start import MAX_SEEDS, choose_seeds, rebuild_request
+from autotune.search.loop import MAX_SEEDS, SearchOutcome, choose_seeds, search
 from tests.builders import (
     make_config,
     make_failed_summary,
