@@ -1,8 +1,6 @@
 """Search loop: asks for configurations and measures them until no further gain is expected.
 
-The first configurations are queued in the study. Then the sampler proposes; `model` proposes the candidate with the
-largest expected improvement. Whatever sampler proposes, our own model decides whether a gain is expected; `random` goes
-on to the limits.
+Whatever sampler proposes, our own model decides whether a gain is expected; `random` goes on to the limits.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from optuna.trial import Trial, TrialState
 
@@ -47,15 +45,7 @@ MAX_SEEDS: Final = 3  # configurations of an earlier run that are tried first
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """The result of a search, or of the part before it was interrupted.
-
-    Attributes:
-        records: Every trial that was measured or skipped, in order.
-        stop_reason: Why the search ended.
-        warnings: Failures of the workload that the trials found.
-        model: The models of throughput and resource use as corrected by these trials.
-        interrupted_by: The error that ended the search early; None if it came to its end.
-    """
+    """The result of a search, or of the part before an error interrupted it; `records` are all trials in order."""
 
     records: tuple[TrialRecord, ...]
     stop_reason: str
@@ -73,13 +63,8 @@ def search(
 ) -> SearchOutcome:
     """Try configurations until no further gain is expected, or the search is interrupted.
 
-    Args:
-        plan: The plan of the run.
-        run_trial: Measures a configuration.
-        progress: Receives the events of the search.
-        has_time: Returns, from the number of trials, whether another one may begin.
-        earlier: A profile to start from: the trials of an interrupted run count as trials of this search, and the best
-            configurations of a complete one are tried first.
+    `has_time` returns, from the number of trials, whether another one may begin. If `earlier` is the profile of an
+    interrupted run, its trials count as trials of this search; of a complete run the best configurations come first.
 
     Raises:
         WorkloadError: The user's code fails in a way that no configuration avoids.
@@ -96,25 +81,25 @@ def search(
     return SearchOutcome(tuple(loop.records), reason, warnings, loop.model, interruption.cause)
 
 
+@dataclass(eq=False)
 class SearchLoop:
     """A search under way; its arguments are those of `search`, its results those of `SearchOutcome`."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        run_trial: RunTrial,
-        progress: ProgressListener,
-        has_time: Callable[[int], bool],
-        earlier: TunedProfile | None,
-    ) -> None:
-        self._plan, self._run_trial, self._progress, self._has_time = plan, run_trial, progress, has_time
+    plan: Plan
+    run_trial: RunTrial
+    progress: ProgressListener
+    has_time: Callable[[int], bool]
+    earlier: TunedProfile | None
+
+    def __post_init__(self) -> None:
+        plan, earlier = self.plan, self.earlier
         self.records, self.stop_reason = list[TrialRecord](), ""
         self.model = TrialModel(plan)
         self.check = FailureCheck(plan.candidates, self._run_to_the_end)
         self._remeasured: set[LoaderConfig] = set()
         self._since_improvement = self._repeats = 0
         self._study = open_study(plan)
-        self._load(earlier)
+        self._load()
         seeds = choose_seeds(earlier, plan)
         first = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
         self._first = self.check.order(first, is_suspected=plan.workload.worker_failure is not None)
@@ -126,12 +111,13 @@ class SearchLoop:
                 if config not in self.model.known:
                     self._study.enqueue_trial(plan.space.to_params(config))
 
-    def _load(self, earlier: TunedProfile | None) -> None:
+    def _load(self) -> None:
         """Learn from the trials of the study, and from those of an interrupted run, which are added to it."""
-        stored, added = read_records(self._study, self._plan.space), find_trials(earlier, self._plan)
-        added = [one for one in added if all(one.config != record.config for record in stored)]
+        stored = read_records(self._study, self.plan.space)
+        known = {record.config for record in stored}
+        added = [one for one in find_trials(self.earlier, self.plan) if one.config not in known]
         if stored or added:
-            self._progress.show_resumed(len(stored) + len(added))
+            self.progress.show_resumed(len(stored) + len(added))
         for record in stored:
             self._learn(record)
         for one in added:
@@ -154,28 +140,27 @@ class SearchLoop:
             self._try(outlier.config)
         for warning in self.check.warnings:
             if warning != self.check.reason:  # which was shown when it was found
-                self._progress.show_warning(warning)
+                self.progress.show_warning(warning)
         self.stop_reason = reason
-        self._progress.show_stop(reason)
+        self.progress.show_stop(reason)
 
     def _must_stop(self) -> str | None:
         """Return why the search ends even if first configurations are still queued; None if it may go on."""
-        done, best, plan = len(self.records), self.model.best, self._plan
+        done, best, plan = len(self.records), self.model.best, self.plan
         if done >= plan.request.trials:
             return f"all {plan.request.trials} trials done"
-        if not self._has_time(done):
+        if not self.has_time(done):
             return "the time limit is reached"
-        if best is not None and plan.has_reliable_upper_bound(best.config, best.samples_per_second):
-            share = best.samples_per_second / plan.best_upper_bound
-            if share >= UPPER_BOUND_SHARE:
-                return f"the best reaches {share:.0%} of the upper bound"
+        share = 0.0 if best is None else best.samples_per_second / plan.best_upper_bound
+        if share >= UPPER_BOUND_SHARE and best and plan.has_reliable_upper_bound(best.config, best.samples_per_second):
+            return f"the best reaches {share:.0%} of the upper bound"
         if self._repeats >= MAX_REPEATS:
             return f"the last {self._repeats} proposals were all measured before"
         return None
 
     def _expects_no_gain(self) -> str | None:
         """Return why no configuration is likely to be better than the best; None if one may be."""
-        model, since, is_random = self.model, self._since_improvement, self._plan.request.sampler == "random"
+        model, since, is_random = self.model, self._since_improvement, self.plan.request.sampler == "random"
         if is_random or model.best is None or any(config not in model.known for config in self._first):
             return None
         proposal = model.propose()
@@ -191,19 +176,23 @@ class SearchLoop:
 
     def _run_next(self) -> None:
         """Ask for the next configuration, and measure it unless its throughput is known."""
-        trial = ask(self._study, self._plan)
-        config = self._plan.space.from_params(trial.params)
+        trial = ask(self._study, self.plan)
+        config = self.plan.space.from_params(trial.params)
         known = self.model.known.get(config)
         self._repeats = 0 if known is None else self._repeats + 1
         if known is None:
             self._try(config, trial)
         else:
-            store_record(self._study, self._plan, known, trial)
+            store_record(self._study, self.plan, known, trial)
 
     def _try(self, config: LoaderConfig, trial: Trial | None = None) -> None:
         """Measure a configuration, unless it is predicted to exceed a limit; None is a trial that was not proposed."""
+        result, is_first = None, self.model.best is None
         try:
-            result = self._measure(config) if self.model.is_allowed(config) else None
+            if self.model.is_allowed(config):
+                result = self.check.run(config, self._run)
+                if is_first:
+                    raise_if_unavoidable(result, self.plan.request.workload)
         except BaseException:
             with suppress(Exception):  # an error of the storage would hide the reason
                 if trial is not None:
@@ -213,36 +202,30 @@ class SearchLoop:
         if result is not None and self.check.find_cause(result):
             if self.check.reason is not None:
                 self.model.allows_workers = False
-                self._progress.show_warning(self.check.reason)
+                self.progress.show_warning(self.check.reason)
             if self.check.flaw is not None and self.model.feasible_count < MIN_DESPITE_FLAW:
                 raise self.check.make_error(self.check.flaw)
-
-    def _measure(self, config: LoaderConfig) -> TrialResult:
-        """Run a trial, and again if its failure may be bad luck."""
-        best = self.model.best
-        prune_below = PRUNE_SHARE * best.samples_per_second if best is not None else None
-        result = self.check.run(config, lambda config: self._run(config, SEARCH_PRECISION, prune_below))
-        if best is None:
-            raise_if_unavoidable(result, self._plan.request.workload)
-        return result
 
     def _run_to_the_end(self, config: LoaderConfig) -> TrialResult:
         """Run a trial for the check of failures; a configuration of the space is stored like other trials."""
         result = self._run(config, FULL_LENGTH_PRECISION)
-        if self._plan.space.nearest(config) == config:
+        if self.plan.space.nearest(config) == config:
             self._store(self.model.make_record(config, result))
         return result
 
-    def _run(self, config: LoaderConfig, precision: float, prune_below: float | None = None) -> TrialResult:
-        self._progress.show_trial_start(len(self.records) + 1, config)
-        epochs, seconds = self._plan.request.epochs, SEARCH_SHARE * self._plan.request.trial_seconds
-        limits: dict[str, Any] = {"seconds": seconds, "precision": precision, "prune_below": prune_below}
-        return self._run_trial(TrialRequest(config=config, epochs=epochs, **limits))
+    def _run(self, config: LoaderConfig, precision: float = SEARCH_PRECISION) -> TrialResult:
+        """Run a trial; one of the search ends early if it is slow."""
+        self.progress.show_trial_start(len(self.records) + 1, config)
+        best, seconds = self.model.best, SEARCH_SHARE * self.plan.request.trial_seconds
+        trial = TrialRequest(config=config, epochs=self.plan.request.epochs, seconds=seconds, precision=precision)
+        if best is not None and precision == SEARCH_PRECISION:
+            trial = trial.model_copy(update={"prune_below": PRUNE_SHARE * best.samples_per_second})
+        return self.run_trial(trial)
 
     def _store(self, record: TrialRecord, trial: Trial | None = None) -> None:
         """Learn from a record, and store it in the study; None adds a trial that was not proposed."""
         self._learn(record)
-        store_record(self._study, self._plan, record, trial)
+        store_record(self._study, self.plan, record, trial)
 
     def _learn(self, record: TrialRecord) -> None:
         best, rate = self.model.best, record.samples_per_second
@@ -252,7 +235,7 @@ class SearchLoop:
         self.records.append(record)
         self.model.fit(self.records)
         error = math.inf if record.relative_error is None else record.relative_error
-        self._progress.show_trial(len(self.records), record, error, self.model.best is record)
+        self.progress.show_trial(len(self.records), record, error, self.model.best is record)
 
 
 def find_trials(earlier: TunedProfile | None, plan: Plan) -> list[TrialSummary]:

@@ -14,7 +14,7 @@ from autotune.planning.resources import ResourceModel
 from autotune.protocol.measurement import TrialResult
 from autotune.request import SEED_COUNT
 from autotune.search.study import TrialRecord, find_best, make_distributions, read_records
-from autotune.search.surrogate import CandidateTable, Proposal, Surrogate
+from autotune.search.surrogate import Proposal, Surrogate, tabulate
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -35,7 +35,7 @@ class TrialModel:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._table = plan, CandidateTable(plan.candidates, plan.predict)
+        self._plan, self._table = plan, tabulate(plan.candidates, plan.predict)
         self.allows_workers = True
         self.fit([])
 
@@ -47,7 +47,8 @@ class TrialModel:
         self._resources = ResourceModel(self._plan.workload)
         for one in records:
             if one.result is not None:
-                peaks = one.result.peak_host_bytes, one.result.peak_shm_bytes, one.peak_gpu_bytes
+                gpu_bytes = one.result.measurement.peak_gpu_bytes if one.result.measurement else 0
+                peaks = one.result.peak_host_bytes, one.result.peak_shm_bytes, gpu_bytes
                 self._resources = self._resources.learn(one.config, *peaks)
 
     def propose(self) -> Proposal | None:
@@ -69,30 +70,32 @@ class TrialModel:
     def make_record(self, config: LoaderConfig, result: TrialResult | None) -> TrialRecord:
         """Return the record of a trial, with the prediction before it; a skipped trial has no result."""
         predicted = self.surrogate.predict([config])[0].samples_per_second
-        facts: dict[str, Any] = {"config": config, "predicted": predicted}
-        constraints = self._resources.predict(config).constraints(self._plan.budgets)
+        found = None if result is None else self._plan.estimate(result)
+        error = found.relative_error if found else math.inf
         if result is None:
-            constraints["works"] = float(not self.allows_workers and config.dataloader.num_workers > 0)
-            return TrialRecord(status="skipped", samples_per_second=predicted, constraints=constraints, **facts)
-        constraints["works"] = -1.0 if result.kind == "completed" else 1.0
-        found = self._plan.estimate(result)
+            rate, works = predicted, float(not self.allows_workers and config.dataloader.num_workers > 0)
+        else:
+            rate, works = found.samples_per_second if found else 0.0, -1.0 if result.kind == "completed" else 1.0
         return TrialRecord(
-            status="measured",
-            samples_per_second=found.samples_per_second if found else 0.0,
-            relative_error=found.relative_error if found and math.isfinite(found.relative_error) else None,
-            constraints=constraints,
+            config=config,
+            status="skipped" if result is None else "measured",
+            samples_per_second=rate,
+            predicted=predicted,
+            relative_error=error if math.isfinite(error) else None,
+            constraints=self._resources.predict(config).constraints(self._plan.budgets) | {"works": works},
             result=result,
-            peak_gpu_bytes=result.measurement.peak_gpu_bytes if result.measurement else 0,
-            **facts,
         )
 
 
-class CostModelSampler(optuna.samplers.BaseSampler):
-    """Proposes the candidate with the largest expected improvement over the cost model as corrected by the trials."""
+class CostModelSampler(optuna.samplers.RandomSampler):
+    """Proposes the candidate with the largest expected improvement over the cost model as corrected by the trials.
+
+    If no candidate is left, it draws at random.
+    """
 
     def __init__(self, plan: Plan, model: TrialModel) -> None:
+        super().__init__(plan.request.seed)
         self._space, self._model = plan.space, model
-        self._random = optuna.samplers.RandomSampler(seed=plan.request.seed)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the settings that are proposed together: all of them."""
@@ -105,12 +108,6 @@ class CostModelSampler(optuna.samplers.BaseSampler):
         self._model.fit(read_records(study, self._space))
         proposal = self._model.propose()
         return {} if proposal is None else self._space.to_params(proposal.config)
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Draw a random value if there is no proposal."""
-        return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
 def make_sampler(plan: Plan, model: TrialModel, known: int = 0) -> optuna.samplers.BaseSampler:

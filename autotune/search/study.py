@@ -7,12 +7,13 @@ failed trials and would propose it again.
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -21,7 +22,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from pydantic import Field, ValidationError
 
-from autotune.config import BoundedBytes, BoundedRate, FrozenModel, LoaderConfig
+from autotune.config import BoundedRate, FrozenModel, LoaderConfig
 from autotune.errors import StudyError, UsageError
 from autotune.planning.plan import Plan
 from autotune.planning.space import SearchSpace
@@ -29,12 +30,8 @@ from autotune.protocol.measurement import TrialResult
 from autotune.request import TuningRequest
 from autotune.settings import SETTINGS, describe_config
 
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
-
 METRIC: Final = "samples per second"
-RECORD_FIELDS: Final = {"status", "predicted", "relative_error", "peak_gpu_bytes"}  # stored as user attributes
-RESULT_FIELDS: Final = {"kind", "message", "peak_host_bytes", "peak_shm_bytes"}
+STORED: Final = {"kind", "config", "message", "peak_host_bytes", "peak_shm_bytes"}  # of the result of a trial
 MIN_SAMPLES_PER_SECOND: Final = 1e-9  # one sample in thirty years; a trial below it delivered nothing
 
 
@@ -49,7 +46,6 @@ class TrialRecord(FrozenModel):
         relative_error: Half-width of the 95% interval as a share; None if unknown.
         constraints: Excess over each limit as a share of it; negative below the limit.
         result: None if it was skipped; without the measurement if an earlier run made it.
-        peak_gpu_bytes: Peak device memory of the allocator; 0 if unknown.
     """
 
     config: LoaderConfig
@@ -59,7 +55,6 @@ class TrialRecord(FrozenModel):
     relative_error: BoundedRate | None = None
     constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     result: TrialResult | None = None
-    peak_gpu_bytes: BoundedBytes = 0
 
     @property
     def is_feasible(self) -> bool:
@@ -167,56 +162,39 @@ def make_distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
     }
 
 
-def make_trial(record: TrialRecord, space: SearchSpace) -> FrozenTrial:
-    """Return the trial of Optuna that stores a record; its user attributes are readable in a dashboard."""
-    attributes = record.model_dump(include=RECORD_FIELDS, exclude_defaults=True)
-    if record.result is not None:
-        attributes |= record.result.model_dump(include=RESULT_FIELDS, exclude_defaults=True)
-    return optuna.create_trial(
-        value=record.samples_per_second,
-        params=space.to_params(record.config),
-        distributions=make_distributions(space),
-        constraints=record.constraints,
-        user_attrs={"config": describe_config(record.config), **attributes},
-    )
-
-
 def ask(study: optuna.Study, plan: Plan) -> optuna.Trial:
     """Ask for the next configuration: a queued one, or the proposal of the sampler; raises StudyError."""
     with explain_errors(plan.request):
         return study.ask(make_distributions(plan.space))
 
 
-def store_record(study: optuna.Study, plan: Plan, record: TrialRecord, trial: optuna.Trial | None) -> None:
+def store_record(study: optuna.Study, plan: Plan, record: TrialRecord, trial: optuna.Trial | None = None) -> None:
     """Store a record as the result of a proposed trial; None adds a trial that was not proposed; raises StudyError."""
-    made = make_trial(record, plan.space)
+    fields: dict[str, Any] = dict.fromkeys(TrialRecord.model_fields, True) | {"result": STORED}
+    stored = record.model_dump(mode="json", include=fields, exclude_defaults=True)
+    attributes = {"config": describe_config(record.config), "record": stored}
+    value, constraints, space = record.samples_per_second, record.constraints, make_distributions(plan.space)
     with explain_errors(plan.request):
         if trial is None:
-            study.add_trial(made)
+            facts: dict[str, Any] = {"constraints": constraints, "user_attrs": attributes, "distributions": space}
+            study.add_trial(optuna.create_trial(value=value, params=plan.space.to_params(record.config), **facts))
             return
-        for name, excess in record.constraints.items():
+        for name, excess in constraints.items():
             trial.set_constraint(name, excess)
-        for name, value in made.user_attrs.items():
-            trial.set_user_attr(name, value)
-        study.tell(trial, record.samples_per_second)
+        for name, attribute in attributes.items():
+            trial.set_user_attr(name, attribute)
+        study.tell(trial, value)
 
 
 def read_records(study: optuna.Study, space: SearchSpace) -> list[TrialRecord]:
     """Return the completed trials of a study whose configurations are in the space.
 
-    Trials of another space or another version, and trials that repeat the result of an earlier one, are left out.
+    Trials that dltune did not write, and those that repeat the result of an earlier one, are left out.
     """
     records: list[TrialRecord] = []
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        config, stored = space.from_params(trial.params), trial.user_attrs
-        if stored.get("config") != describe_config(config):  # a setting that is not searched is not a parameter
-            continue
-        fields = {name: stored[name] for name in RECORD_FIELDS & stored.keys()}
-        fields |= {"config": config, "samples_per_second": trial.value, "constraints": trial.constraints}
-        result = {name: stored[name] for name in RESULT_FIELDS & stored.keys()}
         with suppress(ValidationError):
-            fields["result"] = TrialResult(config=config, **result) if result else None
-            record = TrialRecord(**fields)
-            if record not in records:
+            record = TrialRecord.model_validate_json(json.dumps(trial.user_attrs.get("record")))
+            if space.nearest(record.config) == record.config and record not in records:
                 records.append(record)
     return records

@@ -8,7 +8,7 @@ Processes for Machine Learning, algorithm 2.1); the next trial has the largest e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -25,14 +25,14 @@ RatePrediction = Callable[[LoaderConfig], float]
 
 SIGMA_BIAS: Final = 0.4  # standard deviations of the logarithm of measured over predicted: of the whole model,
 SIGMA_WORKERS: Final = 0.3  # along the number of workers,
+SIGMA_BATCH_SIZE: Final = 0.2  # along the batch size,
 SIGMA_NUMBER: Final = 0.1  # along another number,
-SIGMAS: Final[Mapping[str, float]] = {"batch_size": 0.2}  # along numbers of which more is known,
 SIGMA_SWITCH: Final = 0.08  # of each switch (pinning, persistence, order, sharing),
 SIGMA_SWITCH_BY_WORKERS: Final = 0.08  # and of the switch at a particular number of workers
 WORKERS_SCALE: Final = 0.7  # length scale of the number of workers, in doublings
 OTHER_SCALE: Final = 1.5  # length scale of another number, in doublings
 MIN_NOISE: Final = 0.04  # relative noise of one trial: the drift of the machine alone
-PRIOR_SCALES: Final = (0.5, 1.0, 2.0)  # factors of all standard deviations, chosen by marginal likelihood
+PRIOR_SCALES: Final = (1.0, 0.5, 2.0)  # factors of all standard deviations, chosen by marginal likelihood
 OUTLIER_Z: Final = -1.5  # standard deviations below the prediction of the other measurements
 MIN_OBSERVATIONS_FOR_OUTLIER: Final = 4
 NUMBERS: Final = (SETTINGS["num_workers"], *(one for one in reversed(RANGES) if one.name != "num_workers"))
@@ -60,54 +60,47 @@ class Proposal(NamedTuple):
     gain: float
 
 
-class CandidateTable:
-    """Configurations as columns.
+class CandidateTable(NamedTuple):
+    """Configurations as columns; features are numbers as doublings, the number of workers first, then the switches."""
 
-    Attributes:
-        configs: The configurations.
-        features: A row for each: numbers as doublings, the number of workers first, then the switches.
-        logs: Logarithm of the samples per second that the cost model predicts.
-    """
-
-    def __init__(self, configs: Sequence[LoaderConfig], predict: RatePrediction) -> None:
-        self.configs, self.features = configs, _compute_features(configs)
-        self.logs: Array = np.log([predict(config) for config in configs])
+    configs: Sequence[LoaderConfig]
+    features: Array
+    logs: Array  # of the samples per second that the cost model predicts
 
 
 class Surrogate:
-    """The cost model as corrected by measurements.
-
-    Args:
-        predict: Predicts samples per second by the cost model.
-        tried: The last trial of each configuration.
-    """
+    """The cost model `predict`, in samples per second, as corrected by the last trial of each configuration."""
 
     def __init__(self, predict: RatePrediction, tried: Collection[TrialRecord] = ()) -> None:
         measured = [one for one in tried if one.is_feasible]
         failed = [one.config for one in tried if one.result is not None and not one.is_feasible]
-        self._predict, self._failed = predict, _compute_features(failed)
-        self._seen = CandidateTable([one.config for one in measured], predict)
+        self._predict, self._failed = predict, tabulate(failed, predict).features
+        self._seen = tabulate([one.config for one in measured], predict)
         self._ratios: Array = np.log([one.samples_per_second for one in measured]) - self._seen.logs
         errors = [0.5 if one.relative_error is None else min(one.relative_error, 0.5) for one in measured]
         noise = np.diag([MIN_NOISE**2 + (error / 2) ** 2 for error in errors])
         kernel = _kernel(self._seen.features, self._seen.features)
-        factors = {scale: np.linalg.cholesky(scale**2 * kernel + noise) for scale in PRIOR_SCALES}
-        likely = max(PRIOR_SCALES, key=lambda scale: _log_likelihood(self._ratios, factors[scale]))
-        self._scale = likely if measured else 1.0
-        self._factor = factors[self._scale]
+
+        def likelihood(scale: float) -> float:
+            """Return twice the log marginal likelihood, less a constant."""
+            covariance = scale**2 * kernel + noise
+            return float(-self._ratios @ np.linalg.solve(covariance, self._ratios) - np.linalg.slogdet(covariance)[1])
+
+        self._scale = max(PRIOR_SCALES, key=likelihood)
+        self._inverse = np.linalg.inv(self._scale**2 * kernel + noise)
         self._best = max(self._seen.logs + self._infer(self._seen.features)[0], default=-math.inf)
 
     def predict(self, configs: Sequence[LoaderConfig]) -> list[Prediction]:
         """Predict throughputs; those of measured configurations are smoothed over their neighbours."""
-        table = CandidateTable(configs, self._predict)
-        mean, deviation, _ = self._infer(table.features)
+        table = tabulate(configs, self._predict)
+        mean, deviation = self._infer(table.features)
         return [Prediction(math.exp(log), error) for log, error in zip(table.logs + mean, deviation, strict=True)]
 
     def predict_speedups(self, path: Sequence[LoaderConfig]) -> list[SpeedupPrediction]:
         """Predict the speedup of each configuration of a path over the one before it; common errors cancel."""
-        table = CandidateTable(path, self._predict)
-        mean, _, explained = self._infer(table.features)
-        covariance = self._scale**2 * _kernel(table.features, table.features) - explained.T @ explained
+        table = tabulate(path, self._predict)
+        mean, across = self._infer(table.features)[0], self._covariance(table.features, self._seen.features)
+        covariance = self._covariance(table.features, table.features) - across @ self._inverse @ across.T
         variances = covariance.diagonal()[:-1] + covariance.diagonal()[1:] - 2 * covariance.diagonal(1)
         errors = np.sqrt(np.maximum(0.0, variances))
         return [SpeedupPrediction(*row) for row in zip(np.exp(np.diff(table.logs + mean)), errors, strict=True)]
@@ -116,8 +109,11 @@ class Surrogate:
         """Return the open candidate with the largest expected improvement; None if there is none."""
         if not table.configs:
             return None
-        mean, deviation, _ = self._infer(table.features)
-        gains = _expected_improvement(table.logs + mean, deviation, self._best) * self._feasibility(table.features)
+        mean, deviation = self._infer(table.features)
+        gains = _expected_improvement(table.logs + mean, deviation, self._best)
+        for failed in self._failed:  # near it, and with more of a number, a configuration is likely to fail as well
+            below = np.maximum(0.0, failed - table.features)[:, : len(NUMBERS)]
+            gains *= 1 - 0.95 * np.exp(-0.5 * (below**2).sum(axis=1) / FAILURE_SCALE**2)
         ranked = (Proposal(table.configs[row], float(gains[row])) for row in np.argsort(-gains, kind="stable"))
         return next((proposal for proposal in ranked if is_open(proposal.config)), None)
 
@@ -128,32 +124,25 @@ class Surrogate:
         """
         if len(self._ratios) < MIN_OBSERVATIONS_FOR_OUTLIER:
             return None
-        inverse = _solve(self._factor, np.eye(len(self._ratios)))
-        deviation = 1 / np.sqrt(np.diag(inverse))
-        z = (inverse @ self._ratios) * deviation  # negative below the prediction of the others
+        deviation = 1 / np.sqrt(np.diag(self._inverse))
+        z = (self._inverse @ self._ratios) * deviation  # negative below the prediction of the others
         gains = _expected_improvement(self._seen.logs + self._ratios - z * deviation, deviation, self._best)
         gains *= (z < OUTLIER_Z) * np.array([config not in ignored for config in self._seen.configs])
         top = int(np.argmax(gains))
         return Proposal(self._seen.configs[top], float(gains[top])) if gains[top] > 0 else None
 
-    def _feasibility(self, features: Array) -> Array:
-        """Return the probability that candidates work: low near a failed one, and for those that need more."""
-        chances = np.ones(len(features))
-        for failed in self._failed:
-            below = np.maximum(0.0, failed - features)[:, : len(NUMBERS)]
-            chances *= 1 - 0.95 * np.exp(-0.5 * (below**2).sum(axis=1) / FAILURE_SCALE**2)
-        return chances
+    def _infer(self, features: Array) -> tuple[Array, Array]:
+        """Return mean and standard deviation of the logarithm of measured over predicted throughput."""
+        across, prior = self._covariance(features, self._seen.features), self._covariance(features[:1], features[:1])
+        variance = prior.sum() - ((across @ self._inverse) * across).sum(axis=1)
+        return across @ (self._inverse @ self._ratios), np.sqrt(np.maximum(1e-8, variance))
 
-    def _infer(self, features: Array) -> tuple[Array, Array, Array]:
-        """Return mean and standard deviation of the logarithm of measured over predicted, and the explained part."""
-        across = self._scale**2 * _kernel(features, self._seen.features)
-        explained = np.linalg.solve(self._factor, across.T)
-        prior = self._scale**2 * _kernel(features[:1], features[:1]).sum()
-        variance = np.maximum(1e-8, prior - (explained**2).sum(axis=0))
-        return across @ _solve(self._factor, self._ratios), np.sqrt(variance), explained
+    def _covariance(self, features: Array, others: Array) -> Array:
+        return self._scale**2 * _kernel(features, others)
 
 
-def _compute_features(configs: Sequence[LoaderConfig]) -> Array:
+def tabulate(configs: Sequence[LoaderConfig], predict: RatePrediction) -> CandidateTable:
+    """Compute the features and the predictions of some configurations."""
     rows = [
         [
             math.log2(1 + config.dataloader.num_workers),  # no workers are a choice, too
@@ -162,7 +151,8 @@ def _compute_features(configs: Sequence[LoaderConfig]) -> Array:
         ]
         for config in configs
     ]
-    return np.array(rows, dtype=np.float64).reshape(len(rows), len(NUMBERS) + len(SWITCHES))
+    features = np.array(rows, dtype=np.float64).reshape(len(rows), len(NUMBERS) + len(SWITCHES))
+    return CandidateTable(configs, features, np.log([predict(config) for config in configs]))
 
 
 def _kernel(features: Array, others: Array) -> Array:
@@ -173,19 +163,10 @@ def _kernel(features: Array, others: Array) -> Array:
     covariance: Array = SIGMA_BIAS**2 + SIGMA_WORKERS**2 * near
     covariance = covariance + equal * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2 * near)
     for column, setting in enumerate(NUMBERS[1:], start=1):
-        along = SIGMAS.get(setting.name, SIGMA_NUMBER) ** 2 * np.exp(-0.5 * (gaps[..., column] / OTHER_SCALE) ** 2)
+        sigma = SIGMA_BATCH_SIZE if setting.name == "batch_size" else SIGMA_NUMBER
+        along = sigma**2 * np.exp(-0.5 * (gaps[..., column] / OTHER_SCALE) ** 2)
         covariance = covariance + (along if setting.needs is None else along * near)
     return covariance
-
-
-def _solve(factor: Array, values: Array) -> Array:
-    solution: Array = np.linalg.solve(factor.T, np.linalg.solve(factor, values))
-    return solution
-
-
-def _log_likelihood(values: Array, factor: Array) -> float:
-    """Return the log marginal likelihood, less a constant."""
-    return float(-0.5 * values @ _solve(factor, values) - np.log(np.diag(factor)).sum())
 
 
 def _expected_improvement(means: Array, deviation: Array, best: float) -> Array:
