@@ -107,10 +107,7 @@ def count_epoch_batches(workload: WorkloadProfile, batch_size: int) -> int | Non
 
 
 def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: float) -> int:
-    """Return about twice the workers that the model predicts to be useful, at least the CPUs plus two.
-
-    CPU-bound samples need about one worker per CPU; I/O-bound samples need enough workers to hide the waiting.
-    """
+    """Return about twice the workers that the model predicts to be useful, at least the CPUs plus two."""
     load, step = (max(cost.per_batch(batch_size), 1e-7) for cost in (workload.load_cost, workload.step_cost))
     useful = load / max(step, load * min(1.0, workload.cpu_share) / usable_cpus, 1e-7)
     return max(count_whole_cpus(usable_cpus), math.ceil(WORKER_HEADROOM_FACTOR * useful)) + EXTRA_WORKERS

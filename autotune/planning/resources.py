@@ -53,10 +53,7 @@ class ResourceDemand:
 class ResourceModel:
     """Predicts the resource use of configurations; `learn` returns a corrected model.
 
-    Attributes:
-        workload: The profile of the workload.
-        peaks: Memory of the processes without batches in trials that used more than predicted, by number of workers.
-        gpu_extra_bytes: Device memory that a trial used in addition to the prediction.
+    `peaks` is the memory of the processes in trials that used more than predicted, by the number of workers.
     """
 
     workload: WorkloadProfile

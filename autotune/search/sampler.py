@@ -26,12 +26,7 @@ STARTUP_TRIALS: Final = 8  # completed trials, the queued ones included, before 
 class TrialModel:
     """The throughput and resource use of configurations, as corrected by the trials so far.
 
-    Attributes:
-        allows_workers: Whether configurations with workers may be proposed.
-        known: The last trial of each configuration.
-        best: The fastest trial.
-        feasible_count: Number of trials that completed.
-        surrogate: The Gaussian process over the throughput.
+    `known` has the last trial of each configuration, `feasible_count` counts the trials that completed.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -57,9 +52,8 @@ class TrialModel:
 
     def is_allowed(self, config: LoaderConfig) -> bool:
         """Return whether a configuration is expected to work within the limits."""
-        if not self.allows_workers and config.dataloader.num_workers:
-            return False
-        return self._resources.fits(config, self._plan.budgets)
+        may_start = self.allows_workers or not config.dataloader.num_workers
+        return may_start and self._resources.fits(config, self._plan.budgets)
 
     def expected(self) -> dict[LoaderConfig, float]:
         """Return the expected samples per second of each configuration that works, smoothed over its neighbours."""
@@ -88,10 +82,7 @@ class TrialModel:
 
 
 class CostModelSampler(optuna.samplers.RandomSampler):
-    """Proposes the candidate with the largest expected improvement over the cost model as corrected by the trials.
-
-    If no candidate is left, it draws at random.
-    """
+    """Proposes the candidate with the largest expected improvement; draws at random if no candidate is left."""
 
     def __init__(self, plan: Plan, model: TrialModel) -> None:
         super().__init__(plan.request.seed)

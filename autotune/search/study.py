@@ -36,13 +36,11 @@ MIN_SAMPLES_PER_SECOND: Final = 1e-9  # one sample in thirty years; a trial belo
 
 
 class TrialRecord(FrozenModel):
-    """One trial of the study.
+    """One trial of the study; rates are in samples per second.
 
     Attributes:
-        config: The configuration.
-        status: `skipped` if it would exceed a limit.
-        samples_per_second: Measured throughput; the prediction if it was skipped, 0 if it failed.
-        predicted: Prediction before the trial, in samples per second; 0 if unknown.
+        samples_per_second: Measured throughput; the prediction if the trial was skipped, 0 if it failed.
+        predicted: Prediction before the trial; 0 if unknown.
         relative_error: Half-width of the 95% interval as a share; None if unknown.
         constraints: Excess over each limit as a share of it; negative below the limit.
         result: None if it was skipped; without the measurement if an earlier run made it.
@@ -85,12 +83,7 @@ def quiet_logs() -> Iterator[None]:
 
 
 def check_study(request: TuningRequest) -> None:
-    """Check the storage and the sampler of a request before anything is measured.
-
-    Raises:
-        StudyError: The storage cannot be opened.
-        UsageError: The sampler needs a package that is not installed.
-    """
+    """Raise StudyError if the storage cannot be opened, UsageError if the sampler needs a package that is missing."""
     if request.sampler == "gp" and importlib.util.find_spec("scipy") is None:
         raise UsageError("--sampler gp needs scipy: pip install 'dltune[gp]'.")
     with quiet_logs(), explain_errors(request, "opened"):
@@ -105,11 +98,7 @@ def open_storage(storage: str | None) -> BaseStorage:
 
 
 def open_study(plan: Plan) -> optuna.Study:
-    """Open the study of the request, in memory unless it names a storage.
-
-    Raises:
-        StudyError: It cannot be opened, or it is for another workload or machine.
-    """
+    """Open the study of the request; raise StudyError if it cannot be opened or is for another workload or machine."""
     request = plan.request
     about: dict[str, Any] = {"dataset": request.workload.title, "step": request.workload.describe_step()}
     about |= {"machine": plan.hardware.machine_class, "epochs": request.epochs}

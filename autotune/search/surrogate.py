@@ -1,8 +1,7 @@
-"""Surrogate: a Gaussian process over the error of the cost model.
+"""Surrogate: a Gaussian process over the logarithm of measured over predicted throughput.
 
-The cost model knows how throughput depends on the settings, but not how workers disturb each other or what persistent
-workers save. The process models the logarithm of measured over predicted throughput (Rasmussen and Williams, Gaussian
-Processes for Machine Learning, algorithm 2.1); the next trial has the largest expected improvement (Jones et al. 1998).
+The cost model does not know how workers disturb each other. Sources: Rasmussen and Williams, Gaussian Processes for
+Machine Learning, algorithm 2.1; expected improvement, Jones et al. 1998.
 """
 
 from __future__ import annotations
@@ -101,8 +100,8 @@ class Surrogate:
         table = tabulate(path, self._predict)
         mean, across = self._infer(table.features)[0], self._covariance(table.features, self._seen.features)
         covariance = self._covariance(table.features, table.features) - across @ self._inverse @ across.T
-        variances = covariance.diagonal()[:-1] + covariance.diagonal()[1:] - 2 * covariance.diagonal(1)
-        errors = np.sqrt(np.maximum(0.0, variances))
+        diagonal = covariance.diagonal()
+        errors = np.sqrt(np.maximum(0.0, diagonal[:-1] + diagonal[1:] - 2 * covariance.diagonal(1)))
         return [SpeedupPrediction(*row) for row in zip(np.exp(np.diff(table.logs + mean)), errors, strict=True)]
 
     def propose(self, table: CandidateTable, is_open: Callable[[LoaderConfig], bool]) -> Proposal | None:
