@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.config import LoaderConfig
 from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.planning.space import SearchSpace, choose_probe_sizes, plan_space
 from autotune.protocol.budgets import Budgets, plan_budgets
@@ -38,11 +37,6 @@ def plan(
 ) -> SearchSpace:
     machine, request = machine or make_machine(), request or make_request()
     return plan_space(request, machine, workload, budgets or plan_budgets(machine, request))
-
-
-def choices(name: str, workload: WorkloadProfile = WAITING, **request: Any) -> tuple[Any, ...]:
-    """Return the choices of a setting for a request."""
-    return plan(make_request(**request), workload).choices[name]
 
 
 FULL = plan()
@@ -118,28 +112,53 @@ def test_a_setting_of_the_users_loader_cannot_have_another_value(options: dict[s
         plan(make_request(**options), DECIDED)
 
 
+SMALL, DROPPING = make_workload(samples=40), make_workload(samples=50, drop_last=True)
+OWN = make_config(11, 5, 48, persistent_workers=True)
+READY = make_workload(cpu_share=1.0, baseline=OWN)  # a factory that returns a DataLoader with these settings
+DIFFERING = make_workload(differing_samples=2)
+DUPLICATING = make_workload(kind="iterable", workers_duplicate_data=True)
+DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 33)
+
+
 @pytest.mark.parametrize(
-    ("name", "values", "found"),
+    ("name", "workload", "options", "found"),
     [
-        ("num_workers", ValueRange(low=9, high=13), (9, 10, 11, 12, 13)),
-        ("num_workers", ValueRange(low=1, high=33), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 33)),
-        ("batch_size", ValueRange(low=50, high=200), (64, 128)),
-        ("batch_size", (100, 20, 100), (20, 100)),
-        ("num_workers", (8, 2, 2), (2, 8)),
-        ("in_order", (True, False), (False, True)),
-        ("worker_threads", (1, None), (None, 1)),
-        ("sharing_strategy", ("file_system",), ("file_system",)),
+        ("num_workers", WAITING, {"search": {"num_workers": ValueRange(low=9, high=13)}}, (9, 10, 11, 12, 13)),
+        ("num_workers", WAITING, {"search": {"num_workers": ValueRange(low=1, high=33)}}, DENSE),
+        ("num_workers", WAITING, {"search": {"num_workers": (8, 2, 2)}}, (2, 8)),
+        ("num_workers", WAITING, {"search": {"num_workers": ValueRange(low=2, high=9)}, "max_workers": 3}, (2, 3)),
+        ("num_workers", DIFFERING, {"max_workers": 2}, (0, 1, 2)),
+        ("num_workers", DIFFERING, {"fixed": {"num_workers": 2}}, (2,)),
+        ("num_workers", DUPLICATING, {"max_workers": 0}, (0,)),
+        ("batch_size", WAITING, {"search": {"batch_size": ValueRange(low=50, high=200)}}, (64, 128)),
+        ("batch_size", WAITING, {"search": {"batch_size": (100, 20, 100)}}, (20, 100)),
+        ("batch_size", SMALL, {}, (16, 32)),
+        ("batch_size", SMALL, {"search": {"batch_size": (64,)}}, (64,)),
+        ("batch_size", DROPPING, {"search": {"batch_size": (16, 64)}}, (16,)),
+        ("batch_size", READY, {}, (48,)),
+        ("batch_size", READY, {"search": {"batch_size": (32, 64)}}, (32, 64)),
+        ("batch_size", READY, {"fixed": {"batch_size": 64}}, (64,)),
+        ("batch_size", READY, {"search": {"batch_size": ValueRange(low=40, high=128)}}, (48, 64, 128)),
+        ("prefetch_factor", READY, {}, (1, 2, 4, 5, 8)),
+        ("in_order", WAITING, {"search": {"in_order": (True, False)}}, (False, True)),
+        ("sharing_strategy", WAITING, {"search": {"sharing_strategy": ("file_system",)}}, ("file_system",)),
+        ("persistent_workers", WAITING, {"epochs": 1}, (True,)),
+        ("persistent_workers", WAITING, {"epochs": 2}, (False, True)),
+        ("pin_memory", WAITING, {}, (False, True)),
+        ("device_prefetch", make_gpu_workload(), {}, (False, True)),
+        ("worker_threads", make_workload(worker_threads_cpu=0.1), {}, (None,)),
+        ("worker_threads", make_workload(worker_threads_cpu=0.9), {}, (None, 1)),
+        ("worker_threads", WAITING, {"search": {"worker_threads": (1, None)}}, (None, 1)),
     ],
 )
-def test_a_list_is_searched_sorted_and_a_range_has_its_numbers_or_its_ends_and_the_default_choices_between(
-    name: str, values: Any, found: tuple[Any, ...]
+def test_the_choices_of_a_setting_follow_from_the_workload_and_the_request(
+    name: str, workload: WorkloadProfile, options: dict[str, Any], found: tuple[Any, ...]
 ) -> None:
-    assert choices(name, search={name: values}) == found
+    assert plan(make_request(**options), workload).choices[name] == found
 
 
-def test_a_range_of_workers_ends_at_the_limit_and_the_limit_extends_the_search() -> None:
-    assert max(choices("num_workers", search={"num_workers": ValueRange(low=2, high=16)}, max_workers=6)) == 6
-    assert max(choices("num_workers", make_workload(cpu_share=1.0), max_workers=40)) == 40
+def test_a_limit_above_the_useful_number_of_workers_extends_the_search() -> None:
+    assert max(plan(make_request(max_workers=40), make_workload(cpu_share=1.0)).choices["num_workers"]) == 40
 
 
 @pytest.mark.parametrize(
@@ -170,11 +189,6 @@ def test_pinning_and_copying_in_advance_are_refused_without_an_effect(workload: 
             plan(make_request(fixed={name: True}), workload)
 
 
-def test_pinning_and_copying_in_advance_are_searched_if_they_have_an_effect() -> None:
-    assert plan(workload=make_workload(pinning=True)).choices["pin_memory"] == (False, True)
-    assert plan(workload=make_gpu_workload()).choices["device_prefetch"] == (False, True)
-
-
 def test_batches_are_copied_in_advance_only_from_pinned_memory() -> None:
     values = setting_values(plan(workload=make_gpu_workload()).from_params({"num_workers": 2}))
     for pinned in (False, True):
@@ -199,17 +213,6 @@ def test_the_workload_limits_the_workers_and_a_note_tells_why(
     assert any(words in note for note in space.notes)
 
 
-def test_workers_that_return_different_data_are_searched_if_they_are_asked_for() -> None:
-    workload = make_workload(differing_samples=2)
-    assert len(choices("num_workers", workload, max_workers=4)) > 1
-    assert choices("num_workers", workload, fixed={"num_workers": 2}) == (2,)
-
-
-def test_the_user_may_allow_no_workers_for_an_iterable_dataset_that_is_not_sharded() -> None:
-    workload = make_workload(kind="iterable", workers_duplicate_data=True)
-    assert choices("num_workers", workload, max_workers=0) == (0,)
-
-
 @pytest.mark.parametrize("workload", [WAITING, make_workload(sample_bytes=0, batch_tensors=0)])
 def test_without_a_writable_shm_no_worker_is_tried(workload: WorkloadProfile) -> None:
     assert plan(workload=workload, machine=make_machine(shm_writable=False)).choices["num_workers"] == (0,)
@@ -218,16 +221,6 @@ def test_without_a_writable_shm_no_worker_is_tried(workload: WorkloadProfile) ->
 def test_without_workers_the_settings_of_workers_are_not_searched() -> None:
     space = plan(make_request(fixed={"num_workers": 0}, search={"batch_size": (16, 32)}))
     assert set(space.searched()) == {"batch_size", "pin_memory"}
-
-
-def test_persistence_is_not_searched_for_a_single_epoch() -> None:
-    assert choices("persistent_workers", epochs=1) == (True,)
-    assert choices("persistent_workers", epochs=2) == (False, True)
-
-
-@pytest.mark.parametrize(("cpu", "threads"), [(0.1, (None,)), (0.9, (None, 1))])
-def test_threads_in_workers_are_limited_if_they_use_much_of_the_cpu(cpu: float, threads: tuple[Any, ...]) -> None:
-    assert choices("worker_threads", WAITING.model_copy(update={"worker_threads_cpu": cpu})) == threads
 
 
 def test_threads_in_workers_are_limited_if_that_is_asked_for() -> None:
@@ -245,47 +238,10 @@ def test_the_batch_size_of_the_users_own_batches_cannot_be_set() -> None:
         plan(make_request(fixed={"batch_size": 64}), workload)
 
 
-OWN = make_config(11, 5, 48, persistent_workers=True)
-
-
-def bring(own: LoaderConfig = OWN) -> WorkloadProfile:
-    """Return the workload of a factory that returns a ready DataLoader with these settings."""
-    return WAITING.model_copy(update={"baseline": own, "cpu_share": 1.0})
-
-
-def test_a_ready_loader_keeps_its_batch_size_and_its_settings_are_among_the_candidates() -> None:
-    space = plan(workload=bring())
-    assert space.choices["batch_size"] == (48,)
+def test_a_ready_loader_keeps_its_batch_size_and_its_settings_are_a_candidate() -> None:
+    space = plan(workload=READY)
     assert any("batch_size stays at 48" in note and "--batch-size" in note for note in space.notes)
-    assert plan(workload=make_workload(cpu_share=1.0, baseline=OWN)).nearest(OWN) == OWN
-
-
-@pytest.mark.parametrize(
-    ("options", "sizes"),
-    [
-        ({"search": {"batch_size": (32, 64)}}, (32, 64)),
-        ({"fixed": {"batch_size": 64}}, (64,)),
-        ({"search": {"batch_size": ValueRange(low=40, high=128)}}, (48, 64, 128)),
-    ],
-)
-def test_a_ready_loaders_batch_size_is_searched_if_sizes_are_asked_for(
-    options: dict[str, Any], sizes: tuple[int, ...]
-) -> None:
-    assert choices("batch_size", bring(), **options) == sizes
-
-
-@pytest.mark.parametrize(
-    ("workload", "options", "sizes"),
-    [
-        (make_workload(samples=40), {}, (16, 32)),
-        (make_workload(samples=40), {"search": {"batch_size": (64,)}}, (64,)),
-        (make_workload(samples=50, drop_last=True), {"search": {"batch_size": (16, 64)}}, (16,)),
-    ],
-)
-def test_no_batch_is_larger_than_the_dataset_unless_it_is_asked_for_and_not_dropped(
-    workload: WorkloadProfile, options: dict[str, Any], sizes: tuple[int, ...]
-) -> None:
-    assert choices("batch_size", workload, **options) == sizes
+    assert space.nearest(OWN) == OWN
 
 
 def test_a_dataset_smaller_than_the_smallest_batch_is_refused_if_incomplete_batches_are_dropped() -> None:

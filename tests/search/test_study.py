@@ -103,11 +103,9 @@ def test_the_sampler_reads_only_the_study() -> None:
     stored, memory = load(), optuna.create_study(direction="maximize")
     for record in read_records(stored, plan.space):
         store_record(memory, plan, record)
-    proposals = [
-        CostModelSampler(plan, TrialModel(plan)).sample_relative(study, None, {})  # type: ignore[arg-type]
-        for study in (stored, memory)
-    ]
-    assert proposals[0] == proposals[1]
+    trial = optuna.create_trial(value=1.0)
+    samplers = [CostModelSampler(plan, TrialModel(plan)) for _ in range(2)]
+    assert samplers[0].sample_relative(stored, trial, {}) == samplers[1].sample_relative(memory, trial, {})
 
 
 def test_trials_with_other_values_of_settings_that_are_not_searched_are_not_reused() -> None:
@@ -118,16 +116,17 @@ def test_trials_with_other_values_of_settings_that_are_not_searched_are_not_reus
     assert len(again.configs) > 2
 
 
-def test_a_study_of_another_workload_is_refused() -> None:
-    run()
-    with pytest.raises(StudyError, match=r"Study mine is for another epochs: 10, not 20\. Give another --study-name"):
-        run(epochs=20)
-
-
-def test_a_fresh_run_does_not_use_a_study_that_exists() -> None:
-    run()
-    with pytest.raises(StudyError, match="'mine' already exists"):
-        run(fresh=True)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epochs": 20}, r"Study mine is for another epochs: 10, not 20\. Give another --study-name"),
+        ({"fresh": True}, "'mine' already exists"),
+    ],
+)
+def test_a_study_of_another_workload_or_before_a_fresh_run_is_refused(options: dict[str, Any], words: str) -> None:
+    run(trials=1)
+    with pytest.raises(StudyError, match=words):
+        run(**options)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +145,11 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_sentence(workdir: Path, ur
         run(storage=url)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_storage_is_checked_before_anything_is_measured() -> None:
+    with pytest.raises(StudyError, match="cannot be opened"):
+        check_study(make_request(storage="nonsense://host/trials"))
 
 
 @pytest.mark.parametrize(
@@ -191,9 +195,8 @@ def test_a_space_of_one_configuration_is_measured_once() -> None:
     assert outcome.stop_reason == "every configuration within the limits was tried"
 
 
-def test_a_space_without_a_configuration_within_the_limits_ends() -> None:
-    measure = Formula()
-    plan = plan_for(storage=None, trials=5)
+def test_a_space_without_a_configuration_within_the_limits_ends_without_a_trial() -> None:
+    measure, plan = Formula(), plan_for(storage=None, trials=5)
     outcome = search(replace(plan, budgets=make_limits(memory_bytes=2**20)), measure, ResumeListener())
     assert measure.configs == []
     assert {record.status for record in outcome.records} == {"skipped"}
@@ -266,36 +269,3 @@ def test_the_gp_sampler_needs_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"--sampler gp needs scipy: pip install 'dltune\[gp\]'"):
         check_study(make_request(sampler="gp"))
-
-
-def test_a_storage_is_checked_before_anything_is_measured() -> None:
-    with pytest.raises(StudyError, match="cannot be opened"):
-        check_study(make_request(storage="nonsense://host/trials"))
-
-
-@pytest.mark.slow
-def test_the_dashboard_lists_every_trial_with_its_parameters_and_attributes() -> None:
-    import io
-    import json
-    from wsgiref.util import setup_testing_defaults
-
-    wsgi = pytest.importorskip("optuna_dashboard").wsgi
-
-    def ask(path: str) -> Any:
-        environment: dict[str, Any] = {"PATH_INFO": path, "REQUEST_METHOD": "GET", "wsgi.input": io.BytesIO()}
-        setup_testing_defaults(environment)
-        statuses: list[str] = []
-        body = b"".join(wsgi(URL)(environment, lambda status, headers, error=None: statuses.append(status)))
-        assert statuses == ["200 OK"], body
-        return json.loads(body)
-
-    run()
-    (study,) = ask("/api/studies")["study_summaries"]
-    assert (study["study_name"], study["directions"]) == ("mine", ["maximize"])
-    page = ask(f"/api/studies/{study['study_id']}")
-    assert page["objective_names"] == [METRIC]
-    assert len([trial for trial in page["trials"] if trial["state"] == "Complete"]) >= 5
-    for trial in (trial for trial in page["trials"] if trial["state"] == "Complete"):
-        assert {parameter["name"] for parameter in trial["params"]} <= set(SETTINGS)
-        assert trial["values"][0] > 0
-        assert {"config", "record"} == {one["key"] for one in trial["user_attrs"]}
