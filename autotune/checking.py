@@ -14,7 +14,7 @@ from autotune.config import FrozenModel, Interval, Rate
 from autotune.errors import UsageError
 from autotune.planning.plan import Plan
 from autotune.planning.space import choose_probe_sizes
-from autotune.preparation import prepare_run
+from autotune.preparation import prepare_run, rebuild_request
 from autotune.profiles.match import (
     Difference,
     compare_age,
@@ -33,7 +33,6 @@ from autotune.protocol.messages import RunTrial
 from autotune.protocol.schedule import TimeBudget
 from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import start_runner
-from autotune.search.warm_start import rebuild_request
 from autotune.system.hardware import Hardware, Software
 from autotune.system.machine import describe_local_hardware, read_machine
 from autotune.system.software import read_start_method, read_torch

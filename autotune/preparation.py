@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
+from autotune.errors import ProfileError
 from autotune.planning.plan import Plan, make_plan
 from autotune.planning.space import choose_probe_sizes
 from autotune.profiles.schema import TunedProfile
@@ -56,6 +59,21 @@ def find_stored(request: TuningRequest, machine: MachineProfile, *, validated: b
         if is_same and profile.is_validated is validated:
             return profile
     return None
+
+
+def rebuild_request(profile: TunedProfile, output: str, trials: int | None = None) -> TuningRequest:
+    """Return the request that a profile was tuned with, for another run in the current folder.
+
+    Raises:
+        ProfileError: The stored request is invalid.
+    """
+    changes = {"output": output} if trials is None else {"output": output, "trials": trials}
+    try:
+        return TuningRequest.model_validate(profile.request | changes).forget_folder()
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        what = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        raise ProfileError(f"Profile {profile.id}: its request is invalid ({what}). Tune again with dltune.") from None
 
 
 def prepare_run(

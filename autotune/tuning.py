@@ -33,8 +33,8 @@ from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.launcher import Launcher
 from autotune.runner.runner import TrialRunner, start_runner
-from autotune.search.loop import search
-from autotune.search.trial_record import SearchOutcome, TrialRecord
+from autotune.search.loop import SearchOutcome, search
+from autotune.search.study import TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.processes import TRIAL_VARIABLE
 from autotune.system.signals import defer_interrupts

@@ -31,7 +31,7 @@ from autotune.protocol.messages import TrialRequest
 from autotune.protocol.statistics import student_t
 from autotune.request import SamplerName
 from autotune.search.loop import search
-from autotune.search.trial_record import TrialRecord
+from autotune.search.study import TrialRecord
 from autotune.validation.decision import select_candidates
 from benchmarks.traces import TRACES, Trace, make_measurement
 

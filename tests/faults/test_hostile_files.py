@@ -32,7 +32,7 @@ from autotune.protocol.messages import REPORT, ProbeReport, TrialReport, TrialRe
 from autotune.protocol.throughput import estimate
 from autotune.report.text import render_profile
 from autotune.search.loop import search
-from autotune.search.trial_record import TrialRecord
+from autotune.search.study import TrialRecord
 from tests.builders import (
     make_config,
     make_full_profile,
