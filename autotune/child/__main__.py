@@ -2,8 +2,8 @@
 
 Arguments: FD, an inherited stream socket; TUNER, the process whose end ends this one; SANDBOX, what
 `autotune.child.namespaces` puts around it, as JSON; or `fork`, for one that forks such processes when it is asked to.
-Messages in (`autotune.protocol.messages.Command`): `hello` once, then `probe`, `run` and `release` in any number.
-Messages out (`Report`): `ready` after `hello` and after `release`; `probed`; `measured`; `failed` instead of
+Messages in (`autotune.protocol.messages.Command`): `load` once, then `probe`, `run` and `release` in any number.
+Messages out (`Report`): `ready` after `load` and after `release`; `probed`; `measured`; `failed` instead of
 any of them when the user's code or torch raised; `progress` at any time, about four a second while measuring.
 Exit codes: 0 when the line is closed by the tuner; 3 when the tuner was gone at the start; 4 when the sandbox could
 not be set up, for the reason on stderr.
@@ -79,8 +79,8 @@ def run_trial(descriptor: int, parent: int, sandbox: SandboxSpec, begin: Callabl
     answer_stack_requests()
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
-    from autotune.child.ranks import serve_tuner  # before the freeze, with pydantic
-    from autotune.protocol.channel import Channel
+    from autotune.child.server import serve_tuner  # before the freeze, with pydantic
+    from autotune.protocol.messages import Channel
 
     if not gc.get_freeze_count():  # else it was forked, dltune's own is frozen already, and torch's is not to be
         gc.freeze()  # or each worker's garbage collector would touch, and copy, what a training process does not have

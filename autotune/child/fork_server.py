@@ -77,7 +77,7 @@ def serve_forks(connection: socket.socket, tuner: int, run_trial: RunTrial) -> N
 
 def _import_what_trials_need() -> None:
     """Import what every trial does, dltune's own part first: that is frozen out of garbage collection."""
-    import autotune.child.ranks
+    import autotune.child.server
 
     gc.freeze()  # as in a process that is started
     import autotune.child.probe

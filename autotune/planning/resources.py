@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from autotune.config import LoaderConfig
-from autotune.protocol.budgets import Budgets
-from autotune.protocol.resources import RESOURCES, Resource
+from autotune.protocol.budgets import RESOURCES, Budgets, Resource
 from autotune.protocol.workload_profile import LinearBytes, WorkloadProfile
 
 PAGE_BYTES: Final = 4096

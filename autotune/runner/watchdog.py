@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.protocol.budgets import Budgets
-from autotune.protocol.resources import HOST_MEMORY, SHARED_MEMORY
+from autotune.protocol.budgets import HOST_MEMORY, SHARED_MEMORY, Budgets
 from autotune.runner.resources import ResourceUsage
 from autotune.units import format_bytes, format_seconds
 

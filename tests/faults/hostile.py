@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from autotune import Workload
-from autotune.protocol.channel import MAX_MESSAGE_BYTES
+from autotune.protocol.messages import MAX_MESSAGE_BYTES
 from tests.misbehaving import SAMPLES, HangsInWorkers, Honest, Sharded, Unsharded
 
 MIB = 2**20

@@ -26,9 +26,8 @@ from autotune.planning.plan import Plan, make_plan
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import format_file, read_file
 from autotune.progress import ProgressListener
-from autotune.protocol.channel import Channel
 from autotune.protocol.measurement import TrialResult
-from autotune.protocol.messages import REPORT, ProbeReport, TrialReport, TrialRequest
+from autotune.protocol.messages import REPORT, Channel, ProbeReport, TrialReport, TrialRequest
 from autotune.protocol.throughput import estimate
 from autotune.report.text import render_profile
 from autotune.search.loop import search

@@ -38,8 +38,8 @@ def test_training_processes_of_one_host_share_its_memory_and_shm() -> None:
     budgets = plan_budgets(make_machine(), make_multi_process_request(4, max_memory="100%", max_shm="100%"))
     assert budgets.memory_bytes == 3 * GIB
     assert budgets.shm_bytes == 2 * GIB
-    assert (budgets.of_all(4).memory_bytes, budgets.of_all(4).shm_bytes) == (12 * GIB, 8 * GIB)
-    assert budgets.of_all(4).nofile == budgets.nofile
+    assert (budgets.for_ranks(4).memory_bytes, budgets.for_ranks(4).shm_bytes) == (12 * GIB, 8 * GIB)
+    assert budgets.for_ranks(4).nofile == budgets.nofile
 
 
 def test_a_share_of_memory_is_whole_bytes_that_do_not_add_up_to_more_than_there_are() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.protocol.channel import MAX_MESSAGE_BYTES, Channel, ChannelClosedError, MessageTooLongError
+from autotune.protocol.messages import MAX_MESSAGE_BYTES, Channel, ChannelClosedError, MessageTooLongError
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ def spend(budget: TimeBudget, clock: FakeClock, seconds: float, *, fresh: bool =
         clock.now += seconds
         return make_result(request.config, 100.0)
 
-    budget.watch(run_trial)(TrialRequest(config=make_config(), epochs=10, seconds=2.0, fresh=fresh))
+    budget.timed(run_trial)(TrialRequest(config=make_config(), epochs=10, seconds=2.0, fresh=fresh))
 
 
 def count_trials(budget: TimeBudget, clock: FakeClock, seconds: float) -> int:
