@@ -30,7 +30,7 @@ from autotune.settings import SettingName
 from autotune.system.hardware import Accelerator, Software
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
-MAX_PAUSE_SECONDS: Final = 10  # within a message, before the other process counts as gone
+MAX_PAUSE_SECONDS: Final = 10.0  # within a message, before the other process counts as gone
 MEASURING_PHASE: Final = "measuring"  # of a trial
 WORKER_PHASE: Final = "trying workers"  # of a probe
 
@@ -217,9 +217,10 @@ class MessageTooLongError(ChannelClosedError):
 class Channel:
     """Sends and receives messages over a connected stream socket, which it takes over."""
 
-    def __init__(self, connected: socket.socket) -> None:
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", MAX_PAUSE_SECONDS, 0))
+    def __init__(self, connected: socket.socket, pause_seconds: float = MAX_PAUSE_SECONDS) -> None:
+        pause = struct.pack("ll", int(pause_seconds), int(pause_seconds % 1 * 1e6))
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pause)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, pause)
         self._connection = Connection(connected.detach())
 
     def fileno(self) -> int:
