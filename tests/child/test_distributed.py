@@ -12,8 +12,7 @@ from autotune.protocol.measurement import RankWaits, StopReason
 from autotune.protocol.messages import FailureReport, LostRankReport, ReadyReport, Report, TrialReport
 from tests.builders import make_measurement_of
 
-STEP = (0.0, 0.0, 0.0)  # no batch missing, no vote
-STOP = (0.0, 1.0, 0.0)
+STEP, STOP = (0.0, 0.0, 0.0), (0.0, 1.0, 0.0)  # no batch is missing; no vote, or one to stop
 
 
 class Rank(RankSync):
@@ -77,26 +76,20 @@ def test_a_single_process_decides_at_once_and_waits_for_nobody() -> None:
     assert alone.read_waits() == ()
 
 
-READY = ReadyReport()
-LOST = LostRankReport(rank=1, status=-9)
-
-
-def fail(where: str = "dataset", error: str = "ValueError: bad", rank: int | None = None) -> FailureReport:
-    return FailureReport(where=where, error=error, rank=rank)
-
-
-PEER_LOST = fail("ranks", "connection closed by peer")
+READY, LOST = ReadyReport(), LostRankReport(rank=1, status=-9)
+PEER_LOST = FailureReport(where="ranks", error="connection closed by peer")
+FAILED = FailureReport(where="dataset", error="ValueError: bad")
 
 
 @pytest.mark.parametrize(
     ("reports", "merged"),
     [
         ({0: READY, 1: READY}, READY),
-        ({0: fail(), 1: fail()}, fail()),
-        ({0: fail()}, fail(rank=0)),
-        ({0: PEER_LOST, 1: fail()}, fail(rank=1)),
+        ({0: FAILED, 1: FAILED}, FAILED),
+        ({0: FAILED}, FAILED.model_copy(update={"rank": 0})),
+        ({0: PEER_LOST, 1: FAILED}, FAILED.model_copy(update={"rank": 1})),
         ({0: PEER_LOST, 1: LOST}, LOST),
-        ({1: LOST, 0: fail()}, LOST),
+        ({1: LOST, 0: FAILED}, LOST),
         ({0: PEER_LOST}, PEER_LOST),
     ],
 )
