@@ -27,10 +27,10 @@ from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import warn_if_others_can_write
 from autotune.progress import ProgressListener
 from autotune.protocol.budgets import plan_budgets
-from autotune.protocol.identity import identify
 from autotune.protocol.interruption import spawn_error
 from autotune.protocol.messages import RunTrial
 from autotune.protocol.schedule import TimeBudget
+from autotune.protocol.workload_profile import identify
 from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import start_runner
 from autotune.system.hardware import Hardware, Software

@@ -107,7 +107,7 @@ def tune(
     check_request(request)
     with start_runner(request, progress, launcher) as runner:
         plan = prepare_run(request, machine or read_machine(), workload, runner, progress, time_budget)
-        measure = time_budget.watch(raise_on_lost_device(run_trial or runner.run))
+        measure = time_budget.timed(raise_on_lost_device(run_trial or runner.run))
         time_budget.begin_phase("search")
         if earlier is None and not request.fresh:
             earlier = find_stored(request, plan.machine, validated=False)

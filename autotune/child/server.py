@@ -18,16 +18,16 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.child.distributed import Alone, RankLostError
+from autotune.child.distributed import RankGroup, RankLostError, RankSync
 from autotune.child.errors import format_error, name_error
 from autotune.protocol import messages
-from autotune.protocol.channel import Channel, ChannelClosedError
+from autotune.protocol.messages import Channel, ChannelClosedError
 from autotune.system.processes import count_threads
 
 if TYPE_CHECKING:
     import torch
 
-    from autotune.child.distributed import World
+    from autotune.child.distributed import RankEnv
     from autotune.child.step import Step
     from autotune.child.trial import TrialRun
     from autotune.child.workload import LoadedWorkload
@@ -50,10 +50,10 @@ class TrialServer:
     _step: Step
     _device: torch.device
 
-    def __init__(self, channel: Channel, world: World | None = None) -> None:
+    def __init__(self, channel: Channel, world: RankEnv | None = None) -> None:
         self._channel = channel
         self._world = world
-        self._ranks = Alone()
+        self._ranks = RankSync()
         self._where = "import"
         self._trial: TrialRun | None = None
         self._needs_warm_step = True
@@ -119,7 +119,7 @@ class TrialServer:
         self._device = resolve_device(request.device, 0 if self._world is None else self._world.rank)
         if self._world is not None:
             self._where = "ranks"
-            self._ranks = self._world.join()
+            self._ranks = self._world.init_process_group()
         self._where = "dataset"
         self._show(f"calling {request.dataset}")
         self._workload = self._load_workload()
@@ -273,3 +273,21 @@ class TrialServer:
     def _show(self, phase: str, batches: int = 0) -> None:
         self._last_progress = time.monotonic()
         self._channel.send(messages.ProgressReport(phase=phase, batches=batches).model_dump_json())
+
+
+def serve_tuner(channel: Channel) -> None:
+    """Serve the tuner until it closes the channel: in this process, or in one for each rank."""
+
+    def serve(connected: Channel, env: RankEnv | None, first: str | None = None) -> None:
+        TrialServer(connected, env).serve(first)
+
+    try:
+        first = channel.receive()
+    except ChannelClosedError:
+        return
+    assert first is not None  # there was no time limit
+    command = messages.COMMAND.validate_json(first)
+    if isinstance(command, messages.LoadCommand) and command.workload.nproc_per_node > 1:
+        RankGroup(channel, command.ranks, serve).serve(first)
+    else:
+        serve(channel, None, first)

@@ -171,7 +171,7 @@ def _become_trial(trial: dict[str, Any], connection: int, log: int, supervisor: 
         os.set_inheritable(connection, True)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "autotune.child.supervisor", str(connection)])  # noqa: S606  # nothing is quoted
     tempfile.tempdir = None
-    from autotune.child.ranks import reseed_rngs
+    from autotune.child.distributed import reseed_rngs
 
     reseed_rngs()
     serve_trial(connection)
@@ -181,8 +181,8 @@ def serve_trial(connection: int) -> NoReturn:
     """Serve the tuner behind a descriptor until it closes the connection."""
     os.set_inheritable(connection, False)
     dump_stacks_on_signal()
-    from autotune.child.ranks import serve_tuner
-    from autotune.protocol.channel import Channel
+    from autotune.child.server import serve_tuner
+    from autotune.protocol.messages import Channel
 
     if not gc.get_freeze_count():
         gc.freeze()  # else each worker's garbage collector touches, and copies, what a training process does not have
@@ -196,7 +196,7 @@ def _import_what_trials_need() -> bool:
     Garbage collection of dltune's own objects is frozen first: a trial must not collect more than a training process.
     Threads that know of forks, such as OpenBLAS's, end in a first one.
     """
-    import autotune.child.ranks
+    import autotune.child.server
 
     gc.freeze()
     try:

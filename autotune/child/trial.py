@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.batches import count_samples
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
-from autotune.child.distributed import Alone
+from autotune.child.distributed import RankSync
 from autotune.child.errors import annotate_dead_workers, find_requested_index
 from autotune.child.factory_calls import MeasuredLoader
 from autotune.child.loader import StoppableDataLoader
@@ -161,10 +161,10 @@ class TrialRun:
         device: torch.device,
         request: TrialRequest,
         on_batch: Callable[[int], None],
-        ranks: Alone | None = None,
+        ranks: RankSync | None = None,
     ) -> None:
         self._step = step
-        self._ranks = ranks or Alone()
+        self._ranks = ranks or RankSync()
         self._device = device
         self._on_batch = on_batch
         self._workload = workload
@@ -259,20 +259,20 @@ class TrialRun:
         self._worker_pids.update(worker.pid or 0 for worker in list_workers(self._iterator))
         batches = self._iterator if self._copier is None else prefetch_batches(self._iterator, self._copier)
         timer.ask()
-        self._ranks.ask()
+        self._ranks.start_wait()
         for self._batch in batches:  # as training loops go: a batch lives until the next one is there
-            self._ranks.arrive()
+            self._ranks.end_wait()
             timer.begin()
             self._step(self._batch)
-            is_whole = self._ranks.exchange()
+            is_whole = self._ranks.sync_step()
             timer.end()
             recorder.note_batch(self._batch)
             if abandoned := self._attend(recorder, self._read_clock()) or not is_whole:
                 break
             timer.ask()
-            self._ranks.ask()
+            self._ranks.start_wait()
         else:
-            self._ranks.exchange(has_batch=False)
+            self._ranks.sync_step(has_batch=False)
         if not self._loader.ends_with_sampler and not abandoned:  # as a training loop lets go of it at its end
             self._iterator = batches = iter(())
         synchronize(self._device)

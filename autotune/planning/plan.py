@@ -13,10 +13,9 @@ from autotune.planning.resources import ResourceModel
 from autotune.planning.space import SearchSpace, nearest_choice, plan_space
 from autotune.profiles.schema import WorkloadIdentity
 from autotune.protocol.budgets import Budgets
-from autotune.protocol.identity import identify
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.throughput import ThroughputEstimate, estimate
-from autotune.protocol.workload_profile import WorkloadProfile
+from autotune.protocol.workload_profile import WorkloadProfile, identify
 from autotune.request import TuningRequest
 from autotune.settings import SETTINGS, config_from_values, describe_difference, differing_settings, setting_values
 from autotune.system.hardware import Hardware

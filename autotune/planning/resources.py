@@ -13,8 +13,7 @@ from typing import Final
 
 from autotune.config import LoaderConfig
 from autotune.planning.cost_model import batch_samples
-from autotune.protocol.budgets import Budgets
-from autotune.protocol.resources import RESOURCES, Resource
+from autotune.protocol.budgets import RESOURCES, Budgets, Resource
 from autotune.protocol.workload_profile import LinearBytes, WorkloadProfile
 
 PAGE_BYTES: Final = 4096

@@ -1,8 +1,8 @@
-"""What the probe learned about a workload, and what its parts cost."""
+"""Profile of a workload, as measured by the probe: its identity and the cost of its parts."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -17,41 +17,46 @@ from autotune.config import (
     LongText,
     StartMethod,
 )
+from autotune.profiles.schema import WorkloadIdentity
+from autotune.request import WorkloadRequest
 from autotune.settings import SettingName
 from autotune.system.hardware import Accelerator, Software
 
+if TYPE_CHECKING:
+    from autotune.protocol.messages import IdentityReport
+
 
 class LinearCost(FrozenModel):
-    """Seconds that something takes, as `fixed_seconds + size * per_item_seconds`; an item is a sample or a worker."""
+    """Linear model of seconds: `fixed_seconds + size * per_item_seconds`; an item is a sample or a worker."""
 
     fixed_seconds: BoundedSeconds
     per_item_seconds: BoundedSeconds
 
     def per_batch(self, size: int) -> float:
-        """Give the seconds for so many items."""
+        """Return the seconds for `size` items."""
         return self.fixed_seconds + size * self.per_item_seconds
 
 
 class LinearBytes(FrozenModel):
-    """Bytes that something takes, as `fixed_bytes + size * sample_bytes`."""
+    """Linear model of bytes: `fixed_bytes + size * sample_bytes`."""
 
     fixed_bytes: BoundedBytes = 0
     sample_bytes: BoundedBytes = 0
 
     def per_batch(self, size: int) -> int:
-        """Give the bytes for `size` samples."""
+        """Return the bytes for `size` samples."""
         return self.fixed_bytes + size * self.sample_bytes
 
 
 class H2DBandwidth(FrozenModel):
-    """How fast batches get to the device from pageable and from pinned memory, in bytes per second."""
+    """Bandwidth of copies to the device from pageable and pinned memory, in bytes per second."""
 
     pageable: Annotated[float, Field(gt=0, le=1e30)]
     pinned: Annotated[float, Field(gt=0, le=1e30)]
-    overlap: Fraction = 0.0  # of a copy on a stream of its own, that is hidden behind a busy device
+    overlap: Fraction = 0.0  # share of a copy that a busy device hides
 
     def of(self, *, pinned: bool) -> float:
-        """Give the rate from pinned or from pageable memory."""
+        """Return the bandwidth from pinned or pageable memory."""
         return self.pinned if pinned else self.pageable
 
 
@@ -155,9 +160,22 @@ class WorkloadProfile(FrozenModel):
     notes: tuple[LongText, ...] = ()
 
     def share(self, processes: int) -> WorkloadProfile:
-        """Give what one of so many training processes goes through, where they share the data out."""
-        counted = ("samples", "epoch_batches", "shards")
-        wholes = {name: getattr(self, name) for name in counted}
-        return self.model_copy(
-            update={name: -(-whole // processes) for name, whole in wholes.items() if whole is not None}
-        )
+        """Return the profile of one of several training processes that shard the data."""
+        totals = {name: getattr(self, name) for name in ("samples", "epoch_batches", "shards")}
+        return self.model_copy(update={name: -(-one // processes) for name, one in totals.items() if one is not None})
+
+
+def identify(request: WorkloadRequest, found: WorkloadProfile | IdentityReport) -> WorkloadIdentity:
+    """Return the identity of a workload, from its request and from what the child found."""
+    return WorkloadIdentity(
+        dataset=request.dataset,
+        dataset_args=request.dataset_args,
+        split=request.split,
+        samples=found.samples,
+        sample_bytes=found.sample_bytes,
+        step=request.describe_step(),
+        kind=found.kind,
+        loader_class=found.loader_class,
+        loader_decides=found.loader_decides,
+        nproc_per_node=request.nproc_per_node,
+    )

@@ -57,9 +57,7 @@ _WORKER_LOOP: Final = "_worker_loop"
 _WAITING_FILES: Final = re.compile(r"[/\\](multiprocessing[/\\]\w+|selectors|threading|queue)\.py$")
 _WAITS_FOR_DATA: Final = ("_try_get_data", "_get_data")
 _OWN_FILES: Final = re.compile(r"[/\\]autotune[/\\](child|protocol)[/\\]\w+\.py$")
-_OWN_WAITING: Final = re.compile(
-    r"[/\\](distributed|ranks|channel)\.py$"
-)  # where dltune waits: for ranks, and for orders
+_OWN_WAITING: Final = re.compile(r"[/\\](distributed|messages)\.py$")  # where dltune waits: for ranks, and for commands
 
 
 class Frame(NamedTuple):
@@ -226,7 +224,7 @@ def _list_ranks(processes: Sequence[ProcessStacks]) -> list[ProcessStacks]:
 
 def _passes_on(stack: Stack) -> bool:
     own = next((frame for frame in stack if _OWN_FILES.search(frame.file)), None)
-    return own is not None and own.file.endswith("ranks.py")
+    return own is not None and own.file.endswith("distributed.py") and own.function == "_poll"
 
 
 def _waits_for_work(stack: Stack) -> bool:

@@ -14,13 +14,15 @@ from typing import Final
 from pydantic import ValidationError
 
 from autotune.protocol.budgets import Budgets
-from autotune.protocol.channel import Channel, ChannelClosedError, MessageTooLongError
 from autotune.protocol.measurement import TrialKind
 from autotune.protocol.messages import (
     REPORT,
+    Channel,
+    ChannelClosedError,
     Command,
     FailureReport,
     LostRankReport,
+    MessageTooLongError,
     ProgressReport,
     ReadyReport,
     Report,

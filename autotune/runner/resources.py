@@ -11,8 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from autotune.protocol.budgets import Budgets
-from autotune.protocol.resources import HOST_MEMORY, SHARED_MEMORY
+from autotune.protocol.budgets import HOST_MEMORY, SHARED_MEMORY, Budgets
 from autotune.system.cgroups import count_oom_kills, find_own_memory_groups
 from autotune.system.machine import AvailableMemory, read_shm
 from autotune.system.processes import list_tree, measure_pss, memory_upper_bound

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.protocol.budgets import Budgets
+from autotune.protocol.budgets import DEVICE_MEMORY, Budgets
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import FailureReport, Report, TrialReport, TrialRequest
-from autotune.protocol.resources import DEVICE_MEMORY
 from autotune.runner.diagnosis import TrialFailure, diagnose_error, reclassify_oom_kill
 from autotune.runner.resources import ResourceUsage
 

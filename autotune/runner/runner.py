@@ -223,7 +223,7 @@ class TrialRunner:
     @property
     def _budgets(self) -> Budgets:
         assert self._limits is not None, "probe() or limit() comes first"
-        return self._limits.of_all(self._ranks)
+        return self._limits.for_ranks(self._ranks)
 
     @property
     def _peak(self) -> ResourceUsage:

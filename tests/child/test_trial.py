@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
-from autotune.child.distributed import Alone
+from autotune.child.distributed import RankSync
 from autotune.child.sharding import count_samples_single_process
 from autotune.child.trial import TrialRun, list_workers
 from autotune.child.workload import LoadedWorkload
@@ -74,7 +74,7 @@ class Told(SequentialSampler):
 
 def test_a_sampler_is_told_which_epoch_begins_by_a_number_that_no_trial_repeats() -> None:
     data, sampler = TensorDataset(torch.zeros(40, 1)), Told(40)
-    loaded, alone = LoadedWorkload(parts=Workload(dataset=data, sampler=sampler)), Alone()
+    loaded, alone = LoadedWorkload(parts=Workload(dataset=data, sampler=sampler)), RankSync()
     order = TrialRequest(config=make_config(0, batch_size=10), epochs=2, seconds=20.0)
     for _ in range(2):
         TrialRun(loaded, lambda batch: None, CPU, order, lambda batches: None, alone).run()

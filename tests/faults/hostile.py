@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -26,7 +27,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from autotune import Workload
-from autotune.protocol.channel import MAX_MESSAGE_BYTES
+from autotune.protocol.messages import MAX_MESSAGE_BYTES
 from tests.misbehaving import SAMPLES, HangsInWorkers, Honest, Sharded, Unsharded
 
 MIB = 2**20
@@ -631,14 +632,14 @@ def make_large_samples() -> LargeSamples:
 
 
 LIES = {
-    "noise": b"\x00\xff noise\n",
-    "half a report": b'{"op": "measured"}\n',
+    "noise": b"\x00\xff noise",
+    "half a report": b'{"op": "measured"}',
     "no time": b'{"op": "measured", "measurement": {"epochs": [{"batch_seconds": [], "end_seconds": 0, '
     b'"wait_seconds": 0, "samples": 9, "promised_batches": 1, "closed_after": null}], "epoch_batches": 1, '
-    b'"stopped": "done"}}\n',
-    "depth": b"[" * 100_000 + b"\n",
-    "a phase that is a number": b'{"op": "progress", "phase": 1e999, "batches": -1}\n',
-    "an endless line": b"",  # made when it is sent: each process that imports this module would hold 65 MiB
+    b'"stopped": "done"}}',
+    "depth": b"[" * 100_000,
+    "a phase that is a number": b'{"op": "progress", "phase": 1e999, "batches": -1}',
+    "an endless message": b"",  # made when it is sent: each process that imports this module would hold 65 MiB
 }
 
 
@@ -655,7 +656,8 @@ class Liar(Dataset[torch.Tensor]):
         for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  # names, as numbers
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as line:
                 if line.family == socket.AF_UNIX and line.type == socket.SOCK_STREAM:
-                    line.sendall(LIES[self._lie] or b"x" * (MAX_MESSAGE_BYTES + 2**20))
+                    with Connection(line.detach()) as connection:
+                        connection.send_bytes(LIES[self._lie] or b"x" * (MAX_MESSAGE_BYTES + 2**20))
         return torch.zeros(4)
 
 

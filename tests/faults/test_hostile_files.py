@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,7 +25,6 @@ from autotune.planning.plan import Plan, make_plan
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import format_file, read_file
 from autotune.progress import ProgressListener
-from autotune.protocol.channel import Channel
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import REPORT, ProbeReport, TrialReport, TrialRequest
 from autotune.protocol.throughput import estimate
@@ -277,20 +275,6 @@ def test_a_message_of_a_child_is_refused_or_leads_to_a_plan_and_a_score(text: st
             return
         assert plan.best_upper_bound >= 0
         assert all(plan.predict(config) >= 0 for config in plan.initial_configs())
-
-
-@settings(max_examples=500, deadline=None)
-@given(chunks=st.lists(st.binary(max_size=50), max_size=5))
-def test_whatever_bytes_arrive_are_lines_or_the_end_of_the_line(chunks: list[bytes]) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        channel = Channel(ours)
-        for chunk in chunks:
-            theirs.sendall(chunk)
-        lines = []
-        while (line := channel.receive(0.0)) is not None:
-            lines.append(line)
-    assert lines == [line.decode(errors="replace") for line in b"".join(chunks).split(b"\n")[:-1]]
 
 
 def test_a_profile_that_names_a_module_is_loaded_without_importing_it(tmp_path: Path) -> None:

@@ -172,10 +172,10 @@ def test_where_no_worker_stands_the_training_process_is_looked_at(data: str) -> 
 
 
 SERVE = Frame("/env/autotune/child/server.py", 90, "serve")
-START = Frame("/env/autotune/child/ranks.py", 80, "_become")
-EXCHANGE = (Frame("/env/autotune/child/distributed.py", 140, "_gather"), TRIAL, SERVE, START)
-LAUNCHER = (Frame("/env/autotune/child/ranks.py", 130, "_listen"),)
-IDLE = (Frame("/env/autotune/protocol/channel.py", 60, "receive"), SERVE, START)
+START = Frame("/env/autotune/child/distributed.py", 80, "_start")
+EXCHANGE = (Frame("/env/autotune/child/distributed.py", 140, "_sum"), TRIAL, SERVE, START)
+LAUNCHER = (Frame("/env/autotune/child/distributed.py", 130, "_poll"),)
+IDLE = (Frame("/env/autotune/protocol/messages.py", 60, "receive"), SERVE, START)
 
 
 def make_rank(pid: int, *stacks: Stack) -> ProcessStacks:
