@@ -27,7 +27,7 @@ from autotune.runner.runner import TrialRunner
 from autotune.workload import Workload
 from tests import own_loaders
 from tests.builders import make_config, make_limits
-from tests.kept_server import KeptStarter
+from tests.kept_launcher import keep_launcher
 
 PATIENCE_OF_TORCH_SECONDS = 5.0  # with a worker that was not told to end
 ROOT = str(Path(__file__).parents[2])
@@ -312,7 +312,7 @@ def test_what_a_foreign_loader_leaves_behind_is_gone_in_the_next_trial() -> None
         dataset="tests.own_loaders:make_leaving_threads", is_loader=True, step_seconds=1e-3, working_dir=ROOT
     )
     order = TrialRequest(config=make_config(0, batch_size=8), epochs=1, seconds=2.0)
-    with TrialRunner(request, stall_seconds=60.0, starter=KeptStarter(ROOT)) as runner:
+    with TrialRunner(request, stall_seconds=60.0, launcher=keep_launcher()) as runner:
         runner.limit(make_limits())
         assert [runner.run(order).kind for _ in range(2)] == ["completed", "completed"]
 
