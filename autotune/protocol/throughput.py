@@ -52,16 +52,13 @@ class SteadyState:
     half_width: float | None  # of the 95% interval of batch_seconds; None when too little was seen
 
 
-def estimate(
-    measurement: Measurement, config: LoaderConfig, epochs: int, cold_seconds: float = 0.0
-) -> ThroughputEstimate:
+def estimate(measurement: Measurement, config: LoaderConfig, epochs: int) -> ThroughputEstimate:
     """Estimate the throughput of a training run of `epochs` epochs.
 
     Args:
         measurement: Raw traces of one trial; the first has cold workers.
         config: The configuration measured.
         epochs: Length of the training run, at least 1.
-        cold_seconds: What the first epoch would have cost in addition in a fresh process.
 
     Returns:
         The estimate. An epoch of unknown length counts as endless: only the steady pace matters.
@@ -82,7 +79,7 @@ def estimate(
     lengths = [extrapolate_epoch(trace, measurement.epoch_batches, steady) for trace in traces]
     settled = steady_epochs(lengths)
     ahead = max(0, epochs - len(lengths))
-    total = sum(lengths[:epochs]) + ahead * statistics.fmean(settled) + cold_seconds
+    total = sum(lengths[:epochs]) + ahead * statistics.fmean(settled)
     samples = epochs * (measurement.epoch_samples or measurement.epoch_batches * samples_per_batch)
     return ThroughputEstimate(
         samples_per_second=samples / total,

@@ -112,8 +112,9 @@ class SearchLoop:
         for index in range(len(self.records)):
             self._show(index)
         seeds = choose_seeds(earlier, plan)
-        first = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
-        self._first = self.check.order(first, is_suspected=plan.workload.worker_failure is not None)
+        baseline, *others = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
+        others.sort(key=lambda config: config.dataloader.num_workers > 0)  # a process that has read starts no workers
+        self._first = self.check.order([baseline, *others], is_suspected=plan.workload.worker_failure is not None)
         patience = PATIENCE_TRIALS if plan.request.sampler == "model" else SAMPLER_PATIENCE_TRIALS
         self._min_trials, self._patience = MIN_TRIALS, patience
         if seeds:

@@ -60,10 +60,17 @@ class TrialModel:
         self.surrogate = Surrogate(self._plan.predict, observed, failed)
 
     def propose(self) -> Proposal | None:
-        """Return the most promising candidate that is expected to keep the limits; None if all were tried."""
+        """Return the most promising candidate that is expected to keep the limits; None if all were tried.
+
+        After a trial with workers, one without them costs another process; it must be predicted to be the fastest.
+        """
         table = self._plan.table
         is_open = np.ones(len(table.configs), dtype=bool)
         is_open[[table.index[config] for config in self.known if config in table.index]] = False
+        if self.best is not None and any(config.dataloader.num_workers for config in self.known):
+            alone = [config for config in table.configs if not config.dataloader.num_workers]
+            for config, expected in zip(alone, self.surrogate.predict(alone), strict=True):
+                is_open[table.index[config]] &= expected.samples_per_second > self.best.samples_per_second
         return self.surrogate.propose(table, is_open, self.is_allowed)
 
     def is_allowed(self, config: LoaderConfig) -> bool:

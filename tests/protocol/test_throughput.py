@@ -187,12 +187,6 @@ def test_nobody_waits_longer_than_the_run_took(epoch_batches: int | None) -> Non
     assert found.wait_share == 1.0
 
 
-def test_what_a_fresh_process_costs_in_addition_counts_once_in_a_run() -> None:
-    trace = make_trace([PACE] * 10)
-    found = estimate(make_measurement(trace, epoch_batches=10), make_config(0), epochs=4, cold_seconds=2.0)
-    assert found.samples_per_second == pytest.approx(4 * 320 / (2.0 + 4 * 1.0))
-
-
 @given(rate=st.floats(0.1, 1e6), epochs=st.integers(1, 1000))
 def test_a_steady_run_has_the_same_throughput_whatever_its_length(rate: float, epochs: int) -> None:
     assert estimate(make_measurement_of(rate), make_config(0), epochs).samples_per_second == pytest.approx(rate)
