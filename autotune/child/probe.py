@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.data import SequentialSampler
 
-from autotune.child.data_checks import Reading, read_samples
 from autotune.child.device import (
     SimulatedStep,
     read_accelerator,
@@ -28,7 +27,7 @@ from autotune.child.hot_code import find_costly_lines
 from autotune.child.loader_building import build_plain_loader, count_epoch_batches
 from autotune.child.probe_workers import MAX_CHECKED_SECONDS, ROUND_BATCH_SIZE, SMALL_BATCH_DIVISOR, OnPhase
 from autotune.child.sample_checks import count_samples
-from autotune.child.sharding import count_shards
+from autotune.child.sample_reader import SampleReader
 from autotune.child.step import Step
 from autotune.child.timers import CallSeconds, fit_bytes, fit_cost, time_call, time_device_calls
 from autotune.child.workload import LoadedWorkload
@@ -48,6 +47,7 @@ MAX_STREAM_BATCHES: Final = 1000  # rare batches of a stream may take long: the 
 MAX_STEPS: Final = 100
 WARM_UP_STEPS: Final = 2
 MIN_BUSY_SECONDS: Final = 1e-3  # of computing; less is not more than the cost of starting it
+SHARD_COUNTS: Final = ("num_shards", "n_shards")  # attributes; `n_shards` in earlier versions of Hugging Face datasets
 VALIDATION_SPLITS: Final = ("val", "valid", "validation", "test", "dev", "eval")
 
 
@@ -75,15 +75,18 @@ def profile_workload(
     costly_lines = () if is_slow else find_costly_lines(workload)
     rss_bytes = read_resident("self")[0] or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     on_phase("reading samples")
-    reading = Reading() if is_slow and workload.kind == "map" else read_samples(workload)
+    reader = SampleReader(workload)
+    if workload.kind == "iterable" or not is_slow:
+        reader.read()
     own, parts = workload.own, workload.parts
-    has_own_batches, warnings = workload.batching == "user", (warn_of_device(device), reading.storage_note)
+    has_own_batches, warnings = workload.batching == "user", (warn_of_device(device), reader.describe_storage())
+    shards = (getattr(parts.dataset, name, None) for name in SHARD_COUNTS if workload.kind == "iterable")
     notes = (None if own is None else own.describe(), *warnings, warn_of_validation_data(workload))
     profile = WorkloadProfile(
         description=type(parts.dataset).__qualname__,
         kind=workload.kind,
         samples=workload.promised_samples,
-        counted_samples=reading.epoch_samples,
+        counted_samples=reader.epoch_samples,
         epoch_batches=count_epoch_batches(build_plain_loader(workload, None), workload) if has_own_batches else None,
         batching=workload.batching,
         drop_last=parts.drop_last,
@@ -100,7 +103,7 @@ def profile_workload(
         on_accelerator=any(tensor.device.type != "cpu" for tensor in usual.tensors),
         has_getitems=hasattr(parts.dataset, "__getitems__"),
         costly_lines=costly_lines,
-        shards=count_shards(workload) if workload.kind == "iterable" else None,
+        shards=next((count for count in shards if type(count) is int and count > 0), None),
         baseline=workload.baseline,
         loader_class=None if own is None else own.call.name,
         fixed_settings=dict(workload.fixed),
@@ -112,7 +115,7 @@ def profile_workload(
         notes=tuple(filter(None, notes)),
         **on_device,
     )
-    return ProbeReport(profile=profile, digests=reading.digests)
+    return ProbeReport(profile=profile, digests=reader.digests)
 
 
 def profile_sizes(

@@ -16,10 +16,9 @@ from typing import Any, Final
 
 from torch.utils.data import IterableDataset, default_collate
 
-from autotune.child.data_checks import check_workers
+from autotune.child.data_checks import WatchedInit, check_workers
 from autotune.child.errors import shut_down_workers
 from autotune.child.loader_building import build_plain_loader
-from autotune.child.sharding import WatchedInit
 from autotune.child.timers import fit_cost
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.messages import ProbeCommand
@@ -42,10 +41,11 @@ DESCRIBED_WORKERS: Final = 8
 OnPhase = Callable[[str], None]
 
 
-def complete_profile(workload: LoadedWorkload, command: ProbeCommand, on_phase: OnPhase) -> WorkloadProfile:
-    """Return the profile of the command with what workers cost; what cannot be measured keeps its value."""
-    assert command.profile is not None
-    profile, count = command.profile, min(2 * count_whole_cpus(command.usable_cpus), MAX_ROUND_WORKERS)
+def complete_profile(
+    workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase
+) -> WorkloadProfile:
+    """Return the profile with what workers cost; what cannot be measured keeps its value."""
+    count = min(2 * count_whole_cpus(command.usable_cpus), MAX_ROUND_WORKERS)
     load_seconds = profile.load_cost.per_batch(workload.fixed.get("batch_size") or ROUND_BATCH_SIZE)
     on_phase("starting workers")
     few, many = time_worker_round(workload, 1), time_worker_round(workload, count)
@@ -134,7 +134,7 @@ class TimedCollate:
 
 def measure_transfer(workload: LoadedWorkload, profile: WorkloadProfile) -> WorkloadProfile:
     """Return the profile with the costs of collation and transfer, at two batch sizes if workers are forked."""
-    sizes = {profile.largest_probed: None}
+    sizes = {max(profile.largest_probed, profile.probe_batch_size): None}
     if workload.forks_workers and "batch_size" not in workload.fixed:
         sizes[max(1, profile.probe_batch_size // SMALL_BATCH_DIVISOR)] = None
     try:

@@ -49,7 +49,7 @@ class SampleCountTracker:
         return bool(self.samples) and samples > DUPLICATED_RATIO * (self.samples or 0)
 
     def check_shares(self, delivered: int, *, dropped: int, is_whole: bool) -> None:
-        """Raise SampleCountError if workers repeat data, or leave out more than the `dropped` samples of last batches."""
+        """Raise SampleCountError if workers repeat data, or leave out more than `dropped` samples of last batches."""
         if self.is_multiplied(delivered) and not self.reads_worker_info:
             raise SampleCountError(
                 f"delivered {delivered} samples of a dataset of {self.samples}: each of its workers returns all the "

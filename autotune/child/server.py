@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from autotune.child.trial import TrialRun
     from autotune.child.workload import LoadedWorkload
     from autotune.protocol.measurement import Measurement
-    from autotune.request import WorkloadRequest
 
 PROGRESS_INTERVAL_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU time from the trial
 
@@ -42,20 +41,17 @@ class ProcessTaintedError(Exception):
 class TrialServer:
     """Carries out the tuner's commands one after another, as one of several ranks if there is a world of them."""
 
-    _request: WorkloadRequest  # these four exist once the workload has been loaded
-    _workload: LoadedWorkload
+    _workload: LoadedWorkload  # these three exist once the workload has been loaded
     _step: Step
     _device: torch.device
 
     def __init__(self, channel: Channel, world: World | None = None) -> None:
-        self._channel = channel
-        self._world = world
-        self._ranks = Alone()
+        self._channel, self._world, self._ranks = channel, world, Alone()
         self._role: messages.Role = "main"
-        self._where = "import"
+        self._where, self._in_step = "import", False
         self._trial: TrialRun | None = None
+        self._is_step_simulated = False
         self._warm_batch_sizes: set[int | None] = set()  # of the step
-        self._in_step = False
         self._before: set[object] = set()  # threads and processes that were alive before the trial
         self._last_progress = 0.0
         self._on_lost_worker: Callable[[int, FrameType | None], Any] | int | None = signal.SIG_DFL
@@ -85,13 +81,9 @@ class TrialServer:
         match command:
             case messages.LoadCommand():
                 self._load(command)
-            case messages.ProbeCommand():
-                return self._probe(command)
-            case messages.IdentifyCommand():
-                from autotune.child.probe import identify_workload
-
+            case messages.ProbeCommand() | messages.IdentifyCommand():
                 self._where = "probe"
-                return identify_workload(self._workload, self._device, command.batch_size, self._show)
+                return self._probe(command)
             case messages.TrialCommand():
                 return messages.TrialReport(measurement=self._run_trial(command.trial))
             case messages.ReleaseCommand():
@@ -106,7 +98,7 @@ class TrialServer:
         from autotune.child.workload import load_workload, take_share
 
         sys.path.insert(0, str(Path.cwd()))
-        request = self._request = command.workload
+        request = command.workload
         if request.main is not None:
             become_script(request.main, request.dataset)
         self._role, self._where = command.role, "device"
@@ -122,15 +114,25 @@ class TrialServer:
         self._workload.sample_counts.reads_worker_info = command.reads_worker_info
         self._where = "step"
         self._show(f"making the step ({request.describe_step()})")
-        self._step = self._watch_step(make_step(request, self._device))
+        step = make_step(request, self._device)
 
-    def _probe(self, command: messages.ProbeCommand) -> messages.ProbeReport:
-        from autotune.child.probe import profile_workload
+        def watched(batch: Any) -> None:
+            self._in_step = True
+            step(batch)
+            self._in_step = False
+
+        self._step = watched
+        self._is_step_simulated = request.step_seconds is not None and self._device.type == "cpu"
+
+    def _probe(self, command: messages.ProbeCommand | messages.IdentifyCommand) -> messages.Report:
+        from autotune.child.probe import identify_workload, profile_workload
         from autotune.child.probe_workers import complete_profile
 
-        self._where = "probe"
-        if self._role == "workers":
-            return messages.ProbeReport(profile=complete_profile(self._workload, command, self._show))
+        if isinstance(command, messages.IdentifyCommand):
+            return identify_workload(self._workload, self._device, command.batch_size, self._show)
+        if command.profile is not None:
+            profile = complete_profile(self._workload, command, command.profile, self._show)
+            return messages.ProbeReport(profile=profile)
         if self._device.type == "cpu":
             self._warm_batch_sizes.add(None)
         return profile_workload(self._workload, self._step, self._device, command, self._show)
@@ -146,9 +148,8 @@ class TrialServer:
         elif self._role == "main":
             raise ProcessTaintedError("has read the dataset itself; workers must not inherit that")
         self._show("starting workers")
-        is_cpu = self._device.type == "cpu"
-        key = None if is_cpu else settings.batch_size  # a device chooses its kernels for each batch size
-        if key not in self._warm_batch_sizes and not (is_cpu and self._request.step_seconds is not None):
+        key = None if self._device.type == "cpu" else settings.batch_size  # a device chooses kernels for each size
+        if key not in self._warm_batch_sizes and not self._is_step_simulated:
             self._show("warming the step up")
             self._warm_batch_sizes.add(key)
             warm_up_step(self._workload, self._step, self._device, request.config)
@@ -168,44 +169,27 @@ class TrialServer:
         if self._workload.is_opaque and not alive <= self._before:
             raise ProcessTaintedError("has threads or processes left of a loader that does not end them")
 
-    def _watch_step(self, step: Step) -> Step:
-        """Record whether the step is running, so that its failure is not attributed to the data."""
-
-        def watched(batch: Any) -> None:
-            self._in_step = True
-            step(batch)
-            self._in_step = False
-
-        return watched
-
     def _report_failure(self, error: BaseException) -> messages.FailureReport:
         where = "running step" if self._in_step else self._where
         where = "ranks" if isinstance(error, RankLostError) else where
         words = name_error(error)
         if where == "probe" and self._role == "main" and isinstance(error, Exception):
-            from autotune.child.data_checks import describe_failures
+            from autotune.child.sample_reader import describe_failures
 
             self._show("counting samples that raise")
             words = "\n".join(filter(None, (words, describe_failures(self._workload))))
-        trial = self._trial if self._where == "trial" else None
-        return messages.FailureReport(
-            where=where,
-            error=words,
-            details=format_error(error),
-            on_device=self._uses_device(),
-            samples=0 if trial is None else trial.count_samples(),
-            index=None if trial is None else trial.find_index(error),
+        report = messages.FailureReport(
+            where=where, error=words, details=format_error(error), on_device=self._uses_device()
         )
+        if self._trial is None or self._where != "trial":
+            return report
+        return report.model_copy(update=self._trial.locate_failure(error))
 
     def _uses_device(self) -> bool:
         """Return whether this process uses an accelerator, for the step or in the dataset."""
         if self._where in ("import", "device"):
             return False
-        if self._device.type != "cpu":
-            return True
-        import torch
-
-        return bool(torch.cuda.is_initialized())
+        return self._device.type != "cpu" or bool(sys.modules["torch"].cuda.is_initialized())
 
     def _note_batches(self, batches: int) -> None:
         if time.monotonic() - self._last_progress > PROGRESS_INTERVAL_SECONDS:

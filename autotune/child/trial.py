@@ -79,7 +79,7 @@ class EpochRecorder:
     def snapshot(self) -> EpochTrace:
         """Return the epoch as far as the device has finished it, as if it were closed now."""
         moments, waited = self._timer.read()
-        return self._trace(moments, waited, moments[-1] if moments else 0.0, len(moments))
+        return self._make_trace(moments, waited, moments[-1] if moments else 0.0, len(moments))
 
     def finish(self) -> EpochTrace:
         """Return the epoch after its end."""
@@ -88,15 +88,13 @@ class EpochRecorder:
         closed = self._closed_after
         if closed is None and self._loader.index_source.closed:
             closed = len(moments)  # at the length of a mini-epoch
-        return self._trace(moments, waited, max([ended, *moments[-1:]]), closed)
+        return self._make_trace(moments, waited, max([ended, *moments[-1:]]), closed)
 
-    def _trace(
-        self, moments: Sequence[float], waited: float, end_seconds: float, closed_after: int | None
-    ) -> EpochTrace:
+    def _make_trace(self, moments: Sequence[float], waited: float, end: float, closed_after: int | None) -> EpochTrace:
         source = self._loader.index_source
         return EpochTrace(
             batch_seconds=tuple(round(moment, 6) for moment in moments),
-            end_seconds=end_seconds,
+            end_seconds=end,
             wait_seconds=waited,
             batch_waits=tuple(round(wait, 6) for wait in self._timer.waits[: len(moments)]),
             samples=source.count_samples(len(moments)) if self._is_map else self.delivered,
@@ -164,21 +162,17 @@ class TrialRun:
         self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
         self._batches = 0
-        self._leave_after: int | None = None
         self._recorder: EpochRecorder | None = None
         self._iterator: Iterator[Any] | None = None
         self._batch: Any = None
         self._worker_pids: set[int] = set()
 
-    def count_samples(self) -> int:
-        """Return the number of samples so far, with those of the current batch."""
-        under_way = 0 if self._recorder is None else self._recorder.count_samples()
-        return sum(trace.samples for trace in self._traces) + under_way
-
-    def find_index(self, error: BaseException) -> int | None:
-        """Return the index of the sample that this process failed to load; None if unknown."""
+    def locate_failure(self, error: BaseException) -> dict[str, int | None]:
+        """Return the `samples` up to an error, and the `index` of the sample that failed in this process if known."""
+        current = 0 if self._recorder is None else self._recorder.count_samples()
         index = find_requested_index(error)
-        return index if index is not None and self._loader.index_source.was_last(index) else None
+        known = index if index is not None and self._loader.index_source.was_last(index) else None
+        return {"samples": sum(trace.samples for trace in self._traces) + current, "index": known}
 
     def run(self) -> Measurement:
         """Measure until the stopping rule ends the trial; workers live until this object is dropped."""
@@ -233,8 +227,10 @@ class TrialRun:
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
         if not self._loader.ends_with_sampler:  # stop an abandoned epoch's workers before the clock starts
             self._iterator = self._batch = None
-        self._leave_after = None if self._loader.ends_with_sampler else limit
-        self._loader.open(limit, self._count_last_batch_samples())
+        last_samples = None  # of the last batch of a whole epoch, if it is not full
+        if self._is_map and self._epoch_samples and self._workload.batching != "user":
+            last_samples = self._epoch_samples % (self._loader.batch_size or 1) or None
+        self._loader.open(limit, last_samples)
         timer = make_step_timer(self._device)
         recorder = EpochRecorder(self._loader, timer, is_map=self._is_map, is_counted=self._is_counted)
         self._recorder = recorder
@@ -251,7 +247,7 @@ class TrialRun:
             is_whole = self._ranks.exchange()
             timer.end()
             recorder.note_batch(self._batch)
-            if abandoned := self._on_batch_end(recorder, self._elapsed()) or not is_whole:
+            if abandoned := self._on_batch_end(recorder, limit, self._elapsed()) or not is_whole:
                 break
             timer.ask()
             self._ranks.ask()
@@ -265,7 +261,7 @@ class TrialRun:
         self._check(trace, recorder.delivered, abandoned=abandoned)
         return trace
 
-    def _on_batch_end(self, recorder: EpochRecorder, elapsed: float) -> bool:
+    def _on_batch_end(self, recorder: EpochRecorder, limit: int | None, elapsed: float) -> bool:
         """Report progress; return whether to abandon the epoch."""
         self._batches += 1
         self._on_batch(self._batches)
@@ -279,37 +275,30 @@ class TrialRun:
             rule, is_first = self._stopping, not self._traces
             return rule.should_stop_epoch(recorder.batches, recorder.snapshot, is_first=is_first, elapsed=elapsed)
 
-        if recorder.batches != self._leave_after and not self._ranks.decide("stop", should_stop):
+        is_over = recorder.batches == limit and not self._loader.ends_with_sampler
+        if not is_over and not self._ranks.decide("stop", should_stop):
             return False
         recorder.close(self._epoch_batches)
         return not self._loader.ends_with_sampler
 
-    def _count_last_batch_samples(self) -> int | None:
-        """Return the samples of the last batch of a whole epoch; None if it is full, or unknown."""
-        if not self._is_map or not self._epoch_samples or self._workload.batching == "user":
-            return None
-        return self._epoch_samples % (self._loader.batch_size or 1) or None
-
     def _check(self, trace: EpochTrace, delivered: int, *, abandoned: bool) -> None:
         """Compare the batches and samples of an epoch with what it should have delivered."""
-        is_whole = trace.closed_after is None
+        is_whole = trace.closed_after is None and not abandoned
         if not abandoned:
             check_handed_out(trace.batches, trace.promised_batches)
-            if is_whole:
-                earlier = [before.batches for before in self._traces if before.closed_after is None]
-                check_epoch_length(trace.batches, earlier, len(self._traces) + 1)
-        if not self._is_counted or self._workload.is_opaque:
-            return
-        batch_size = self._loader.batch_size or 1
-        if self._is_map:
+        if is_whole:
+            earlier = [before.batches for before in self._traces if before.closed_after is None]
+            check_epoch_length(trace.batches, earlier, len(self._traces) + 1)
+        batch_size, counts = self._loader.batch_size or 1, self._workload.sample_counts
+        if self._is_map and self._is_counted:
             check_fetched(delivered, trace.samples, batch_size)
-        elif self._workload.kind == "map":
+        elif self._workload.kind == "map" or self._workload.is_opaque:
             return
         elif self._workers > 1:
             dropped = self._workers * batch_size if self._loader.drop_last else 0
-            self._workload.sample_counts.check_shares(delivered, dropped=dropped, is_whole=is_whole and not abandoned)
-        elif is_whole and not abandoned:
-            self._workload.sample_counts.samples = delivered
+            counts.check_shares(delivered, dropped=dropped, is_whole=is_whole)
+        elif is_whole:
+            counts.samples = delivered
 
     def _learn_length(self, trace: EpochTrace) -> None:
         """Correct the length of an epoch by a whole one; a dataset or a sampler may report another."""

@@ -76,11 +76,15 @@ def find_child() -> psutil.Process:
     return child
 
 
-def test_trials_of_the_search_share_one_warm_child(honest: TrialRunner) -> None:
-    honest.run(make_request(workers=0))
-    before = find_child()
-    honest.run(make_request(workers=2))
-    assert find_child() == before
+def test_a_child_runs_trials_until_it_has_read_the_dataset_and_workers_must_not_inherit_that(
+    honest: TrialRunner,
+) -> None:
+    children = []
+    for workers in (1, 2, 0, 0, 2):
+        assert honest.run(make_request(workers)).kind == "completed"
+        children.append(find_child())
+    assert len(set(children[:4])) == 1
+    assert children[4] not in children[:4]
 
 
 def test_a_confirming_trial_gets_a_process_of_its_own(honest: TrialRunner) -> None:
@@ -259,17 +263,6 @@ def test_a_child_that_replaces_another_starts_no_workers_but_those_of_its_trial(
     monkeypatch.setenv("CALLS_FILE", str(tmp_path / "calls"))
     assert run_one("make_counting_forks", workers=2).kind == "completed"
     assert len((tmp_path / "calls").read_bytes()) == 2 * 2  # of the trial's two epochs
-
-
-@pytest.mark.usefixtures("either_way")
-def test_in_a_child_that_replaces_another_workers_find_torchs_shared_memory_manager_running() -> None:
-    request = make_request(workers=2)
-    shared = request.config.model_copy(update={"process": ProcessSettings(sharing_strategy="file_system")})
-    with open_runner("make_honest") as runner:
-        runner.limit(LIMITS)
-        assert runner.run(request.model_copy(update={"config": shared})).kind == "completed"
-        left = [process.name() for process in list_trial_processes()]  # a worker that finds none starts its own
-        assert left.count("torch_shm_manager") == 1
 
 
 def test_a_stalled_trial_quotes_what_its_worker_last_said() -> None:
