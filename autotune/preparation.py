@@ -100,7 +100,7 @@ def prepare_run(
         except OSError as error:
             raise spawn_error(error) from None
     budgets = plan_budgets(machine, request, workload)
-    runner.limit(budgets)
+    runner.limit(budgets, workload)
     plan = make_plan(request, machine, workload, budgets)
     progress.show_plan(plan)
     if runner.start_seconds is not None:

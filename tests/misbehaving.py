@@ -119,6 +119,17 @@ def make_hard_exit() -> NoReturn:
     os._exit(0)
 
 
+def make_slowly(seconds: float) -> Honest:
+    time.sleep(seconds)
+    return make_honest()
+
+
+def make_counted() -> Honest:
+    with Path(os.environ["CALLS_FILE"]).open("a") as calls:
+        calls.write("x")
+    return make_honest()
+
+
 def make_hanging() -> NoReturn:
     while True:
         time.sleep(3600)

@@ -82,20 +82,7 @@ def predict_samples_per_second(
     start = workload.worker_start_cost.per_batch(workers) if workers else 0.0
     fill = workload.load_cost.per_batch(size) if workers else 0.0
     starts = 1 if config.dataloader.persistent_workers else epochs
-    cold = predict_cold_start_seconds(config, workload, usable_cpus)
-    return epochs * batches * size / max(epochs * (batches * steady + fill) + starts * start + cold, 1e-9)
-
-
-def predict_cold_start_seconds(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> float:
-    """Predict the additional seconds of the first epoch in a fresh process; 0 without workers.
-
-    Each worker of a fresh process imports and caches modules that a warm process has loaded before it forks. With the
-    `file_system` strategy each also starts a shared-memory manager: measured with torch 2.13 on two CPUs, 1.1 to 1.3 s
-    for 10 to 12 workers, a sixth of a ten-epoch run of 512 samples.
-    """
-    workers = config.dataloader.num_workers
-    managers = workload.manager_seconds if config.process.sharing_strategy == "file_system" else 0.0
-    return (workload.first_use_seconds + managers) * max(1.0, workers / usable_cpus) if workers else 0.0
+    return epochs * batches * size / max(epochs * (batches * steady + fill) + starts * start, 1e-9)
 
 
 def count_epoch_batches(workload: WorkloadProfile, batch_size: int) -> int | None:

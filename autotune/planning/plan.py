@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from autotune.config import DataLoaderSettings, LoaderConfig, StartMethod
-from autotune.planning.cost_model import batch_samples, predict_cold_start_seconds, predict_samples_per_second
+from autotune.planning.cost_model import batch_samples, predict_samples_per_second
 from autotune.planning.resources import ResourceModel
 from autotune.planning.space import SearchSpace, nearest_choice, plan_space
 from autotune.profiles.schema import WorkloadIdentity
@@ -122,15 +122,11 @@ class Plan:
         cpus = self.local_machine.usable_cpus
         return predict_samples_per_second(config, self.local_workload, cpus, self.request.epochs)
 
-    def cold_start_seconds(self, config: LoaderConfig) -> float:
-        """Predict the additional seconds of a fresh process over a warm trial."""
-        return predict_cold_start_seconds(config, self.workload, self.local_machine.usable_cpus)
-
     def estimate(self, result: TrialResult) -> ThroughputEstimate | None:
-        """Estimate the throughput of a fresh process from a warm trial; None without a measurement."""
+        """Estimate the throughput of a run from a trial; None without a measurement."""
         if result.measurement is None:
             return None
-        return estimate(result.measurement, result.config, self.request.epochs, self.cold_start_seconds(result.config))
+        return estimate(result.measurement, result.config, self.request.epochs)
 
     @cached_property
     def defaults(self) -> DefaultValues:

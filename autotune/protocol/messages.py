@@ -32,7 +32,8 @@ from autotune.system.hardware import Accelerator, Software
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 MAX_PAUSE_SECONDS: Final = 10.0  # within a message, before the other process counts as gone
 MEASURING_PHASE: Final = "measuring"  # of a trial
-WORKER_PHASE: Final = "trying workers"  # of a probe
+
+Role = Literal["main", "workers"]
 
 
 class TrialRequest(FrozenModel):
@@ -52,50 +53,41 @@ RunTrial = Callable[[TrialRequest], TrialResult]
 
 
 class LoadCommand(FrozenModel):
-    """Parent to child, first: what to load.
+    """Parent to child, first: load the workload.
 
     Attributes:
-        warm_up: Whether the process may read samples by itself, outside of trials.
-        ranks: Training processes to load it in, where the workload is trained by several.
+        role: `main` reads the dataset itself; `workers` leaves reading to the workers that it starts, until a trial
+            without workers makes it `main`. The way back is closed: a worker must not inherit the effects of reading.
+        ranks: Training processes to load it in.
+        counted_samples: Samples of an epoch, as another process counted them; None if unknown.
+        reads_worker_info: Whether the dataset reads the number of its worker, or of all workers.
     """
 
     op: Literal["load"] = "load"
     workload: WorkloadRequest
-    warm_up: bool = True
+    role: Role = "main"
     ranks: Annotated[int, Field(ge=1)] = 1
-
-
-class Traces(FrozenModel):
-    """What reading left in a process, which workers that are forked from it would inherit.
-
-    Attributes:
-        threads: Whether threads were left: Python's, or a library's own, which a fork ends.
-        files: Whether files were left open.
-        hangs: Whether a worker was seen to wait for such a thread.
-    """
-
-    threads: bool = False
-    files: bool = False
-    hangs: bool = False
+    counted_samples: BoundedCount | None = None
+    reads_worker_info: bool = False
 
 
 class ProbeCommand(FrozenModel):
-    """Parent to child: profile the workload.
+    """Parent to child: profile the workload, as far as the role of the process allows.
 
     Attributes:
-        batch_size: Batch size to measure with, where it can be set.
-        largest: Largest batch size that will be searched; measured too if that does not take long.
+        batch_size: Batch size to measure with, if it can be set.
+        largest: Largest batch size of the search; measured too if that does not take long.
         usable_cpus: CPUs that can be kept busy, by affinity and by every quota.
-        with_workers: Whether to measure what workers cost; False after they hung or died in an earlier probe.
-        traces: What reading was found to leave; workers are then looked at before the process reads by itself.
+        profile: For role `workers`: the profile by role `main`, to be completed.
+        digests: Digests of samples as role `main` read them, by index.
     """
 
     op: Literal["probe"] = "probe"
     batch_size: Annotated[int, Field(ge=1)]
     largest: Annotated[int, Field(ge=1)]
     usable_cpus: Annotated[float, Field(gt=0, le=1e6)]
-    with_workers: bool = True
-    traces: Traces | None = None
+    profile: WorkloadProfile | None = None
+    digests: dict[BoundedCount, LongText] = Field(default_factory=dict)
 
 
 class IdentifyCommand(FrozenModel):
@@ -134,17 +126,11 @@ class ReadyReport(FrozenModel):
 
 
 class ProbeReport(FrozenModel):
-    """Child to parent: the profile."""
+    """Child to parent: the profile, and digests of samples as this process read them, by index."""
 
     op: Literal["probed"] = "probed"
     profile: WorkloadProfile
-
-
-class TracesReport(FrozenModel):
-    """Child to parent: reading in this process left traces; the probe is to be given to another one."""
-
-    op: Literal["traces"] = "traces"
-    traces: Traces
+    digests: dict[BoundedCount, LongText] = Field(default_factory=dict)
 
 
 class IdentityReport(FrozenModel):
@@ -192,14 +178,7 @@ Command = Annotated[
     LoadCommand | ProbeCommand | IdentifyCommand | TrialCommand | ReleaseCommand, Field(discriminator="op")
 ]
 Report = Annotated[
-    ProgressReport
-    | ReadyReport
-    | ProbeReport
-    | TracesReport
-    | IdentityReport
-    | TrialReport
-    | FailureReport
-    | LostRankReport,
+    ProgressReport | ReadyReport | ProbeReport | IdentityReport | TrialReport | FailureReport | LostRankReport,
     Field(discriminator="op"),
 ]
 COMMAND: Final[TypeAdapter[Command]] = TypeAdapter(Command)

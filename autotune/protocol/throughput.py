@@ -51,16 +51,13 @@ class SteadyState:
     half_width: float | None  # of the 95% interval of batch_seconds; None if unknown
 
 
-def estimate(
-    measurement: Measurement, config: LoaderConfig, epochs: int, cold_seconds: float = 0.0
-) -> ThroughputEstimate:
+def estimate(measurement: Measurement, config: LoaderConfig, epochs: int) -> ThroughputEstimate:
     """Estimate the throughput of a training run of `epochs` epochs; if their length is unknown, of its steady state.
 
     Args:
         measurement: Raw traces of one trial; the first has cold workers.
         config: The configuration measured.
         epochs: Length of the training run, at least 1.
-        cold_seconds: What the first epoch would have cost in addition in a fresh process.
     """
     traces = measurement.epochs
     steady = measure_steady(traces, config)
@@ -79,7 +76,7 @@ def estimate(
     later = lengths[min(2, len(lengths) - 1) :]
     epoch_seconds = statistics.fmean(later)
     ahead = max(0, epochs - len(lengths))
-    total = sum(lengths[:epochs]) + ahead * epoch_seconds + cold_seconds
+    total = sum(lengths[:epochs]) + ahead * epoch_seconds
     samples = epochs * (measurement.epoch_samples or measurement.epoch_batches * samples_per_batch)
     # Each epoch varies once, and epochs ahead share the error of their mean. Extrapolated batches share that of theirs.
     spread, quantile = blend_spread(later, UNSEEN_SPREAD * epoch_seconds, UNSEEN_WEIGHT)

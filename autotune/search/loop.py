@@ -101,8 +101,9 @@ class SearchLoop:
         self._study = open_study(plan)
         self._load()
         seeds = choose_seeds(earlier, plan)
-        first = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
-        self._first = self.check.order(first, is_suspected=plan.workload.worker_failure is not None)
+        baseline, *others = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
+        others.sort(key=lambda config: config.dataloader.num_workers > 0)  # a process that has read starts no workers
+        self._first = self.check.order([baseline, *others], is_suspected=plan.workload.worker_failure is not None)
         patience = PATIENCE_TRIALS if plan.request.sampler == "model" else SAMPLER_PATIENCE_TRIALS
         self._min_trials, self._patience = (len(self._first), WARM_PATIENCE_TRIALS) if seeds else (MIN_TRIALS, patience)
         self._study.sampler = make_sampler(plan, self.model, len(self.records))

@@ -47,8 +47,20 @@ class TrialModel:
                 self._resources = self._resources.learn(one.config, *peaks)
 
     def propose(self) -> Proposal | None:
-        """Return the most promising candidate that is expected to keep the limits; None if all were tried."""
-        return self.surrogate.propose(self._table, lambda config: config not in self.known and self.is_allowed(config))
+        """Return the most promising candidate that is expected to keep the limits; None if all were tried.
+
+        After a trial with workers, one without them costs another process; it must be predicted to be the fastest.
+        """
+        is_late = self.best is not None and any(config.dataloader.num_workers for config in self.known)
+
+        def is_open(config: LoaderConfig) -> bool:
+            if config in self.known or not self.is_allowed(config):
+                return False
+            if not is_late or config.dataloader.num_workers or self.best is None:
+                return True
+            return self.surrogate.predict([config])[0].samples_per_second > self.best.samples_per_second
+
+        return self.surrogate.propose(self._table, is_open)
 
     def is_allowed(self, config: LoaderConfig) -> bool:
         """Return whether a configuration is expected to work within the limits."""

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader
 from autotune.child.constructor_calls import note_constructor_calls
 from autotune.child.loader import StoppableDataLoader
 from autotune.child.loader_building import build_loader, build_plain_loader, count_epoch_batches
-from autotune.child.probe import warn_of_validation_data
-from autotune.child.probe_batches import MAX_LOADED_BATCHES, load_batches
+from autotune.child.probe import MAX_MAP_BATCHES, load_batches, warn_of_validation_data
 from autotune.child.trial import TrialRun
 from autotune.child.workload import LoadedWorkload, load_workload
 from autotune.config import DataLoaderSettings
@@ -130,7 +129,7 @@ def test_the_class_that_runs_is_the_users_own(workers: int) -> None:
 
 def test_a_loader_that_reads_ahead_in_the_main_process_has_lost_no_batch() -> None:
     _, times, samples = load_batches(load("make_reading_ahead"), 4, lambda phase: None)
-    assert len(times) == MAX_LOADED_BATCHES
+    assert len(times) == MAX_MAP_BATCHES
     assert samples == [4] * len(times)
 
 

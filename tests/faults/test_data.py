@@ -31,7 +31,7 @@ def test_a_dataset_that_ends_early_is_refused_by_the_run() -> None:
 def test_half_batches_never_count_as_whole_ones() -> None:
     result = run("faults.hostile:make_short_queries")
     assert result.kind == "workload_failed"
-    assert "delivered 32 samples where 64 were asked for" in result.message
+    assert "delivered 32 samples where 64 were requested" in result.message
     assert "__getitems__ must return one sample for each index" in result.message
 
 
@@ -48,9 +48,11 @@ def test_data_that_every_worker_delivers_is_found_out_even_in_random_order() -> 
 @pytest.mark.parametrize("factory", ["misbehaving:make_unsharded", "faults.hostile:make_shuffled_unsharded"])
 @pytest.mark.fault("Iterable that is not sharded", needs="plain")
 def test_a_trial_that_counts_the_same_data_twice_never_counts(factory: str) -> None:
-    result = run(factory, play=Play(workers=3))
+    with Scene(factory=factory).open_runner() as runner:
+        runner.probe((8, 8), LIMITS)
+        result = runner.run(Play(workers=3).to_request())
     assert result.kind == "workload_failed", result.message
-    assert "samples of a dataset of 64: each of its workers goes through all of it" in result.message
+    assert "samples of a dataset of 64: each of its workers returns all the data" in result.message
     assert "get_worker_info()" in result.message
 
 
@@ -65,7 +67,9 @@ def test_a_run_over_unsharded_data_stays_below_two_workers_and_says_why() -> Non
 
 @pytest.mark.fault("Epoch that ends early", needs="plain")
 def test_workers_whose_shares_leave_data_out_never_count() -> None:
-    result = run("faults.hostile:make_sharded_twice", play=Play(workers=2))
+    with Scene(factory="faults.hostile:make_sharded_twice").open_runner() as runner:
+        runner.probe((8, 8), LIMITS)
+        result = runner.run(Play(workers=2).to_request())
     assert result.kind == "workload_failed", result.message
     assert "delivered 32 samples of a dataset of 64" in result.message
     assert "leave some out" in result.message
@@ -76,12 +80,12 @@ def test_an_iterator_that_is_used_up_after_one_epoch_never_counts() -> None:
     result = run("faults.hostile:make_only_once", play=Play(workers=0))
     assert result.kind == "workload_failed", result.message
     assert "ended epoch 2 after 0 batches, and one before it had 8" in result.message
-    assert "start anew in every __iter__" in result.message
+    assert "start again in every __iter__" in result.message
 
 
 @pytest.mark.fault("Epoch that ends early", needs="plain")
 def test_a_dataset_that_can_be_gone_through_only_once_is_refused_by_the_probe() -> None:
-    assert "must start anew in every __iter__" in str(refuse("faults.hostile:make_only_once"))
+    assert "must start again in every __iter__" in str(refuse("faults.hostile:make_only_once"))
 
 
 @pytest.mark.fault("Batch needs grad", needs="plain")

@@ -34,5 +34,4 @@ def test_what_only_workers_would_use_is_not_used_before_they_are_forked() -> Non
         profile = runner.probe((8, 8), LIMITS)
         results = [runner.run(Play(workers=workers).to_request()) for workers in (2, 0, 2)]
     assert profile.worker_failure is None
-    assert profile.leaves_traces
     assert [result.kind for result in results] == ["completed"] * 3

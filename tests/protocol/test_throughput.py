@@ -121,11 +121,6 @@ def test_the_wait_share_is_at_most_one(waits: tuple[float, float], share: float,
     assert estimate(measurement, make_config(0), epochs=3).wait_share == pytest.approx(share)
 
 
-def test_what_a_fresh_process_costs_in_addition_counts_once_in_a_run() -> None:
-    found = estimate(make_measurement(WARM, epoch_batches=10), make_config(0), epochs=4, cold_seconds=2.0)
-    assert found.samples_per_second == pytest.approx(4 * 320 / (2.0 + 4 * 1.0))
-
-
 @pytest.mark.parametrize("seen", [2, 4, 5, 8])
 def test_epochs_vary_once_each_and_those_ahead_share_the_error_of_the_mean(seen: int) -> None:
     found = estimate(make_measurement(*[WARM] * seen, epoch_batches=10), make_config(0), epochs=10)

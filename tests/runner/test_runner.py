@@ -65,11 +65,15 @@ def find_child() -> psutil.Process:
     return child
 
 
-def test_trials_of_the_search_share_one_child(honest: TrialRunner) -> None:
-    honest.run(make_request(workers=1))
-    before = find_child()
-    honest.run(make_request(workers=2))
-    assert find_child() == before
+def test_a_child_runs_trials_until_it_has_read_the_dataset_and_workers_must_not_inherit_that(
+    honest: TrialRunner,
+) -> None:
+    children = []
+    for workers in (1, 2, 0, 0, 2):
+        assert honest.run(make_request(workers)).kind == "completed"
+        children.append(find_child())
+    assert len(set(children[:4])) == 1
+    assert children[4] not in children[:4]
 
 
 def test_a_confirming_trial_gets_a_process_of_its_own(honest: TrialRunner) -> None:
