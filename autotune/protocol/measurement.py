@@ -128,6 +128,7 @@ class TrialResult(FrozenModel):
         samples: Samples gone through until it failed, those of the batch that failed included; 0 where it completed.
         in_step: Whether it was the training step that failed.
         index: Of the sample that failed; None where it is not known.
+        cause: Type and place of an error of the user's code, as in `ValueError at data.py:12`; else empty.
     """
 
     kind: TrialKind
@@ -141,3 +142,4 @@ class TrialResult(FrozenModel):
     samples: BoundedCount = 0
     in_step: bool = False
     index: BoundedCount | None = None
+    cause: LongText = ""

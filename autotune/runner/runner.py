@@ -32,13 +32,18 @@ from autotune.protocol.messages import (
 from autotune.protocol.process_spec import SANDBOX_ERROR_PREFIX
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.runner.diagnosis import TrialFailure, reclassify_oom_kill
+from autotune.runner.diagnosis import (
+    Answer,
+    TrialFailure,
+    make_result,
+    reclassify_oom_kill,
+    start_error,
+    timeout_error,
+)
 from autotune.runner.launcher import Starter
 from autotune.runner.process import OnProgress, OnWarning, TrialProcess
 from autotune.runner.resources import ResourceUsage
-from autotune.runner.results import Answer, make_result
 from autotune.runner.sandbox import SandboxSupport, detect_sandbox
-from autotune.runner.start_errors import start_error, timeout_error
 from autotune.runner.watchdog import Watchdog
 from autotune.system.machine import read_machine
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from autotune.runner.diagnosis import check_gpu_memory
 from autotune.runner.resources import ResourceUsage
-from autotune.runner.results import check_gpu_memory
 from autotune.runner.watchdog import BudgetBreach, Watchdog
 from tests.builders import GIB, MIB, make_config, make_limits, make_result
 
