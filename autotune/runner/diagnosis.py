@@ -142,7 +142,8 @@ def reclassify_oom_kill(failure: TrialFailure, peak: ResourceUsage, budgets: Bud
     if not peak.oom_kills or failure.kind not in CODE_FAILURES:
         return failure
     seen = f" at {format_bytes(peak.host_bytes)} of host memory" if peak.host_bytes else ""
-    message = f"was killed by the kernel's out-of-memory killer{seen} (budget {format_bytes(budgets.memory_bytes)})"
+    budget = format_bytes(budgets.memory_bytes)
+    message = f"was killed by the kernel's out-of-memory killer{seen}, against a budget of {budget}"
     return replace(failure, kind="out_of_memory", message=message)
 
 

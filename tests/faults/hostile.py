@@ -1,4 +1,4 @@
-"""Datasets and factories that crash, hang, lie, leak, or spoil what everybody shares."""
+"""Datasets and factories that crash, hang, lie, leak, or damage shared resources."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -34,14 +35,14 @@ Place = Literal["worker", "main", "both"]
 
 
 class TwoArgumentsError(Exception):
-    """Cannot be made from one message."""
+    """Cannot be rebuilt from one message."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
 
 
 class MuteError(Exception):
-    """Fails even to say what it is."""
+    """Cannot be printed."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -109,20 +110,11 @@ DEEDS: dict[str, Callable[[], Any]] = {
 
 
 class Sabotaged(Honest):
-    """Does one deed at one index.
-
-    Args:
-        deed: Which one.
-        place: Where: in workers, in the training process, or in both.
-        index: When.
-        samples: Length of the dataset.
-    """
+    """Does one deed at one index: in workers, in the training process, or in both."""
 
     def __init__(self, deed: str, place: Place, index: int, samples: int) -> None:
         super().__init__(samples)
-        self._deed = deed
-        self._place = place
-        self._index = index
+        self._deed, self._place, self._index = deed, place, index
 
     def __getitem__(self, index: int) -> Any:
         here = "main" if get_worker_info() is None else "worker"
@@ -132,19 +124,14 @@ class Sabotaged(Honest):
 
 
 def make_sabotaged(
-    deed: str,
-    place: Place = "worker",
-    index: int = 20,
-    samples: int = SAMPLES,
-    timeout: float = 0.0,
+    deed: str, place: Place = "worker", index: int = 20, samples: int = SAMPLES, timeout: float = 0.0
 ) -> Workload:
-    """Make a dataset that does a deed; its order is fixed, so that the deed comes neither first nor last."""
-    dataset = Sabotaged(deed, place, index, samples)
-    return Workload(dataset=dataset, shuffle=False, timeout=timeout)
+    """Make a dataset that does a deed; its order is fixed, so that the deed is neither first nor last."""
+    return Workload(dataset=Sabotaged(deed, place, index, samples), shuffle=False, timeout=timeout)
 
 
 class Hanging(HangsInWorkers):
-    """Hangs in workers, and leaves a byte in the file named by HUNG_FILE."""
+    """Hangs in workers, and writes a byte to the file named by HUNG_FILE."""
 
     def __getitem__(self, index: int) -> Any:
         if get_worker_info() is not None:
@@ -152,12 +139,11 @@ class Hanging(HangsInWorkers):
         return super().__getitem__(index)
 
 
-def make_hanging_workers() -> Dataset[Any]:
-    return Hanging()
+make_hanging_workers = Hanging
 
 
 class Given(Honest):
-    """Delivers what a function makes of an index."""
+    """Returns the result of a function of the index."""
 
     def __init__(self, make_sample: Callable[[int], Any]) -> None:
         super().__init__()
@@ -181,18 +167,17 @@ def make_given(samples: str) -> Dataset[Any]:
 
 
 class ShortQueries(Honest):
-    """Answers a query for a batch with half of it."""
+    """Returns half of a batch."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices[: max(1, len(indices) // 2)]]
 
 
-def make_short_queries() -> Dataset[Any]:
-    return ShortQueries()
+make_short_queries = ShortQueries
 
 
 def collate_by_hand(samples: list[torch.Tensor]) -> torch.Tensor:
-    """Make a batch in ordinary memory, which is moved to shared memory when the worker sends it."""
+    """Make a batch in private memory, which is moved to shared memory when the worker sends it."""
     return torch.stack(list(samples)).clone()
 
 
@@ -201,15 +186,11 @@ def make_short_queries_collated() -> Workload:
 
 
 class ShuffledUnsharded(Unsharded):
-    """Delivers everything once per worker, in another order each time, so that no two batches are equal."""
+    """Returns everything once per worker, in another order each time, so that no two batches are equal."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for index in torch.randperm(SAMPLES).tolist():
             yield torch.full((16,), float(index)) + torch.rand(16)
-
-
-def make_shuffled_unsharded() -> IterableDataset[torch.Tensor]:
-    return ShuffledUnsharded()
 
 
 class ShardedTwice(Sharded):
@@ -221,12 +202,8 @@ class ShardedTwice(Sharded):
         return (sample for number, sample in enumerate(super().__iter__()) if number % keep == 0)
 
 
-def make_sharded_twice() -> IterableDataset[torch.Tensor]:
-    return ShardedTwice()
-
-
 class OnlyOnce(IterableDataset[torch.Tensor]):
-    """Holds the one iterator it will ever have."""
+    """Has one iterator for all epochs."""
 
     def __init__(self) -> None:
         self._samples = iter([torch.full((16,), float(index)) for index in range(SAMPLES)])
@@ -235,31 +212,23 @@ class OnlyOnce(IterableDataset[torch.Tensor]):
         return self._samples
 
 
-def make_only_once() -> IterableDataset[torch.Tensor]:
-    return OnlyOnce()
-
-
 class Endless(IterableDataset[torch.Tensor]):
-    """Never says that it is over."""
+    """Never ends."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         while True:
             yield torch.zeros(16)
 
 
-def make_endless() -> IterableDataset[torch.Tensor]:
-    return Endless()
-
-
 class Nothing(IterableDataset[torch.Tensor]):
-    """Has nothing to give."""
+    """Returns no sample."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(())
 
 
-def make_nothing() -> IterableDataset[torch.Tensor]:
-    return Nothing()
+make_shuffled_unsharded, make_sharded_twice, make_only_once = ShuffledUnsharded, ShardedTwice, OnlyOnce
+make_endless, make_nothing = Endless, Nothing
 
 
 def make_dropped() -> Workload:
@@ -268,19 +237,18 @@ def make_dropped() -> Workload:
 
 
 class WithLambda(Honest):
-    """Holds what cannot be pickled."""
+    """Has an attribute that cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__()
         self._transform = lambda sample: sample
 
 
-def make_with_lambda() -> Dataset[Any]:
-    return WithLambda()
+make_with_lambda = WithLambda
 
 
 def make_from_path(path: str, registered: bool) -> Dataset[Any]:
-    """Load the dataset's module from a file, as scripts do that know no packages."""
+    """Load the dataset's module from a file, as scripts without packages do."""
     spec = importlib.util.spec_from_file_location("loaded_from_a_path", path)
     assert spec is not None
     assert spec.loader is not None
@@ -293,11 +261,7 @@ def make_from_path(path: str, registered: bool) -> Dataset[Any]:
 
 
 class Large(Honest):
-    """Samples of 1 MiB; one of them may never come.
-
-    Args:
-        hang_at: Its index; None for none.
-    """
+    """Samples of 1 MiB; may hang at one index."""
 
     def __init__(self, hang_at: int | None) -> None:
         super().__init__(floats=MIB // 4)
@@ -317,18 +281,17 @@ def make_large_collated() -> Workload:
     return Workload(dataset=Large(None), collate_fn=collate_by_hand)
 
 
-def make_many_samples() -> Dataset[Any]:
-    return Honest(samples=4000)
+make_many_samples = partial(Honest, samples=4000)
 
 
 def make_hoarding_step() -> Callable[[Any], None]:
-    """Keep every batch, and with it a descriptor."""
+    """Keep every batch, and with it a file descriptor."""
     kept: list[Any] = []
     return kept.append
 
 
 def make_hanging_step() -> Callable[[Any], None]:
-    """Hang at the sixth batch: after the step was warmed up, and with workers that have more to send."""
+    """Hang at the sixth batch: after the warm-up of the step, while workers have more to send."""
     calls = itertools.count(1)
 
     def step(batch: Any) -> None:
@@ -339,7 +302,7 @@ def make_hanging_step() -> Callable[[Any], None]:
 
 
 def collate_to_bytes(samples: list[Any]) -> bytes:
-    """Make a batch that goes through the pipe itself, and fills it."""
+    """Make a batch that is sent through the pipe itself, and fills it."""
     return bytes(MIB)
 
 
@@ -368,7 +331,7 @@ def make_short_of_addresses() -> Workload:
 class ManyNames(Honest):
     """Holds many names: in a list of small objects, or in one tensor."""
 
-    def __init__(self, names: int, in_a_list: bool) -> None:
+    def __init__(self, in_a_list: bool, names: int = 2_500_000) -> None:
         super().__init__(samples=names)
         self._names: Any = torch.ones(names, 64, dtype=torch.uint8)
         if in_a_list:
@@ -378,10 +341,7 @@ class ManyNames(Honest):
         return torch.tensor([float(len(self._names[index]))])
 
 
-def make_many_names(in_a_list: bool) -> Dataset[Any]:
-    return ManyNames(2_500_000, in_a_list)
-
-
+make_many_names = ManyNames
 _LOCK = threading.Lock()
 
 
@@ -408,11 +368,6 @@ def make_locked() -> Dataset[Any]:
     return Locked()
 
 
-def _compute_on_two_threads() -> None:
-    torch.set_num_threads(2)
-    torch.ones(4 * MIB).sum()
-
-
 def take_two_threads(worker: int) -> None:
     torch.set_num_threads(2)
 
@@ -426,9 +381,10 @@ class Parallel(Honest):
 
 
 def make_parallel(parallel_before: bool = False) -> Workload:
-    """Make a dataset whose workers use two threads; perhaps the training process does, too, before they exist."""
+    """Make a dataset whose workers use two threads, perhaps after the training process has done so."""
     if parallel_before:
-        _compute_on_two_threads()
+        torch.set_num_threads(2)
+        torch.ones(4 * MIB).sum()
     return Workload(dataset=Parallel(), worker_init_fn=take_two_threads)
 
 
@@ -442,10 +398,6 @@ def make_closed() -> Dataset[Any]:
     return Honest()
 
 
-def make_recursion() -> Dataset[Any]:
-    return make_recursion()
-
-
 def make_flood() -> Dataset[Any]:
     """Print 100 MB, some of it like a message."""
     for _ in range(100):
@@ -455,7 +407,7 @@ def make_flood() -> Dataset[Any]:
 
 
 def make_unwilling_to_end() -> Dataset[Any]:
-    """Leave a thread, an exit handler and deaf ears behind, each of which keeps a process from ending."""
+    """Start a thread, register an exit handler and ignore SIGTERM, each of which keeps a process from ending."""
     threading.Thread(target=time.sleep, args=(3600,)).start()
     atexit.register(time.sleep, 3600)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -470,11 +422,7 @@ def make_fork_that_stays() -> Dataset[Any]:
 
 
 class Helped(Honest):
-    """Needs a process that a thread has started.
-
-    Args:
-        helper: The process.
-    """
+    """Needs a process that a thread has started."""
 
     def __init__(self, helper: int) -> None:
         super().__init__()
@@ -493,13 +441,13 @@ def make_helped(method: str) -> Dataset[Any]:
     thread = threading.Thread(target=helper.start)
     thread.start()
     thread.join()
-    time.sleep(1.0)  # long enough for a spawned one to have asked for whatever it asks for
+    time.sleep(1.0)  # for a spawned process to have read its arguments
     return Helped(helper.pid)
 
 
-def make_hidden(path: str, crashing: bool = False) -> Dataset[Any]:
+def make_hidden(path: str, crashing: bool = False, seconds: str = "3600") -> Dataset[Any]:
     """Leave a process behind that has a session and an environment of its own, and whose parent is gone."""
-    script = f"setsid sleep 3600 & echo $! > {path}"
+    script = f"setsid sleep {seconds} & echo $! > {path}"
     subprocess.run(["env", "-i", f"PATH={os.environ['PATH']}", "sh", "-c", script], check=True)
     if crashing:
         os.abort()
@@ -540,7 +488,7 @@ TEXTS: dict[str, Callable[[], Exception]] = {
 
 
 class SaysLikeCuda(Honest):
-    """Raises what torch says on a machine with a GPU."""
+    """Raises an error of torch on a machine with a GPU."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -557,77 +505,40 @@ def make_cuda_failure(text: str) -> Workload:
 
 
 def make_step_without_memory() -> Callable[[Any], None]:
-    def step(batch: Any) -> None:
-        raise TEXTS["allocator"]()
-
-    return step
+    return lambda batch: _raise(TEXTS["allocator"]())
 
 
-LEAK_SAMPLES = 4096
-OBJECTS = 16_000  # touched by one sample: about two MiB of pages
+OBJECTS = 16_000  # read by one sample: about two MiB of pages
 
 
-class Leak(Dataset[torch.Tensor]):
-    """Keeps every sample for ever: in a worker, in the training process, wherever it is asked.
+class Leak(Honest):
+    """Takes 8 ms for a sample and leaks 1 MiB, in whichever process reads it."""
 
-    Args:
-        bytes_each: What each sample leaves behind.
-        seconds: What each costs.
-    """
-
-    def __init__(self, bytes_each: int, seconds: float) -> None:
-        self._bytes = bytes_each
-        self._seconds = seconds
+    def __init__(self) -> None:
+        super().__init__(samples=4096)
         self._kept: list[Any] = []
 
-    def __len__(self) -> int:
-        return LEAK_SAMPLES
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self._seconds)
-        self._kept.append(bytearray(b"x" * self._bytes))
-        return torch.zeros(16)
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.008)
+        self._kept.append(bytearray(b"x" * MIB))
+        return super().__getitem__(index)
 
 
-class CopyOnWrite(Dataset[torch.Tensor]):
-    """Holds many small Python objects, whose reference counts each worker writes, and so copies their pages.
+class CopyOnWrite(Honest):
+    """Holds many small Python objects, whose reference counts each worker writes, which copies their pages."""
 
-    Args:
-        objects: How many.
-    """
+    def __init__(self) -> None:
+        super().__init__(samples=4096)
+        self._objects = [str(number) * 10 for number in range(1_500_000)]
 
-    def __init__(self, objects: int) -> None:
-        self._objects = [str(number) * 10 for number in range(objects)]
-
-    def __len__(self) -> int:
-        return LEAK_SAMPLES
-
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> Any:
         time.sleep(0.001)
         start = index * 977 * OBJECTS % len(self._objects)
         return torch.tensor([float(len(self._objects[start : start + OBJECTS]))])
 
 
-class LargeSamples(Dataset[torch.Tensor]):
-    """Samples of 8 MiB, of which a queue of batches fills any small /dev/shm."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.zeros(2 * MIB)
-
-
-def make_leak() -> Leak:
-    return Leak(MIB, 0.008)
-
-
-def make_copy_on_write() -> CopyOnWrite:
-    return CopyOnWrite(1_500_000)
-
-
-def make_large_samples() -> LargeSamples:
-    return LargeSamples()
+make_leak, make_copy_on_write = Leak, CopyOnWrite
+make_large_samples = partial(Honest, floats=2 * MIB)  # 8 MiB each: a queue of batches fills any small /dev/shm
 
 
 LIES = {
@@ -642,50 +553,34 @@ LIES = {
 }
 
 
-class Liar(Dataset[torch.Tensor]):
-    """Says something false whenever a sample is asked of it."""
+class Liar(Honest):
+    """Sends something false to the tuner for each sample."""
 
     def __init__(self, lie: str) -> None:
+        super().__init__()
         self._lie = lie
-
-    def __len__(self) -> int:
-        return 64
 
     def __getitem__(self, index: int) -> Any:
         for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  # names, as numbers
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as line:
                 if line.family == socket.AF_UNIX and line.type == socket.SOCK_STREAM:
                     line.sendall(LIES[self._lie] or b"x" * (MAX_MESSAGE_BYTES + 2**20))
-        return torch.zeros(4)
+        return super().__getitem__(index)
 
 
-def make_liar(lie: str) -> Liar:
-    return Liar(lie)
-
-
-class Vandal(Dataset[torch.Tensor]):
-    """Behaves, until a file appears.
-
-    Args:
-        folder: What it spoils: the mount point of a file system.
-        trigger: The file whose appearance it waits for.
-        how: `fill` leaves no byte free, `read-only` allows no more writing.
-    """
+class Vandal(Honest):
+    """Behaves until the file `trigger` appears, and then fills the file system at `folder` or makes it read-only."""
 
     def __init__(self, folder: str, trigger: str, how: str) -> None:
-        self._folder = Path(folder)
-        self._trigger = trigger
-        self._how = how
+        super().__init__()
+        self._folder, self._trigger, self._how = Path(folder), trigger, how
         self._is_done = False
-
-    def __len__(self) -> int:
-        return 64
 
     def __getitem__(self, index: int) -> Any:
         if not self._is_done and os.path.exists(self._trigger):  # noqa: PTH110  # as fast as can be
             self._is_done = True
             self._strike()
-        return torch.full((16,), float(index))
+        return super().__getitem__(index)
 
     def _strike(self) -> None:
         if self._how == "fill":
@@ -696,61 +591,42 @@ class Vandal(Dataset[torch.Tensor]):
             subprocess.run(["mount", "-o", "remount,ro", self._folder], check=True)
 
 
-def make_vandal(folder: str, trigger: str, how: str) -> Vandal:
-    return Vandal(folder, trigger, how)
+make_liar, make_vandal = Liar, Vandal
 
 
-SAMPLES = 64
-
-
-class Calls(Dataset[torch.Tensor]):
+class Calls(Honest):
     """Calls a function for each sample."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__()
         self._call = call
 
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> Any:
         self._call()
-        return torch.tensor(index)
+        return super().__getitem__(index)
 
 
-def make_polars() -> Dataset[torch.Tensor]:
-    pl = importlib.import_module("polars")
-
-    frame = pl.DataFrame({"key": [number % 7 for number in range(100_000)]})
-
-    def group() -> None:
-        frame.group_by("key").agg(pl.len())
-
-    group()
-    return Calls(group)
-
-
-def make_lazy_polars() -> Dataset[torch.Tensor]:
-    """Use Polars in whoever reads, and nowhere else: workers hang only where a process has read that forks them."""
+def make_polars(before: bool = True) -> Dataset[torch.Tensor]:
+    """Use Polars in whichever process reads, and perhaps before: workers that are forked afterwards hang."""
     pl = importlib.import_module("polars")
     frame = pl.DataFrame({"key": [number % 7 for number in range(100_000)]})
-    return Calls(lambda: frame.group_by("key").agg(pl.len()))
+    dataset = Calls(lambda: frame.group_by("key").agg(pl.len()))
+    if before:
+        dataset[0]
+    return dataset
 
 
 def make_tokenizers() -> Dataset[torch.Tensor]:
     library = importlib.import_module("tokenizers")
-    words = library.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")
-    tokenizer = library.Tokenizer(words)
+    tokenizer = library.Tokenizer(library.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
-
-    def encode() -> None:
-        tokenizer.encode_batch(["a b c " * 100] * 100)
-
-    encode()
-    return Calls(encode)
+    dataset = Calls(lambda: tokenizer.encode_batch(["a b c " * 100] * 100))
+    dataset[0]
+    return dataset
 
 
 def make_h5py() -> Dataset[torch.Tensor]:
-    """Hold h5py's own lock in a thread, as one does that reads ahead, while the workers are forked."""
+    """Hold h5py's lock in a thread, as a thread does that reads ahead, while the workers are forked."""
     import h5py
 
     is_held = threading.Event()

@@ -203,7 +203,7 @@ def test_a_result_has_the_samples_and_the_resources_of_one_training_process() ->
 def test_a_death_is_out_of_memory_if_the_kernel_counts_a_kill_for_it() -> None:
     result = result_of(TrialFailure("crashed", "was killed by SIGKILL"), oom_kills=1, host_bytes=2**30)
     assert result.kind == "out_of_memory"
-    assert "out-of-memory killer at 1.0 GiB of host memory (budget 1.0 GiB)" in result.message
+    assert "out-of-memory killer at 1.0 GiB of host memory, against a budget of 1.0 GiB" in result.message
 
 
 def test_a_reply_to_another_command_is_a_crash() -> None:
