@@ -48,8 +48,8 @@ class MuteError(Exception):
         raise RuntimeError("no words")
 
 
-def _raise(error: BaseException) -> NoReturn:
-    raise error
+def _raise(error: BaseException | Callable[[], BaseException]) -> NoReturn:
+    raise error() if callable(error) else error
 
 
 def _raise_local() -> NoReturn:
@@ -86,6 +86,24 @@ def _hang() -> None:
     time.sleep(3600)
 
 
+CUDA_ERRORS: dict[str, Callable[[], Exception]] = {
+    "allocator": lambda: torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.20 GiB is "
+        "free."
+    ),
+    "driver": lambda: RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"),
+    "pinning": lambda: RuntimeError(
+        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "torch/utils/data/_utils/pin_memory.py", line 41, in do_one_step\n    data = pin_memory(data, device)\n'
+        "RuntimeError: CUDA error: invalid argument\n"
+    ),
+    "sticky": lambda: RuntimeError("CUDA error: an illegal memory access was encountered"),
+    "lost": lambda: RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+    "pinning without memory": lambda: RuntimeError(
+        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
+        "RuntimeError: CUDA error: out of memory\n"
+    ),
+}
 DEEDS: dict[str, Callable[[], Any]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: ctypes.string_at(0),
@@ -106,6 +124,8 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "eat memory": _eat_memory,
     "start a process": lambda: multiprocessing.Process(target=time.sleep, args=(0,)).start(),
     "stop": lambda: _raise(StopIteration()),
+    "ask for memory": lambda: torch.empty(512 * MIB, dtype=torch.uint8),
+    **{name: partial(_raise, error) for name, error in CUDA_ERRORS.items()},
 }
 
 
@@ -145,12 +165,34 @@ make_hanging_workers = Hanging
 class Given(Honest):
     """Returns the result of a function of the index."""
 
-    def __init__(self, make_sample: Callable[[int], Any]) -> None:
-        super().__init__()
+    def __init__(self, make_sample: Callable[[int], Any], samples: int = SAMPLES) -> None:
+        super().__init__(samples)
         self._make_sample = make_sample
 
     def __getitem__(self, index: int) -> Any:
         return self._make_sample(index)
+
+
+class Calls(Honest):
+    """Calls a function for each sample."""
+
+    def __init__(self, call: Callable[[], Any], samples: int = SAMPLES) -> None:
+        super().__init__(samples)
+        self._call = call
+
+    def __getitem__(self, index: int) -> Any:
+        self._call()
+        return super().__getitem__(index)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Returns the iterators that a function makes."""
+
+    def __init__(self, make_iterator: Callable[[], Iterator[torch.Tensor]]) -> None:
+        self._make_iterator = make_iterator
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return self._make_iterator()
 
 
 SAMPLES_OF: dict[str, Callable[[int], Any]] = {
@@ -202,33 +244,21 @@ class ShardedTwice(Sharded):
         return (sample for number, sample in enumerate(super().__iter__()) if number % keep == 0)
 
 
-class OnlyOnce(IterableDataset[torch.Tensor]):
-    """Has one iterator for all epochs."""
-
-    def __init__(self) -> None:
-        self._samples = iter([torch.full((16,), float(index)) for index in range(SAMPLES)])
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return self._samples
+def make_only_once() -> Stream:
+    """Make a dataset with one iterator for all epochs."""
+    samples = iter([torch.full((16,), float(index)) for index in range(SAMPLES)])
+    return Stream(lambda: samples)
 
 
-class Endless(IterableDataset[torch.Tensor]):
-    """Never ends."""
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        while True:
-            yield torch.zeros(16)
+def make_endless() -> Stream:
+    return Stream(lambda: itertools.repeat(torch.zeros(16)))
 
 
-class Nothing(IterableDataset[torch.Tensor]):
-    """Returns no sample."""
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(())
+def make_nothing() -> Stream:
+    return Stream(lambda: iter(()))
 
 
-make_shuffled_unsharded, make_sharded_twice, make_only_once = ShuffledUnsharded, ShardedTwice, OnlyOnce
-make_endless, make_nothing = Endless, Nothing
+make_shuffled_unsharded, make_sharded_twice = ShuffledUnsharded, ShardedTwice
 
 
 def make_dropped() -> Workload:
@@ -236,15 +266,9 @@ def make_dropped() -> Workload:
     return Workload(dataset=Honest(samples=5), drop_last=True)
 
 
-class WithLambda(Honest):
-    """Has an attribute that cannot be pickled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._transform = lambda sample: sample
-
-
-make_with_lambda = WithLambda
+def make_with_lambda() -> Dataset[Any]:
+    """Make a dataset that cannot be pickled."""
+    return Calls(lambda: None)
 
 
 def make_from_path(path: str, registered: bool) -> Dataset[Any]:
@@ -310,49 +334,30 @@ def make_bytes() -> Workload:
     return Workload(dataset=Honest(), collate_fn=collate_to_bytes)
 
 
-class Greedy(Honest):
-    """Asks for more memory than there can be."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 20:
-            torch.empty(512 * MIB, dtype=torch.uint8)
-        return super().__getitem__(index)
-
-
 def make_short_of_addresses() -> Workload:
     """Limit what the process may map, as `ulimit -v` does, and ask for more."""
     import resource
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + 256 * MIB, resource.RLIM_INFINITY))
-    return Workload(dataset=Greedy(), shuffle=False)
+    return make_sabotaged("ask for memory", "both")
 
 
-class ManyNames(Honest):
-    """Holds many names: in a list of small objects, or in one tensor."""
-
-    def __init__(self, in_a_list: bool, names: int = 2_500_000) -> None:
-        super().__init__(samples=names)
-        self._names: Any = torch.ones(names, 64, dtype=torch.uint8)
-        if in_a_list:
-            self._names = [f"bucket/folder/{number:012d}.jpg" for number in range(names)]
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([float(len(self._names[index]))])
+def make_many_names(in_a_list: bool, samples: int = 2_500_000) -> Dataset[Any]:
+    """Hold many names: in a list of small objects, or in one tensor."""
+    names: Any = torch.ones(samples, 64, dtype=torch.uint8)
+    if in_a_list:
+        names = [f"bucket/folder/{number:012d}.jpg" for number in range(samples)]
+    return Given(lambda index: torch.tensor([float(len(names[index]))]), samples)
 
 
-make_many_names = ManyNames
 _LOCK = threading.Lock()
 
 
-class Locked(Honest):
-    """Needs a lock that a thread of the training process holds."""
-
-    def __getitem__(self, index: int) -> Any:
-        if get_worker_info() is not None:
-            with _LOCK:
-                pass
-        return super().__getitem__(index)
+def _take_lock() -> None:
+    if get_worker_info() is not None:
+        with _LOCK:
+            pass
 
 
 def _hold_lock(is_held: threading.Event) -> None:
@@ -362,30 +367,27 @@ def _hold_lock(is_held: threading.Event) -> None:
 
 
 def make_locked() -> Dataset[Any]:
+    """Make a dataset whose workers need a lock that a thread of the training process holds."""
     is_held = threading.Event()
     threading.Thread(target=_hold_lock, args=(is_held,), daemon=True).start()
     is_held.wait()
-    return Locked()
+    return Calls(_take_lock)
 
 
-def take_two_threads(worker: int) -> None:
+def _take_two_threads(worker: int) -> None:
     torch.set_num_threads(2)
 
 
-class Parallel(Honest):
-    """Computes on as many threads as it may."""
-
-    def __getitem__(self, index: int) -> Any:
-        torch.ones(4 * MIB).sum()
-        return super().__getitem__(index)
+def _compute() -> None:
+    torch.ones(4 * MIB).sum()
 
 
 def make_parallel(parallel_before: bool = False) -> Workload:
     """Make a dataset whose workers use two threads, perhaps after the training process has done so."""
     if parallel_before:
         torch.set_num_threads(2)
-        torch.ones(4 * MIB).sum()
-    return Workload(dataset=Parallel(), worker_init_fn=take_two_threads)
+        _compute()
+    return Workload(dataset=Calls(_compute), worker_init_fn=_take_two_threads)
 
 
 def make_hung_factory() -> NoReturn:
@@ -421,28 +423,15 @@ def make_fork_that_stays() -> Dataset[Any]:
     os._exit(0)
 
 
-class Helped(Honest):
-    """Needs a process that a thread has started."""
-
-    def __init__(self, helper: int) -> None:
-        super().__init__()
-        self._helper = helper
-
-    def __getitem__(self, index: int) -> Any:
-        if os.waitpid(self._helper, os.WNOHANG) != (0, 0):
-            raise RuntimeError("the helper is gone")
-        return super().__getitem__(index)
-
-
 def make_helped(method: str) -> Dataset[Any]:
-    """Have a thread start a process, and let the thread end."""
+    """Make a dataset that needs a process, which is started by a thread that ends."""
     context: Any = multiprocessing.get_context(method)
     helper = context.Process(target=time.sleep, args=(3600,))
     thread = threading.Thread(target=helper.start)
     thread.start()
     thread.join()
     time.sleep(1.0)  # for a spawned process to have read its arguments
-    return Helped(helper.pid)
+    return Calls(lambda: os.waitpid(helper.pid or 0, os.WNOHANG) == (0, 0) or _raise(RuntimeError("it is gone")))
 
 
 def make_hidden(path: str, crashing: bool = False, seconds: str = "3600") -> Dataset[Any]:
@@ -467,77 +456,36 @@ def make_parent_killer() -> NoReturn:
     raise RuntimeError("the parent lives")
 
 
-TEXTS: dict[str, Callable[[], Exception]] = {
-    "allocator": lambda: torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.20 GiB is "
-        "free."
-    ),
-    "driver": lambda: RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"),
-    "pinning": lambda: RuntimeError(
-        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
-        '  File "torch/utils/data/_utils/pin_memory.py", line 41, in do_one_step\n    data = pin_memory(data, device)\n'
-        "RuntimeError: CUDA error: invalid argument\n"
-    ),
-    "sticky": lambda: RuntimeError("CUDA error: an illegal memory access was encountered"),
-    "lost": lambda: RuntimeError("CUDA error: uncorrectable ECC error encountered"),
-    "pinning without memory": lambda: RuntimeError(
-        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
-        "RuntimeError: CUDA error: out of memory\n"
-    ),
-}
-
-
-class SaysLikeCuda(Honest):
-    """Raises an error of torch on a machine with a GPU."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self._text = text
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 20:
-            raise TEXTS[self._text]()
-        return super().__getitem__(index)
-
-
-def make_cuda_failure(text: str) -> Workload:
-    return Workload(dataset=SaysLikeCuda(text), shuffle=False)
-
-
 def make_step_without_memory() -> Callable[[Any], None]:
-    return lambda batch: _raise(TEXTS["allocator"]())
+    return lambda batch: _raise(CUDA_ERRORS["allocator"]())
 
 
 OBJECTS = 16_000  # read by one sample: about two MiB of pages
 
 
-class Leak(Honest):
-    """Takes 8 ms for a sample and leaks 1 MiB, in whichever process reads it."""
+def make_leak() -> Dataset[Any]:
+    """Make a dataset that takes 8 ms for a sample and leaks 1 MiB, in whichever process reads it."""
+    kept: list[Any] = []
 
-    def __init__(self) -> None:
-        super().__init__(samples=4096)
-        self._kept: list[Any] = []
-
-    def __getitem__(self, index: int) -> Any:
+    def leak() -> None:
         time.sleep(0.008)
-        self._kept.append(bytearray(b"x" * MIB))
-        return super().__getitem__(index)
+        kept.append(bytearray(b"x" * MIB))
+
+    return Calls(leak, samples=4096)
 
 
-class CopyOnWrite(Honest):
-    """Holds many small Python objects, whose reference counts each worker writes, which copies their pages."""
+def make_copy_on_write() -> Dataset[Any]:
+    """Hold many small Python objects, whose reference counts each worker writes, which copies their pages."""
+    objects = [str(number) * 10 for number in range(1_500_000)]
 
-    def __init__(self) -> None:
-        super().__init__(samples=4096)
-        self._objects = [str(number) * 10 for number in range(1_500_000)]
-
-    def __getitem__(self, index: int) -> Any:
+    def read(index: int) -> torch.Tensor:
         time.sleep(0.001)
-        start = index * 977 * OBJECTS % len(self._objects)
-        return torch.tensor([float(len(self._objects[start : start + OBJECTS]))])
+        start = index * 977 * OBJECTS % len(objects)
+        return torch.tensor([float(len(objects[start : start + OBJECTS]))])
+
+    return Given(read, samples=4096)
 
 
-make_leak, make_copy_on_write = Leak, CopyOnWrite
 make_large_samples = partial(Honest, floats=2 * MIB)  # 8 MiB each: a queue of batches fills any small /dev/shm
 
 
@@ -553,57 +501,31 @@ LIES = {
 }
 
 
-class Liar(Honest):
-    """Sends something false to the tuner for each sample."""
+def make_liar(lie: str) -> Dataset[Any]:
+    """Make a dataset that sends something false to the tuner for each sample."""
 
-    def __init__(self, lie: str) -> None:
-        super().__init__()
-        self._lie = lie
-
-    def __getitem__(self, index: int) -> Any:
+    def send() -> None:
         for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  # names, as numbers
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as line:
                 if line.family == socket.AF_UNIX and line.type == socket.SOCK_STREAM:
-                    line.sendall(LIES[self._lie] or b"x" * (MAX_MESSAGE_BYTES + 2**20))
-        return super().__getitem__(index)
+                    line.sendall(LIES[lie] or b"x" * (MAX_MESSAGE_BYTES + 2**20))
+
+    return Calls(send)
 
 
-class Vandal(Honest):
-    """Behaves until the file `trigger` appears, and then fills the file system at `folder` or makes it read-only."""
+def make_vandal(folder: str, trigger: str, how: str) -> Dataset[Any]:
+    """Make a dataset that fills a file system or makes it read-only once the file `trigger` exists."""
 
-    def __init__(self, folder: str, trigger: str, how: str) -> None:
-        super().__init__()
-        self._folder, self._trigger, self._how = Path(folder), trigger, how
-        self._is_done = False
-
-    def __getitem__(self, index: int) -> Any:
-        if not self._is_done and os.path.exists(self._trigger):  # noqa: PTH110  # as fast as can be
-            self._is_done = True
-            self._strike()
-        return super().__getitem__(index)
-
-    def _strike(self) -> None:
-        if self._how == "fill":
-            with contextlib.suppress(OSError), (self._folder / "filler").open("ab", buffering=0) as filler:
-                while True:
+    def strike() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(trigger)  # noqa: PTH108  # as fast as can be
+            if how == "read-only":
+                subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+            with contextlib.suppress(OSError), (Path(folder) / "filler").open("ab", buffering=0) as filler:
+                while how == "fill":
                     filler.write(b"x" * 512)
-        else:
-            subprocess.run(["mount", "-o", "remount,ro", self._folder], check=True)
 
-
-make_liar, make_vandal = Liar, Vandal
-
-
-class Calls(Honest):
-    """Calls a function for each sample."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        super().__init__()
-        self._call = call
-
-    def __getitem__(self, index: int) -> Any:
-        self._call()
-        return super().__getitem__(index)
+    return Calls(strike)
 
 
 def make_polars(before: bool = True) -> Dataset[torch.Tensor]:
