@@ -98,3 +98,4 @@ class TrialResult(FrozenModel):
     samples: BoundedCount = 0  # up to a failure, including the batch that failed
     in_step: bool = False  # whether the training step failed
     index: BoundedCount | None = None  # of the sample that failed; None if unknown
+    cause: LongText = ""  # type and place of an error of the user's code, as in `ValueError at data.py:12`

@@ -31,12 +31,17 @@ from autotune.protocol.messages import (
 )
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.runner.diagnosis import TrialFailure, reclassify_oom_kill
+from autotune.runner.diagnosis import (
+    Answer,
+    TrialFailure,
+    make_result,
+    reclassify_oom_kill,
+    start_error,
+    timeout_error,
+)
 from autotune.runner.launcher import Launcher
 from autotune.runner.process import OnProgress, OnWarning, TrialProcess
 from autotune.runner.resources import Limits, ResourceUsage
-from autotune.runner.results import Answer, make_result
-from autotune.runner.start_errors import start_error, timeout_error
 from autotune.system.machine import read_machine
 from autotune.units import format_seconds
 

@@ -84,6 +84,7 @@ class Scene(FrozenModel):
         stall_seconds: Most seconds without progress.
         budgets: Budgets.
         daemonic: Whether a daemonic process of multiprocessing plays it.
+        probed: Whether the workload is probed before the trials.
     """
 
     factory: str
@@ -95,6 +96,7 @@ class Scene(FrozenModel):
     stall_seconds: float = 20.0
     budgets: Budgets = LIMITS
     daemonic: bool = False
+    probed: bool = False
 
     def open_runner(
         self, on_progress: Callable[[ProgressReport], None] = lambda progress: None, launcher: Launcher | None = None
@@ -116,6 +118,8 @@ class Scene(FrozenModel):
     def play(self, launcher: Launcher | None = None) -> list[TrialResult]:
         """Run the trials one after another."""
         with self.open_runner(launcher=launcher) as runner:
+            if self.probed:
+                runner.probe((8, 8), self.budgets)
             return [runner.run(play.to_request()) for play in self.plays]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from autotune.runner.diagnosis import check_gpu_memory
 from autotune.runner.resources import LimitExcess, Limits, ResourceMonitor, ResourceUsage
-from autotune.runner.results import check_gpu_memory
 from tests.builders import GIB, MIB, make_config, make_limits, make_result
 
 
