@@ -21,10 +21,12 @@ ALONE, SPAWN = Play(workers=0), Play(method="spawn")
 NO_MEMORY = Scene(factory="misbehaving:make_honest", step="faults.hostile:make_step_without_memory")
 
 
-def hostile(factory: str, *plays: Play, stall_seconds: float = 20.0, **arguments: Any) -> Scene:
+def hostile(factory: str, *plays: Play, stall_seconds: float = 20.0, probed: bool = False, **arguments: Any) -> Scene:
     """Describe trials of a factory in `hostile`, or in the module that it names; two workers if no play is given."""
     name = factory if ":" in factory else f"faults.hostile:{factory}"
-    return Scene(factory=name, arguments=arguments, plays=plays or (Play(),), stall_seconds=stall_seconds)
+    return Scene(
+        factory=name, arguments=arguments, plays=plays or (Play(),), stall_seconds=stall_seconds, probed=probed
+    )
 
 
 hanging = partial(hostile, stall_seconds=STALL_SECONDS)
