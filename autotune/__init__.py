@@ -1,4 +1,4 @@
-"""dltune: finds the fastest DataLoader settings for a training step, and loads them in training code.
+"""dltune: finds the fastest DataLoader settings for your dataset, training step and machine.
 
 Public names are imported on first use, so that importing the package imports neither torch nor optuna nor click.
 """
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from autotune.profiles.load import TunedLoader, load
     from autotune.profiles.schema import TunedFile, TunedProfile
     from autotune.profiles.shared_list import shared
-    from autotune.request import TuningRequest, WorkloadRequest
+    from autotune.request import TuningRequest, Workload, WorkloadRequest
     from autotune.tuning import TuningResult, tune
-    from autotune.workload import Workload
 
     __version__: str
 
@@ -70,9 +69,8 @@ _MODULES: Final = {
     "profiles.load": ("TunedLoader", "load"),
     "profiles.schema": ("TunedFile", "TunedProfile"),
     "profiles.shared_list": ("shared",),
-    "request": ("TuningRequest", "WorkloadRequest"),
+    "request": ("TuningRequest", "Workload", "WorkloadRequest"),
     "tuning": ("TuningResult", "tune"),
-    "workload": ("Workload",),
 }
 
 
@@ -83,12 +81,9 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from autotune.system.software import read_own_version
 
-        found: Any = read_own_version()
-    else:
-        module = next((module for module, names in _MODULES.items() if name in names), "errors")
-        found = getattr(importlib.import_module(f"autotune.{module}"), name)
-    globals()[name] = found
-    return found
+        return read_own_version()
+    module = next((module for module, names in _MODULES.items() if name in names), "errors")
+    return getattr(importlib.import_module(f"autotune.{module}"), name)
 
 
 def __dir__() -> list[str]:

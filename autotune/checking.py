@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -31,13 +31,12 @@ from autotune.protocol.interruption import spawn_error
 from autotune.protocol.messages import RunTrial
 from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import identify
-from autotune.request import TuningRequest, check_import_strings
+from autotune.request import TuningRequest
 from autotune.runner.runner import start_runner
 from autotune.system.hardware import Hardware, Software
 from autotune.system.machine import describe_local_hardware, read_machine
 from autotune.system.software import read_start_method, read_torch
-from autotune.validation.noise import NoiseMonitor
-from autotune.validation.runs import CandidateRuns, measure_run, validate
+from autotune.validation.runs import CandidateRuns, NoiseMonitor, measure_run, validate
 
 MIN_RATIO: Final = 0.9  # to the prediction, or to the baseline: profiles that are certainly below are retuned
 MAX_RATIO: Final = 1.25  # to the prediction: a profile that is certainly above was tuned for something else
@@ -45,46 +44,31 @@ USUAL_HALF_WIDTH: Final = 0.1  # relative half-width of the interval of a throug
 
 
 class Remeasurement(FrozenModel):
-    """A new measurement of a profile, compared with its prediction.
+    """A new measurement of a profile, compared with its prediction."""
 
-    Attributes:
-        samples_per_second: Throughput in fresh processes, median of the runs.
-        predicted: Throughput in the profile.
-        speedup: Throughput over the baseline's in alternating runs; None if the baseline was not measured.
-        speedup_ci95: Its 95% interval.
-        ratio_to_prediction: Measured over predicted speedup, if the baseline of the profile was measured; else measured
-            over predicted throughput.
-        ratio_to_prediction_ci95: Its 95% interval; None if nothing was measured.
-        machine_change: Throughput of the baseline over its throughput in the profile; None if it was not measured.
-        noise: Disturbances of the measurement.
-    """
-
-    samples_per_second: Rate
-    predicted: Rate
-    speedup: Rate | None = None
+    samples_per_second: Rate  # in fresh processes, median of the runs
+    predicted: Rate  # samples per second in the profile
+    speedup: Rate | None = None  # over the baseline in alternating runs; None if the baseline was not measured
     speedup_ci95: Interval | None = None
-    ratio_to_prediction: Rate
-    ratio_to_prediction_ci95: Interval | None
-    machine_change: Rate | None = None
-    noise: tuple[str, ...] = ()
+    ratio_to_prediction: Rate  # of the speedup, if the baseline of the profile was measured; else of the throughput
+    ratio_to_prediction_ci95: Interval | None  # None if nothing was measured
+    machine_change: Rate | None = None  # throughput of the baseline over its throughput in the profile
+    noise: tuple[str, ...] = ()  # disturbances of the measurement
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the profile is out of date; empty if it is still valid."""
         if self.ratio_to_prediction_ci95 is None:
             return ("it no longer runs",)
-        if self.speedup is not None and self.speedup_ci95 is not None and self.speedup_ci95[1] < MIN_RATIO:
-            return (f"it is slower than the baseline: {self.speedup:.2f}x {_format_ci(self.speedup_ci95, '{:.2f}x')}",)
+        low, high = self.speedup_ci95 or (1.0, 1.0)
+        if high < MIN_RATIO:
+            return (f"it is slower than the baseline: {self.speedup:.2f}x ({low:.2f}x-{high:.2f}x)",)
         low, high = self.ratio_to_prediction_ci95
         if high >= MIN_RATIO and low <= MAX_RATIO:
             return ()
-        reached = f"{self.ratio_to_prediction:.0%} {_format_ci((low, high), '{:.0%}')}"
         adjusted = "" if self.machine_change is None else ", adjusted for machine speed"
+        reached = f"{self.ratio_to_prediction:.0%} ({low:.0%}-{high:.0%})"
         return (f"it reaches {reached} of its predicted throughput{adjusted}",)
-
-
-def _format_ci(interval: Interval, template: str) -> str:
-    return f"({'-'.join(template.format(bound) for bound in interval)})"
 
 
 class CheckResult(FrozenModel):
@@ -124,9 +108,6 @@ def check(
         with_workload: Whether to load the dataset and compare its samples.
         progress: Receives the events of the measurement.
 
-    Returns:
-        Whether it is valid, with every reason if it is not.
-
     Raises:
         ProfileError: The file is not valid, has no such profile, or a profile without a valid request.
         UsageError: torch is not installed, or the dataset or step cannot be used as stored.
@@ -136,14 +117,14 @@ def check(
     file, progress, machine = Path(path), progress or ProgressListener(), read_machine()
     chosen = select_profile(file, profile, machine)
     age = compare_age(chosen.created_at, datetime.now(UTC), max_age_seconds)
-    here = describe_local_hardware(machine, chosen.hardware)
     if not quick and not with_workload:
+        here = describe_local_hardware(machine, chosen.hardware)
         return _conclude(chosen, [*_compare(chosen, here, read_software(chosen)), *age])
     warn_if_others_can_write(file)
     request = rebuild_request(chosen, str(file))
     if quick:
         return verify(request, chosen, progress, age)
-    check_import_strings(request.workload)
+    request.workload.check_import_strings()
     with start_runner(request, progress) as runner:
         try:
             found = runner.identify(choose_probe_sizes(request)[0], plan_budgets(machine, request))
@@ -162,29 +143,21 @@ def verify(
 ) -> CheckResult:
     """Profile the workload again, and measure a profile again if nothing else makes it out of date.
 
-    One run within the prediction's interval is sufficient; otherwise it is measured in alternation with the baseline.
     A configuration that is predicted to exceed a limit is not started. Raises the exceptions of `check`.
-
-    Args:
-        request: The request that the profile was tuned with.
-        profile: The profile.
-        progress: Receives the events of the measurement.
-        differences: Further differences that count.
     """
-    check_import_strings(request.workload)
+    request.workload.check_import_strings()
     progress, time_budget = progress or ProgressListener(), TimeBudget(request)
     with start_runner(request, progress) as runner:
         plan = prepare_run(request, read_machine(), None, runner, progress, time_budget)
-        changed = _compare(profile, plan.hardware, plan.workload.software)
-        found = [*changed, *compare_workloads(profile.workload, plan.identity), *differences]
+        found = [*_compare(profile, plan.hardware, plan.workload.software), *differences]
+        found += compare_workloads(profile.workload, plan.identity)
         if any(one.requires_retune for one in found):
             return _conclude(profile, found)
         if excess := plan.describe_excess(profile.config):
             return _conclude(profile, found, (f"it would exceed a limit: {excess}",))
         monitor = NoiseMonitor(plan.machine.usable_cpus, stop_children=runner.close)
-        return _conclude(
-            profile, found, remeasured=remeasure(plan, profile, runner.run, progress, monitor, time_budget.allows_runs)
-        )
+        remeasured = remeasure(plan, profile, runner.run, progress, monitor, time_budget.allows_runs)
+        return _conclude(profile, found, remeasured.reasons, remeasured)
 
 
 def remeasure(
@@ -199,22 +172,19 @@ def remeasure(
     first, predicted = CandidateRuns(profile.config), profile.result.samples_per_second_ci95
     measure_run(plan.request, first, run_trial, progress, 1)
     if predicted is not None and predicted[0] <= first.rate <= MAX_RATIO * predicted[1]:
-        return compare_with_prediction(first, None, profile)
+        return _compare_with_prediction(first, None, profile)
     validation = validate(plan, lambda: [profile.config], run_trial, progress, monitor, has_time)
     if validation.interrupted_by is not None:
         raise validation.interrupted_by
     again = next((one for one in validation.entrants if one.config == profile.config), first)
     baseline = validation.baseline if validation.baseline.config != profile.config else None
-    return compare_with_prediction(again, baseline, profile, validation.noise)
+    return _compare_with_prediction(again, baseline, profile, validation.noise)
 
 
-def compare_with_prediction(
+def _compare_with_prediction(
     runs: CandidateRuns, baseline: CandidateRuns | None, profile: TunedProfile, noise: tuple[str, ...] = ()
 ) -> Remeasurement:
-    """Compare new runs of a profile, and of its baseline if there are any, with the throughput that it predicts.
-
-    A change of the baseline is a change of the machine. If the profile is its baseline, only its throughput counts.
-    """
+    """Compare new runs of a profile with its prediction; a change of its baseline is a change of the machine."""
     result, then = profile.result, profile.result.baseline
     found: dict[str, Any] = {"samples_per_second": runs.rate, "predicted": result.samples_per_second, "noise": noise}
     if not runs.rate or not result.samples_per_second:
@@ -226,14 +196,10 @@ def compare_with_prediction(
         if then is not None and then.config == baseline.config and then.samples_per_second and result.speedup:
             found["machine_change"] = baseline.rate / then.samples_per_second
             now, interval, was, was_interval = speedup, speedup_ci95, result.speedup, result.speedup_ci95
-    ratio, factor = now / was, math.exp(math.hypot(_log_half_width(interval), _log_half_width(was_interval)))
+    known = [one if one is not None and one[0] > 0 else None for one in (interval, was_interval)]
+    errors = [USUAL_HALF_WIDTH if one is None else (math.log(one[1]) - math.log(one[0])) / 2 for one in known]
+    ratio, factor = now / was, math.exp(math.hypot(*errors))
     return Remeasurement(**found, ratio_to_prediction=ratio, ratio_to_prediction_ci95=(ratio / factor, ratio * factor))
-
-
-def _log_half_width(interval: Interval | None) -> float:
-    if interval is None or interval[0] <= 0:
-        return USUAL_HALF_WIDTH
-    return (math.log(interval[1]) - math.log(interval[0])) / 2
 
 
 def _compare(profile: TunedProfile, here: Hardware, software: Software) -> list[Difference]:
@@ -242,22 +208,19 @@ def _compare(profile: TunedProfile, here: Hardware, software: Software) -> list[
 
 def _conclude(
     profile: TunedProfile,
-    differences: Iterable[Difference],
+    differences: Sequence[Difference],
     reasons: tuple[str, ...] = (),
     remeasured: Remeasurement | None = None,
 ) -> CheckResult:
     """Return the result of a check: differences that require retuning are reasons, others are information."""
-    retune, info = ([str(one) for one in differences if one.requires_retune is kind] for kind in (True, False))
-    reasons = (*retune, *reasons, *(remeasured.reasons if remeasured is not None else ()))
-    return CheckResult(
-        profile=profile.id, is_valid=not reasons, reasons=reasons, info=tuple(info), remeasured=remeasured
-    )
+    retune, info = (tuple(str(one) for one in differences if one.requires_retune is kind) for kind in (True, False))
+    reasons = (*retune, *reasons)
+    return CheckResult(profile=profile.id, is_valid=not reasons, reasons=reasons, info=info, remeasured=remeasured)
 
 
 def read_software(profile: TunedProfile) -> Software:
     """Return the installed versions; values that are not compared are those of the profile."""
-    torch = read_torch()
-    if torch is None:
+    if (torch := read_torch()) is None:
         raise UsageError("torch is not installed here. Install it first.")
     versions = {"torch": torch.version, "cuda": torch.cuda, "python": platform.python_version()}
     return profile.software.model_copy(update={**versions, "start_method": read_start_method()})

@@ -18,13 +18,11 @@ BoundedCount = Annotated[int, Field(ge=0, le=2**63 - 1)]
 BoundedBytes = BoundedCount
 MAX_RATE: Final = 1e30
 BoundedRate = Annotated[float, Field(ge=0, le=MAX_RATE)]
-Product = BoundedRate  # of bounded numbers
 BoundedSeconds = Annotated[float, Field(ge=0, le=1e9)]
 BoundedCpus = Annotated[float, Field(ge=1e-4, le=1e6)]
 BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Prefetch = Annotated[int, Field(ge=1, le=2**16)]
-MAX_WORKERS: Final = 4096
-Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
+Workers = Annotated[int, Field(ge=0, le=4096)]
 CONFIDENCE: Final = 0.95  # of every interval: probability that it covers the true value
 MAX_TEXT_LENGTH: Final = 20_000  # characters: a traceback is shorter, a tensor's text is not
 
@@ -51,12 +49,9 @@ LongText = Annotated[str, AfterValidator(_shorten)]
 
 
 class FrozenModel(BaseModel):
-    """Base of all JSON values: frozen, and strict about unknown fields.
+    """Base of all JSON values: frozen, and strict about unknown fields."""
 
-    Validators are built on first use, because code that loads a profile never builds half of the models.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # loading a profile builds few models
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy with changes; unlike pydantic, reject fields that do not exist."""
@@ -66,19 +61,9 @@ class FrozenModel(BaseModel):
 
 
 class DataLoaderSettings(FrozenModel):
-    """Arguments of `torch.utils.data.DataLoader`, in a combination it accepts.
+    """Arguments of `torch.utils.data.DataLoader`, in a combination it accepts; `autotune.settings` describes them."""
 
-    Attributes:
-        batch_size: Samples per batch and process. None leaves batching to the training code, which passes its own
-            `batch_sampler` or `batch_size=None`.
-        num_workers: Worker processes; 0 loads in the main process.
-        prefetch_factor: Batches that each worker loads in advance; None without workers.
-        pin_memory: Whether batches are copied into page-locked memory.
-        persistent_workers: Whether workers stay alive between epochs.
-        in_order: Whether batches are returned in the order of the sampler; False changes training.
-    """
-
-    batch_size: BatchSize | None
+    batch_size: BatchSize | None  # None leaves batching to the training code
     num_workers: Workers = 0
     prefetch_factor: Prefetch | None = None
     pin_memory: bool = False
@@ -87,27 +72,19 @@ class DataLoaderSettings(FrozenModel):
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
-        if self.num_workers == 0:
-            if self.prefetch_factor is not None:
-                raise ValueError("prefetch_factor needs num_workers > 0")
-            if self.persistent_workers:
-                raise ValueError("persistent_workers needs num_workers > 0")
-            if not self.in_order:
-                raise ValueError("in_order=False needs num_workers > 0")
-        elif self.prefetch_factor is None:
+        if self.num_workers and self.prefetch_factor is None:
             raise ValueError("prefetch_factor is required with num_workers > 0")
+        given = (self.prefetch_factor is not None, self.persistent_workers, not self.in_order)
+        for name, is_given in zip(("prefetch_factor", "persistent_workers", "in_order=False"), given, strict=True):
+            if is_given and not self.num_workers:
+                raise ValueError(f"{name} needs num_workers > 0")
         return self
 
 
 class ProcessSettings(FrozenModel):
     """Settings of the training process that are not arguments of the DataLoader, and the workers' start method.
 
-    Attributes:
-        sharing_strategy: How workers share tensors with the main process (torch.multiprocessing).
-        multiprocessing_context: Start method of the workers; None is Python's default.
-        non_blocking: Whether training code must copy with `batch.to(device, non_blocking=True)`.
-        device_prefetch: Whether training code must iterate over `autotune.device_prefetch(loader, device)`.
-        worker_threads: Threads that libraries may use in each worker; None leaves their defaults.
+    With `non_blocking`, training code must copy with `batch.to(device, non_blocking=True)`.
     """
 
     sharing_strategy: SharingStrategy = "file_descriptor"
@@ -118,12 +95,7 @@ class ProcessSettings(FrozenModel):
 
 
 class LoaderConfig(FrozenModel):
-    """A configuration: a value for each setting.
-
-    Attributes:
-        dataloader: Arguments of the DataLoader.
-        process: Settings of the training process and its workers.
-    """
+    """A configuration: a value for each setting."""
 
     dataloader: DataLoaderSettings
     process: ProcessSettings = Field(default_factory=ProcessSettings)
@@ -133,28 +105,16 @@ class LoaderConfig(FrozenModel):
         return {**dict(self.dataloader), **dict(self.process)}
 
     def loader_kwargs(self) -> dict[str, Any]:
-        """Return the arguments for `DataLoader`, without those that it rejects in this combination.
-
-        `batch_size` is absent if the configuration leaves batching to the training code.
-        """
-        settings = self.dataloader
-        kwargs: dict[str, Any] = {"num_workers": settings.num_workers, "pin_memory": settings.pin_memory}
-        if settings.batch_size is not None:
-            kwargs["batch_size"] = settings.batch_size
-        if settings.num_workers:
-            names = ("prefetch_factor", "persistent_workers", "in_order")
-            kwargs |= {name: getattr(settings, name) for name in names}
-            if self.process.multiprocessing_context is not None:
-                kwargs["multiprocessing_context"] = self.process.multiprocessing_context
-        return kwargs
+        """Return the arguments for `DataLoader`, without those that it rejects in this combination."""
+        names = ["num_workers", "pin_memory", "batch_size"]
+        if self.dataloader.num_workers:
+            names += ["prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context"]
+        values = self.by_name()
+        return {name: values[name] for name in names if values[name] is not None}
 
 
 class Configured(FrozenModel):
-    """Base of values that describe one configuration.
-
-    Attributes:
-        config: The configuration.
-    """
+    """Base of values that describe one configuration."""
 
     config: LoaderConfig
 

@@ -1,7 +1,6 @@
-"""Exceptions that end a run.
+"""Exceptions that end a run; a failed trial is a result, not an exception.
 
-A failed trial is a result (`trial.measurement.TrialResult`), not an exception. Only the command line prints an
-exception and exits with its code.
+Only the command line prints an exception and exits with its code.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Import strings: `pkg.mod:attr`, as uvicorn and entry points use them, or `train.py:attr` for a script.
-
-Child processes import the workload by such a string; nothing is pickled.
-"""
+"""Import strings, `pkg.mod:attr` or `train.py:attr`: child processes import the workload by them, without pickle."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Final, NamedTuple
@@ -43,11 +39,7 @@ def split_import_string(text: str) -> ImportString | None:
 
 
 def check_import_string(option: str, text: str) -> str:
-    """Check the form of an option's import string.
-
-    Raises:
-        UsageError: It is neither of the form `pkg.mod:attr` nor of the form `train.py:attr`.
-    """
+    """Return an option's import string; raise UsageError if it is malformed."""
     if split_import_string(text) is not None:
         return text
     hint = ""
@@ -61,40 +53,33 @@ def check_import_string(option: str, text: str) -> str:
 
 
 def find_import_string(value: object) -> str:
-    """Find the import string of an in-memory object.
-
-    Raises:
-        UsageError: It is not a module-level name, or its module is not a file.
-    """
+    """Return the import string of an object; raise UsageError if it is no module-level name of a file."""
     qualified = getattr(value, "__qualname__", None) if callable(value) else None
     if isinstance(qualified, str) and "<" in qualified:
         raise UsageError(
             f"{qualified} is a lambda, or defined inside a function, so a trial cannot import it. Define it at module "
             "level with def, and pass that."
         )
-    found = sorted(_find_names(value, qualified), key=lambda one: one[0].__name__ == "__main__")
+    home = sys.modules.get(getattr(value, "__module__", None) or "")
+    if qualified is not None and home is not None:  # a function or class
+        found = [(home, qualified)]
+    else:
+        modules = [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
+        held = ((module, name) for module in modules for name, one in list(vars(module).items()) if one is value)
+        found = sorted((one for one in held if one[1] != "_"), key=lambda one: one[0].__name__ == "__main__")
     if not found:
         raise UsageError(
             f"This {type(value).__name__} is not a module-level name, so a trial cannot import it. Define a function "
             "at module level, def make_loader(): ..., and pass that: tune(make_loader)."
         )
     module, name = found[0]
-    return _name_in_main(module, name) if module.__name__ == "__main__" else _name_in(module, name)
-
-
-def _find_names(value: object, qualified: str | None) -> Iterator[tuple[ModuleType, str]]:
-    """Find the modules that hold an object, and its name there; for a function or class, its own module."""
-    home = sys.modules.get(getattr(value, "__module__", None) or "")
-    if qualified is not None and home is not None:
-        yield home, qualified
-        return
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
-            yield from ((module, name) for name, one in list(vars(module).items()) if one is value and name != "_")
-
-
-def _name_in_main(module: ModuleType, name: str) -> str:
-    file = getattr(module, "__file__", None)
+    file, main = (getattr(one, "__file__", None) for one in (module, sys.modules["__main__"]))
+    if module.__name__ != "__main__":
+        if file is not None and main is not None and "." not in module.__name__:
+            folder = Path(file).resolve().parent
+            if folder == Path(main).resolve().parent and folder != Path.cwd().resolve():
+                return f"{os.path.relpath(file)}:{name}"  # only the folder of the script makes the module importable
+        return f"{module.__name__}:{name}"
     if file is None or not Path(file).is_file():
         raise UsageError(
             f"{name} exists only in this notebook or interpreter, and trials import it by name. Write the code that "
@@ -105,14 +90,3 @@ def _name_in_main(module: ModuleType, name: str) -> str:
     if spec is not None and spec.name:  # python -m
         return f"{spec.name.removesuffix('.__main__')}:{name}"
     return f"{os.path.relpath(file)}:{name}"
-
-
-def _name_in(module: ModuleType, name: str) -> str:
-    """Name it by its module, or by its file if only the folder of the started script makes the module importable."""
-    file = getattr(module, "__file__", None)
-    main = getattr(sys.modules["__main__"], "__file__", None)
-    if file is None or main is None or "." in module.__name__:
-        return f"{module.__name__}:{name}"
-    folder = Path(file).resolve().parent
-    is_next_to_main = folder == Path(main).resolve().parent and folder != Path.cwd().resolve()
-    return f"{os.path.relpath(file)}:{name}" if is_next_to_main else f"{module.__name__}:{name}"

@@ -17,7 +17,7 @@ from autotune.protocol.budgets import plan_budgets
 from autotune.protocol.interruption import spawn_error
 from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import WorkloadProfile
-from autotune.request import TuningRequest, check_import_strings
+from autotune.request import TuningRequest
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
 
@@ -34,17 +34,10 @@ def plan_only(request: TuningRequest, *, progress: ProgressListener | None = Non
 
 
 def check_request(request: TuningRequest) -> None:
-    """Reject requests that cannot succeed, before any process is started.
-
-    Raises:
-        UsageError: An import string is malformed, or the sampler needs a package that is not installed.
-        StudyError: The storage cannot be opened.
-        OutputError: The output path is not writable.
-        ProfileError: The output path holds something other than a tuned file.
-    """
+    """Raise the error of a request that cannot succeed, before any process is started."""
     from autotune.search.study import check_study  # `dltune check` imports this module, and never Optuna
 
-    check_import_strings(request.workload)
+    request.workload.check_import_strings()
     check_writable(Path(request.output))
     check_study(request)
 
@@ -52,10 +45,11 @@ def check_request(request: TuningRequest) -> None:
 def find_stored(request: TuningRequest, machine: MachineProfile, *, validated: bool) -> TunedProfile | None:
     """Find the profile of an earlier run of the same request on this class of machine, complete or interrupted."""
     ignored: dict[str, Any] = dict.fromkeys(NOT_COMPARED)
-    asked = request.record() | ignored
     for profile in read_profiles(Path(request.output)):
         here = describe_local_hardware(machine, profile.hardware)
-        is_same = profile.machine_class == here.machine_class and profile.request | ignored == asked
+        is_same = (
+            profile.machine_class == here.machine_class and profile.request | ignored == request.record() | ignored
+        )
         if is_same and profile.is_validated is validated:
             return profile
     return None
@@ -84,18 +78,11 @@ def prepare_run(
     progress: ProgressListener,
     time_budget: TimeBudget,
 ) -> Plan:
-    """Profile the workload unless its profile is given, and plan limits and search space.
-
-    Raises:
-        UsageError: The request does not fit the workload, or the time limit is too short to profile it.
-        WorkloadError: The user's code fails.
-        TrialError: The machine does not allow to start trials.
-        NoFeasibleConfigError: Not even the smallest batch fits the limits.
-    """
+    """Profile the workload unless its profile is given, and plan limits and search space."""
     budgets = plan_budgets(machine, request)
     if workload is None:
+        sizes = choose_probe_sizes(request)
         try:
-            sizes = choose_probe_sizes(request)
             workload = runner.probe(sizes, budgets, machine.usable_cpus, time_budget.left_seconds)
         except OSError as error:
             raise spawn_error(error) from None

@@ -1,9 +1,11 @@
-"""The tuning request: one value, whether it comes from the command line, from Python or from a profile."""
+"""The workload to tune and the tuning request, whether it comes from the command line, from Python or a profile."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final, Literal, Self
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -11,36 +13,27 @@ from autotune.config import FrozenModel, StartMethod, Workers
 from autotune.import_strings import check_import_string
 from autotune.settings import SETTINGS, Choice, SettingName
 from autotune.units import format_seconds
-from autotune.workload import join_title
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import Dataset, Sampler
 
 SamplerName = Literal["model", "gp", "tpe", "random"]
 SEED_COUNT: Final = 2**32  # numpy's generators take no larger seed
-MAX_PROCESSES: Final = 64  # training processes on one host; no machine has as many accelerators
-MAX_SECONDS: Final = 1e9
-MAX_CHOICES: Final = 64  # of one setting
 RUN_FIELDS: Final = frozenset({"output", "storage", "study_name", "fresh"})  # they do not change the result
 
-Positive = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
 
 
-def _check_json(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Reject values that JSON cannot carry to the child process."""
+def _check_json(value: Any) -> Any:
     try:
-        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the values must be representable in JSON ({error})") from None
-    return arguments
+    return value
 
 
-def _check_utf8(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{text!r} is not UTF-8") from None
-    return text
-
-
-Text = Annotated[str, AfterValidator(_check_utf8)]
+Text = Annotated[str, AfterValidator(_check_json)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(_check_json)]
 
 
@@ -57,7 +50,38 @@ class ValueRange(FrozenModel):
         return self
 
 
-Values = ValueRange | Annotated[tuple[Choice, ...], Field(min_length=1, max_length=MAX_CHOICES)]
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A dataset with further arguments of its DataLoader, which a dataset factory may return.
+
+    Attributes:
+        dataset: A map-style or iterable dataset.
+        shuffle: Whether a map-style dataset is shuffled; None shuffles it.
+        sampler: Order of samples; excludes `shuffle`.
+        batch_sampler: Returns batches of indices; the batch size is then not tuned.
+        batched: False returns single samples, as `DataLoader(batch_size=None)` does.
+        collate_fn: Makes a batch of samples; None uses PyTorch's default.
+        worker_init_fn: Called in each worker with its number.
+        generator: Source of randomness for the sampler and the workers' seeds.
+        drop_last: Whether an incomplete last batch is dropped.
+        timeout: Timeout for a batch, in seconds; 0 for no limit.
+        multiprocessing_context: Start method of the workers; None uses Python's default.
+    """
+
+    dataset: Dataset[Any]
+    shuffle: bool | None = None
+    sampler: Sampler[Any] | Iterable[Any] | None = None
+    batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None
+    batched: bool = True
+    collate_fn: Callable[[Any], Any] | None = None
+    worker_init_fn: Callable[[int], None] | None = None
+    generator: torch.Generator | None = None
+    drop_last: bool = False
+    timeout: float = 0.0
+    multiprocessing_context: str | None = None
+
+
+Values = ValueRange | Annotated[tuple[Choice, ...], Field(min_length=1, max_length=64)]
 
 
 class WorkloadRequest(FrozenModel):
@@ -88,7 +112,7 @@ class WorkloadRequest(FrozenModel):
     device: Text = "auto"
     main: Text | None = None
     start_method: StartMethod | None = None
-    nproc_per_node: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = 1
+    nproc_per_node: Annotated[int, Field(ge=1, le=64)] = 1
     working_dir: Text = "."
 
     @model_validator(mode="after")
@@ -99,16 +123,20 @@ class WorkloadRequest(FrozenModel):
 
     @property
     def title(self) -> str:
-        """Name of the workload in reports."""
-        return join_title(self.dataset, self.split)
+        """Name of the workload."""
+        return self.dataset if self.split is None else f"{self.dataset} [{self.split}]"
 
     def describe_step(self) -> str:
         """Return the name of the step in reports."""
-        if self.step is not None:
-            return self.step
-        if self.step_seconds is not None:
-            return f"simulated {format_seconds(self.step_seconds)}"
-        return "built-in"
+        simulated = "built-in" if self.step_seconds is None else f"simulated {format_seconds(self.step_seconds)}"
+        return self.step or simulated
+
+    def check_import_strings(self) -> None:
+        """Raise UsageError if an import string is malformed."""
+        named = {"--loader" if self.is_loader else "--dataset": self.dataset, "--step": self.step}
+        for option, text in (named | {"--collate": self.collate}).items():
+            if text is not None:
+                check_import_string(option, text)
 
 
 class TuningRequest(FrozenModel):
@@ -160,14 +188,14 @@ class TuningRequest(FrozenModel):
     def _check_settings(self) -> Self:
         if twice := self.fixed.keys() & self.search.keys():
             raise ValueError(f"{min(twice)} is both set and searched: give it once")
-        listed = {name: values for name, values in self.search.items() if not isinstance(values, ValueRange)}
-        for name, values in ({name: (value,) for name, value in self.fixed.items()} | listed).items():
-            for value in values:
-                try:
-                    SETTINGS[name].check(value)
-                except ValidationError as error:
-                    reason = error.errors(include_url=False)[0]["msg"]
-                    raise ValueError(f"{name}={value!r} is not possible: {reason}") from None
+        asked = {name: (value,) for name, value in self.fixed.items()} | self.search
+        for name, value in (
+            (name, one) for name, values in asked.items() if isinstance(values, tuple) for one in values
+        ):
+            try:
+                SETTINGS[name].check(value)
+            except ValidationError as error:
+                raise ValueError(f"{name}={value!r} is not possible: {explain_invalid(error)[1]}") from None
         return self
 
     def is_asked(self, name: SettingName) -> bool:
@@ -185,13 +213,7 @@ class TuningRequest(FrozenModel):
         return self.model_copy(update={"workload": self.workload.model_copy(update={"working_dir": "."})})
 
 
-def check_import_strings(workload: WorkloadRequest) -> None:
-    """Check the form of every import string of a request.
-
-    Raises:
-        UsageError: One is malformed.
-    """
-    check_import_string("--loader" if workload.is_loader else "--dataset", workload.dataset)
-    for option, text in (("--step", workload.step), ("--collate", workload.collate)):
-        if text is not None:
-            check_import_string(option, text)
+def explain_invalid(error: ValidationError) -> tuple[list[str], str]:
+    """Return the path of the first invalid field, and the reason without the full stop."""
+    problem = error.errors(include_url=False)[0]
+    return [str(part) for part in problem["loc"]], problem["msg"].removeprefix("Value error, ")

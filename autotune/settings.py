@@ -31,35 +31,20 @@ SettingName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting that is searched.
+    """One setting that is searched."""
 
-    Attributes:
-        name: Its name in DataLoader, in dltune.json and on the command line.
-        description: One sentence for the documentation.
-        choices: Values that are searched unless the workload, the machine or the user restricts them.
-        default: PyTorch's default, once the setting that it needs is on.
-        recommended: The value that is used unless a measurement shows that another one is faster.
-        needs: The setting without which it has no effect and stays at its default.
-        is_range: Whether it is a number that `--search NAME=LOW:HIGH` restricts.
-        changes_training: Whether it changes training, not only its speed.
-        label: Short form, as in `w=11 pf=4`; for a switch, the word shown when it is not at its default.
-        instruction: Change of the training code that it needs in addition to the DataLoader's arguments.
-        setup: The line of code for that, when the value is not the default.
-        export_names: Names in export targets that call it otherwise.
-    """
-
-    name: str
-    description: str
-    choices: tuple[Any, ...] = (False, True)
-    default: Any = False
-    recommended: Any = False
-    needs: Literal["num_workers", "pin_memory"] | None = None
-    is_range: bool = False
-    changes_training: bool = False
-    label: str = ""
-    instruction: str | None = None
-    setup: str | None = None
-    export_names: Mapping[str, str] = field(default_factory=dict)
+    name: str  # in DataLoader, in dltune.json and on the command line
+    description: str  # one sentence for the documentation
+    choices: tuple[Any, ...] = (False, True)  # values to search unless workload, machine or user restrict them
+    default: Any = False  # PyTorch's, once the setting that it needs is on
+    recommended: Any = False  # used unless a measurement shows that another value is faster
+    needs: Literal["num_workers", "pin_memory"] | None = None  # the setting without which it has no effect
+    is_range: bool = False  # whether it is a number that `--search NAME=LOW:HIGH` restricts
+    changes_training: bool = False  # and not only its speed
+    label: str = ""  # short form, as in `w=11 pf=4`; for a switch, the word shown when it is not at its default
+    instruction: str | None = None  # change of the training code, in addition to the DataLoader's arguments
+    setup: str | None = None  # the line of code for that, when the value is not the default
+    export_names: Mapping[str, str] = field(default_factory=dict)  # in targets that name it otherwise
 
     @property
     def section(self) -> Literal["dataloader", "process"]:
@@ -76,11 +61,7 @@ class Setting:
         return self.read(config) is not None and (self.needs is None or bool(SETTINGS[self.needs].read(config)))
 
     def check(self, value: Any) -> Choice:
-        """Return a value as a configuration holds it.
-
-        Raises:
-            pydantic.ValidationError: The setting cannot have this value.
-        """
+        """Return a value as a configuration holds it; raise pydantic.ValidationError if it cannot have this value."""
         model = (DataLoaderSettings.model_fields | ProcessSettings.model_fields)[self.name]
         adapter: TypeAdapter[Choice] = TypeAdapter(Annotated[model.annotation, *model.metadata, None])  # type: ignore[arg-type]  # a type made at run time
         return adapter.validate_python(value)
@@ -175,9 +156,7 @@ _TABLE: Final = (  # in the usual order of manual tuning
 SETTINGS: Final[Mapping[str, Setting]] = {setting.name: setting for setting in _TABLE}
 RANGES: Final = tuple(setting for setting in _TABLE if setting.is_range)
 SWITCHES: Final = tuple(setting for setting in _TABLE if not setting.is_range)
-WORKER_SETTINGS: Final = tuple(
-    setting for setting in _TABLE if setting.section == "process" and setting.needs == "num_workers"
-)
+WORKER_SETTINGS: Final = tuple(one for one in _TABLE if one.section == "process" and one.needs == "num_workers")
 
 
 def setting_values(config: LoaderConfig) -> dict[str, Any]:
@@ -215,16 +194,13 @@ def describe_difference(config: LoaderConfig, other: LoaderConfig) -> str:
 
 def describe_config(config: LoaderConfig) -> str:
     """Describe a configuration in a few columns, as in `w=11 pf=4 bs=64 pin persistent`."""
-    order = (SETTINGS["num_workers"], *(setting for setting in reversed(RANGES) if setting.name != "num_workers"))
+    order = (SETTINGS[name] for name in ("num_workers", "prefetch_factor", "batch_size"))
     words = [f"{setting.label}={setting.read(config)}" for setting in order if setting.is_active(config)]
     return " ".join([*words, *(setting.label for setting in SWITCHES if setting.read(config) != setting.default)])
 
 
 def format_arguments(config: LoaderConfig, *, with_batch_size: bool = False) -> str:
     """Write a configuration as arguments to paste: numbers, and switches that are not at PyTorch's default."""
-    shown = [setting for setting in _TABLE if setting.name != "batch_size" or with_batch_size]
-    return ", ".join(
-        f"{setting.name}={setting.read(config)!r}"
-        for setting in shown
-        if setting.is_active(config) and (setting.is_range or setting.read(config) != setting.default)
-    )
+    shown = [one for one in _TABLE if one.is_active(config) and (one.is_range or one.read(config) != one.default)]
+    names = [one.name for one in shown if one.name != "batch_size" or with_batch_size]
+    return ", ".join(f"{name}={SETTINGS[name].read(config)!r}" for name in names)

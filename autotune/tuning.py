@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from autotune.protocol.interruption import raise_on_lost_device
 from autotune.protocol.messages import RunTrial
 from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import WorkloadProfile
-from autotune.request import TuningRequest, WorkloadRequest
+from autotune.request import TuningRequest, WorkloadRequest, explain_invalid
 from autotune.runner.launcher import Launcher
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.search.loop import SearchOutcome, search
@@ -39,9 +40,8 @@ from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.processes import TRIAL_VARIABLE
 from autotune.system.signals import defer_interrupts
 from autotune.validation.decision import select_candidates
-from autotune.validation.noise import NoiseMonitor
-from autotune.validation.result import build_profile, decide_result
-from autotune.validation.runs import Validation, validate
+from autotune.validation.result import build_profile
+from autotune.validation.runs import CandidateRuns, NoiseMonitor, Validation, validate
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -113,21 +113,22 @@ def tune(
             earlier = find_stored(request, plan.machine, validated=False)
         found = search(plan, measure, progress, time_budget.allows_trial, earlier)
         time_budget.begin_phase("validation")
-        stop_children = runner.close if run_trial is None else None
-        validation = _validate(plan, found, measure, progress, time_budget, stop_children)
+        validation = Validation(CandidateRuns(plan.baseline))
+        if found.interrupted_by is None and time_budget.allows_runs(1):
+            monitor = NoiseMonitor(plan.machine.usable_cpus, stop_children=runner.close) if run_trial is None else None
+            choose = partial(_select_candidates, plan, found)
+            validation = validate(plan, choose, measure, progress, monitor, time_budget.allows_runs)
         return _save(plan, found, validation, time_budget, runner)
 
 
+def _select_candidates(plan: Plan, found: SearchOutcome) -> list[LoaderConfig]:
+    model = found.model
+    speedups = model.surrogate.predict_speedups
+    return select_candidates(found.records, plan.defaults, model.is_allowed, model.expected(), speedups)
+
+
 def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest:
-    """Build the request for an in-memory object; a request is returned unchanged.
-
-    Args:
-        value: A loader, a dataset, or a function that returns one.
-        options: Fields of `TuningRequest` and `WorkloadRequest`; functions are replaced by their import strings.
-
-    Raises:
-        UsageError: Trials cannot import the object, or an option does not exist or has an invalid value.
-    """
+    """Build the request for an object with options of `tune`; a request is returned unchanged."""
     if isinstance(value, TuningRequest):
         if options:
             raise UsageError(f"{', '.join(options)}: set these options in the TuningRequest.")
@@ -139,29 +140,8 @@ def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest
     try:
         return TuningRequest(workload=WorkloadRequest(dataset=find_import_string(value), **workload), **named)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in problem["loc"])
-        raise UsageError(f"tune(..., {name}=...): {problem['msg'].removeprefix('Value error, ')}.") from None
-
-
-def _validate(
-    plan: Plan,
-    found: SearchOutcome,
-    measure: RunTrial,
-    progress: ProgressListener,
-    time_budget: TimeBudget,
-    stop_children: Callable[[], None] | None,  # before the load of others is measured; None if trials run elsewhere
-) -> Validation:
-    """Validate the best of the search, unless it was interrupted or no time is left."""
-    if found.interrupted_by is not None or not time_budget.allows_runs(1):
-        return Validation.empty(plan.baseline)
-    monitor = None if stop_children is None else NoiseMonitor(plan.machine.usable_cpus, stop_children=stop_children)
-
-    def choose() -> list[LoaderConfig]:
-        speedups = found.model.surrogate.predict_speedups
-        return select_candidates(found.records, plan.defaults, found.model.is_allowed, found.model.expected(), speedups)
-
-    return validate(plan, choose, measure, progress, monitor, time_budget.allows_runs)
+        path, reason = explain_invalid(error)
+        raise UsageError(f"tune(..., {'.'.join(path)}=...): {reason}.") from None
 
 
 @defer_interrupts()
@@ -170,16 +150,9 @@ def _save(
 ) -> TuningResult:
     """Decide and save the profile; then raise the error that ended the run early, unless it was Ctrl-C."""
     runner.close()
-    result = decide_result(plan, found, validation)
+    phase_seconds, seconds = time_budget.phase_seconds, time_budget.passed_seconds
+    profile = build_profile(plan, found, validation, phase_seconds=phase_seconds, seconds=seconds)
     interrupted_by, output = found.interrupted_by or validation.interrupted_by, Path(plan.request.output)
-    profile = build_profile(
-        plan,
-        found,
-        result,
-        phase_seconds=time_budget.phase_seconds,
-        seconds=time_budget.passed_seconds,
-        is_complete=interrupted_by is None,
-    )
     try:
         save_profile(output, profile)
     except (OutputError, ProfileError) as error:

@@ -19,8 +19,7 @@ def _split_quantity(text: str, units: dict[str, float] | dict[str, int], example
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2].lower() not in units:
         raise ValueError(f"{text!r} is not a quantity such as {example}")
-    quantity = float(match[1]) * units[match[2].lower()]
-    if not math.isfinite(quantity):
+    if not math.isfinite(quantity := float(match[1]) * units[match[2].lower()]):
         raise ValueError(f"{text[:20]!r}... is too large a number")
     return quantity
 
@@ -61,26 +60,17 @@ def format_bytes(count: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Write a duration in a suitable unit, as in `7.9 ms`, `3.2 s` or `3m12`."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} us"
     if seconds < 1:
-        return f"{seconds * 1e3:.1f} ms"
+        return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}m{rest:02d}"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}"
+    return f"{minutes}m{rest:02d}" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}"
 
 
 def format_rate(per_second: float) -> str:
     """Write samples per second with at least three significant digits, as in `1,811/s`."""
-    if per_second < 10:
-        return f"{per_second:.2f}/s"
-    if per_second < 100:
-        return f"{per_second:.1f}/s"
-    return f"{per_second:,.0f}/s"
+    return f"{per_second:,.{2 if per_second < 10 else 1 if per_second < 100 else 0}f}/s"
 
 
 def format_percent(fraction: float) -> str:

@@ -23,10 +23,10 @@ from autotune.child.timers import fit_cost
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.messages import ProbeCommand
 from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
+from autotune.request import Workload
 from autotune.system.machine import count_whole_cpus
 from autotune.system.software import read_start_method_in_force
 from autotune.units import format_seconds
-from autotune.workload import Workload
 
 MAX_ROUND_WORKERS: Final = 16
 ROUND_BATCH_SIZE: Final = 2

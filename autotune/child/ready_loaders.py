@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from autotune.config import StartMethod
-from autotune.workload import Workload
+from autotune.request import Workload
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from autotune.child.foreign_loaders import describe, only_iterates
 from autotune.errors import UsageError
-from autotune.workload import Workload
+from autotune.request import Workload
 
 
 def choose_split(made: Any, split: str | None, source: str) -> Any:

@@ -22,10 +22,9 @@ from autotune.child.splits import choose_split, list_splits
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
 from autotune.profiles.loaders import list_parameters
-from autotune.request import WorkloadRequest
+from autotune.request import Workload, WorkloadRequest
 from autotune.settings import SettingName, config_from_values, setting_values
 from autotune.system.software import read_start_method_in_force
-from autotune.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,23 +1,37 @@
-"""Output of the command line: results on stdout, errors on stderr."""
+"""Output of the command line: results on stdout; errors and the display of a run on stderr."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Final
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
 from autotune.errors import DltuneError, OutputError, ResultNotSavedError
+from autotune.progress import ProgressListener
+from autotune.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:  # importing them takes longer than `dltune --help`
+    from rich.console import Console
+    from rich.text import Text
+
+    from autotune.config import LoaderConfig
+    from autotune.planning.plan import Plan
+    from autotune.profiles.schema import TunedProfile
+    from autotune.protocol.messages import ProgressReport
+    from autotune.search.study import TrialRecord
+    from autotune.settings import Setting
 
 INTERRUPTED: Final = 130
-REPORT_MARKS: Final = (b"### dltune: ", b'content="dltune report"')
 NOTHING_MEASURED: Final = "Interrupted before any configuration was measured; no result was saved."
+VALIDATING: Final = "Validating the best against the baseline in fresh processes"
 
 
 def print_result(text: str, saved: str = "") -> None:
@@ -45,32 +59,6 @@ def _escape(mark: str) -> str:
     return f"\\u{ord(mark):04x}" if ord(mark) < 2**16 else json.dumps(mark).strip('"')
 
 
-def name_in(file: str, workload_id: str) -> str | None:
-    """Return the id of a profile's workload if the file has several workloads, so that commands must name one."""
-    from autotune.profiles.store import read_profiles
-
-    return workload_id if {one.workload_id for one in read_profiles(Path(file))} - {workload_id} else None
-
-
-def write_or_print(text: str, output: str | None, *, force: bool, source: str | None = None) -> None:
-    """Print a text, or write it to a file: never the source, and only with `force` over a file that is no report."""
-    from autotune.profiles.store import write_atomically
-
-    if output is None:
-        print_result(text)
-        return
-    path = Path(output)
-    if source is not None and path.resolve() == Path(source).resolve():
-        raise OutputError(f"{path} is the tuned file itself. Pass another --output.")
-    try:
-        if path.exists() and not force and not any(mark in path.read_bytes() for mark in REPORT_MARKS):
-            raise OutputError(f"{path} exists already. Pass --force to replace it.")
-        write_atomically(path, text)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
-    click.echo(f"Wrote {path}.", err=True)
-
-
 @contextmanager
 def exit_on_error(exit_code: int | None = None, interrupted: str = "Interrupted.") -> Iterator[None]:
     """Print dltune's own errors as a sentence, and exit with `exit_code` or the error's; 130 after Ctrl-C."""
@@ -80,16 +68,179 @@ def exit_on_error(exit_code: int | None = None, interrupted: str = "Interrupted.
         try:
             print_result(error.details)
         except OutputError:
-            _print_error(error.details)
-        _print_error(f"Error: {error} The profile is printed instead.")
+            print_error(error.details)
+        print_error(f"Error: {error} The profile is printed instead.")
         sys.exit(error.exit_code)
     except DltuneError as error:
-        _print_error(f"{error.details.rstrip()}\nError: {error}".lstrip("\n"))
+        print_error(f"{error.details.rstrip()}\nError: {error}".lstrip("\n"))
         sys.exit(error.exit_code if exit_code is None else exit_code)
     except KeyboardInterrupt:
-        _print_error(interrupted)
+        print_error(interrupted)
         sys.exit(INTERRUPTED)
 
 
-def _print_error(text: str) -> None:
+def print_error(text: str) -> None:
+    """Print a message on stderr."""
     click.echo(make_printable(text), err=True)
+
+
+class RunDisplay(ProgressListener):
+    """Writes the workload's profile, a table of trials, and warnings; on a terminal, one live line below them."""
+
+    _clock: Callable[[], float] = staticmethod(time.monotonic)
+    _plan: Plan
+
+    def __init__(self, *, verbose: bool = False, quiet: bool = False, console: Console | None = None) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
+        self._verbose, self._started = verbose, self._clock()
+        self._activity, self._activity_began = "starting", self._started
+        self._rates: dict[LoaderConfig, float | None] = {}
+        self._columns: list[tuple[str, int, Setting]] = []  # heading and width; the settings that vary have a column
+        self._number = 0
+        self._validation_began: float | None = None
+        self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=5, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def close(self) -> None:
+        with suppress(OSError):  # the terminal may be closed
+            self._live.stop()
+
+    def _show_activity(self, activity: str) -> None:
+        if activity != self._activity:
+            self._activity, self._activity_began = activity, self._clock()
+
+    def _render(self) -> Text:
+        from rich.text import Text
+
+        now = self._clock()
+        seconds = f"{now - self._activity_began:.0f} s (total {now - self._started:.0f} s)"
+        return Text(make_printable(f"{self._activity}  {seconds}"), no_wrap=True, overflow="ellipsis", style="dim")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # a full disk or a closed terminal must not end the run
+            self._console.print(make_printable(text), markup=False, emoji=False, highlight=False)
+
+    def show_progress(self, progress: ProgressReport) -> None:
+        if not self._number:  # the activity of a trial is its configuration
+            self._show_activity(progress.phase)
+
+    def show_warning(self, sentence: str) -> None:
+        self._write(f"Warning: {sentence}")
+
+    def show_plan(self, plan: Plan) -> None:
+        from autotune.settings import SETTINGS
+
+        self._plan = plan
+        for name, choices in plan.space.choices.items():
+            values = {*choices, SETTINGS[name].read(plan.baseline)}
+            heading = re.sub("^num_|_factor$|_workers$|_memory$|_size$|_strategy$", "", name).replace("_", " ")
+            if len(values) > 1:
+                width = max(map(len, (heading, *map(_format_value, values))))
+                self._columns.append((heading, width, SETTINGS[name]))
+        details = _list_details(plan) if self._verbose else ()
+        self._write("\n".join([_describe(plan, self._clock() - self._started), *details, ""]))
+
+    def show_resumed(self, trials: int) -> None:
+        self._write(f"Continuing after {trials} trials of the interrupted run.")
+
+    def show_trial_start(self, number: int, config: LoaderConfig) -> None:
+        from autotune.settings import describe_config
+
+        self._number = number
+        self._show_activity(f"trial {number}: {describe_config(config)}")
+
+    def show_trial(self, number: int, record: TrialRecord, relative_error: float, is_best: bool) -> None:
+        self._number, result, remarks = number, record.result, list[str]()
+        if record.config == self._plan.baseline and record.config not in self._rates:
+            remarks.append(f"baseline: {'your DataLoader' if self._plan.workload.baseline else 'PyTorch defaults'}")
+        elif is_best:
+            remarks.append("best so far")
+        if result is None:
+            over = [name for name, excess in record.constraints.items() if excess > 0]
+            reason = "workers fail" if "works" in over else f"predicted to exceed the limit of {', '.join(over)}"
+            remarks.append(f"skipped: {reason}")
+        elif result.kind != "completed":
+            remarks.append(f"failed: {result.message}")
+        if self._verbose and record.is_feasible and result is not None:
+            used = f"memory {format_bytes(result.peak_host_bytes)}, /dev/shm {format_bytes(result.peak_shm_bytes)}"
+            remarks += [f"±{min(relative_error, 9.99):.0%}", f"predicted {format_rate(record.predicted)}", used]
+        elif self._verbose and result is not None and result.details:
+            remarks.append(f"\n{result.details.rstrip()}")
+        self._write_row(str(number), record.config, record.samples_per_second if record.is_feasible else None, remarks)
+
+    def show_stop(self, reason: str) -> None:
+        if self._number:
+            most = self._plan.request.trials
+            self._write(f"Stopped after {self._number} of up to {most} trials: {reason.removesuffix('.')}.")
+
+    def show_run(self, number: int, config: LoaderConfig, samples_per_second: float | None) -> None:
+        from autotune.settings import describe_config
+
+        self._validation_began = self._validation_began or self._clock()
+        self._show_activity(f"validation run {number}: {describe_config(config)}")
+        if self._verbose and samples_per_second is not None:
+            self._write(f"Validation run {number}: {describe_config(config)}  {format_rate(samples_per_second)}")
+
+    def show_result(self, profile: TunedProfile) -> None:
+        """Write the end of the table: the recommended configuration if no trial had it, and the validation's time."""
+        if profile.config not in self._rates and profile.result.validation_runs:
+            self._write_row("-", profile.config, profile.result.samples_per_second, ["measured in the validation"])
+        if self._validation_began is not None:
+            self._write(f"{VALIDATING} ... {format_seconds(self._clock() - self._validation_began)}")
+        phases = [f"{phase} {format_seconds(seconds)}" for phase, seconds in profile.search.phase_seconds.items()]
+        self._write(f"Phases: {' · '.join(phases)}\n" if self._verbose else "")
+
+    def _write_row(self, number: str, config: LoaderConfig, rate: float | None, remarks: list[str]) -> None:
+        """Write a row of the table; without a rate the trial has failed or was skipped."""
+        widths = (5, *(width for _, width, _ in self._columns), 10, 11, 0)
+        rows = [] if self._rates else [("trial", *(one for one, _, _ in self._columns), "samples/s", "vs baseline", "")]
+        self._rates.setdefault(config, rate)
+        values = [one.read(config) if one.is_active(config) else None for _, _, one in self._columns]
+        shown = "-" if rate is None else format_rate(rate).removesuffix("/s")
+        baseline = self._rates.get(self._plan.baseline)
+        ratio = "-" if rate is None or not baseline else f"{rate / baseline:.1f}x"
+        rows.append((number, *map(_format_value, values), shown, ratio, " · ".join(remarks)))
+        for row in rows:
+            self._write("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _format_value(value: Any) -> str:
+    return {"None": "-", "True": "yes", "False": "no"}.get(str(value), str(value))
+
+
+def _describe(plan: Plan, profiling_seconds: float) -> str:
+    """Describe the machine, the cost of a sample and of the step, and the throughput that the step allows."""
+    from autotune.system.software import read_own_version
+
+    machine, workload, size = plan.machine, plan.workload, plan.workload.probe_batch_size
+    gpu, simulated = workload.accelerator, " (simulated)" if plan.request.workload.step_seconds else ""
+    cpus = f"{machine.usable_cpus:g} CPU{'' if machine.usable_cpus == 1 else 's'}"
+    device = "no GPU" if gpu is None else f"{f'{gpu.count} x ' if gpu.count > 1 else ''}{gpu.name}"
+    here = f"{cpus} · {machine.memory_limit_bytes / 2**30:.3g} GiB RAM · {device}"
+    bound = "CPU-bound" if workload.cpu_share >= 0.5 else "I/O-bound"
+    load = f"{format_seconds(workload.load_cost.per_batch(size) / size)}/sample, {bound}"
+    step = f"step {format_seconds(workload.step_cost.per_batch(size))}{simulated}"
+    return (
+        f"dltune {read_own_version()} · {here} · torch {workload.software.torch.partition('+')[0]}\n"
+        f"Profiled in {format_seconds(profiling_seconds)}: {load} · {step} · "
+        f"upper bound {plan.best_upper_bound:,.0f} samples/s"
+    )
+
+
+def _list_details(plan: Plan) -> Iterator[str]:
+    """List the limits, the searched settings and the notes of a plan, for `-v`."""
+    budgets = plan.budgets
+    memory = f"memory {format_bytes(budgets.memory_bytes)}, /dev/shm {format_bytes(budgets.shm_bytes)}"
+    yield f"Limits: {memory}, {budgets.nofile:,} open files, {budgets.max_workers} workers"
+    for name, choices in plan.space.searched().items():
+        yield f"Search: {name}={','.join(map(str, choices)).lower()}"
+    if left_out := len(plan.space.configs) - len(plan.candidates):
+        yield f"Skipping {left_out:,} configurations that would exceed the limits"
+    yield from (f"Note: {note}" for note in (*plan.workload.notes, *plan.space.notes))

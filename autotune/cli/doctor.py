@@ -43,10 +43,10 @@ SLOW_WORKERS: Final = (
 
 
 class Finding(NamedTuple):
-    """One line: `ok`, a `warning` (it costs speed or certainty) or a `problem` (tuning is impossible), and its fix."""
+    """The result of one check."""
 
     name: str
-    state: str
+    state: str  # `ok`, `warning` (costs speed or certainty) or `problem` (tuning is impossible)
     finding: str
     fix: str = ""
 
@@ -86,11 +86,11 @@ def _warn(name: str, finding: str, fix: str, *, is_bad: Any) -> Finding:
 
 
 def check_machine(machine: MachineProfile, quotas: Iterable[CpuThrottling]) -> Iterator[Finding]:
-    """Check CPUs and their quotas, of which the most used up counts, memory, /dev/shm and the limit of open files."""
+    """Check CPUs and the most used up of their quotas, memory, /dev/shm and the limit of open files."""
     cpus = f"{machine.usable_cpus:g} of {os.cpu_count() or 1} usable ({machine.cpu_source})"
     yield _warn("CPUs", cpus, WHOLE_CPUS, is_bad=machine.cpu_source == "cgroup")
-    if used := [use for use in quotas if use.periods]:
-        worst = max(used, key=lambda use: use.throttled_share)
+    worst = max((one for one in quotas if one.periods), key=lambda one: one.throttled_share, default=None)
+    if worst is not None:
         stopped = f", {format_seconds(worst.throttled_seconds)} in total" if worst.throttled_seconds else ""
         share = f"{worst.throttled_share:.1%} of {worst.periods:,} periods{stopped}"
         yield _warn("CPU throttling", share, WHOLE_CPUS, is_bad=worst.throttled_share > MAX_THROTTLED_SHARE)
@@ -99,14 +99,12 @@ def check_machine(machine: MachineProfile, quotas: Iterable[CpuThrottling]) -> I
     others = "" if limit < 2 * MIN_MEMORY_BYTES else "other processes use it: end them, or "
     yield _warn("memory", memory, f"{others}{LARGER_MEMORY}", is_bad=available < MIN_MEMORY_BYTES)
     free, size = machine.shm_free_bytes, machine.shm_limit_bytes
-    if machine.shm_writable:
-        is_full = size >= 2 * MIN_SHM_BYTES
-        fix = "list it with ls -l /dev/shm, and remove what dead jobs have left" if is_full else LARGER_SHM
-        shm = f"{format_bytes(free)} of {format_bytes(size)} free"
-        yield _warn("/dev/shm", shm, fix, is_bad=free < MIN_SHM_BYTES)
-    else:
-        fix = "only num_workers=0 works: mount it writable (docker --tmpfs /dev/shm, or --shm-size=1g)"
-        yield Finding("/dev/shm", "warning", "missing or read-only", fix)
+    shm, fix = f"{format_bytes(free)} of {format_bytes(size)} free", LARGER_SHM
+    if not machine.shm_writable:
+        shm, fix = "missing or read-only", "only num_workers=0 works: mount it writable (docker --shm-size=1g)"
+    elif size >= 2 * MIN_SHM_BYTES:
+        fix = "list it with ls -l /dev/shm, and remove the files of dead jobs"
+    yield _warn("/dev/shm", shm, fix, is_bad=free < MIN_SHM_BYTES or not machine.shm_writable)
     fix = f"ulimit -n {MIN_OPEN_FILES} in the shell that trains and tunes; or sharing_strategy=file_system"
     yield _warn("open files", f"{machine.nofile_limit:,}", fix, is_bad=machine.nofile_limit < MIN_OPEN_FILES)
 

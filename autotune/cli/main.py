@@ -1,7 +1,4 @@
-"""The command line: the list of its commands, and `tune` if none is given.
-
-Importing it imports click and nothing else of size; each command imports the rest when it runs.
-"""
+"""The command line: its commands, and `tune` if none is given. Each command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -10,19 +7,16 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import click
 
-from autotune.cli.check import check, retune
 from autotune.cli.doctor import doctor
 from autotune.cli.options import epilog
 from autotune.cli.show import export, merge, report, show
-from autotune.cli.tune import tune
+from autotune.cli.tune import check, retune, tune
 from autotune.errors import UsageError
 from autotune.system.signals import SIGNALS
-
-COMMANDS: Final[tuple[click.Command, ...]] = (tune, check, retune, show, report, export, merge, doctor)
 
 
 class TuneByDefault(click.Group):
@@ -43,7 +37,7 @@ class TuneByDefault(click.Group):
 
 @click.group(
     cls=TuneByDefault,
-    commands=COMMANDS,
+    commands=(tune, check, retune, show, report, export, merge, doctor),
     epilog=epilog(
         "dltune --dataset data.images:make_dataset --step train:make_step --batch-size 64",
         "dltune train.py:make_loader",

@@ -13,20 +13,18 @@ from autotune.errors import UsageError
 from autotune.units import parse_seconds
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
-
     from autotune.request import TuningRequest
 
 TUNES: Final = "0 done; 1 failed; 2 usage or your code; 3 no configuration works; 130 interrupted, best so far saved"
 FIELDS: Final = {"arg": "dataset_args", "set": "fixed", "timeout": "timeout_seconds"} | {
-    f"{name}_time": f"{name}_seconds" for name in ("step", "trial", "stall")
+    f"{name}-time": f"{name}_seconds" for name in ("step", "trial", "stall")
 }  # of a request, for the options that have other names
 
 
 def epilog(*examples: str, codes: str = "", more: str = "") -> str:
     """Write what follows the options in a command's help; a backspace keeps click from wrapping the examples."""
-    paragraphs = ["\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)]), more]
-    return "\n\n".join([*filter(None, paragraphs), *([f"Exit codes: {codes}."] if codes else [])])
+    first = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
+    return "\n\n".join(filter(None, (first, more, codes and f"Exit codes: {codes}.")))
 
 
 def seconds(text: str) -> float:
@@ -86,8 +84,6 @@ TYPES: Final[Mapping[str, Any]] = {
     "KEY=VALUE": assignment,
     "NAME=VALUE": assignment,
     "NAME=VALUES": search_values,
-    "html|md": click.Choice(["html", "md"]),
-    "model|gp|tpe|random": click.Choice(["model", "gp", "tpe", "random"]),
 }  # of options, by their metavar
 
 
@@ -95,13 +91,16 @@ def option(names: str, text: str, default: Any = None) -> click.Option:
     """Make an option of its names and metavar, as in `-o --output FILE`; without a metavar it is a flag."""
     flags = [word for word in names.split() if word.startswith("-")]
     metavar = next((word for word in names.split() if not word.startswith("-")), "")
-    kind: dict[str, Any] = {"is_flag": not metavar, "multiple": "=" in metavar, "type": TYPES.get(metavar)}
+    choice = click.Choice(metavar.split("|")) if "|" in metavar else None
+    kind: dict[str, Any] = {"is_flag": not metavar, "multiple": "=" in metavar, "type": TYPES.get(metavar, choice)}
     return click.Option(flags, metavar=metavar or None, default=default if metavar else False, help=text, **kind)
 
 
-AS_JSON: Final = option("--json", "Print the profile as JSON on stdout.")
-QUIET: Final = option("-q --quiet", "Show only the result and errors.")
-VERBOSE: Final = option("-v --verbose", "Show phases, limits, predictions, memory and tracebacks of trials.")
+OUTPUT: Final = (
+    option("--json", "Print the profile as JSON on stdout."),
+    option("-q --quiet", "Show only the result and errors."),
+    option("-v --verbose", "Show phases, limits, predictions, memory and tracebacks of trials."),
+)
 FILE: Final = click.Argument(["file"], default="dltune.json", metavar="[FILE]")
 PROFILE: Final = option("--profile NAME", "Label, workload or machine class of the profile. Default: the best match.")
 OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
@@ -130,7 +129,7 @@ OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
         option("--max-shm SIZE", "/dev/shm for trials (same syntax).", "80%"),
         option("--max-gpu-memory SIZE", "GPU memory for trials (same syntax).", "90%"),
     ),
-    "Output": (option("-o --output FILE", "File for the result.", "dltune.json"), AS_JSON, QUIET, VERBOSE),
+    "Output": (option("-o --output FILE", "File for the result.", "dltune.json"), *OUTPUT),
     "Advanced": (
         option("--collate MODULE:NAME", "collate_fn to use instead of the workload's own."),
         option("--trial-time TIME", "Time per validation trial; search trials use 60% of it.", "2s"),
@@ -168,25 +167,27 @@ def _show_all(ctx: click.Context, _option: click.Parameter, is_given: bool) -> N
 
 HELP_ALL: Final = option("--help-all", "Show the advanced options, too, and exit.")
 HELP_ALL.is_eager, HELP_ALL.expose_value, HELP_ALL.callback = True, False, _show_all
+TARGET: Final = click.Argument(["target"], required=False, metavar="[TARGET]")
+TUNE_PARAMS: Final = (TARGET, *(one for group in OPTIONS.values() for one in group), HELP_ALL)
 
 
 def build_request(options: Mapping[str, Any]) -> TuningRequest:
     """Build the request from the values of all options; raise UsageError if one is missing or invalid."""
     from pydantic import ValidationError
 
-    from autotune.request import TuningRequest, WorkloadRequest
+    from autotune.request import TuningRequest, WorkloadRequest, explain_invalid
 
-    if bool(options["dataset"]) is bool(options["loader"]):
-        missing = (
-            "Nothing to tune. Pass a function that returns your Dataset or DataLoader, such as --dataset data:make."
-        )
-        raise UsageError("Pass either --dataset or --loader." if options["loader"] else missing)
+    if options["dataset"] and options["loader"]:
+        raise UsageError("Pass either --dataset or --loader.")
+    if not options["dataset"] and not options["loader"]:
+        example = "a function that returns your Dataset or DataLoader, such as --dataset data:make"
+        raise UsageError(f"Nothing to tune. Pass {example}.")
     fixed, search, sizes = dict(options["set"]), dict(options["search"]), options["batch_size"]
-    if sizes is not None and "batch_size" in {*fixed, *search}:
-        raise UsageError("The batch size is given twice: pass it with --batch-size only.")
     if sizes is not None:
+        if "batch_size" in {*fixed, *search}:
+            raise UsageError("The batch size is given twice: pass it with --batch-size only.")
         (fixed if len(sizes) == 1 else search)["batch_size"] = sizes[0] if len(sizes) == 1 else sizes
-    fields = {FIELDS.get(name, name): value for name, value in options.items()} | {
+    fields = {FIELDS.get(name.replace("_", "-"), name): value for name, value in options.items()} | {
         "dataset": options["dataset"] or options["loader"],
         "is_loader": not options["dataset"],
         "dataset_args": dict(options["arg"]),
@@ -199,14 +200,7 @@ def build_request(options: Mapping[str, Any]) -> TuningRequest:
         rest = {name: fields[name] for name in TuningRequest.model_fields if name in fields}
         return TuningRequest(workload=workload, **rest)
     except ValidationError as error:
-        raise UsageError(_explain(error)) from None
-
-
-def _explain(error: ValidationError) -> str:
-    """Describe the first problem in terms of the command line."""
-    problem = error.errors(include_url=False)[0]
-    field, *rest = [str(part) for part in problem["loc"]] or [""]
-    names = {name: option.replace("_", "-") for option, name in FIELDS.items()}
-    names["start_method"] = "set multiprocessing_context"
-    option = f"--{names.get(field, field.replace('_', '-'))}" if field else ""
-    return f"{' '.join([option, *rest[:1]])}: {problem['msg'].removeprefix('Value error, ')}.".removeprefix(": ")
+        path, reason = explain_invalid(error)
+        names = {name: option for option, name in FIELDS.items()} | {"start_method": "set multiprocessing_context"}
+        path[:1] = [f"--{names.get(name, name.replace('_', '-'))}" for name in path[:1]]
+        raise UsageError(f"{' '.join(path[:2])}: {reason}.".removeprefix(": ")) from None

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from autotune.cli.console import exit_on_error, make_printable, name_in, print_result, write_or_print
+from autotune.cli.console import exit_on_error, print_error, print_result
 from autotune.cli.options import FILE, PROFILE, epilog, option
+from autotune.errors import OutputError
 
 if TYPE_CHECKING:
     from autotune.profiles.export import Target
@@ -17,6 +18,7 @@ TARGETS: Final = ("hf", "lightning", "accelerate", "timm", "statefuldataloader",
 CODES: Final = "0 done; 1 the output cannot be written; 2 a file is invalid or has no such profile"
 OUTPUT: Final = option("-o --output FILE", "Output file. Default: stdout.")
 FORCE: Final = option("--force", "Replace an existing output file.")
+REPORT_MARKS: Final = (b"### dltune: ", b'content="dltune report"')
 
 
 @click.command(
@@ -81,7 +83,7 @@ def export(file: str, profile: str | None, to: Target, output: str | None, force
         write_or_print(made.text, output, force=force, source=file)
     for note in made.notes:
         if output is not None or note not in made.text:  # else it is on stdout, as a comment
-            click.echo(make_printable(note), err=True)
+            print_error(note)
 
 
 @click.command(
@@ -98,3 +100,29 @@ def merge(files: tuple[str, ...], output: str | None, force: bool) -> None:
 
         merged = merge_profiles([read_file(Path(file)) for file in files])
         write_or_print(format_file(merged), output, force=force)
+
+
+def name_in(file: str, workload_id: str) -> str | None:
+    """Return the id of a profile's workload if the file has several workloads, so that commands must name one."""
+    from autotune.profiles.store import read_profiles
+
+    return workload_id if {one.workload_id for one in read_profiles(Path(file))} - {workload_id} else None
+
+
+def write_or_print(text: str, output: str | None, *, force: bool, source: str | None = None) -> None:
+    """Print a text, or write it to a file: never the source, and only with `force` over a file that is no report."""
+    from autotune.profiles.store import write_atomically
+
+    if output is None:
+        print_result(text)
+        return
+    path = Path(output)
+    if source is not None and path.resolve() == Path(source).resolve():
+        raise OutputError(f"{path} is the tuned file itself. Pass another --output.")
+    try:
+        if path.exists() and not force and not any(mark in path.read_bytes() for mark in REPORT_MARKS):
+            raise OutputError(f"{path} exists already. Pass --force to replace it.")
+        write_atomically(path, text)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
+    print_error(f"Wrote {path}.")

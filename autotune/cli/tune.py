@@ -1,4 +1,4 @@
-"""`dltune tune`: find the fastest settings, and save them."""
+"""`dltune tune`, `retune` and `check`: find the fastest settings, and keep them up to date."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from autotune.cli.console import INTERRUPTED, NOTHING_MEASURED, exit_on_error, name_in, print_result
-from autotune.cli.options import HELP_ALL, OPTIONS, TUNES, TuneCommand, build_request, epilog
+from autotune.cli.console import INTERRUPTED, NOTHING_MEASURED, RunDisplay, exit_on_error, print_result
+from autotune.cli.options import FILE, OUTPUT, PROFILE, TUNE_PARAMS, TUNES, TuneCommand, build_request, epilog, option
+from autotune.cli.show import name_in
 from autotune.errors import UsageError
 from autotune.system.signals import defer_interrupts, raise_on_signals
+from autotune.units import format_percent, format_rate
 
 if TYPE_CHECKING:
+    from autotune.checking import CheckResult
     from autotune.profiles.schema import TunedProfile
     from autotune.request import TuningRequest
 
 
 @click.command(
     cls=TuneCommand,
-    params=[
-        click.Argument(["target"], required=False, metavar="[TARGET]"),
-        *(option for group in OPTIONS.values() for option in group),
-        HELP_ALL,
-    ],
+    params=[*TUNE_PARAMS],
     context_settings={"auto_envvar_prefix": "DLTUNE", "show_default": True},
     epilog=epilog(
         "dltune train.py:make_loader --step train.py:make_step",
@@ -46,30 +45,23 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     TARGET is short for --dataset TARGET. MODULE:NAME is pkg.mod:name or file.py:name.
     """
     with exit_on_error(interrupted=NOTHING_MEASURED):
-        if options["target"] is not None:
-            _read_target(ctx, options)
+        if (target := options["target"]) is not None:
+            if ":" not in target:
+                form = f"{target}:NAME" if target.endswith(".py") else "MODULE:NAME"
+                function = "a module-level function that returns your Dataset or DataLoader"
+                raise UsageError(f"Run dltune --dataset {form} with NAME, {function}.")
+            if ParameterSource.COMMANDLINE in map(ctx.get_parameter_source, ("dataset", "loader")):
+                raise UsageError(f"Pass either {target} or --dataset or --loader.")
+            options |= {"dataset": target, "loader": None}
         request = build_request(options)
         if options["dry_run"]:
             _print_plan(request, options)
         elif request.fresh or not _print_stored_result(request, options):
-            run_and_print(request, options)
-
-
-def _read_target(ctx: click.Context, options: dict[str, Any]) -> None:
-    target = options["target"]
-    if ":" not in target:
-        form = f"{target}:NAME" if target.endswith(".py") else "MODULE:NAME"
-        raise UsageError(
-            f"Run dltune --dataset {form} with NAME, a module-level function that returns your Dataset or DataLoader."
-        )
-    if ParameterSource.COMMANDLINE in map(ctx.get_parameter_source, ("dataset", "loader")):
-        raise UsageError(f"Pass either {target} or --dataset or --loader.")
-    options |= {"dataset": target, "loader": None}
+            _run_and_print(request, options)
 
 
 def _print_plan(request: TuningRequest, options: dict[str, Any]) -> None:
     """Profile the workload and print the first trials."""
-    from autotune.cli.display import RunDisplay
     from autotune.preparation import plan_only
     from autotune.settings import format_arguments
 
@@ -82,10 +74,9 @@ def _print_plan(request: TuningRequest, options: dict[str, Any]) -> None:
 
 def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> bool:
     """Print the stored result of the same request if a short measurement confirms it; return whether it does."""
-    if not Path(request.output).exists():  # importing what follows takes a second
+    if not Path(request.output).exists():  # importing the rest takes a second
         return False
     from autotune.checking import verify
-    from autotune.cli.display import RunDisplay
     from autotune.preparation import find_stored
     from autotune.report.text import render_verified
     from autotune.system.machine import read_machine
@@ -103,15 +94,12 @@ def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> boo
     return True
 
 
-def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: TunedProfile | None = None) -> None:
+def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: TunedProfile | None = None) -> None:
     """Tune, starting from an earlier profile if there is one, and print the result."""
     from autotune.runner.launcher import Launcher
 
     with raise_on_signals():
-        with Launcher(
-            request.workload.nproc_per_node
-        ) as launcher:  # it imports torch while this process imports Optuna
-            from autotune.cli.display import RunDisplay
+        with Launcher(request.workload.nproc_per_node) as launcher:  # it imports torch while Optuna is imported here
             from autotune.report.text import render_summary
             from autotune.tuning import tune
 
@@ -130,3 +118,68 @@ def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tune
 def _read_width() -> int:
     """Return the columns of the terminal if stdout is one, else 100."""
     return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+
+
+@click.command(
+    params=[
+        *(FILE, PROFILE),
+        option("--trials N", "Maximum number of trials. Default: as before."),
+        option("-o --output FILE", "File for the result. Default: the tuned file itself."),
+        *OUTPUT,
+    ],
+    context_settings={"auto_envvar_prefix": "DLTUNE"},
+    epilog=epilog("dltune retune", "dltune check --max-age 30d || dltune retune --trials 20 --quiet", codes=TUNES),
+)
+def retune(file: str, profile: str | None, trials: int | None, output: str | None, **options: Any) -> None:
+    """Re-tune a profile with its options, starting from its settings.
+
+    On another class of machine, the search starts from scratch, and the result is saved as a profile of its own. The
+    code that FILE names is imported.
+    """
+    with exit_on_error(interrupted=NOTHING_MEASURED):
+        from autotune.preparation import rebuild_request
+        from autotune.profiles.match import select_profile
+        from autotune.profiles.store import warn_if_others_can_write
+
+        earlier = select_profile(Path(file), profile)
+        warn_if_others_can_write(Path(file))
+        _run_and_print(rebuild_request(earlier, output or file, trials), options, earlier)
+
+
+@click.command(
+    params=[
+        *(FILE, PROFILE),
+        option("--max-age TIME", "Out of date if older than this, e.g. 30d."),
+        option("--quick", "Measure the profile and its baseline again, in about 30 s."),
+        option("--no-workload", "Compare only the machine and the versions; import no code that FILE names."),
+        option("--json", "Print the result as JSON."),
+    ],
+    epilog=epilog("dltune check || dltune retune", codes="0 still valid; 1 out of date; 2 error, no reason to retune"),
+)
+def check(file: str, profile: str | None, max_age: float | None, quick: bool, no_workload: bool, json: bool) -> None:
+    """Check whether a profile is still valid on this machine.
+
+    Exits 1 and lists the reasons if it is not: GPU, CPU count, memory, /dev/shm, open-file limit, start method or
+    sample size changed. Version changes are shown for information. The code that FILE names is imported.
+    """
+    with exit_on_error(exit_code=2), raise_on_signals():
+        from autotune import checking
+
+        options: dict[str, Any] = {"profile": profile, "max_age_seconds": max_age, "quick": quick}
+        with RunDisplay() as progress:
+            found = checking.check(file, with_workload=not no_workload, progress=progress, **options)
+        print_result(found.model_dump_json(indent=2) if json else describe_check(found, file))
+    if not found.is_valid:
+        sys.exit(1)
+
+
+def describe_check(found: CheckResult, file: str) -> str:
+    """Describe the result of a check: the verdict, its reasons, and other differences."""
+    verdict = "is still valid" if found.is_valid else f"is out of date. Run: dltune retune {file}"
+    lines = [f"Profile {found.profile} {verdict}", *found.reasons, *(f"info: {one}" for one in found.info)]
+    if (now := found.remeasured) is not None:
+        rate = f"{format_rate(now.samples_per_second)} of the predicted {format_rate(now.predicted)}"
+        speedup = f", {now.speedup:.2f}x faster than the baseline" if now.speedup is not None else ""
+        change = f"; the baseline reaches {format_percent(now.machine_change)} of before" if now.machine_change else ""
+        lines += [f"re-measured: {rate}{speedup}{change}", *(f"warning: {sentence}" for sentence in now.noise)]
+    return "\n  ".join(lines)

@@ -21,7 +21,6 @@ from autotune.config import (
     Workers,
 )
 from autotune.system.hardware import Hardware, Software
-from autotune.workload import join_title
 
 SCHEMA_VERSION: Final = 1
 ID_DIGITS: Final = 8  # of the hash that identifies a workload
@@ -61,7 +60,7 @@ class WorkloadIdentity(FrozenModel):
     @property
     def title(self) -> str:
         """Name of the workload in reports."""
-        return join_title(self.dataset, self.split)
+        return self.dataset if self.split is None else f"{self.dataset} [{self.split}]"
 
     @property
     def id(self) -> str:

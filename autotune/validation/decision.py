@@ -77,6 +77,7 @@ def select_candidates(
 def decide(validation: Validation, defaults: DefaultValues, budgets: Budgets) -> Decision | None:
     """Decide by the runs of the validation; None if neither the baseline nor any candidate ran."""
     baseline, running = validation.baseline, [one for one in validation.candidates if one.rate]
+    by_config = {one.config: one for one in running}
 
     def count_changes(one: CandidateRuns) -> int:
         return len(defaults.list_training_changes(one.config))
@@ -94,8 +95,8 @@ def decide(validation: Validation, defaults: DefaultValues, budgets: Budgets) ->
         return rival is None or one.is_faster_than(rival, MIN_SPEEDUP, running)
 
     def is_worth_its_settings(one: CandidateRuns) -> bool:
-        variant = _find(pool, defaults.default_variant(one.config))
-        if variant is None or variant is one or is_nearly_full(variant) > is_nearly_full(one):
+        variant = by_config.get(defaults.default_variant(one.config))
+        if variant is None or variant is one or variant not in pool or is_nearly_full(variant) > is_nearly_full(one):
             return True
         return one.is_faster_than(variant, 1 / TIE_RATIO, running, floor=TIE_RATIO)
 
@@ -108,21 +109,15 @@ def decide(validation: Validation, defaults: DefaultValues, budgets: Budgets) ->
         return kept if baseline.rate else None
     winner = min(ties, key=cost)
     speedup, interval = winner.compare(baseline, running) if baseline.rate else (None, None)
-    rivals = [_find(running, keep(winner.config)) for keep in (defaults.keep_order, defaults.default_variant)]
+    rivals = [by_config.get(keep(winner.config)) for keep in (defaults.keep_order, defaults.default_variant)]
     if "batch_size" in defaults.list_training_changes(winner.config):
         rivals.append(_fastest([one for one in running if not count_changes(one)]))
     measured = dict.fromkeys(one for one in rivals if one is not None and one is not winner)
-    gains = tuple(_compare(winner, rival, running) for rival in measured)
-    return Decision(winner.config, winner.rate, winner.ci95(running, [baseline]), speedup, interval, gains)
-
-
-def _compare(winner: CandidateRuns, rival: CandidateRuns, running: Sequence[CandidateRuns]) -> Contribution:
-    setting, (speedup, ci95) = describe_difference(winner.config, rival.config), winner.compare(rival, running)
-    return Contribution(setting=setting, samples_per_second=winner.rate, speedup=speedup, speedup_ci95=ci95)
-
-
-def _find(runs: Sequence[CandidateRuns], config: LoaderConfig) -> CandidateRuns | None:
-    return next((one for one in runs if one.config == config), None)
+    gains = list[Contribution]()
+    for rival in measured:
+        setting, (gain, ci95) = describe_difference(winner.config, rival.config), winner.compare(rival, running)
+        gains.append(Contribution(setting=setting, samples_per_second=winner.rate, speedup=gain, speedup_ci95=ci95))
+    return Decision(winner.config, winner.rate, winner.ci95(running, [baseline]), speedup, interval, tuple(gains))
 
 
 def _fastest(runs: Sequence[CandidateRuns]) -> CandidateRuns | None:

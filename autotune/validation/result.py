@@ -1,23 +1,23 @@
-"""Turns trials and validation into a result, and the result into a profile of dltune.json."""
+"""Turns trials and validation into the profile that dltune.json stores, with advice and warnings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.config import MAX_RATE, LoaderConfig
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.planning.cost_model import find_bottleneck
+from autotune.planning.cost_model import find_bottleneck, max_useful_workers
 from autotune.planning.plan import GUESS_ERROR, Plan
 from autotune.profiles import schema
 from autotune.protocol.statistics import NORMAL_QUANTILE
 from autotune.search.study import TrialRecord, find_best
 from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
-from autotune.units import format_bytes
-from autotune.validation.advice import describe_waits, suggest_improvements
+from autotune.units import format_bytes, format_seconds
 from autotune.validation.decision import Decision, decide
 from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
 
@@ -25,19 +25,27 @@ if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
     from autotune.search.loop import SearchOutcome
 
 REPEATED_DATA_RATIO: Final = 1.5  # samples that all ranks together deliver in an epoch, over those of the dataset
+NOTABLE_WAIT_SHARE: Final = 0.3  # of the time; below it bursts do no harm
+LATE_WAIT_SHARE: Final = 0.05  # of the time; below it a late process does no harm
+MIN_LATE_SHARE: Final = 0.2  # of the steps in which a process is late
+SAME_PROCESS_SHARE: Final = 0.8  # of the late steps; above it, it is always the same process
+IO_CPU_SHARE: Final = 0.5  # CPU share below which a sample mostly waits
+COLLATE_SHARE: Final = 0.25  # of loading; below it a faster collate_fn hardly helps
+MAX_LINES: Final = 3
+WORTHWHILE_GAIN: Final = 1.05  # predicted gain from which a larger limit is worth mentioning
+THREADED_LOADING_CPUS: Final = 1.3  # CPUs that loading in one process keeps busy; above it, it starts threads
+THREADED_STEP_CPUS: Final = 1.2  # CPUs that the step keeps busy; above it, its threads slow the workers down
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The recommendation of a run, the validation behind it, and warnings about it."""
-
-    decision: Decision
-    validation: Validation
-    warnings: tuple[str, ...] = ()
-
-
-def decide_result(plan: Plan, found: SearchOutcome, validation: Validation) -> Result:
-    """Decide by the validation, or take the best trial of the search if nothing was validated.
+def build_profile(
+    plan: Plan,
+    found: SearchOutcome,
+    validation: Validation,
+    *,
+    phase_seconds: Mapping[schema.Phase, float],
+    seconds: float,
+) -> schema.TunedProfile:
+    """Decide by the validation, or by the search if nothing was validated, and build the profile that is saved.
 
     Raises:
         UsageError: --timeout left no time for a trial.
@@ -62,7 +70,29 @@ def decide_result(plan: Plan, found: SearchOutcome, validation: Validation) -> R
         validation = replace(validation, baseline=CandidateRuns(plan.baseline), runs=0)
     if interruption is None and not warnings and validation.runs < MIN_RUNS:
         warnings.append(f"--timeout left time for {validation.runs} of {MIN_RUNS} validation runs: results may be off.")
-    return Result(decision, validation, tuple(warnings))
+    search = schema.SearchRecord(
+        trials=tuple(_summarize_trial(number, one, plan) for number, one in enumerate(found.records, start=1)),
+        sampler=plan.request.sampler,
+        seed=plan.request.seed,
+        seconds=seconds,
+        phase_seconds=dict(phase_seconds),
+        stop_reason=found.stop_reason,
+        scaling=trace_workers(plan, found, decision.config),
+        batch_samples=decision.config.dataloader.batch_size or plan.workload.probe_batch_size,
+    )
+    return schema.TunedProfile(
+        label=plan.request.profile,
+        hardware=plan.hardware,
+        software=plan.workload.software,
+        workload=plan.identity,
+        config=decision.config,
+        result=_build_result(plan, found, validation, decision, warnings),
+        budgets=plan.budgets.record(),
+        search=search,
+        request=plan.request.record(),
+        is_complete=interruption is None,
+        created_at=datetime.now(UTC).replace(microsecond=0),
+    )
 
 
 def _explain_failures(records: Sequence[TrialRecord], validation: Validation) -> Exception:
@@ -76,45 +106,10 @@ def _explain_failures(records: Sequence[TrialRecord], validation: Validation) ->
     return NoFeasibleConfigError("\n".join([first, *list(examples)[:5]]))
 
 
-def build_profile(
-    plan: Plan,
-    found: SearchOutcome,
-    result: Result,
-    *,
-    phase_seconds: Mapping[schema.Phase, float],
-    seconds: float,
-    is_complete: bool,
-) -> schema.TunedProfile:
-    """Build the profile that is saved; durations are in seconds."""
-    request, workload, config = plan.request, plan.workload, result.decision.config
-    search = schema.SearchRecord(
-        trials=tuple(_summarize_trial(number, one, plan) for number, one in enumerate(found.records, start=1)),
-        sampler=request.sampler,
-        seed=request.seed,
-        seconds=seconds,
-        phase_seconds=dict(phase_seconds),
-        stop_reason=found.stop_reason,
-        scaling=_scale_workers(plan, found, config),
-        batch_samples=config.dataloader.batch_size or workload.probe_batch_size,
-    )
-    return schema.TunedProfile(
-        label=request.profile,
-        hardware=plan.hardware,
-        software=workload.software,
-        workload=plan.identity,
-        config=config,
-        result=_build_result(plan, found, result),
-        budgets=plan.budgets.record(),
-        search=search,
-        request=request.record(),
-        is_complete=is_complete,
-        created_at=datetime.now(UTC).replace(microsecond=0),
-    )
-
-
-def _build_result(plan: Plan, found: SearchOutcome, result: Result) -> schema.ProfileResult:
-    decision, validation, workload = result.decision, result.validation, plan.workload
-    config, rate = decision.config, decision.samples_per_second
+def _build_result(
+    plan: Plan, found: SearchOutcome, validation: Validation, decision: Decision, warnings: Sequence[str]
+) -> schema.ProfileResult:
+    config, rate, workload = decision.config, decision.samples_per_second, plan.workload
     runs = next((one for one in validation.entrants if one.config == config and one.rates), None)
     if runs is None:  # not validated: the search measured it
         runs = CandidateRuns(config)
@@ -124,18 +119,14 @@ def _build_result(plan: Plan, found: SearchOutcome, result: Result) -> schema.Pr
     bound, base, copies = plan.upper_bound(config.dataloader.batch_size), validation.baseline, workload.h2d
     wait_share = runs.wait_share if runs.rates else max(0.0, 1 - rate / bound)
     bottleneck = find_bottleneck(config, workload, plan.local_machine.usable_cpus, wait_share)
-    baseline = schema.Baseline(
-        description="your DataLoader's settings" if workload.baseline else "PyTorch's defaults",
-        config=base.config,
-        samples_per_second=base.rate,
-        wait_share=base.wait_share,
-    )
+    origin = "your DataLoader's settings" if workload.baseline else "PyTorch's defaults"
+    facts = {"config": base.config, "samples_per_second": base.rate, "wait_share": base.wait_share}
     return schema.ProfileResult(
         samples_per_second=rate,
         samples_per_second_ci95=decision.ci95,
         validation_runs=validation.runs,
         epochs=plan.request.epochs,
-        baseline=baseline if base.rate else None,
+        baseline=schema.Baseline(description=origin, **facts) if base.rate else None,
         speedup=decision.speedup,
         speedup_ci95=decision.speedup_ci95,
         verdict="no_change" if config == plan.baseline else "faster",
@@ -151,9 +142,9 @@ def _build_result(plan: Plan, found: SearchOutcome, result: Result) -> schema.Pr
         processes=runs.process_waits,
         candidates=tuple(one.record() for one in validation.entrants),
         gains=decision.gains,
-        contributions=_estimate_contributions(plan, found, result),
+        contributions=estimate_contributions(plan, found, validation, decision),
         advice=(*describe_waits(runs), *suggest_improvements(plan, config, bottleneck)),
-        warnings=(*workload.notes, *found.warnings, *result.warnings, *_list_warnings(plan, validation, runs)),
+        warnings=(*workload.notes, *found.warnings, *warnings, *_list_warnings(plan, validation, runs)),
     )
 
 
@@ -174,13 +165,14 @@ def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> I
         )
 
 
-def _estimate_contributions(plan: Plan, found: SearchOutcome, result: Result) -> tuple[schema.Contribution, ...]:
+def estimate_contributions(
+    plan: Plan, found: SearchOutcome, validation: Validation, decision: Decision
+) -> tuple[schema.Contribution, ...]:
     """Estimate the gain of each setting, from the baseline to the validated configuration one setting at a time.
 
     The model of the search estimates the steps, and they end at the measured throughput. A step from or to a
     configuration that was never tried is as uncertain as a guess. A single step has the measured speedup.
     """
-    decision, validation = result.decision, result.validation
     if not validation.runs or validation.interrupted_by or decision.config == plan.baseline or decision.speedup is None:
         return ()
     values, goal = setting_values(plan.baseline), setting_values(decision.config)
@@ -207,9 +199,8 @@ def _estimate_contributions(plan: Plan, found: SearchOutcome, result: Result) ->
 
 
 def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.TrialSummary:
-    facts: dict[str, Any] = {"predicted_samples_per_second": min(record.predicted, MAX_RATE)}
-    facts |= {"number": number, "config": record.config}
-    result = record.result
+    predicted, result = min(record.predicted, MAX_RATE), record.result
+    facts: dict[str, Any] = {"number": number, "config": record.config, "predicted_samples_per_second": predicted}
     if result is None:
         exceeded = plan.describe_excess(record.config)
         reason = f"Predicted over a limit: {exceeded}." if exceeded else "Ruled out by earlier trials."
@@ -222,12 +213,11 @@ def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.Tri
     return schema.TrialSummary(samples_per_second=record.samples_per_second, **facts)
 
 
-def _scale_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tuple[schema.ScalingPoint, ...]:
+def trace_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tuple[schema.ScalingPoint, ...]:
     """Trace the expected throughput over the workers, within the limits; without workers from the default values."""
     swept = []
     for workers in sorted({*plan.space.choices["num_workers"], config.dataloader.num_workers}):
-        values = setting_values(config) | {"num_workers": workers}
-        changed = config_from_values(values, config.process.multiprocessing_context)
+        changed = _change_workers(config, workers)
         if workers and not config.dataloader.num_workers:
             changed = plan.defaults.default_variant(changed)
         if changed == config or plan.fits(changed):
@@ -240,3 +230,80 @@ def _scale_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tu
         )
         for changed, expected in zip(swept, found.model.surrogate.predict(swept), strict=True)
     )
+
+
+def _change_workers(config: LoaderConfig, workers: int) -> LoaderConfig:
+    values = setting_values(config) | {"num_workers": workers}
+    return config_from_values(values, config.process.multiprocessing_context)
+
+
+def describe_waits(runs: CandidateRuns) -> Iterator[str]:
+    """Yield sentences on batches that arrive in bursts, and on a training process that the others wait for."""
+    share, waits, processes = runs.wait_share, runs.batch_waits, runs.process_waits
+    if waits is not None and waits.pause_share and NOTABLE_WAIT_SHARE <= share < 1:
+        yield (
+            f"Batches arrive {1 / waits.pause_share:.0f} at a time, then none for {format_seconds(waits.pause)}: this "
+            f"is no hang, loading is {1 / (1 - share):.1f}x too slow for the step."
+        )
+    late = sum(one.late_share for one in processes)
+    if len(processes) < 2 or late < MIN_LATE_SHARE or share < LATE_WAIT_SHARE:
+        return
+    rank, last = max(enumerate(processes), key=lambda pair: pair[1].late_share)
+    if last.late_share < SAME_PROCESS_SHARE * late:
+        yield f"In {late:.0%} of the steps the ranks wait for one of them, not always the same: loading is slow."
+    else:
+        fastest = min(one.wait_seconds for one in processes)
+        yield (
+            f"Rank {rank} gets its batch last in {last.late_share:.0%} of the steps: it waits "
+            f"{format_seconds(last.wait_seconds)} for a batch, another rank {format_seconds(fastest)}. Check its data, "
+            "its CPU affinity and its disk; settings that all ranks share cannot fix it."
+        )
+
+
+def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bottleneck) -> Iterator[str]:
+    """Yield a sentence for each improvement that the profile of the workload shows, the most useful first."""
+    workload, loader, is_loading = plan.workload, config.dataloader, bottleneck in ("io", "cpu")
+    size = loader.batch_size or workload.probe_batch_size
+    load, collate = workload.load_cost.per_batch(size), workload.collate_cost.per_batch(size)
+    is_slow = workload.cpu_share < IO_CPU_SHARE and (is_loading or bottleneck == "epoch")
+    if is_slow and workload.kind == "map" and not workload.has_getitems and workload.batching != "user":
+        yield (
+            f"Each sample waits {format_seconds(workload.load_cost.per_item_seconds)} (CPU {workload.cpu_share:.0%}): "
+            "a dataset with __getitems__(indices) could fetch a whole batch at once."
+        )
+    if bottleneck in ("cpu", "transfer") and collate >= COLLATE_SHARE * load:
+        yield (
+            f"Collating takes {min(1.0, collate / load):.0%} of loading a batch ({format_seconds(collate)} of "
+            f"{format_seconds(load)}): use a faster collate_fn or smaller samples (uint8, converted in the step)."
+        )
+    if is_loading and (lines := workload.costly_lines[:MAX_LINES]):
+        named = ", ".join(f"{line.share:.0%} in {Path(line.file).name}:{line.line} (`{line.source}`)" for line in lines)
+        yield f"Loading spends its time in your code: {named}."
+    if is_loading and loader.num_workers:
+        yield from _find_limit(plan, config, size)
+    if workload.cpu_share >= THREADED_LOADING_CPUS:
+        yield (
+            f"Loading keeps {workload.cpu_share:.1f} CPUs busy in one process, so a library starts threads, and does "
+            "so in each worker: limit them in worker_init_fn (cv2.setNumThreads(0)) or with OMP_NUM_THREADS=1."
+        )
+    if bottleneck == "cpu" and workload.step_cpus >= THREADED_STEP_CPUS:
+        yield f"The step keeps {workload.step_cpus:.1f} CPUs busy: limit its threads with torch.set_num_threads(1)."
+    if bottleneck == "epoch":
+        keep = "" if loader.persistent_workers else "set persistent_workers=True, or "
+        yield f"Every short epoch fills the queue again: {keep}use a sampler that repeats the data in one epoch."
+    if bottleneck == "copy" and workload.h2d is not None:
+        yield (
+            f"Copying to the device is the bottleneck, at {format_bytes(workload.h2d.of(pinned=loader.pin_memory))}/s: "
+            "send smaller samples (uint8 or float16 instead of float32, converted on the device)."
+        )
+
+
+def _find_limit(plan: Plan, config: LoaderConfig, batch_size: int) -> Iterator[str]:
+    """Name the limit that rules out a faster configuration with more workers."""
+    most = max_useful_workers(plan.workload, batch_size, plan.local_machine.usable_cpus)
+    for workers in SETTINGS["num_workers"].choices:
+        larger = _change_workers(config, workers)
+        excess, gain = plan.describe_excess(larger), plan.predict(larger) / plan.predict(config)
+        if config.dataloader.num_workers < workers <= most and excess and gain >= WORTHWHILE_GAIN:
+            yield f"{describe_config(larger)} is predicted to be {gain:.2f}x faster, but is over a limit: {excess}."
+            return

@@ -1,14 +1,16 @@
-"""Measures the best configurations and the baseline again, in alternating runs, each in a fresh process.
+"""Measures the best configurations and the baseline again in alternating runs, and detects a noisy machine.
 
-The best of many noisy measurements is biased upwards; measuring it again removes the bias.
+The best of many noisy measurements is biased upwards; measuring it again, in fresh processes, removes the bias.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, Self
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from autotune.config import Interval, LoaderConfig
 from autotune.planning.plan import Plan
@@ -20,14 +22,14 @@ from autotune.protocol.messages import RunTrial, TrialRequest
 from autotune.protocol.statistics import paired_ratio, throughput_ci95
 from autotune.protocol.throughput import estimate
 from autotune.request import TuningRequest
-from autotune.validation.noise import NoiseMonitor
+from autotune.system.cgroups import CpuCounters, background_cpus, read_cpu_counters, steal_share, throttled_share
 
 MIN_RUNS: Final = 2
 MAX_RUNS: Final = 5  # while the gain over the baseline is in doubt
 MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
 MIN_MEASURED: Final = 2  # the baseline and the first candidate: without them nothing is compared
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
-BORDERLINE_SPEEDUPS: Final = (1.0, 1.25)  # a speedup between these is worth more runs if its interval includes 1
+DOUBTFUL_SPEEDUP: Final = 1.25  # a smaller one is worth more runs if its interval includes 1
 FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it the baseline's precision does not matter,
 SLOW_BASELINE_SHARE: Final = 0.5  # and it gets this share of a trial's time
 MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; above it another run is worth its time
@@ -37,6 +39,12 @@ MIN_WAITS: Final = 20  # batches; percentiles of fewer are unreliable
 PAUSE_RATIO: Final = 1.5  # of the mean wait; a longer wait is a pause
 MAX_BURST_WAIT_SHARE: Final = 0.1  # of a pause: upper limit of the median wait if batches arrive in bursts
 MIN_BURST_BATCHES: Final = 1.8  # per pause; fewer are no burst
+MIN_OTHERS_CPUS: Final = 0.15  # three kernel ticks in a reading of 0.2 s, which an idle desktop has by chance
+OTHERS_SHARE: Final = 0.05  # of the usable CPUs: the system's own services grow with the machine
+MAX_STEAL_SHARE: Final = 0.03  # more is as large as the gains that the validation must detect
+MAX_THROTTLED_SHARE: Final = 0.1  # starting workers fills a few periods, a constant load at the quota most of them
+MAX_DRIFT: Final = 0.08  # runs in fresh processes on a quiet machine, averaged over configurations, differ by less
+READING_SECONDS: Final = 0.2  # long compared with the kernel's tick of 10 ms, short compared with a measurement
 
 
 class CandidateRuns:
@@ -81,9 +89,9 @@ class CandidateRuns:
         return statistics.fmean(self._wait_shares) if self._wait_shares else 0.0
 
     def ci95(self, field: Sequence[CandidateRuns] = (), others: Sequence[CandidateRuns] = ()) -> Interval | None:
-        """Compute the 95% interval of its throughput, in samples per second; None for fewer than two runs.
+        """Compute the 95% interval of its throughput, given that these runs selected it from `field`.
 
-        It was selected from `field` by these runs; the scatter of `field` and `others` shows the noise of the machine.
+        The scatter of `field` and `others` shows the noise of the machine. None for fewer than two runs.
         """
         scatter = [list(other.rates.values()) for other in (*field, *others) if other is not self]
         return throughput_ci95(list(self.rates.values()), max(1, len(field)), scatter)
@@ -123,10 +131,9 @@ class CandidateRuns:
         """How the training processes kept up with each other, by rank; empty for one process."""
         found = []
         for ranks in zip(*(one.ranks for one in self.measurements if one.ranks), strict=False):
-            steps = max(1, sum(rank.steps for rank in ranks))
+            steps, late = max(1, sum(rank.steps for rank in ranks)), sum(rank.late_steps for rank in ranks)
             wait_seconds = sum(rank.wait_seconds for rank in ranks) / steps
-            late_share = min(1.0, sum(rank.late_steps for rank in ranks) / steps)
-            found.append(ProcessWaits(wait_seconds=wait_seconds, late_share=late_share))
+            found.append(ProcessWaits(wait_seconds=wait_seconds, late_share=min(1.0, late / steps)))
         return tuple(found)
 
     def record(self) -> CandidateResult:
@@ -134,6 +141,72 @@ class CandidateRuns:
         runs = (ValidationRun(number=number, samples_per_second=rate) for number, rate in self.rates.items())
         failures = (f"{failure.kind}: it {failure.message}" for failure in self.failures)
         return CandidateResult(config=self.config, runs=tuple(runs), failures=tuple(failures))
+
+
+@dataclass(slots=True)
+class NoiseMonitor:
+    """Detects disturbances of the machine by the kernel's counters, which it reads before each run.
+
+    A disturbance of all runs leaves the intervals narrow. The kernel counts CPU time of other processes and virtual
+    machines, and used-up quotas; heat and power saving slow all configurations of a run.
+    """
+
+    usable_cpus: float
+    read: Callable[[], CpuCounters | None] = read_cpu_counters
+    sleep: Callable[[float], object] = time.sleep
+    stop_children: Callable[[], object] = lambda: None  # dltune's own, such as workers that are shutting down
+    _first: CpuCounters | None = None
+    _others: list[float] = field(default_factory=list)
+
+    def measure_others(self) -> None:
+        """Measure the CPU load of other processes before a run, after ending dltune's own processes."""
+        self.stop_children()
+        before = self.read()
+        self._first = self._first or before
+        if before is not None:
+            self.sleep(READING_SECONDS)
+            if (after := self.read()) is not None:
+                self._others.append(background_cpus(before, after, READING_SECONDS, self.usable_cpus))
+
+    def describe(self, rates: Sequence[Mapping[int, float]]) -> Iterator[str]:
+        """Yield a sentence for each disturbance beyond its limit; `rates` as in `measure_drift`."""
+        before, after, usable = self._first, self.read(), self.usable_cpus
+        busy, limit = statistics.median(self._others or [0.0]), max(MIN_OTHERS_CPUS, OTHERS_SHARE * usable)
+        if busy > limit:
+            yield (
+                f"Other processes kept {busy:.2g} CPUs busy during the validation (limit {limit:.2g} of {usable:g} "
+                "usable): stop them and tune again."
+            )
+        if before is not None and after is not None and (steal := steal_share(before, after)) > MAX_STEAL_SHARE:
+            yield (
+                f"The host gave {steal:.1%} of the CPU time to other virtual machines during the validation (limit "
+                f"{MAX_STEAL_SHARE:.0%}): tune again when the host is less busy, or on dedicated CPUs."
+            )
+        if before is not None and after is not None and (used := throttled_share(before, after)) > MAX_THROTTLED_SHARE:
+            yield (
+                f"The CPU quota was used up in {used:.1%} of its periods during the validation (limit "
+                f"{MAX_THROTTLED_SHARE:.0%}), as expected if workers saturate it: tune again if training has another."
+            )
+        if (drift := measure_drift(rates)) > MAX_DRIFT:
+            yield (
+                f"The machine became {drift:.1%} slower or faster between runs (limit {MAX_DRIFT:.0%}): check for "
+                "other load, heat or power saving, and tune again. Speedups compare the same runs and hardly change."
+            )
+
+
+def measure_drift(rates: Sequence[Mapping[int, float]]) -> float:
+    """Measure how much the machine changed between runs: the fastest over the slowest run, minus 1.
+
+    `rates` has the throughputs of each configuration by the number of the run. Each is compared with the geometric mean
+    of its configuration; these ratios are averaged over the configurations of a run.
+    """
+    changes: dict[int, list[float]] = {}
+    for of_config in (one for one in rates if len(one) > 1):
+        mean = statistics.fmean(map(math.log, of_config.values()))
+        for number, rate in of_config.items():
+            changes.setdefault(number, []).append(math.log(rate) - mean)
+    paces = [statistics.fmean(of_run) for of_run in changes.values()]
+    return math.expm1(max(paces) - min(paces)) if paces else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +219,6 @@ class Validation:
     runs: int = 0  # complete ones
     noise: tuple[str, ...] = ()  # sentences on disturbances of the machine
     interrupted_by: BaseException | None = None
-
-    @classmethod
-    def empty(cls, baseline: LoaderConfig) -> Self:
-        """Return a validation without measurements."""
-        return cls(CandidateRuns(baseline))
 
     @property
     def failed(self) -> tuple[CandidateRuns, ...]:
@@ -166,9 +234,8 @@ def validate(
     monitor: NoiseMonitor | None = None,
     has_time: Callable[[int], bool] = lambda count: True,
 ) -> Validation:
-    """Measure configurations and the baseline in alternating runs, until the result is clear or time is over.
+    """Measure the baseline and the configurations that `choose` returns in alternating runs, until the result is clear.
 
-    `choose` returns the configurations; an interruption may come while it does.
     `has_time` returns whether there is time for this many more measurements; the baseline and the first candidate are
     measured once in any case.
     """
@@ -177,8 +244,6 @@ def validate(
     with capture_interruption() as interruption:
         candidates = [CandidateRuns(config) for config in choose() if config != plan.baseline]
         entrants, active = (baseline, *candidates), [baseline, *candidates]
-        if monitor is not None:
-            monitor.start()
         while active and is_whole and (not runs or has_time(len(active))):
             if monitor is not None:
                 monitor.measure_others()
@@ -195,7 +260,7 @@ def validate(
             runs += is_whole or not runs
             candidates, active = _plan_next_run(plan, runs, baseline, candidates)
             if monitor is not None:
-                noise = monitor.describe([one.rates for one in entrants])
+                noise = tuple(monitor.describe([one.rates for one in entrants]))
     return Validation(baseline, tuple(candidates), entrants, runs, noise, interruption.cause)
 
 
@@ -213,8 +278,7 @@ def _plan_next_run(
     floor = DROP_BELOW_RATIO.get(runs, 0.0) * best.rate
     candidates = [one for one in candidates if one in needed or one.rate >= floor]
     speedup, interval = best.compare(baseline, candidates) if candidates and baseline.rate else (1.0, None)
-    low, high = BORDERLINE_SPEEDUPS
-    is_in_doubt = interval is not None and low < speedup < high and interval[0] <= 1
+    is_in_doubt = interval is not None and 1 < speedup < DOUBTFUL_SPEEDUP and interval[0] <= 1
     rates = best.rates.values() or (1.0,)
     active = []
     if runs < MIN_RUNS or (is_in_doubt and runs < MAX_RUNS):

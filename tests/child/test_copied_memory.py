@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from autotune.child.copied_memory import describe_growth, read_copied_bytes
 from autotune.child.data_checks import Observation, _watch_workers
 from autotune.child.workload import LoadedWorkload
-from autotune.workload import Workload
+from autotune.request import Workload
 from tests.builders import write_files
 
 MIB = 2**20

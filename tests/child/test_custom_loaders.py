@@ -21,9 +21,8 @@ from autotune.config import DataLoaderSettings
 from autotune.errors import UsageError
 from autotune.protocol.measurement import Measurement
 from autotune.protocol.messages import TrialRequest
-from autotune.request import WorkloadRequest
+from autotune.request import Workload, WorkloadRequest
 from autotune.runner.runner import TrialRunner
-from autotune.workload import Workload
 from tests import own_loaders
 from tests.builders import make_config, make_limits
 from tests.kept_launcher import keep_launcher

@@ -21,7 +21,7 @@ from autotune.child.data_checks import WatchedInit, check_workers
 from autotune.child.sample_reader import SampleReader
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.workload_profile import WorkloadProfile
-from autotune.workload import Workload
+from autotune.request import Workload
 from tests.builders import make_workload
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

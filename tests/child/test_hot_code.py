@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from autotune.child.hot_code import find_costly_lines
 from autotune.child.workload import LoadedWorkload
-from autotune.workload import Workload
+from autotune.request import Workload
 
 
 class Decoded(Dataset[torch.Tensor]):

@@ -19,7 +19,7 @@ from autotune.child.timers import fit_bytes, fit_cost, time_device_calls
 from autotune.child.workload import LoadedWorkload
 from autotune.errors import WorkloadError
 from autotune.protocol.messages import ProbeCommand, ProbeReport
-from autotune.workload import Workload
+from autotune.request import Workload
 
 BURNED_SECONDS = 0.05
 BURN = f"import time\nwhile time.process_time() < {BURNED_SECONDS}: pass"

@@ -22,7 +22,7 @@ from autotune.child.workload import LoadedWorkload
 from autotune.config import ProcessSettings
 from autotune.protocol.messages import ProbeCommand
 from autotune.protocol.workload_profile import LinearCost
-from autotune.workload import Workload
+from autotune.request import Workload
 from tests.builders import make_workload
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

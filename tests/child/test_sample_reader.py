@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from autotune.child.sample_reader import SampleReader, describe_failures, hash_sample
 from autotune.child.workload import LoadedWorkload
-from autotune.workload import Workload
+from autotune.request import Workload
 from tests.builders import GIB, MIB
 
 

@@ -11,8 +11,7 @@ from autotune.child.loader_building import build_loader
 from autotune.child.splits import choose_split
 from autotune.child.workload import LoadedWorkload, load_workload, wrap_dataset
 from autotune.errors import UsageError
-from autotune.request import WorkloadRequest
-from autotune.workload import Workload
+from autotune.request import Workload, WorkloadRequest
 from tests import own_loaders
 from tests.builders import make_config
 

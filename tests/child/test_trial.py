@@ -17,7 +17,7 @@ from autotune.child.trial import TrialRun, list_workers
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.measurement import Measurement
 from autotune.protocol.messages import TrialRequest
-from autotune.workload import Workload
+from autotune.request import Workload
 from tests.builders import make_config
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

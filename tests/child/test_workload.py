@@ -16,7 +16,7 @@ from autotune.child.loader_building import build_loader
 from autotune.child.stopping import align_to_workers
 from autotune.child.workload import LoadedWorkload, wrap_dataset
 from autotune.errors import UsageError
-from autotune.workload import Workload
+from autotune.request import Workload
 from tests.builders import make_config
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.cli.display import RunDisplay
+from autotune.cli.console import RunDisplay
 from autotune.config import LoaderConfig
 from autotune.planning.plan import Plan, make_plan
 from autotune.protocol.measurement import TrialResult

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from autotune.checking import CheckResult, Remeasurement
-from autotune.cli.check import describe_check
 from autotune.cli.main import cli
+from autotune.cli.tune import describe_check
 from autotune.config import ProcessSettings
 from autotune.profiles.schema import TunedFile
 from tests.builders import make_full_profile, make_hardware, make_profile, write_profiles

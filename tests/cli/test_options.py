@@ -104,7 +104,7 @@ def test_a_list_restricts_a_setting_to_its_values() -> None:
         (("--seed", "4294967296"), "--seed: Input should be less than 4294967296"),
         (("--epochs", "1" + "0" * 400), "--epochs: Input should be less than or equal to"),
         (("--max-workers", "1000000"), "--max-workers: Input should be less than or equal to 4096"),
-        (("--study-name", "\udcff"), "is not UTF-8"),
+        (("--study-name", "\udcff"), "representable in JSON"),
         (("--loader", "pkg:make_loader"), "either --dataset or --loader"),
     ],
 )

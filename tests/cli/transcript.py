@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from autotune.checking import CheckResult
-from autotune.cli.check import describe_check
-from autotune.cli.display import RunDisplay
+from autotune.cli.console import RunDisplay
 from autotune.cli.main import cli
+from autotune.cli.tune import describe_check
 from autotune.config import LoaderConfig
 from autotune.profiles.schema import TunedProfile
 from autotune.protocol.measurement import TrialResult

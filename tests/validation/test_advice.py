@@ -14,7 +14,7 @@ from autotune.profiles.schema import Bottleneck
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import RankWaits, TrialResult
 from autotune.protocol.workload_profile import CostlyLine
-from autotune.validation.advice import describe_waits, suggest_improvements
+from autotune.validation.result import describe_waits, suggest_improvements
 from autotune.validation.runs import CandidateRuns
 from tests.builders import (
     MIB,
@@ -41,50 +41,44 @@ def advise(bottleneck: Bottleneck, budgets: Budgets | None = None, **workload: A
     return " ".join(suggest_improvements(make_test_plan(budgets, **workload), make_config(4), bottleneck))
 
 
-def test_a_compute_bound_workload_needs_no_advice() -> None:
-    assert advise("step") == ""
+LINE = CostlyLine(file="/home/ada/train/data.py", line=12, function="load", source="image = decode(path)", share=0.71)
 
 
-def test_samples_that_wait_one_by_one_are_better_fetched_in_batches() -> None:
-    assert "Each sample waits 5.0 ms (CPU 2%)" in advise("io", **WAITING)
-    assert "__getitems__" in advise("io", **WAITING)
+@pytest.mark.parametrize(
+    ("bottleneck", "workload", "words"),
+    [
+        ("io", WAITING, "Each sample waits 5.0 ms (CPU 2%): a dataset with __getitems__"),
+        ("cpu", {"collate_cost": make_cost(5e-4)}, "Collating takes 50% of loading a batch (16.0 ms of 32.0 ms)"),
+        ("cpu", {"costly_lines": (LINE,)}, "71% in data.py:12 (`image = decode(path)`)"),
+        ("cpu", {"cpu_share": 1.9}, "Loading keeps 1.9 CPUs busy in one process"),
+        ("cpu", {"step_cpus": 1.9}, "torch.set_num_threads(1)"),
+        ("epoch", {}, "set persistent_workers=True, or use a sampler that repeats the data"),
+    ],
+)
+def test_a_cause_outside_the_loader_has_a_sentence(
+    bottleneck: Bottleneck, workload: dict[str, Any], words: str
+) -> None:
+    assert words in advise(bottleneck, **workload)
 
 
-@pytest.mark.parametrize("changes", [{"has_getitems": True}, {"kind": "iterable"}, {"cpu_share": 1.0}])
-def test_fetching_batches_is_not_advised_if_it_is_done_or_cannot_help(changes: dict[str, Any]) -> None:
-    assert "__getitems__" not in advise("io", **{**WAITING, **changes})
-
-
-def test_a_slow_collate_fn_is_named_with_its_share() -> None:
-    found = advise("cpu", load_cost=make_cost(1e-3), collate_cost=make_cost(5e-4))
-    assert "Collating takes 50% of loading a batch (16.0 ms of 32.0 ms)" in found
-    assert advise("cpu", load_cost=make_cost(1e-3), collate_cost=make_cost(1e-5)) == ""
-
-
-def test_costly_lines_are_named_if_loading_is_the_bottleneck() -> None:
-    line = CostlyLine(
-        file="/home/ada/train/data.py", line=12, function="load", source="image = decode(path)", share=0.71
-    )
-    assert "71% in data.py:12 (`image = decode(path)`)" in advise("cpu", costly_lines=(line,))
-    assert advise("step", costly_lines=(line,)) == ""
+@pytest.mark.parametrize(
+    ("bottleneck", "workload"),
+    [
+        ("step", {"costly_lines": (LINE,)}),
+        ("io", WAITING | {"has_getitems": True}),
+        ("io", WAITING | {"kind": "iterable"}),
+        ("io", WAITING | {"cpu_share": 1.0}),
+        ("cpu", {"collate_cost": make_cost(1e-5)}),
+    ],
+)
+def test_without_a_cause_there_is_no_advice(bottleneck: Bottleneck, workload: dict[str, Any]) -> None:
+    assert advise(bottleneck, **workload) == ""
 
 
 def test_a_limit_that_rules_out_faster_configurations_is_named_with_its_number() -> None:
     found = advise("io", make_limits(shm_bytes=16 * MIB), **WAITING, sample_bytes=16 * 1024, has_getitems=True)
     assert "x faster, but is over a limit: /dev/shm: " in found
     assert "of 16.0 MiB" in found
-
-
-@pytest.mark.parametrize(
-    ("bottleneck", "workload", "words"),
-    [
-        ("cpu", {"cpu_share": 1.9}, "Loading keeps 1.9 CPUs busy in one process"),
-        ("cpu", {"step_cpus": 1.9}, "torch.set_num_threads(1)"),
-        ("epoch", {}, "set persistent_workers=True, or use a sampler that repeats the data"),
-    ],
-)
-def test_other_causes_have_a_sentence_each(bottleneck: Bottleneck, workload: dict[str, Any], words: str) -> None:
-    assert words in advise(bottleneck, **workload)
 
 
 def test_copies_that_are_the_bottleneck_are_named_with_their_rate() -> None:
@@ -107,33 +101,35 @@ def make_runs(
     return runs
 
 
-def test_bursts_are_described_with_the_pause_between_them() -> None:
-    (sentence,) = describe_waits(make_runs([0.0, *([0.001, 0.001, 0.001, 4.0] * 20)]))
-    assert sentence.startswith(
-        "Batches arrive 4 at a time, then none for 4.0 s: this is no hang, loading is 5.0x too slow"
-    )
-
-
-def test_bursts_that_the_training_loop_hardly_waits_for_are_not_described() -> None:
-    assert list(describe_waits(make_runs([0.0, *([0.0, 0.0, 0.0, 0.5] * 20)]))) == []
-
-
-def test_a_rank_that_is_always_the_last_is_named_with_its_wait() -> None:
-    (sentence,) = describe_waits(make_runs([50.0], late=(2, 95)))
-    assert sentence.startswith("Rank 1 gets its batch last in 95% of the steps: it waits 40.0 ms for a batch, another")
-
-
-def test_ranks_that_alternate_as_the_last_are_described_as_slow_loading() -> None:
-    (sentence,) = describe_waits(make_runs([50.0], late=(45, 50)))
-    assert "not always the same" in sentence
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        (
+            make_runs([0.0, *([0.001, 0.001, 0.001, 4.0] * 20)]),
+            "Batches arrive 4 at a time, then none for 4.0 s: this is no hang, loading is 5.0x too slow",
+        ),
+        (
+            make_runs([50.0], late=(2, 95)),
+            "Rank 1 gets its batch last in 95% of the steps: it waits 40.0 ms for a batch, another",
+        ),
+        (make_runs([50.0], late=(45, 50)), "In 95% of the steps the ranks wait for one of them, not always the same"),
+    ],
+    ids=["bursts", "one late rank", "alternating ranks"],
+)
+def test_waits_are_described(runs: CandidateRuns, words: str) -> None:
+    (sentence,) = describe_waits(runs)
+    assert sentence.startswith(words)
 
 
 @pytest.mark.parametrize(
     "runs",
-    [make_runs([1.0], late=(2, 95)), make_runs([50.0], late=(2, 5)), make_runs([50.0])],
-    ids=["fast", "rare", "one"],
+    [
+        make_runs([0.0, *([0.0, 0.0, 0.0, 0.5] * 20)]),
+        *(make_runs([1.0], late=(2, 95)), make_runs([50.0], late=(2, 5)), make_runs([50.0])),
+    ],
+    ids=["short bursts", "fast ranks", "rarely late", "one rank"],
 )
-def test_no_rank_is_named_without_a_loss(runs: CandidateRuns) -> None:
+def test_waits_without_a_loss_are_not_described(runs: CandidateRuns) -> None:
     assert list(describe_waits(runs)) == []
 
 
