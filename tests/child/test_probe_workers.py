@@ -65,7 +65,8 @@ class Batches(Dataset[int]):
 
 
 def complete(workload: LoadedWorkload, **fields: Any) -> tuple[Any, list[str]]:
-    profile, phases = make_workload(kind=workload.kind, **fields), []
+    profile = make_workload(kind=workload.kind, **fields)
+    phases: list[str] = []
     command = ProbeCommand(batch_size=8, largest=8, usable_cpus=1.0, digests={0: "0", 1: "1"})
     return complete_profile(workload, command, profile, phases.append), phases
 
