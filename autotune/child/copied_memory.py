@@ -6,6 +6,7 @@ by page: too slowly for a trial to show, and again in every worker.
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -56,17 +57,15 @@ def describe_growth(workload: LoadedWorkload, readings: Sequence[tuple[int, int]
     )
 
 
-def _list_collections(dataset: Any, path: str, depth: int = 0) -> Iterator[tuple[int, str, Any]]:
+def _list_collections(dataset: Any, path: str, depth: int = 0) -> Iterator[tuple[float, str, Any]]:
     """Yield estimated size, path and value of each collection that a dataset, or one within it, holds."""
     for name, value in list(getattr(dataset, "__dict__", {}).items()):
         if type(value) in (list, tuple, dict, set) and value:
-            entries = [
-                sys.getsizeof(entry)
-                for entry in islice(value.values() if type(value) is dict else value, SAMPLED_ENTRIES)
-            ]
-            yield sys.getsizeof(value) + len(value) * sum(entries) // len(entries), f"{path}.{name}", value
+            entries = value.values() if type(value) is dict else value
+            size = statistics.fmean(map(sys.getsizeof, islice(entries, SAMPLED_ENTRIES)))
+            yield sys.getsizeof(value) + len(value) * size, f"{path}.{name}", value
         if name in ("dataset", "datasets") and depth < MAX_WRAPPED:
-            for key, inner in enumerate(value) if isinstance(value, list | tuple) else [(None, value)]:
-                yield from _list_collections(
-                    inner, f"{path}.{name}" + (f"[{key}]" if key is not None else ""), depth + 1
-                )
+            parts = enumerate(value) if isinstance(value, list | tuple) else [("", value)]
+            for key, inner in parts:
+                place = f"{path}.{name}" if key == "" else f"{path}.{name}[{key}]"
+                yield from _list_collections(inner, place, depth + 1)

@@ -52,10 +52,11 @@ OWN_EPOCHS: Final = (
 
 
 class WorkerBatch(NamedTuple):
-    """A batch, the worker that made it, and whether code has read the worker's number by then."""
+    """A batch and the worker that made it."""
 
     worker: int
-    reads_worker_info: bool
+    reads_worker_info: bool  # whether code has read the worker's number so far
+    collate_seconds: float
     batch: Any
 
 
@@ -67,8 +68,9 @@ class RecordingCollate:
 
     def __call__(self, samples: Any) -> WorkerBatch:
         """Make a batch in a worker."""
+        worker, started = object.__getattribute__(get_worker_info(), "id"), time.perf_counter()
         batch = self.collate(samples)
-        return WorkerBatch(object.__getattribute__(get_worker_info(), "id"), bool(_read_numbers), batch)
+        return WorkerBatch(worker, bool(_read_numbers), time.perf_counter() - started, batch)
 
 
 @dataclass(frozen=True)
@@ -123,22 +125,19 @@ class Observation:
     threads_cpu: float = 0.0  # CPU time of a worker's other threads over that of the one that loads
     memory_bytes: int = 0  # of a worker
 
-    def note(self, batch: Any) -> None:
-        """Record a batch."""
+    def note(self, batch: Any, batch_size: int) -> None:
+        """Record a batch, of this size if it has any."""
         if isinstance(batch, WorkerBatch):
             self.delivered[batch.worker] += 1
             self.reads_worker_info |= batch.reads_worker_info
             batch = batch.batch
-        self.samples += count_samples(batch, BATCH)
+        self.samples += count_samples(batch, batch_size)
         if len(self.first_batches) < COMPARED_BATCHES:
             self.first_batches.append([tensor.cpu() for tensor in find_tensors(batch)])
 
 
 def check_workers(workload: LoadedWorkload, profile: WorkloadProfile, digests: Mapping[int, str]) -> WorkloadProfile:
-    """Start two workers, watch them for a moment, and return the profile with what they did.
-
-    `digests` are those of `read_samples` in another process.
-    """
+    """Watch two workers for a moment, and return the profile with what they did; `digests` are of another process."""
     seen = Observation(reads_worker_info=workload.own is not None)  # a custom loader sets up workers its own way
     try:
         _watch_workers(workload, digests, seen)
@@ -155,18 +154,17 @@ def check_workers(workload: LoadedWorkload, profile: WorkloadProfile, digests: M
         is_idle = len(seen.delivered) == 1 and seen.delivered.total() >= COMPARED_BATCHES
         changes |= {"workers_duplicate_data": duplicates, "reads_worker_info": seen.reads_worker_info}
         changes["shards"] = profile.shards or (1 if is_idle else None)
-        is_per_worker = is_multiplied and not duplicates
-        notes += [
-            OWN_EPOCHS.format(workload.sample_counts.samples) if is_per_worker else None,
-            IDLE_WORKER if is_idle else None,
-        ]
+        notes.append(IDLE_WORKER if is_idle else None)
+        if is_multiplied and not duplicates:
+            notes.append(OWN_EPOCHS.format(workload.sample_counts.samples))
     return profile.model_copy(update=changes | {"notes": (*profile.notes, *filter(None, notes))})
 
 
 def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: Observation) -> None:
     is_growing = workload.forks_workers and read_smaps("self")["Anonymous"] >= MIN_HEAP_BYTES
     goal = len(digests) or DUPLICATED_RATIO * (workload.sample_counts.samples or 0)
-    batches = iter(_build_watched_loader(workload, digests, is_growing=is_growing))
+    loader = _build_watched_loader(workload, digests, is_growing=is_growing)
+    batches = iter(loader)
     pids = [worker.pid or 0 for worker in list_workers(batches)]
     deadline = next_reading = math.inf
     before: Mapping[int, float] = {}
@@ -175,7 +173,7 @@ def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: O
         if number == 1:
             deadline, next_reading = now + MAX_SECONDS, now + MEMORY_INTERVAL_SECONDS
         seen.digests += batch if digests else ()
-        seen.note(batch)
+        seen.note(batch, loader.batch_size or 1)
         if pids and number == USAGE_BATCHES[0]:
             before = read_thread_seconds(pids[0])
         elif pids and number == USAGE_BATCHES[1]:

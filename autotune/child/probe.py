@@ -26,7 +26,7 @@ from autotune.child.device import (
 from autotune.child.hot_code import find_costly_lines
 from autotune.child.loader_building import build_plain_loader, count_epoch_batches
 from autotune.child.probe_workers import MAX_CHECKED_SECONDS, ROUND_BATCH_SIZE, SMALL_BATCH_DIVISOR, OnPhase
-from autotune.child.sample_checks import count_samples
+from autotune.child.sample_checks import SampleCountError, check_epoch_length, check_handed_out, count_samples
 from autotune.child.sample_reader import SampleReader
 from autotune.child.step import Step
 from autotune.child.timers import CallSeconds, fit_bytes, fit_cost, time_call, time_device_calls
@@ -67,7 +67,7 @@ def profile_workload(
     workload: LoadedWorkload, step: Step, device: torch.device, command: ProbeCommand, on_phase: OnPhase
 ) -> ProbeReport:
     """Measure what the cost model and the limits need, as far as it can be known without workers."""
-    on_device = {"accelerator": read_accelerator(device), "gpu_room_bytes": read_free_memory(device)}
+    gpu_room_bytes = read_free_memory(device)
     usual, sizes = profile_sizes(workload, step, device, command, on_phase)
     load_cost = fit_cost([(one.samples, one.load.wall) for one in sizes])
     is_slow = load_cost.per_batch(ROUND_BATCH_SIZE) > MAX_CHECKED_SECONDS
@@ -79,9 +79,9 @@ def profile_workload(
     if workload.kind == "iterable" or not is_slow:
         reader.read()
     own, parts = workload.own, workload.parts
-    has_own_batches, warnings = workload.batching == "user", (warn_of_device(device), reader.describe_storage())
+    has_own_batches = workload.batching == "user"
     shards = (getattr(parts.dataset, name, None) for name in SHARD_COUNTS if workload.kind == "iterable")
-    notes = (None if own is None else own.describe(), *warnings, warn_of_validation_data(workload))
+    warnings = (warn_of_device(device), reader.describe_storage(), warn_of_validation_data(workload))
     profile = WorkloadProfile(
         description=type(parts.dataset).__qualname__,
         kind=workload.kind,
@@ -112,8 +112,9 @@ def profile_workload(
         software=read_software(),
         pinning=device.type == "cuda",
         rss_bytes=rss_bytes,
-        notes=tuple(filter(None, notes)),
-        **on_device,
+        notes=tuple(filter(None, (None if own is None else own.describe(), *warnings))),
+        accelerator=read_accelerator(device),
+        gpu_room_bytes=gpu_room_bytes,
     )
     return ProbeReport(profile=profile, digests=reader.digests)
 
@@ -123,8 +124,7 @@ def profile_sizes(
 ) -> tuple[SizeProfile, list[SizeProfile]]:
     """Profile the usual batch size, a smaller one, and the largest unless that takes long.
 
-    Returns:
-        The profile of the usual size, and those of all sizes from the largest to the smallest.
+    Return the usual one, and all of them from the largest to the smallest.
     """
     size = choose_size(workload, command.batch_size)
     check_getitems(workload, size)
@@ -210,7 +210,7 @@ def load_batches(
             try:
                 times.append(time_call(load))
             except StopIteration:
-                check_arrivals(len(times), loader.index_source.batches if is_map else 0)
+                _check_epoch(len(times), loader.index_source.batches if is_map else None)
                 break
             handed_out = loader.index_source.count_samples(len(times))
             samples.append(handed_out - sum(samples) if is_map else count_samples(batches[0], size or 1))
@@ -218,18 +218,12 @@ def load_batches(
     return batches[0], times, samples
 
 
-def check_arrivals(arrived: int, handed_out: int) -> None:
-    """Raise WorkloadError if an epoch ended before the first batch, or before the last one of the sampler."""
-    if arrived < handed_out:
-        raise WorkloadError(
-            f"The dataset ended an epoch after {arrived} batches without an error. A StopIteration raised inside "
-            "__getitem__ or collate_fn does this: raise another error there."
-        )
-    if not arrived:
-        raise WorkloadError(
-            "The dataset delivered no batch at all: it is empty, it is shorter than one batch with drop_last, or it "
-            "can be iterated only once and must start again in every __iter__."
-        )
+def _check_epoch(batches: int, handed_out: int | None) -> None:
+    try:
+        check_handed_out(batches, handed_out)
+        check_epoch_length(batches, [], epoch=1)
+    except SampleCountError as error:
+        raise WorkloadError(f"The dataset {error}.") from None
 
 
 def _time_step(step: Step, batch: Any, device: torch.device) -> CallSeconds:

@@ -10,13 +10,12 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any, Final
 
 from torch.utils.data import IterableDataset, default_collate
 
-from autotune.child.data_checks import WatchedInit, check_workers
+from autotune.child.data_checks import RecordingCollate, WatchedInit, check_workers
 from autotune.child.errors import shut_down_workers
 from autotune.child.loader_building import build_plain_loader
 from autotune.child.timers import fit_cost
@@ -119,19 +118,6 @@ class ReplayDataset(IterableDataset[Any]):
         return cycle(samples)
 
 
-@dataclass(frozen=True)
-class TimedCollate:
-    """A `collate_fn` that returns a batch with the seconds that it took."""
-
-    collate: Callable[[Any], Any]
-
-    def __call__(self, samples: Any) -> tuple[float, Any]:
-        """Make a batch."""
-        started = time.perf_counter()
-        batch = self.collate(samples)
-        return time.perf_counter() - started, batch
-
-
 def measure_transfer(workload: LoadedWorkload, profile: WorkloadProfile) -> WorkloadProfile:
     """Return the profile with the costs of collation and transfer, at two batch sizes if workers are forked."""
     sizes = {max(profile.largest_probed, profile.probe_batch_size): None}
@@ -155,14 +141,14 @@ def time_transfer(workload: LoadedWorkload, size: int) -> tuple[float, float]:
         indices = list(islice(order, size))
     replay = Workload(
         dataset=ReplayDataset(parts.dataset, indices, size),
-        collate_fn=TimedCollate(parts.collate_fn or default_collate),
+        collate_fn=RecordingCollate(parts.collate_fn or default_collate),
         worker_init_fn=WatchedInit(parts.dataset, parts.worker_init_fn),
         multiprocessing_context=workload.start_method,
     )
     moments, collates = [], []
-    for seconds, _ in islice(build_plain_loader(LoadedWorkload(parts=replay), size, workers=1), TRANSFER_BATCHES):
+    for batch in islice(build_plain_loader(LoadedWorkload(parts=replay), size, workers=1), TRANSFER_BATCHES):
         moments.append(time.perf_counter())
-        collates.append(seconds)
+        collates.append(batch.collate_seconds)
         if len(moments) > 4 and moments[-1] > moments[0] + TRANSFER_SECONDS:
             break
     per_batch = (moments[-1] - moments[2]) / (len(moments) - 3)  # the first ones were prepared during the start

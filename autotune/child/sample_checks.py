@@ -13,7 +13,7 @@ SHRUNK_EPOCH_RATIO: Final = 0.5  # of an earlier epoch; a shorter one has ended 
 
 
 class SampleCountError(Exception):
-    """An epoch delivered a wrong number of batches or samples; its text continues "the trial"."""
+    """An epoch delivered a wrong number of batches or samples; the text continues "the trial"."""
 
 
 def count_samples(batch: Any, expected: int) -> int:
@@ -76,8 +76,8 @@ def check_epoch_length(batches: int, earlier: list[int], epoch: int) -> None:
     longest = max(earlier, default=0)
     if epoch == 1 and not batches:
         raise SampleCountError(
-            "delivered no batch at all: the dataset is empty, or shorter than one batch with drop_last. "
-            "Give a smaller --batch-size"
+            "delivered no batch at all: the dataset is empty, shorter than one batch with drop_last (give a smaller "
+            "--batch-size), or can be iterated only once (start again in every __iter__)"
         )
     if batches < SHRUNK_EPOCH_RATIO * longest:
         raise SampleCountError(

@@ -38,9 +38,8 @@ class _SamplePickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return NotImplemented
-        is_dense, data = value.layout == torch.strided, b""
-        if is_dense:
-            data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        dense = value if value.layout == torch.strided else torch.empty(0)
+        data = dense.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         return tuple, ((str(value.dtype), *value.shape, data),)
 
 
@@ -106,14 +105,15 @@ class SampleReader:
                     self._read_epoch()
                 elif workload.forks_workers and has_indices(workload):
                     self._read_hashes()
-        except Exception:
+        except Exception:  # the trials will report it
             self.digests = {}
         seed_rngs(None)
 
     def _read_epoch(self) -> None:
         deadline, samples = time.perf_counter() + MAX_SECONDS, 0
-        for batch in build_plain_loader(self._workload, BATCH):
-            samples += (delivered := count_samples(batch, BATCH))
+        loader = build_plain_loader(self._workload, BATCH)
+        for batch in loader:
+            samples += (delivered := count_samples(batch, loader.batch_size or 1))
             self._note(delivered)
             if time.perf_counter() > deadline:
                 return

@@ -173,7 +173,7 @@ class DrawsAnEpoch(IterableDataset[torch.Tensor]):
 
 
 @pytest.mark.parametrize("asked", ["id", "num_workers"])
-def test_a_dataset_that_reads_its_worker_info_and_draws_an_epoch_in_each_worker_is_tuned_with_a_note(
+def test_a_dataset_that_reads_its_worker_info_may_draw_an_epoch_in_each_worker(
     asked: str,
 ) -> None:
     found = check(DrawsAnEpoch(asked))

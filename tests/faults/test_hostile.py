@@ -195,7 +195,7 @@ def test_a_dataset_that_misbehaves_only_elsewhere_completes_its_trials(scene: Sc
 
 REFUSED: dict[str, list[Any]] = {
     "`__getitems__` of the wrong length": [(hostile("make_short_queries_collated"), "4 samples for 8 indices")],
-    "Epoch that ends early": [(hostile("make_only_once"), "must start again in every __iter__")],
+    "Epoch that ends early": [(hostile("make_only_once"), "start again in every __iter__")],
     "Ragged / None / object": [
         (hostile("make_given", samples=samples), f"{text} ... --collate PKG.MOD:FUNCTION ... collate.py")
         for samples, text in (("ragged", "equal size"), ("none", "NoneType"), ("object", "'object'"))

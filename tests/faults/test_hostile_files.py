@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -252,17 +251,3 @@ def test_a_message_of_a_child_is_refused_or_leads_to_a_plan_and_a_score(text: st
             return
         assert plan.best_upper_bound >= 0
         assert all(plan.predict(config) >= 0 for config in plan.initial_configs())
-
-
-@settings(max_examples=500, deadline=None)
-@given(chunks=st.lists(st.binary(max_size=50), max_size=5))
-def test_whatever_bytes_arrive_are_lines_or_the_end_of_the_line(chunks: list[bytes]) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        channel = Channel(ours)
-        for chunk in chunks:
-            theirs.sendall(chunk)
-        lines = []
-        while (line := channel.receive(0.0)) is not None:
-            lines.append(line)
-    assert lines == [line.decode(errors="replace") for line in b"".join(chunks).split(b"\n")[:-1]]
