@@ -60,12 +60,7 @@ class Budgets(RecordedBudgets):
 
 
 def plan_budgets(machine: MachineProfile, request: TuningRequest, workload: WorkloadProfile | None = None) -> Budgets:
-    """Convert the user's budgets for the host to bytes for each of its training processes.
-
-    Args:
-        machine: Limits of the machine.
-        request: The user's budgets.
-        workload: Provides the accelerator's memory; None before the probe.
+    """Convert the user's budgets for the host to bytes for each training process; device memory if `workload` is known.
 
     Raises:
         UsageError: A budget cannot be parsed.
@@ -83,10 +78,7 @@ def plan_budgets(machine: MachineProfile, request: TuningRequest, workload: Work
 
 
 def _plan_gpu_bytes(request: TuningRequest, workload: WorkloadProfile) -> int | None:
-    """Return the user's share of the device, without memory that other processes hold.
-
-    Training processes share devices if they outnumber them.
-    """
+    """Return one training process's share of the budget, without device memory that other processes hold."""
     if workload.accelerator is None or not workload.accelerator.memory_bytes:
         return None
     budget = _parse("--max-gpu-memory", request.max_gpu_memory, workload.accelerator.memory_bytes)

@@ -40,16 +40,9 @@ def student_t(degrees: float, tail: float = TAIL) -> float:
 def blend_spread(
     values: Sequence[float], usual_spread: float, weight: float, tail: float = TAIL
 ) -> tuple[float, float]:
-    """Blend the spread of values with a prior: scaled inverse chi-squared (Gelman, Bayesian Data Analysis, 2.6).
+    """Return the standard deviation of one value, and its quantile of Student's t, under a prior of the spread.
 
-    Args:
-        values: At least one value.
-        usual_spread: Standard deviation of the prior, in the unit of the values.
-        weight: Degrees of freedom of the prior, at least 3.
-        tail: Probability above the quantile.
-
-    Returns:
-        The standard deviation of one value, and its quantile of Student's t.
+    The prior is scaled inverse chi-squared with `weight` degrees of freedom (Gelman, Bayesian Data Analysis, 2.6).
     """
     squares, degrees = _sum_squares([values])
     return math.sqrt((weight * usual_spread**2 + squares) / (weight + degrees)), student_t(weight + degrees, tail)

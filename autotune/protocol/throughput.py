@@ -135,10 +135,7 @@ def _half_width(times: tuple[float, ...], workers: int) -> float | None:
 
 
 def throughput_upper_bound(trace: EpochTrace, config: LoaderConfig, epoch_batches: int | None) -> float:
-    """Return an upper bound of a run's throughput from its first epoch so far, in samples per second.
-
-    It is that of the steady state if there is one, else of the epoch without its start; infinite if that is too early.
-    """
+    """Return an upper bound of a run's samples per second from its first epoch so far; infinite if it is too early."""
     if trace.batches < 3:
         return math.inf
     samples_per_batch = trace.samples / trace.batches
