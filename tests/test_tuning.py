@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from autotune.preparation import prepare_run
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file
 from autotune.progress import ProgressListener
-from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import TrialKind, TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.protocol.schedule import TimeBudget
@@ -54,7 +53,7 @@ def make_request(**options: Any) -> TuningRequest:
 
 
 def waiting_workload() -> WorkloadProfile:
-    """Samples that wait 10 ms, beside a step of 10 ms: about 16 workers are useful on two CPUs."""
+    """Samples that wait 10 ms, with a step of 10 ms: about 16 workers are useful on two CPUs."""
     return make_workload(load_cost=make_cost(0.01), cpu_share=0.05, step_cost=make_cost(0.0, 0.01), sample_bytes=1000)
 
 
@@ -85,14 +84,14 @@ def saturating(config: LoaderConfig) -> float:
     return 100.0 * min(12, max(1, loader.num_workers)) * (1.33 if loader.persistent_workers else 1.0)
 
 
-def run(bench: Bench, request: TuningRequest | None = None, progress: ProgressListener | None = None) -> TuningResult:
-    return tune(
-        request or make_request(),
-        run_trial=bench,
-        machine=make_machine(affinity_cpus=2),
-        workload=waiting_workload(),
-        progress=progress,
-    )
+MACHINE = make_machine(affinity_cpus=2)
+
+
+def run(
+    bench: Callable[[TrialRequest], TrialResult], request: TuningRequest | None = None, **parts: Any
+) -> TuningResult:
+    usual: dict[str, Any] = {"machine": MACHINE, "workload": waiting_workload()}
+    return tune(request or make_request(), run_trial=bench, **usual | parts)
 
 
 def saved(path: str = "dltune.json") -> TunedProfile:
@@ -103,32 +102,33 @@ def saved(path: str = "dltune.json") -> TunedProfile:
 pytestmark = pytest.mark.usefixtures("workdir")
 
 
-def test_the_best_configuration_of_the_formula_is_found_and_written() -> None:
-    outcome = run(Bench(saturating))
-    assert outcome.profile.dataloader.persistent_workers
-    assert outcome.profile.result.samples_per_second == pytest.approx(12 * 133, rel=0.01)
-    assert saved() == outcome.profile
+def test_the_best_configuration_of_the_formula_is_found_and_saved() -> None:
+    profile = run(Bench(saturating)).profile
+    assert profile.dataloader.persistent_workers
+    assert profile.result.samples_per_second == pytest.approx(12 * 133, rel=0.01)
+    assert profile.result.baseline is not None
+    assert profile.result.baseline.dataloader == DataLoaderSettings(batch_size=32)
+    assert profile.result.speedup == pytest.approx(12 * 1.33, rel=0.02)
+    assert profile.result.validation_runs == MIN_RUNS
+    assert saved() == profile
 
 
-def test_the_speedup_is_over_the_baseline_of_the_same_rounds() -> None:
-    result = run(Bench(saturating)).profile.result
-    assert result.baseline is not None
-    assert result.baseline.dataloader == DataLoaderSettings(batch_size=32)
-    assert result.speedup == pytest.approx(12 * 1.33, rel=0.02)
-    assert result.validation_runs == MIN_RUNS
-
-
-def test_of_configurations_within_noise_the_smallest_wins() -> None:
-    def flat(config: LoaderConfig) -> float:
-        return 1000.0 if config.dataloader.num_workers >= 2 else 100.0
-
-    assert run(Bench(flat)).profile.dataloader.num_workers == 2
-
-
-def test_a_gain_within_noise_keeps_the_baseline() -> None:
-    outcome = run(Bench(lambda config: 100.0 + 0.01 * config.dataloader.num_workers))
-    assert outcome.profile.result.verdict == "no_change"
-    assert outcome.profile.dataloader.num_workers == 0
+@pytest.mark.parametrize(
+    ("rate", "fixed", "verdict", "workers"),
+    [
+        (lambda config: 1000.0 if config.dataloader.num_workers >= 2 else 100.0, {}, "faster", 2),
+        (lambda config: 100.0 + 0.01 * config.dataloader.num_workers, {}, "no_change", 0),
+        (lambda config: 100.0, {"num_workers": 3, "in_order": True}, "no_change", 3),
+        (saturating, {"num_workers": 0}, "no_change", 0),
+    ],
+    ids=["the smallest of those within noise", "no gain", "a fixed setting", "everything fixed"],
+)
+def test_the_recommended_number_of_workers_gains_more_than_noise(
+    rate: Rate, fixed: dict[str, Any], verdict: str, workers: int
+) -> None:
+    profile = run(Bench(rate), make_request(fixed=fixed)).profile
+    assert (profile.result.verdict, profile.dataloader.num_workers) == (verdict, workers)
+    assert profile.result.validation_runs == MIN_RUNS
 
 
 def test_the_same_seed_asks_for_the_same_configurations(workdir: Path) -> None:
@@ -138,12 +138,6 @@ def test_the_same_seed_asks_for_the_same_configurations(workdir: Path) -> None:
     run(other, make_request(seed=4, sampler="tpe", trials=12))
     assert first.configs == second.configs
     assert first.configs != other.configs
-
-
-def test_no_configuration_is_measured_twice_in_the_search() -> None:
-    bench = Bench(saturating)
-    run(bench)
-    assert len(set(bench.configs)) == len(bench.configs)
 
 
 def test_a_configuration_over_a_budget_is_skipped_not_tried() -> None:
@@ -166,24 +160,17 @@ def test_a_configuration_that_fails_is_never_chosen() -> None:
     assert count_trials(outcome.profile, "failed") > 0
 
 
-def test_a_failure_without_workers_ends_the_run_as_the_users_error() -> None:
-    with pytest.raises(WorkloadError, match="even without workers"):
-        run(Bench(saturating, lambda config: "workload_failed"))
-
-
-def test_a_run_without_any_feasible_configuration_says_what_happened() -> None:
-    with pytest.raises(NoFeasibleConfigError, match="timed_out: it raised ValueError: no"):
-        run(Bench(saturating, lambda config: "timed_out"))
-
-
-def test_a_dataset_that_hangs_with_workers_and_without_is_the_users_to_mend() -> None:
-    bench = Bench(saturating, lambda config: "stalled")
-    with pytest.raises(
-        WorkloadError,
-        match=r"fails without workers, too: .* raise ValueError: no, with and",
-    ):
-        run(bench)
-    assert len(bench.asked) == 3  # the baseline, one with workers, and one with the fewest
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("workload_failed", WorkloadError, "even without workers"),
+        ("stalled", WorkloadError, "fails without workers, too: .* raise ValueError: no, with and"),
+        ("timed_out", NoFeasibleConfigError, "timed_out: it raised ValueError: no"),
+    ],
+)
+def test_a_run_in_which_every_trial_fails_raises_the_cause(kind: TrialKind, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        run(Bench(saturating, lambda config: kind))
 
 
 def test_a_baseline_that_cannot_run_leaves_no_speedup() -> None:
@@ -193,30 +180,33 @@ def test_a_baseline_that_cannot_run_leaves_no_speedup() -> None:
     assert outcome.profile.dataloader.num_workers >= 12
 
 
-def test_an_interrupted_search_writes_the_best_so_far() -> None:
-    bench = Bench(saturating)
+def after(count: int, happen: Callable[[], object]) -> Bench:
+    """Make a bench on which something happens before the trial after this many."""
 
-    def interrupt_later(request: TrialRequest) -> TrialResult:
-        if len(bench.asked) == 6:
-            raise KeyboardInterrupt
-        return bench(request)
+    class Struck(Bench):
+        def __call__(self, request: TrialRequest) -> TrialResult:
+            if len(self.asked) == count:
+                happen()
+            return super().__call__(request)
 
-    outcome = tune(
-        make_request(), run_trial=interrupt_later, machine=make_machine(affinity_cpus=2), workload=waiting_workload()
-    )
+    return Struck(saturating)
+
+
+def interrupted_after(count: int) -> Bench:
+    return after(count, lambda: signal.raise_signal(signal.SIGINT))
+
+
+def test_an_interrupted_search_saves_the_best_so_far() -> None:
+    bench = interrupted_after(6)
+    outcome = run(bench)
     assert outcome.interrupted
     assert outcome.profile.result.validation_runs == 0
-    assert outcome.profile.result.samples_per_second == pytest.approx(
-        max(saturating(request.config) for request in bench.asked), rel=0.01
-    )
+    assert outcome.profile.result.samples_per_second == pytest.approx(max(map(saturating, bench.configs)), rel=0.01)
 
 
-def test_an_interrupt_before_the_first_result_has_nothing_to_write(workdir: Path) -> None:
-    def interrupt(request: TrialRequest) -> TrialResult:
-        raise KeyboardInterrupt
-
+def test_an_interrupt_before_the_first_result_has_nothing_to_save(workdir: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        tune(make_request(), run_trial=interrupt, machine=make_machine(affinity_cpus=2), workload=waiting_workload())
+        run(interrupted_after(0))
     assert not (workdir / "dltune.json").exists()
 
 
@@ -234,13 +224,6 @@ class Stops(ProgressListener):
         self.resumed = trials
 
 
-def interrupted_after(count: int) -> Bench:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    return after(count, interrupt)
-
-
 def test_an_interrupted_run_is_continued_with_its_trials_by_the_same_request() -> None:
     interrupted, continued, view = interrupted_after(6), Bench(saturating), Stops()
     assert run(interrupted).interrupted
@@ -256,24 +239,22 @@ def test_an_interrupted_run_never_replaces_a_validated_profile() -> None:
     assert [profile.is_complete for profile in read_file(Path("dltune.json")).profiles] == [True, False]
 
 
-def test_a_fresh_run_ignores_the_trials_of_an_interrupted_one() -> None:
+@pytest.mark.parametrize("options", [{"fresh": True}, {"epochs": 3}], ids=["fresh", "another request"])
+def test_trials_of_an_interrupted_run_are_ignored_by_a_fresh_run_and_by_another_request(
+    options: dict[str, Any],
+) -> None:
     view = Stops()
     run(interrupted_after(6))
-    run(Bench(saturating), make_request(fresh=True), view)
+    run(Bench(saturating), make_request(**options), progress=view)
     assert view.resumed <= 0
 
 
-def test_trials_of_another_request_are_not_continued() -> None:
-    view = Stops()
-    run(interrupted_after(6))
-    run(Bench(saturating), make_request(epochs=3), view)
-    assert view.resumed <= 0
-
-
-def test_the_search_ends_when_the_step_allows_no_more() -> None:
-    view = Stops()
-    run(Bench(lambda config: 3190.0), progress=view)
-    assert "upper bound" in view.reason
+@pytest.mark.parametrize(("rate", "words"), [(lambda config: 3190.0, "upper bound"), (saturating, "gain")])
+def test_the_search_ends_at_the_upper_bound_of_the_step_and_when_nothing_improves(rate: Rate, words: str) -> None:
+    view, bench = Stops(), Bench(rate)
+    run(bench, progress=view)
+    assert words in view.reason
+    assert len(set(bench.configs)) == len(bench.configs)
 
 
 def test_a_throughput_above_the_upper_bound_refutes_it_and_ends_nothing() -> None:
@@ -281,12 +262,6 @@ def test_a_throughput_above_the_upper_bound_refutes_it_and_ends_nothing() -> Non
     outcome = run(Bench(lambda config: 4000.0), progress=view)
     assert "upper bound" not in view.reason
     assert outcome.profile.result.upper_bound_samples_per_second is None
-
-
-def test_the_search_ends_when_nothing_improves() -> None:
-    view = Stops()
-    run(Bench(saturating), progress=view)
-    assert "gain" in view.reason
 
 
 @pytest.mark.parametrize(
@@ -301,13 +276,9 @@ def test_the_search_ends_as_early_with_the_users_own_loader_as_without(
     own: LoaderConfig, options: dict[str, Any]
 ) -> None:
     view = Stops()
-    outcome = tune(
-        TuningRequest(workload=WorkloadRequest(dataset="pkg:make"), **options),
-        run_trial=Bench(saturating),
-        machine=make_machine(affinity_cpus=2),
-        workload=waiting_workload().model_copy(update={"baseline": own}),
-        progress=view,
-    )
+    request = TuningRequest(workload=WorkloadRequest(dataset="pkg:make"), **options)
+    workload = waiting_workload().model_copy(update={"baseline": own})
+    outcome = run(Bench(saturating), request, workload=workload, progress=view)
     assert "all 40 trials" not in view.reason
     assert len(outcome.profile.search.trials) < 25
     assert outcome.profile.result.baseline is not None
@@ -316,21 +287,16 @@ def test_the_search_ends_as_early_with_the_users_own_loader_as_without(
 
 def test_a_warm_search_ends_early_with_the_users_own_loader() -> None:
     workload = waiting_workload().model_copy(update={"baseline": make_config(3, 3, 48, pin_memory=True)})
-    parts: dict[str, Any] = {
-        "run_trial": Bench(saturating),
-        "machine": make_machine(affinity_cpus=2),
-        "workload": workload,
-    }
     request = TuningRequest(workload=WorkloadRequest(dataset="pkg:make"))
-    earlier = tune(request, **parts).profile
-    again = tune(request.model_copy(update={"trials": 13}), **parts, earlier=earlier)
+    earlier = run(Bench(saturating), request, workload=workload).profile
+    again = run(Bench(saturating), request.model_copy(update={"trials": 13}), workload=workload, earlier=earlier)
     assert len(again.profile.search.trials) < 10
 
 
 def test_a_small_space_is_exhausted_without_endless_repeats() -> None:
     bench, view = Bench(saturating), Stops()
     fixed = {"prefetch_factor": 2, "persistent_workers": True, "in_order": True, "sharing_strategy": "file_system"}
-    run(bench, make_request(fixed=fixed, search={"num_workers": ValueRange(low=0, high=2)}), view)
+    run(bench, make_request(fixed=fixed, search={"num_workers": ValueRange(low=0, high=2)}), progress=view)
     assert {config.dataloader.num_workers for config in bench.configs} == {0, 1, 2}
     assert "every configuration" in view.reason
 
@@ -348,30 +314,13 @@ def test_every_sampler_finds_a_result(sampler: str) -> None:
     assert len(outcome.profile.search.trials) <= 12
 
 
-def test_a_malformed_import_string_is_refused_before_anything_starts() -> None:
-    request = TuningRequest(workload=WorkloadRequest(dataset="data/images.py"))
-    with pytest.raises(UsageError, match=r"data/images\.py:"):
-        tune(request, run_trial=Bench(saturating), machine=make_machine(affinity_cpus=2), workload=waiting_workload())
-
-
-def test_an_output_in_a_missing_folder_is_refused_before_anything_starts() -> None:
+def test_a_malformed_import_string_and_a_missing_folder_are_rejected_before_the_first_trial() -> None:
     bench = Bench(saturating)
+    with pytest.raises(UsageError, match=r"data/images\.py:"):
+        run(bench, TuningRequest(workload=WorkloadRequest(dataset="data/images.py")))
     with pytest.raises(OutputError, match="does not exist"):
         run(bench, make_request(output="missing/dltune.json"))
     assert bench.asked == []
-
-
-def test_a_baseline_that_is_recommended_honors_every_fixed_setting() -> None:
-    fixed = {"num_workers": 3, "in_order": True}
-    outcome = run(Bench(lambda config: 100.0), make_request(fixed=fixed))
-    assert outcome.profile.result.verdict == "no_change"
-    assert outcome.profile.dataloader.num_workers == 3
-
-
-def test_a_request_that_fixes_everything_is_measured_and_validated() -> None:
-    outcome = run(Bench(saturating), make_request(fixed={"num_workers": 0}))
-    assert len(outcome.profile.search.trials) == 1
-    assert outcome.profile.result.validation_runs == MIN_RUNS
 
 
 def test_a_measurement_that_all_others_contradict_is_repeated() -> None:
@@ -391,37 +340,14 @@ def test_a_measurement_that_all_others_contradict_is_repeated() -> None:
     )
 
 
-def test_without_contradiction_nothing_is_measured_twice() -> None:
-    bench = Bench(saturating)
-    run(bench)
-    assert len(set(bench.configs)) == len(bench.configs)
-
-
-def fails_with_workers(config: LoaderConfig) -> TrialKind | None:
-    return "workload_failed" if config.dataloader.num_workers else None
-
-
-def test_workers_that_can_never_work_are_ruled_out_after_three_failures() -> None:
-    bench = Bench(saturating, fails_with_workers)
+def test_workers_that_always_fail_are_ruled_out_after_three_recorded_trials() -> None:
+    bench = Bench(saturating, lambda config: "workload_failed" if config.dataloader.num_workers else None)
     outcome = run(bench)
     failed = [config for config in bench.configs if config.dataloader.num_workers]
-    assert len(failed) == 3  # one, again in case it was bad luck, and one with a single worker
+    assert len(failed) == 3  # one, again because it may have been bad luck, and one with a single worker
+    assert set(failed) <= {record.config for record in outcome.records if record.result is not None}
     assert outcome.profile.dataloader.num_workers == 0
     assert any("num_workers > 0 fails" in warning for warning in outcome.profile.result.warnings)
-
-
-def test_a_failure_that_does_not_repeat_itself_costs_nothing() -> None:
-    struck: list[LoaderConfig] = []
-
-    def flaky(config: LoaderConfig) -> TrialKind | None:
-        if config.dataloader.num_workers and not struck:
-            struck.append(config)
-            return "crashed"
-        return None
-
-    outcome = run(Bench(saturating, flaky))
-    assert all(record.is_feasible for record in outcome.records)
-    assert outcome.profile.dataloader.num_workers >= 12
 
 
 class Flaky(Bench):
@@ -446,7 +372,7 @@ class Flaky(Bench):
         return TrialResult(kind="workload_failed", config=request.config, message=message, samples=samples)
 
 
-def test_a_dataset_that_raises_now_and_then_is_the_users_to_mend_and_never_blamed_on_workers() -> None:
+def test_a_dataset_that_raises_now_and_then_ends_the_run_without_blaming_workers() -> None:
     with pytest.raises(
         WorkloadError, match=r"about \d+ of [\d,]+ samples raise ValueError: bits.*without workers"
     ) as caught:
@@ -483,7 +409,7 @@ def test_one_exception_without_workers_costs_no_result() -> None:
     assert any("About 1 of" in warning for warning in outcome.profile.result.warnings)
 
 
-def test_a_step_that_fails_at_one_batch_size_costs_that_batch_size_only() -> None:
+def test_a_step_that_fails_at_one_batch_size_rules_out_that_batch_size_only() -> None:
     def fails(config: LoaderConfig) -> TrialKind | None:
         return "workload_failed" if config.dataloader.batch_size == 64 else None
 
@@ -508,7 +434,7 @@ def test_a_step_that_always_fails_is_blamed_and_not_the_dataset() -> None:
         run(FailsInStep(saturating, lambda config: "workload_failed"), make_request(fixed={"num_workers": 2}))
 
 
-def test_data_that_starts_to_fail_ends_the_run_as_the_users_error_and_keeps_the_best_so_far() -> None:
+def test_data_that_starts_to_fail_ends_the_run_as_the_users_error_and_saves_the_best_so_far() -> None:
     bench = Bench(saturating, lambda config: "workload_failed" if len(bench.asked) > 3 else None)
     with pytest.raises(
         WorkloadError, match=r"with and without workers.*The best result so far was saved to dltune\.json"
@@ -519,7 +445,7 @@ def test_data_that_starts_to_fail_ends_the_run_as_the_users_error_and_keeps_the_
     assert count_trials(found, "completed") == 3
 
 
-def test_a_run_that_the_users_code_ended_is_not_continued_when_the_code_was_mended() -> None:
+def test_a_run_that_the_users_code_ended_is_not_continued() -> None:
     view = Stops()
     with pytest.raises(WorkloadError):
         run(Bench(saturating, lambda config: "workload_failed"))
@@ -527,29 +453,20 @@ def test_a_run_that_the_users_code_ended_is_not_continued_when_the_code_was_mend
     assert view.resumed <= 0
 
 
-def test_the_trial_that_rules_workers_out_is_a_trial_like_the_others(workdir: Path) -> None:
-    bench = Bench(saturating, fails_with_workers)
-    outcome = run(bench)
-    tried = {config for config in bench.configs if config.dataloader.num_workers}
-    recorded = {record.config for record in outcome.records if record.result is not None}
-    assert tried <= recorded
-    assert len(tried) == 2
-
-
-def test_one_bad_round_of_workers_in_the_probe_is_looked_at_again_and_forgotten() -> None:
+def test_one_failure_of_workers_in_the_probe_is_retried_and_ignored_if_it_does_not_repeat() -> None:
     bench = Bench(saturating)
     workload = waiting_workload().model_copy(update={"worker_failure": "was killed by SIGKILL"})
-    outcome = tune(make_request(), run_trial=bench, machine=make_machine(affinity_cpus=2), workload=workload)
+    outcome = run(bench, workload=workload)
     first = next(config.dataloader for config in bench.configs if config.dataloader.num_workers)
     assert (first.num_workers, first.prefetch_factor) == (1, 1)
     assert outcome.profile.dataloader.num_workers >= 12
     assert not outcome.profile.result.warnings
 
 
-def test_workers_that_failed_in_the_probe_and_fail_again_are_ruled_out_for_what_was_seen_with_the_fewest() -> None:
+def test_workers_that_fail_in_the_probe_and_again_are_ruled_out_with_the_failure_of_the_fewest() -> None:
     bench = Bench(saturating, lambda config: "crashed" if config.dataloader.num_workers else None)
     workload = waiting_workload().model_copy(update={"worker_failure": "made no progress for 60 s"})
-    outcome = tune(make_request(), run_trial=bench, machine=make_machine(affinity_cpus=2), workload=workload)
+    outcome = run(bench, workload=workload)
     assert {config.dataloader.num_workers for config in bench.configs} == {0, 1}
     (warning,) = outcome.profile.result.warnings
     assert "num_workers=1: it raised ValueError: no" in warning
@@ -564,7 +481,7 @@ class FailsFresh(Bench):
         return TrialResult(kind="workload_failed", config=request.config, message="raised OSError: port 80 is taken")
 
 
-def test_what_fails_only_in_fresh_processes_leaves_the_best_of_the_search_unconfirmed_with_the_reason() -> None:
+def test_if_only_fresh_processes_fail_the_best_of_the_search_is_saved_with_the_reason() -> None:
     result = run(FailsFresh(saturating)).profile.result
     assert result.validation_runs == 0
     assert result.samples_per_second == pytest.approx(12 * 133, rel=0.01)
@@ -573,22 +490,10 @@ def test_what_fails_only_in_fresh_processes_leaves_the_best_of_the_search_unconf
     assert "raised OSError: port 80 is taken" in warning
 
 
-# What can go wrong around it
+# Failures outside the trials
 
 
-def after(count: int, happen: Callable[[], object]) -> Bench:
-    """Make a bench on which something happens once so many trials have been answered."""
-
-    class Struck(Bench):
-        def __call__(self, request: TrialRequest) -> TrialResult:
-            if len(self.asked) == count:
-                happen()
-            return super().__call__(request)
-
-    return Struck(saturating)
-
-
-def test_a_result_that_cannot_be_written_is_in_the_error(workdir: Path) -> None:
+def test_a_result_that_cannot_be_saved_is_in_the_error(workdir: Path) -> None:
     (workdir / "out").mkdir()
     with pytest.raises(ResultNotSavedError, match=r"out/dltune\.json cannot be written") as caught:
         run(after(5, (workdir / "out").rmdir), make_request(output="out/dltune.json"))
@@ -596,7 +501,7 @@ def test_a_result_that_cannot_be_written_is_in_the_error(workdir: Path) -> None:
     assert saved("rescued.json").dataloader.num_workers > 0
 
 
-def test_a_file_that_turns_into_something_else_meanwhile_is_left_alone_and_the_result_is_in_the_error(
+def test_a_file_that_becomes_invalid_during_the_run_is_not_replaced(
     workdir: Path,
 ) -> None:
     path = workdir / "dltune.json"
@@ -609,7 +514,12 @@ def refuse() -> None:
     raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
 
-def test_a_machine_that_starts_no_more_processes_ends_the_run_with_the_best_so_far() -> None:
+def test_a_machine_that_starts_no_more_processes_ends_the_run_with_the_best_so_far_if_there_is_one(
+    workdir: Path,
+) -> None:
+    with pytest.raises(TrialError, match=r"Trials can no longer be run: Resource temporarily unavailable\.$"):
+        run(after(0, refuse))
+    assert not (workdir / "dltune.json").exists()
     bench = after(4, refuse)
     with pytest.raises(
         TrialError, match=r"Resource temporarily unavailable\. The best result so far was saved to dltune"
@@ -620,13 +530,7 @@ def test_a_machine_that_starts_no_more_processes_ends_the_run_with_the_best_so_f
     assert found.result.samples_per_second == pytest.approx(max(map(saturating, bench.configs)), rel=0.01)
 
 
-def test_a_machine_that_starts_no_process_at_all_leaves_nothing_to_write(workdir: Path) -> None:
-    with pytest.raises(TrialError, match=r"Trials can no longer be run: Resource temporarily unavailable\.$"):
-        run(after(0, refuse))
-    assert not (workdir / "dltune.json").exists()
-
-
-def test_an_interrupt_while_the_result_is_written_down_does_not_cost_it() -> None:
+def test_an_interrupt_while_the_result_is_saved_does_not_lose_it() -> None:
     class InterruptsAtTheEnd(TimeBudget):
         @property
         def left_seconds(self) -> float:
@@ -638,13 +542,7 @@ def test_an_interrupt_while_the_result_is_written_down_does_not_cost_it() -> Non
             return 1.0
 
     request = make_request()
-    tune(
-        request,
-        run_trial=Bench(saturating),
-        machine=make_machine(affinity_cpus=2),
-        workload=waiting_workload(),
-        time_budget=InterruptsAtTheEnd(request),
-    )
+    run(Bench(saturating), request, time_budget=InterruptsAtTheEnd(request))
     assert saved().result.validation_runs == MIN_RUNS
 
 
@@ -656,15 +554,10 @@ def rate_on_gpu(config: LoaderConfig) -> float:
 
 def tune_on_gpu(bench: Bench, **options: Any) -> TuningResult:
     waits = {"load_cost": make_cost(0.01), "cpu_share": 0.05, "step_cost": make_cost(0.0, 0.01)}
-    return tune(
-        make_request(**options),
-        run_trial=bench,
-        machine=make_machine(affinity_cpus=2),
-        workload=make_gpu_workload(**waits),
-    )
+    return run(bench, make_request(**options), workload=make_gpu_workload(**waits))
 
 
-def test_on_a_gpu_pinning_and_copying_ahead_are_found_and_recorded() -> None:
+def test_on_a_gpu_pinning_and_device_prefetch_are_found_and_recorded() -> None:
     profile = tune_on_gpu(Bench(rate_on_gpu)).profile
     assert profile.dataloader.pin_memory
     assert profile.process.non_blocking
@@ -672,10 +565,7 @@ def test_on_a_gpu_pinning_and_copying_ahead_are_found_and_recorded() -> None:
     assert profile.hardware.gpu == "NVIDIA H100 80GB HBM3"
     assert profile.result.copy_bound_bytes_per_second == 12e9
     assert profile.result.copy_bytes_per_second == pytest.approx(profile.result.samples_per_second * 1e6)
-
-
-def test_every_device_setting_has_a_contribution() -> None:
-    settings = " ".join(row.setting for row in tune_on_gpu(Bench(rate_on_gpu)).profile.result.contributions)
+    settings = " ".join(row.setting for row in profile.result.contributions)
     assert "pin_memory=True" in settings
     assert "device_prefetch=True" in settings
 
@@ -688,40 +578,24 @@ def test_a_lost_device_ends_the_run_and_keeps_the_best_so_far(workdir: Path) -> 
     assert saved().search.stop_reason == "the device was lost"
 
 
-def test_a_step_that_breaks_the_device_without_workers_ends_the_run_with_its_words() -> None:
+def test_a_step_that_breaks_the_device_without_workers_ends_the_run_with_its_message() -> None:
     with pytest.raises(WorkloadError, match="Training fails even without workers: it raised ValueError: no"):
         tune_on_gpu(Bench(rate_on_gpu, lambda config: "device_failed"))
 
 
-class RecordsOrders(TrialRunner):
-    """Notes with how many CPUs a probe is to reckon."""
+def test_a_probe_uses_the_quota_of_the_cpus() -> None:
+    class RecordsCpus(TrialRunner):
+        def probe(self, *arguments: Any) -> WorkloadProfile:
+            _, _, self.usable_cpus, _ = arguments
+            return make_workload()
 
-    def probe(
-        self,
-        sizes: Sequence[int],
-        budgets: Budgets,
-        usable_cpus: float | None = None,
-        max_seconds: float = math.inf,
-    ) -> WorkloadProfile:
-        self.usable_cpus = usable_cpus
-        return make_workload()
-
-
-def test_a_probe_reckons_with_the_quota_of_the_cpus() -> None:
-    request = make_request()
-    with RecordsOrders(request.workload, request.stall_seconds) as runner:
-        prepare_run(
-            request,
-            make_machine(affinity_cpus=64, quota_cpus=2.0),
-            None,
-            runner,
-            ProgressListener(),
-            TimeBudget(request),
-        )
+    request, machine = make_request(), make_machine(affinity_cpus=64, quota_cpus=2.0)
+    with RecordsCpus(request.workload, request.stall_seconds) as runner:
+        prepare_run(request, machine, None, runner, ProgressListener(), TimeBudget(request))
     assert runner.usable_cpus == 2.0
 
 
-# How long it takes
+# Time limits
 
 
 class SlowBench(Bench):
@@ -742,20 +616,14 @@ LIMITS_OF_TIME = (8.0, 30.0, 45.0, *(pytest.param(longer, marks=pytest.mark.slow
 
 @pytest.mark.parametrize("timeout_seconds", LIMITS_OF_TIME)
 @pytest.mark.parametrize("start_seconds", [0.5, 5.0, 20.0])
-def test_a_run_keeps_to_its_time_but_for_one_measurement_and_says_what_it_left_out(
+def test_a_run_exceeds_its_time_by_one_measurement_at_most_and_warns_of_missing_runs(
     timeout_seconds: float, start_seconds: float
 ) -> None:
     bench = SlowBench(start_seconds)
     request = make_request(timeout_seconds=timeout_seconds, sampler="random", search={"batch_size": (16, 32)})
     time_budget = TimeBudget(request, lambda: bench.now)
     time_budget.note_start(start_seconds)
-    result = tune(
-        request,
-        run_trial=bench,
-        machine=make_machine(affinity_cpus=2),
-        workload=waiting_workload(),
-        time_budget=time_budget,
-    ).profile.result
+    result = run(bench, request, time_budget=time_budget).profile.result
     final_seconds = start_seconds + request.trial_seconds
     assert bench.now <= timeout_seconds + final_seconds
     if timeout_seconds > 2 * final_seconds:
@@ -765,25 +633,22 @@ def test_a_run_keeps_to_its_time_but_for_one_measurement_and_says_what_it_left_o
     assert len(said) == (result.validation_runs < MIN_RUNS)
 
 
-def test_a_run_without_time_for_the_confirmation_writes_what_it_saw_and_is_continued_by_the_next(
-    workdir: Path,
-) -> None:
-    bench, request, view = SlowBench(60.0), make_request(timeout_seconds=20.0), Stops()
+def run_out_of_time(rate: Rate) -> TuningResult:
+    """Run with a time limit that leaves no time for the validation."""
+    bench, request = SlowBench(60.0, rate), make_request(timeout_seconds=20.0)
     time_budget = TimeBudget(request, lambda: bench.now)
     time_budget.note_start(60.0)
-    parts: dict[str, Any] = {"machine": make_machine(affinity_cpus=2), "workload": waiting_workload()}
-    result = tune(request, run_trial=bench, time_budget=time_budget, **parts).profile.result
+    return run(bench, request, time_budget=time_budget)
+
+
+def test_a_run_without_time_for_the_validation_saves_its_best_and_is_continued_by_the_next() -> None:
+    view, result = Stops(), run_out_of_time(saturating).profile.result
     assert (result.validation_runs, result.samples_per_second_ci95) == (0, None)
     assert any("--timeout left time for 0" in warning for warning in result.warnings)
     run(Bench(saturating), progress=view)
     assert view.resumed == 2
 
 
-def test_a_baseline_that_is_the_best_seen_when_time_is_over_is_kept() -> None:
-    bench = SlowBench(60.0, lambda config: 100.0 / (1 + config.dataloader.num_workers))
-    request = make_request(timeout_seconds=20.0)
-    time_budget = TimeBudget(request, lambda: bench.now)
-    time_budget.note_start(60.0)
-    parts: dict[str, Any] = {"machine": make_machine(affinity_cpus=2), "workload": waiting_workload()}
-    found = tune(request, run_trial=bench, time_budget=time_budget, **parts).profile
+def test_a_baseline_that_is_the_best_when_time_is_over_is_kept() -> None:
+    found = run_out_of_time(lambda config: 100.0 / (1 + config.dataloader.num_workers)).profile
     assert (found.dataloader.num_workers, found.result.verdict) == (0, "no_change")
