@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset, Sampler
 
 SamplerName = Literal["model", "gp", "tpe", "random"]
-IsolationMode = Literal["auto", "none"]
 SEED_COUNT: Final = 2**32  # numpy's generators take no larger seed
 RUN_FIELDS: Final = frozenset({"output", "storage", "study_name", "fresh"})  # they do not change the result
 
@@ -158,7 +157,6 @@ class TuningRequest(FrozenModel):
         max_shm: /dev/shm limit, as a size or a percentage of the free space.
         max_gpu_memory: GPU memory limit, as a size or a percentage of the whole.
         max_workers: Maximum of num_workers; None derives it from the workload.
-        isolation: `auto` runs trials in as much of a sandbox as the machine allows, `none` without.
         output: Path of the tuned file.
         profile: Label of the profile in the file; None identifies it by machine and workload.
         storage: Optuna storage URL, or the path of a journal file; None keeps the study in memory.
@@ -180,7 +178,6 @@ class TuningRequest(FrozenModel):
     max_shm: str = "80%"
     max_gpu_memory: str = "90%"
     max_workers: Workers | None = None
-    isolation: IsolationMode = "auto"
     output: str = "dltune.json"
     profile: Text | None = None
     storage: Text | None = None

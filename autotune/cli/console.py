@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # importing them takes longer than `dltune --help`
     from autotune.planning.plan import Plan
     from autotune.profiles.schema import TunedProfile
     from autotune.protocol.messages import ProgressReport
-    from autotune.search.trial_record import TrialRecord
+    from autotune.search.study import TrialRecord
     from autotune.settings import Setting
 
 INTERRUPTED: Final = 130

@@ -96,15 +96,15 @@ def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> boo
 
 def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: TunedProfile | None = None) -> None:
     """Tune, starting from an earlier profile if there is one, and print the result."""
-    from autotune.runner.launcher import Starter
+    from autotune.runner.launcher import Launcher
 
     with raise_on_signals():
-        with Starter(request.workload.working_dir) as starter:  # it imports torch while this process imports Optuna
+        with Launcher(request.workload.nproc_per_node) as launcher:  # it imports torch while Optuna is imported here
             from autotune.report.text import render_summary
             from autotune.tuning import tune
 
             with RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:
-                found = tune(request, progress=progress, earlier=earlier, starter=starter)
+                found = tune(request, progress=progress, earlier=earlier, launcher=launcher)
                 progress.show_result(found.profile)
         with defer_interrupts():
             name, width = name_in(request.output, found.profile.workload_id), _read_width()
@@ -137,9 +137,9 @@ def retune(file: str, profile: str | None, trials: int | None, output: str | Non
     code that FILE names is imported.
     """
     with exit_on_error(interrupted=NOTHING_MEASURED):
+        from autotune.preparation import rebuild_request
         from autotune.profiles.match import select_profile
         from autotune.profiles.store import warn_if_others_can_write
-        from autotune.search.warm_start import rebuild_request
 
         earlier = select_profile(Path(file), profile)
         warn_if_others_can_write(Path(file))

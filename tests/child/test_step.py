@@ -1,4 +1,4 @@
-"""What consumes the batches, as a request asks for it."""
+"""The training step of a request, and the built-in one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.child.step import make_step
+from autotune.child.step import BuiltInStep, make_step
 from autotune.request import WorkloadRequest
 
 CPU = torch.device("cpu")
@@ -78,3 +78,28 @@ def test_a_step_factory_is_given_the_device_where_it_asks_for_it_and_never_as_so
     monkeypatch.setitem(sys.modules, "user_steps", module)
     request = WorkloadRequest(dataset="pkg.data:make", step="user_steps:make")
     assert make_step(request, CPU)(None) == got
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.zeros(4, 3, 8, 8),
+        torch.ones(4, 5, dtype=torch.int64),
+        torch.ones(4, dtype=torch.bool),
+        torch.ones(4, 2, dtype=torch.complex64),
+        torch.tensor(1.0),
+        torch.zeros(2, 5000),
+        {"a": (torch.arange(4), [torch.arange(4), "text"])},
+        ["no", "tensor"],
+    ],
+)
+def test_the_built_in_step_trains_on_any_batch(batch: object) -> None:
+    step = BuiltInStep(CPU)
+    step(batch)
+    step(batch)
+
+
+def test_the_built_in_step_takes_batches_whose_shape_changes() -> None:
+    step = BuiltInStep(CPU)
+    for batch in (torch.zeros(4, 10), (torch.zeros(4, 20), torch.zeros(4)), torch.zeros(2, 3000)):
+        step(batch)

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
-from autotune.child.distributed import Alone
-from autotune.child.sharding import count_samples_single_process
+from autotune.child.distributed import RankSync
 from autotune.child.trial import TrialRun, list_workers
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.measurement import Measurement
@@ -53,11 +52,16 @@ class Count(IterableDataset[torch.Tensor]):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_cut_short_ends_on_a_batch_as_short_as_a_whole_epoch_does(workers: int) -> None:
-    found = measure(Workload(dataset=TensorDataset(torch.zeros(100_004, 1))), workers)
-    assert (found.epoch_batches, found.epoch_samples) == (10_001, 100_004)
+@pytest.mark.parametrize(
+    ("samples", "drop_last", "last"), [(100_004, False, 4), (100_000, False, 0), (100_004, True, 0)]
+)
+def test_an_epoch_cut_short_ends_on_a_batch_as_short_as_a_whole_epoch_does(
+    samples: int, drop_last: bool, last: int, workers: int
+) -> None:
+    found = measure(Workload(dataset=TensorDataset(torch.zeros(samples, 1)), drop_last=drop_last), workers)
+    assert (found.epoch_batches, found.epoch_samples) == (10_000 + bool(last), 100_000 + last)
     assert all(trace.closed_after is not None for trace in found.epochs)
-    assert [trace.samples % 10 for trace in found.epochs] == [4] * len(found.epochs)
+    assert [trace.samples % 10 for trace in found.epochs] == [last] * len(found.epochs)
     assert [-(-trace.samples // 10) for trace in found.epochs] == [trace.batches for trace in found.epochs]
 
 
@@ -74,18 +78,11 @@ class Told(SequentialSampler):
 
 def test_a_sampler_is_told_which_epoch_begins_by_a_number_that_no_trial_repeats() -> None:
     data, sampler = TensorDataset(torch.zeros(40, 1)), Told(40)
-    loaded, alone = LoadedWorkload(parts=Workload(dataset=data, sampler=sampler)), Alone()
+    loaded, alone = LoadedWorkload(parts=Workload(dataset=data, sampler=sampler)), RankSync()
     order = TrialRequest(config=make_config(0, batch_size=10), epochs=2, seconds=20.0)
     for _ in range(2):
         TrialRun(loaded, lambda batch: None, CPU, order, lambda batches: None, alone).run()
     assert sampler.epochs == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(("samples", "drop_last"), [(100_000, False), (100_004, True)])
-def test_an_epoch_cut_short_of_full_batches_has_full_batches_only(samples: int, drop_last: bool) -> None:
-    found = measure(Workload(dataset=TensorDataset(torch.zeros(samples, 1)), drop_last=drop_last), 0)
-    assert found.epoch_samples == 100_000
-    assert [trace.samples for trace in found.epochs] == [10 * trace.batches for trace in found.epochs]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +105,7 @@ def test_the_samples_of_an_epoch_that_nobody_knows_stay_unknown() -> None:
 @pytest.mark.filterwarnings("ignore:Length of IterableDataset")
 def test_workers_that_draw_an_epoch_each_are_measured_as_they_are() -> None:
     loaded = LoadedWorkload(parts=Workload(dataset=DrawsAnEpoch()))
-    count_samples_single_process(loaded)
-    assert loaded.sample_counts.samples == 40
+    loaded.sample_counts.samples, loaded.sample_counts.reads_worker_info = 40, True
     found = measure(loaded, 2)
     assert (found.epoch_batches, found.epoch_samples) == (8, 80)
 

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from autotune.child.probe import count_bytes
+from autotune.child.sample_checks import SampleCountError, SampleCountTracker, count_samples
+
+
+@dataclass
+class Record:
+    pixels: torch.Tensor
+    name: str
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+FOUR = torch.arange(4)
+NESTED: dict[str, Any] = {"a": (FOUR, [FOUR, "text"]), "b": Record(FOUR, "x"), "c": Pair(FOUR, FOUR), "d": 3}
+BOXES = {"boxes": torch.zeros(56, 4), "images": torch.zeros(7, 3)}
+
+
+def test_the_bytes_of_all_tensors_in_a_batch_are_counted() -> None:
+    assert count_bytes(NESTED) == 5 * 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (FOUR, 4),
+        (NESTED, 4),
+        (["a", "b", "c"], 3),
+        ([["a", "b"], ["c", "d"]], 2),
+        (object(), 7),
+        ("text", 7),
+        (BOXES, 7),
+        ({"boxes": BOXES["boxes"]}, 56),
+    ],
+)
+def test_the_samples_of_a_batch_are_counted_by_its_tensors_or_sequences(batch: object, samples: int) -> None:
+    assert count_samples(batch, expected=7) == samples
+
+
+@pytest.mark.parametrize(
+    ("delivered", "reads_worker_info", "words"),
+    [
+        (64, False, None),
+        (128, False, "each of its workers returns all the data"),
+        (128, True, None),
+        (32, True, "leave"),
+    ],
+)
+def test_workers_must_deliver_what_one_process_does_unless_each_draws_an_epoch(
+    delivered: int, reads_worker_info: bool, words: str | None
+) -> None:
+    counts = SampleCountTracker()
+    counts.check_shares(delivered, dropped=0, is_whole=True)  # nothing is known
+    counts.samples, counts.reads_worker_info = 64, reads_worker_info
+    if words is None:
+        counts.check_shares(delivered, dropped=0, is_whole=True)
+        return
+    with pytest.raises(SampleCountError, match=words):
+        counts.check_shares(delivered, dropped=0, is_whole=True)
