@@ -83,44 +83,34 @@ def test_only_the_child_and_training_modules_import_torch_at_the_top() -> None:
     assert {module for module in users if not is_within(module, {"child"})} == TRAINING_MODULES
 
 
-def run_python(code: str) -> str:
+def list_heavy_after(statement: str) -> str:
+    code = f"{statement}; import sys; print([name for name in {HEAVY} if name in sys.modules])"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def list_heavy_after(statement: str) -> str:
-    return run_python(f"{statement}; import sys; print([name for name in {HEAVY} if name in sys.modules])")
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import autotune", []),
+        ("import autotune.child.supervisor", []),
+        ("import autotune.cli.main", ["click"]),
+        ("import autotune; autotune.load", ["pydantic"]),
+    ],
+)
+def test_an_import_loads_only_the_packages_that_it_needs(statement: str, heavy: list[str]) -> None:
+    assert list_heavy_after(statement) == str(heavy)
 
 
-def test_importing_the_package_imports_nothing_heavy() -> None:
-    assert list_heavy_after("import autotune") == "[]"
+@pytest.mark.parametrize(
+    ("statement", "package"), [("import autotune; autotune.tune", "torch"), ("import autotune.checking", "optuna")]
+)
+def test_tuning_leaves_torch_and_checking_leaves_optuna_out_of_the_parent(statement: str, package: str) -> None:
+    assert package not in list_heavy_after(statement)
 
 
-def test_importing_the_command_line_imports_click_only() -> None:
-    assert list_heavy_after("import autotune.cli.main") == "['click']"
-
-
-def test_importing_the_entry_point_of_the_child_imports_nothing_heavy() -> None:
-    assert list_heavy_after("import autotune.child.__main__") == "[]"
-
-
-def test_loading_needs_only_pydantic() -> None:
-    assert list_heavy_after("import autotune; autotune.load") == "['pydantic']"
-
-
-def test_tuning_from_python_leaves_torch_out_of_the_parent() -> None:
-    assert "torch" not in list_heavy_after("import autotune; autotune.tune")
-
-
-def test_checking_does_not_import_optuna() -> None:
-    assert "optuna" not in list_heavy_after("import autotune.checking")
-
-
-def test_all_public_names_are_there() -> None:
+def test_all_public_names_exist_and_every_error_is_public() -> None:
     assert [name for name in autotune.__all__ if getattr(autotune, name, None) is None] == []
     assert sorted(autotune.__all__) == autotune.__all__
-
-
-def test_every_error_is_public() -> None:
     ours = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
     assert ours - set(autotune.__all__) == set()
 

@@ -74,18 +74,14 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run("make_chatty", "--trials", "1", "--json", "--verbose", folder=tmp_path_factory.mktemp("chatty"))
 
 
-def test_a_run_writes_a_file_whose_arguments_a_real_loader_takes(quiet: Finished, folder: Path) -> None:
+def test_a_quiet_run_prints_its_result_and_saves_arguments_that_a_loader_takes(quiet: Finished, folder: Path) -> None:
     assert quiet.returncode == 0, quiet.stderr
-    assert "samples/s" in quiet.stdout
-    loader = DataLoader(make_honest(), shuffle=True, **load(folder / "dltune.json").loader_kwargs())
-    assert sum(len(batch) for batch in loader) == 64
-    assert {path.name for path in folder.iterdir()} == {"dltune.json"}
-
-
-def test_quiet_shows_nothing_but_the_result(quiet: Finished) -> None:
     assert quiet.stderr == ""
     assert quiet.stdout.startswith("Result")
     assert "Saved to dltune.json" in quiet.stdout
+    loader = DataLoader(make_honest(), shuffle=True, **load(folder / "dltune.json").loader_kwargs())
+    assert sum(len(batch) for batch in loader) == 64
+    assert {path.name for path in folder.iterdir()} == {"dltune.json"}
 
 
 def test_the_phases_of_a_run_add_up_to_its_duration(quiet: Finished, folder: Path) -> None:
@@ -94,12 +90,9 @@ def test_the_phases_of_a_run_add_up_to_its_duration(quiet: Finished, folder: Pat
     assert sum(record.phase_seconds.values()) == pytest.approx(record.seconds, abs=0.1)
 
 
-def test_json_puts_one_document_on_stdout_and_nothing_else(chatty: Finished) -> None:
+def test_json_is_one_document_on_stdout_and_details_are_on_stderr(chatty: Finished) -> None:
     assert chatty.returncode == 0, chatty.stderr
     assert json.loads(chatty.stdout)["workload"]["dataset"] == "tests.misbehaving:make_chatty"
-
-
-def test_verbose_shows_the_limits_and_the_seconds_of_each_phase(chatty: Finished) -> None:
     assert "Limits: memory" in chatty.stderr
     assert "Phases: profiling" in chatty.stderr
 
@@ -137,14 +130,7 @@ def test_a_broken_factory_exits_2_with_a_sentence(factory: str, words: str, work
     assert not (workdir / "dltune.json").exists()
 
 
-@pytest.mark.slow
-def test_a_module_that_does_not_exist_exits_2() -> None:
-    finished = run("make_honest", "--dataset", "no_such_module:make")
-    assert finished.returncode == 2
-    assert "No module named 'no_such_module'" in finished.stderr
-
-
-def test_a_run_that_is_refused_leaves_the_terminal_its_cursor() -> None:
+def test_a_run_that_is_rejected_leaves_the_cursor_of_the_terminal_visible() -> None:
     ours, theirs = os.openpty()
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         process = subprocess.Popen(
@@ -168,12 +154,12 @@ def read_until_hung_up(terminal: io.RawIOBase) -> Iterator[bytes]:
 
 @pytest.mark.slow
 def test_a_hanging_factory_exits_2_after_the_stall_time() -> None:
-    finished = run("make_hanging", "--stall-time", "4s")
+    finished = run("make_hanging", "--stall-time", "2s")
     assert finished.returncode == 2
     assert "made no progress" in finished.stderr
 
 
-def test_ctrl_c_writes_the_best_so_far_and_exits_130() -> None:
+def test_ctrl_c_saves_the_best_so_far_and_exits_130() -> None:
     process = start("make_honest", "--trials", "40", "--sampler", "random")
     await_trials(process, 3)
     process.send_signal(signal.SIGINT)
@@ -206,7 +192,7 @@ def can_mount() -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs a user namespace that may mount a tmpfs")
-def test_a_small_shm_ends_with_a_feasible_configuration_and_says_what_was_skipped() -> None:
+def test_a_small_shm_ends_with_a_feasible_configuration_and_names_the_skipped_ones() -> None:
     floats = 2**20  # 4 MiB a sample
     options = ["--arg", "samples=48", "--arg", f"floats={floats}", "--batch-size", "2,4,16"]
     options += ("--trials", "10", "--trial-time", "0.3s", "--epochs", "2", "--step-time", "1ms", "--verbose")
