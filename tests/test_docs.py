@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -18,9 +18,6 @@ from autotune.profiles.schema import TunedFile
 from autotune.settings import SETTINGS
 from pages.hook import MARKER, on_page_markdown
 from tests.docs.markdown import PAGES, README, ROOT, list_blocks, list_tokens, name_page, read_page
-
-if TYPE_CHECKING:
-    from markdown_it.token import Token
 
 JOBS = ROOT / "examples" / "jobs"
 SCRIPT_KEYS = ("run", "args")  # where a workflow and a container keep shell scripts
@@ -32,10 +29,6 @@ MAX_PAGES = 20
 def list_links(page: Path) -> list[str]:
     targets = [str(token.attrs["href"]) for token in list_tokens(page) if token.type == "link_open"]
     return [target for target in targets if "://" not in target]
-
-
-def list_pictures(page: Path) -> list[Token]:
-    return [token for token in list_tokens(page) if token.type == "image"]
 
 
 def list_anchors(page: Path) -> set[str]:
@@ -76,7 +69,7 @@ def list_scripts() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_page)
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
+def test_every_relative_link_has_a_target(page: Path) -> None:
     for link in list_links(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
@@ -85,14 +78,14 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_page)
-def test_every_name_of_ours_in_a_code_block_exists(page: Path) -> None:
+def test_every_name_of_the_package_in_a_code_block_exists(page: Path) -> None:
     names = {name for block in list_blocks(page) for name in OURS.findall(block.text)}
     assert {name for name in names if not hasattr(autotune, name) and find_spec(f"autotune.{name}") is None} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_page)
-def test_every_picture_is_there_is_small_and_says_what_it_shows(page: Path) -> None:
-    for picture in list_pictures(page):
+def test_every_picture_exists_is_small_and_has_a_description(page: Path) -> None:
+    for picture in (token for token in list_tokens(page) if token.type == "image"):
         file = page.parent / str(picture.attrs["src"])
         assert file.stat().st_size < 60_000
         assert len(picture.content) > 20
@@ -108,15 +101,12 @@ def _follow(pages: set[Path]) -> set[Path]:
     return {path.resolve() for path in paths if path.suffix == ".md"}
 
 
-def test_the_readme_is_read_in_two_minutes() -> None:
+def test_the_readme_is_short() -> None:
     assert len(README.read_text().splitlines()) <= MAX_README_LINES
 
 
-def test_every_yaml_example_holds_documents() -> None:
+def test_yaml_and_bash_can_parse_every_example() -> None:
     assert {name for name, documents in read_yaml().items() if not all(documents)} == set()
-
-
-def test_bash_can_read_every_script() -> None:
     scripts = list(list_scripts())
     assert len(scripts) >= 6
     for script in scripts:
