@@ -34,7 +34,7 @@ from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.protocol.measurement import EpochTrace, Measurement
 from autotune.protocol.messages import TrialRequest
-from autotune.system.shared_memory import list_mapped_segments, list_names
+from autotune.system.shared_memory import list_names, list_used_segments
 
 if TYPE_CHECKING:
     import torch
@@ -212,7 +212,7 @@ class TrialRun:
         self._iterator = self._batch = None
         if isinstance(self._loader, StoppableDataLoader):
             self._loader._iterator = None
-        return bool(list_names(self._worker_pids, self._names_before) - list_mapped_segments())
+        return bool(list_names(self._worker_pids, self._names_before) - list_used_segments())
 
     def _elapsed(self) -> float:
         """Return the seconds of the trial, since all workers have started if they are not forked."""
