@@ -330,3 +330,18 @@ def test_the_dashboard_lists_every_trial_with_its_parameters_and_attributes() ->
         assert {parameter["name"] for parameter in trial["params"]} <= set(SETTINGS)
         assert trial["values"][0] > 0
         assert {"config", "status", "predicted", "kind"} <= {one["key"] for one in trial["user_attrs"]}
+
+
+@pytest.mark.parametrize(("rate_without", "is_proposed"), [(100.0, False), (400.0, True)])
+def test_after_a_trial_with_workers_none_without_them_is_proposed_unless_it_is_predicted_to_be_the_fastest(
+    rate_without: float, is_proposed: bool
+) -> None:
+    fixed = {"prefetch_factor": 2, "sharing_strategy": "file_descriptor", "in_order": True}
+    request = make_request(search={"batch_size": (32, 64)}, max_workers=1, fixed=fixed)
+    plan = make_plan(request, make_machine(affinity_cpus=2), io_bound_workload(), make_limits())
+    model = TrialModel(plan)
+    alone = [config for config in plan.candidates if not config.dataloader.num_workers]
+    known = [alone[0], *(config for config in plan.candidates if config.dataloader.num_workers)]
+    rates = [rate_without, *[200.0] * (len(known) - 1)]
+    model.fit([model.make_record(config, make_result(config, rate)) for config, rate in zip(known, rates, strict=True)])
+    assert (model.propose() is not None) is is_proposed
