@@ -58,7 +58,8 @@ class SizeProfile(NamedTuple):
     load: CallSeconds  # mean
     step: CallSeconds  # median; CPU time of all threads
     sample_bytes: int
-    tensors: list[torch.Tensor]
+    tensors: int
+    on_accelerator: bool
     h2d: H2DBandwidth | None
     peak_gpu_bytes: int
 
@@ -99,8 +100,8 @@ def profile_workload(
         h2d=sizes[0].h2d,
         gpu_bytes=fit_bytes([(one.samples, one.peak_gpu_bytes) for one in sizes]),
         sample_bytes=usual.sample_bytes,
-        batch_tensors=len(usual.tensors),
-        on_accelerator=any(tensor.device.type != "cpu" for tensor in usual.tensors),
+        batch_tensors=usual.tensors,
+        on_accelerator=usual.on_accelerator,
         has_getitems=hasattr(parts.dataset, "__getitems__"),
         costly_lines=costly_lines,
         shards=next((count for count in shards if type(count) is int and count > 0), None),
@@ -174,12 +175,14 @@ def _profile_size(
     step_seconds = _time_step(step, batch, device)
     peak = read_peak(device)
     on_phase("copying to the device")
+    tensors = list(find_tensors(batch))
     return SizeProfile(
         samples=statistics.fmean(samples),
         load=CallSeconds(statistics.fmean(one.wall for one in warm), statistics.fmean(one.cpu for one in warm)),
         step=step_seconds,
         sample_bytes=count_bytes(batch) // max(1, samples[-1]),
-        tensors=list(find_tensors(batch)),
+        tensors=len(tensors),
+        on_accelerator=any(tensor.device.type != "cpu" for tensor in tensors),
         h2d=measure_h2d(batch, device) if device.type == "cuda" else None,
         peak_gpu_bytes=peak,
     )
@@ -231,8 +234,9 @@ def _time_step(step: Step, batch: Any, device: torch.device) -> CallSeconds:
     if device.type == "cpu":
         for _ in range(WARM_UP_STEPS):
             step(batch)
-        times, deadline = [time_call(lambda: step(batch))], time.perf_counter() + STEP_SECONDS
-        while len(times) < MAX_STEPS and time.perf_counter() < deadline:
+        times: list[CallSeconds] = []
+        deadline = time.perf_counter() + STEP_SECONDS
+        while not times or (len(times) < MAX_STEPS and time.perf_counter() < deadline):
             times.append(time_call(lambda: step(batch)))
         return CallSeconds(*map(statistics.median, zip(*times, strict=True)))
     step(batch)  # as it comes; an error in it is the user's

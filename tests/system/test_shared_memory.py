@@ -5,8 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from autotune.system.shared_memory import (
     list_empty_segments,
@@ -15,6 +14,9 @@ from autotune.system.shared_memory import (
     measure_segments,
     remove_segments,
 )
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def make_segment(folder: Path, name: str, pages: int = 1) -> Path:
