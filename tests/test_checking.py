@@ -14,6 +14,7 @@ from autotune.checking import Remeasurement, check, read_software, remeasure, ve
 from autotune.config import LoaderConfig
 from autotune.errors import UsageError
 from autotune.planning.plan import Plan, make_plan
+from autotune.preparation import find_stored
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialResult
@@ -71,37 +72,29 @@ def remeasure_at(profile: TunedProfile, rate: float, baseline_rate: float = 1000
     return remeasure(plan(), profile, bench, ProgressListener())
 
 
-# Measuring again
-
-
 @pytest.mark.parametrize(
-    ("rate", "baseline_rate", "is_valid"),
+    ("profile", "rate", "baseline_rate", "reason"),
     [
-        (1800.0, 1000.0, True),  # as predicted
-        (900.0, 500.0, True),  # the machine is half as fast today, the speedup is the same
-        (3600.0, 2000.0, True),
-        (1700.0, 1000.0, True),  # within the noise
-        (1100.0, 1000.0, False),  # the machine is unchanged, the speedup is gone
-        (1800.0, 2500.0, True),  # one run as predicted is sufficient
-        (1500.0, 2000.0, False),
-        (4000.0, 1000.0, False),  # it was tuned for something else
+        pytest.param(PROFILE, 1800.0, 1000.0, "", id="as predicted"),
+        pytest.param(PROFILE, 1700.0, 1000.0, "", id="within the noise"),
+        pytest.param(PROFILE, 900.0, 500.0, "", id="the machine is half as fast"),
+        pytest.param(PROFILE, 3600.0, 2000.0, "", id="the machine is twice as fast"),
+        pytest.param(PROFILE, 1800.0, 2500.0, "", id="one run as predicted is sufficient"),
+        pytest.param(PROFILE, 1100.0, 1000.0, "it reaches 61% (", id="the speedup is gone"),
+        pytest.param(PROFILE, 1500.0, 2000.0, "it is slower than the baseline: 0.75x (", id="slower"),
+        pytest.param(PROFILE, 4000.0, 1000.0, "it reaches 222% (", id="tuned for something else"),
+        pytest.param(UNCHANGED, 1000.0, 1000.0, "", id="unchanged settings as predicted"),
+        pytest.param(UNCHANGED, 950.0, 1000.0, "", id="unchanged settings within the noise"),
+        pytest.param(UNCHANGED, 500.0, 1000.0, "it reaches 50% (", id="unchanged settings are half as fast"),
     ],
 )
 def test_a_profile_is_valid_while_its_speedup_is_as_predicted(
-    rate: float, baseline_rate: float, is_valid: bool
+    profile: TunedProfile, rate: float, baseline_rate: float, reason: str
 ) -> None:
-    found = remeasure_at(PROFILE, rate, baseline_rate)
-    assert (found.reasons == ()) is is_valid
+    found = remeasure_at(profile, rate, baseline_rate)
+    assert [sentence.startswith(reason) for sentence in found.reasons] == [True] * bool(reason)
     assert found.samples_per_second == pytest.approx(rate, rel=0.01)
-
-
-@pytest.mark.parametrize(("rate", "is_valid"), [(1000.0, True), (950.0, True), (500.0, False), (50.0, False)])
-def test_a_profile_without_a_change_is_out_of_date_if_its_throughput_is_not_reached(
-    rate: float, is_valid: bool
-) -> None:
-    found = remeasure_at(UNCHANGED, rate)
-    assert (found.reasons == ()) is is_valid
-    assert found.speedup is None
+    assert found.speedup is None or profile is PROFILE
 
 
 def test_one_run_as_predicted_is_sufficient_and_others_alternate_with_the_baseline() -> None:
@@ -112,15 +105,11 @@ def test_one_run_as_predicted_is_sufficient_and_others_alternate_with_the_baseli
     assert {slow.asked[1], slow.asked[2]} == {PROFILE.config, plan().baseline}
 
 
-def test_a_profile_that_fails_once_and_is_then_slow_is_out_of_date() -> None:
-    bench = Bench(lambda config, count: None if count == 1 else 180.0 if config == PROFILE.config else 1000.0)
-    (reason,) = remeasure(plan(), PROFILE, bench, ProgressListener()).reasons
-    assert "slower than the baseline" in reason
-
-
-def test_a_profile_that_always_fails_no_longer_runs() -> None:
-    bench = Bench(lambda config, _: None if config == PROFILE.config else 1000.0)
-    assert remeasure(plan(), PROFILE, bench, ProgressListener()).reasons == ("it no longer runs",)
+def test_a_profile_that_fails_once_is_measured_again_and_one_that_always_fails_no_longer_runs() -> None:
+    once = Bench(lambda config, count: None if count == 1 else 180.0 if config == PROFILE.config else 1000.0)
+    assert "slower than the baseline" in remeasure(plan(), PROFILE, once, ProgressListener()).reasons[0]
+    always = Bench(lambda config, _: None if config == PROFILE.config else 1000.0)
+    assert remeasure(plan(), PROFILE, always, ProgressListener()).reasons == ("it no longer runs",)
 
 
 def test_with_another_baseline_the_throughput_alone_counts() -> None:
@@ -133,13 +122,33 @@ def test_with_another_baseline_the_throughput_alone_counts() -> None:
     assert "it reaches 50% (" in found.reasons[0]
 
 
-# Comparing
-
-
 def make_here(**changes: Any) -> TunedProfile:
     """Build a profile of this machine, its software and a request."""
     usual = {"software": read_software(make_profile()), "request": make_request().record()}
     return make_profile(hardware=describe_local_hardware(read_machine(), make_profile().hardware), **usual | changes)
+
+
+def find(validated: bool = True, **options: Any) -> TunedProfile | None:
+    return find_stored(make_request(**options), read_machine(), validated=validated)
+
+
+def test_a_stored_result_is_found_for_the_same_request_and_machine_class_only(workdir: Path) -> None:
+    here = make_here()
+    write_profiles(workdir, here)
+    assert find() is not None
+    assert find(timeout_seconds=9.0, storage="sqlite:///x.db") is not None
+    for changes in ({"epochs": 3}, {"trials": 3}, {"output": "elsewhere.json"}, {"fixed": {"num_workers": 2}}):
+        assert find(**changes) is None, changes
+    other = here.hardware.model_copy(update={"usable_cpus": 640.0})
+    write_profiles(workdir, here.model_copy(update={"hardware": other}))
+    assert find() is None
+
+
+@pytest.mark.parametrize("changes", [{"is_complete": False}, {"result": make_profile_result(validation_runs=0)}])
+def test_an_unvalidated_profile_is_a_run_to_continue_and_no_result(workdir: Path, changes: dict[str, Any]) -> None:
+    write_profiles(workdir, make_here(**changes))
+    assert find() is None
+    assert find(validated=False) is not None
 
 
 def check_machine(folder: Path, profile: TunedProfile, **options: Any) -> tuple[bool, list[str], list[str]]:

@@ -109,7 +109,7 @@ def test_the_best_configuration_of_the_formula_is_found_and_saved() -> None:
     assert profile.result.baseline is not None
     assert profile.result.baseline.dataloader == DataLoaderSettings(batch_size=32)
     assert profile.result.speedup == pytest.approx(12 * 1.33, rel=0.02)
-    assert profile.result.validation_runs == MIN_RUNS
+    assert profile.result.validation_runs >= MIN_RUNS
     assert saved() == profile
 
 
@@ -128,7 +128,7 @@ def test_the_recommended_number_of_workers_gains_more_than_noise(
 ) -> None:
     profile = run(Bench(rate), make_request(fixed=fixed)).profile
     assert (profile.result.verdict, profile.dataloader.num_workers) == (verdict, workers)
-    assert profile.result.validation_runs == MIN_RUNS
+    assert profile.result.validation_runs >= MIN_RUNS
 
 
 def test_the_same_seed_asks_for_the_same_configurations(workdir: Path) -> None:

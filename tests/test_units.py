@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from operator import add
 
 import pytest
 from hypothesis import example, given
@@ -57,24 +59,12 @@ def test_a_duration_that_is_not_longer_than_zero_is_refused(text: str) -> None:
         parse_seconds(text)
 
 
-@given(number=NUMBERS, unit=st.sampled_from([*BYTE_UNITS, *SECOND_UNITS, "%"]))
-@example(number="9" * 400, unit="")
-def test_a_number_of_any_length_is_read_or_refused_by_a_value_error(number: str, unit: str) -> None:
+@given(text=st.text() | st.builds(add, NUMBERS, st.sampled_from([*BYTE_UNITS, *SECOND_UNITS, "%"])))
+@example(text="9" * 400)
+def test_any_text_is_parsed_or_rejected_by_a_value_error(text: str) -> None:
     for parse in (parse_bytes, parse_seconds, lambda text: parse_budget(text, 2**40)):
-        try:
-            value = parse(number + unit)
-        except ValueError:
-            continue
-        assert math.isfinite(value)
-
-
-@given(st.text())
-def test_any_text_is_read_or_refused_by_a_value_error(text: str) -> None:
-    for parse in (parse_bytes, parse_seconds, lambda budget: parse_budget(budget, 2**40)):
-        try:
-            assert parse(text) >= 0
-        except ValueError:
-            pass
+        with suppress(ValueError):
+            assert 0 <= parse(text) < math.inf
 
 
 @given(st.integers(0, 2**60))
@@ -99,11 +89,6 @@ def test_formatted_bytes_read_back_within_half_of_their_last_digit(count: int) -
 )
 def test_bytes_are_written_in_the_unit_that_suits_them(count: int, text: str) -> None:
     assert format_bytes(count) == text
-
-
-@given(st.floats(1e-6, 59.9))
-def test_formatted_seconds_below_a_minute_read_back_within_their_last_digit(seconds: float) -> None:
-    assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, rel=0.06, abs=0.6e-6)
 
 
 @given(st.floats(60, 1e6))
@@ -131,13 +116,9 @@ def test_a_share_is_taken_of_the_whole_and_never_exceeds_it(percent: int, whole:
 
 
 @pytest.mark.parametrize("text", ["0%", "101%", "%", "-5%", "5%%", "8GiB%"])
-def test_a_share_outside_of_0_to_100_percent_is_refused(text: str) -> None:
+def test_a_share_outside_of_0_to_100_percent_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="%"):
         parse_budget(text, 1000)
-
-
-def test_a_budget_without_percent_is_an_amount_whatever_the_whole() -> None:
-    assert parse_budget("2MiB", whole=1) == 2 * 2**20
 
 
 @pytest.mark.parametrize(("rate", "text"), [(0.5, "0.50/s"), (12.34, "12.3/s"), (99.0, "99.0/s"), (1811.4, "1,811/s")])
