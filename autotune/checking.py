@@ -34,8 +34,7 @@ from autotune.protocol.schedule import TimeBudget
 from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import start_runner
 from autotune.search.warm_start import rebuild_request
-from autotune.system.hardware import Hardware, Software
-from autotune.system.machine import describe_local_hardware, read_machine
+from autotune.system.machine import Hardware, Software, describe_local_hardware, read_machine
 from autotune.system.software import read_start_method, read_torch
 from autotune.validation.noise import NoiseMonitor
 from autotune.validation.runs import CandidateRuns, measure_run, validate

@@ -28,8 +28,7 @@ from autotune.protocol.measurement import EpochTrace, Measurement, TrialKind, Tr
 from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.system.cgroups import CpuCounters, CpuThrottling
-from autotune.system.hardware import Accelerator, Hardware, Software
-from autotune.system.machine import MachineProfile
+from autotune.system.machine import Accelerator, Hardware, MachineProfile, Software
 from autotune.validation.runs import CandidateRuns
 
 KIB = 1024

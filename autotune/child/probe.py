@@ -37,8 +37,7 @@ from autotune.child.timing import fit_bytes, fit_cost
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.messages import WORKER_PHASE, IdentityReport, ProbeCommand, Traces
 from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
-from autotune.system.hardware import Software
-from autotune.system.machine import read_memory_limit
+from autotune.system.machine import Software, read_memory_limit
 from autotune.system.processes import read_resident
 from autotune.system.software import read_own_version, read_start_method_in_force, read_thread_variables
 

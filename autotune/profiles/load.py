@@ -16,8 +16,7 @@ from autotune.profiles.loaders import choose_arguments, list_kept, make_worker_i
 from autotune.profiles.match import clamp_config, compare_hardware, measure_distance, select_profile
 from autotune.profiles.schema import TunedProfile
 from autotune.settings import SETTINGS
-from autotune.system.hardware import Hardware
-from autotune.system.machine import describe_local_hardware, read_machine
+from autotune.system.machine import Hardware, describe_local_hardware, read_machine
 from autotune.system.software import read_local_world_size, read_start_method_in_force
 
 if TYPE_CHECKING:

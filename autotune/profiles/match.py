@@ -16,8 +16,7 @@ from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import ProfileError
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
 from autotune.profiles.store import read_file
-from autotune.system.hardware import Hardware, Software
-from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
+from autotune.system.machine import Hardware, MachineProfile, Software, describe_local_hardware, read_machine
 from autotune.units import format_bytes, format_seconds
 
 DAY_SECONDS: Final = 86400.0

@@ -20,7 +20,7 @@ from autotune.config import (
     Interval,
     Workers,
 )
-from autotune.system.hardware import Hardware, Software
+from autotune.system.machine import Hardware, Software
 from autotune.workload import join_title
 
 SCHEMA_VERSION: Final = 1

@@ -24,7 +24,7 @@ from autotune.protocol.measurement import Measurement, TrialResult
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
 from autotune.settings import SettingName
-from autotune.system.hardware import Accelerator, Software
+from autotune.system.machine import Accelerator, Software
 
 PROTOCOL_VERSION: Final = 1
 MEASURING_PHASE: Final = "measuring"  # the phase of a trial from which on it is timed

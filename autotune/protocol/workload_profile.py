@@ -18,7 +18,7 @@ from autotune.config import (
     StartMethod,
 )
 from autotune.settings import SettingName
-from autotune.system.hardware import Accelerator, Software
+from autotune.system.machine import Accelerator, Software
 
 
 class LinearCost(FrozenModel):
