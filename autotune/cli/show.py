@@ -29,7 +29,7 @@ def show(file: str, profile: str | None, json: bool) -> None:
         from autotune.profiles.match import select_profile
         from autotune.profiles.schema import TunedFile
         from autotune.profiles.store import format_file, read_file
-        from autotune.report.text import render_profile
+        from autotune.report.render import render_profile
 
         found = read_file(Path(file)) if profile is None else TunedFile(profiles=(select_profile(Path(file), profile),))
         texts = [render_profile(one, file, name=name_in(file, one.workload_id)) for one in found.profiles]
@@ -52,8 +52,7 @@ def report(file: str, profile: str | None, output: str | None, force: bool, **fo
     """
     with exit_on_error():
         from autotune.profiles.match import select_profile
-        from autotune.report.html import render_html
-        from autotune.report.text import render_markdown
+        from autotune.report.render import render_html, render_markdown
 
         chosen, is_page = select_profile(Path(file), profile), form["format"] == "html"
         text = (render_html if is_page else render_markdown)(chosen, file, name_in(file, chosen.workload_id))

@@ -87,7 +87,7 @@ def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> boo
     from autotune.checking import verify
     from autotune.cli.display import RunDisplay
     from autotune.preparation import find_stored
-    from autotune.report.text import render_verified
+    from autotune.report.render import render_verified
     from autotune.system.machine import read_machine
 
     if (stored := find_stored(request, read_machine(), validated=True)) is None:
@@ -110,7 +110,7 @@ def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tune
     with raise_on_signals():
         with Starter(request.workload.working_dir) as starter:  # it imports torch while this process imports Optuna
             from autotune.cli.display import RunDisplay
-            from autotune.report.text import render_summary
+            from autotune.report.render import render_summary
             from autotune.tuning import tune
 
             with RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:

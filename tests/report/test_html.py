@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.profiles.schema import Contribution, ProfileResult, ScalingPoint, SearchRecord, TunedProfile
-from autotune.report.html import make_ticks, render_html
-from autotune.report.text import render_markdown, render_profile, render_summary
+from autotune.report.render import make_ticks, render_html, render_markdown, render_profile, render_summary
 from tests.builders import (
     make_config,
     make_full_profile,

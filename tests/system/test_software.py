@@ -19,9 +19,7 @@ from autotune.system.software import (
 )
 from tests.builders import write_files
 
-BUILT_FOR_CUDA = (
-    "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
-)
+BUILT_FOR_CUDA = "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
 
 
 @pytest.mark.parametrize(
