@@ -85,7 +85,7 @@ def retune(file: str, profile: str | None, trials: int | None, output: str | Non
     code that FILE names is imported.
     """
     with exit_on_error(interrupted=NOTHING_MEASURED):
-        from autotune.profiles.match import select_profile
+        from autotune.profiles.load import select_profile
         from autotune.profiles.store import warn_if_others_can_write
         from autotune.search.warm_start import rebuild_request
 

@@ -26,7 +26,7 @@ FORCE: Final = option("--force", "Replace an existing output file.")
 def show(file: str, profile: str | None, json: bool) -> None:
     """Show the profiles of a tuned file."""
     with exit_on_error():
-        from autotune.profiles.match import select_profile
+        from autotune.profiles.load import select_profile
         from autotune.profiles.schema import TunedFile
         from autotune.profiles.store import format_file, read_file
         from autotune.report.render import render_profile
@@ -51,7 +51,7 @@ def report(file: str, profile: str | None, output: str | None, force: bool, **fo
     The page loads nothing else. An earlier report is replaced, another file only with --force.
     """
     with exit_on_error():
-        from autotune.profiles.match import select_profile
+        from autotune.profiles.load import select_profile
         from autotune.report.render import render_html, render_markdown
 
         chosen, is_page = select_profile(Path(file), profile), form["format"] == "html"
@@ -74,7 +74,7 @@ def export(file: str, profile: str | None, to: Target, output: str | None, force
     """
     with exit_on_error():
         from autotune.profiles.export import export as export_profile
-        from autotune.profiles.match import select_profile
+        from autotune.profiles.load import select_profile
 
         made = export_profile(select_profile(Path(file), profile), to)
         write_or_print(made.text, output, force=force, source=file)

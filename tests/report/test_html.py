@@ -172,7 +172,7 @@ TRIALS = st.builds(
     predicted_samples_per_second=RATES,
     peak_host_bytes=BYTES,
 )
-POINTS = st.builds(ScalingPoint, num_workers=st.integers(0, 500), samples_per_second=RATES, relative_error=RATES)
+POINTS = st.builds(ScalingPoint, num_workers=st.integers(0, 500), samples_per_second=RATES)
 SEARCHES = st.builds(
     make_search_record,
     trials=st.lists(TRIALS, max_size=5).map(tuple),
