@@ -14,19 +14,18 @@ from autotune.config import FrozenModel, Interval, Rate
 from autotune.errors import UsageError
 from autotune.planning.plan import Plan
 from autotune.planning.space import choose_probe_sizes
-from autotune.preparation import prepare_run
+from autotune.preparation import prepare_run, rebuild_request
 from autotune.profiles.load import Difference, compare, compare_age, select_profile
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import warn_if_others_can_write
 from autotune.progress import ProgressListener
 from autotune.protocol.budgets import plan_budgets
-from autotune.protocol.identity import identify
 from autotune.protocol.interruption import spawn_error
 from autotune.protocol.messages import RunTrial
 from autotune.protocol.schedule import TimeBudget
+from autotune.protocol.workload_profile import identify
 from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import start_runner
-from autotune.search.warm_start import rebuild_request
 from autotune.system.machine import Hardware, Software, describe_local_hardware, read_machine
 from autotune.system.software import read_start_method, read_torch
 from autotune.validation.noise import NoiseMonitor

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
+from autotune.errors import ProfileError
 from autotune.planning.plan import Plan, make_plan
 from autotune.planning.space import choose_probe_sizes
 from autotune.profiles.schema import TunedProfile
@@ -18,7 +21,7 @@ from autotune.request import TuningRequest, check_import_strings
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
 
-NOT_COMPARED: Final = {"timeout_seconds", "isolation"}  # fields of a request that do not change its result
+NOT_COMPARED: Final = {"timeout_seconds"}  # fields of a request that do not change its result
 VALIDATION_RUNS: Final = 6  # two runs of the baseline and two candidates: the time that the search leaves for them
 
 
@@ -58,6 +61,21 @@ def find_stored(request: TuningRequest, machine: MachineProfile, *, validated: b
     return None
 
 
+def rebuild_request(profile: TunedProfile, output: str, trials: int | None = None) -> TuningRequest:
+    """Return the request that a profile was tuned with, for another run in the current folder.
+
+    Raises:
+        ProfileError: The stored request is invalid.
+    """
+    changes = {"output": output} if trials is None else {"output": output, "trials": trials}
+    try:
+        return TuningRequest.model_validate(profile.request | changes).forget_folder()
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        what = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        raise ProfileError(f"Profile {profile.id}: its request is invalid ({what}). Tune again with dltune.") from None
+
+
 def prepare_run(
     request: TuningRequest,
     machine: MachineProfile,
@@ -82,7 +100,7 @@ def prepare_run(
         except OSError as error:
             raise spawn_error(error) from None
     budgets = plan_budgets(machine, request, workload)
-    runner.limit(budgets)
+    runner.limit(budgets, workload)
     plan = make_plan(request, machine, workload, budgets)
     progress.show_plan(plan)
     if runner.start_seconds is not None:

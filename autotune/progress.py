@@ -8,7 +8,7 @@ if TYPE_CHECKING:  # a listener receives values of every package and belongs to 
     from autotune.config import LoaderConfig
     from autotune.planning.plan import Plan
     from autotune.protocol.messages import ProgressReport
-    from autotune.search.trial_record import TrialRecord
+    from autotune.search.study import TrialRecord
 
 
 class ProgressListener:

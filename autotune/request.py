@@ -14,7 +14,6 @@ from autotune.units import format_seconds
 from autotune.workload import join_title
 
 SamplerName = Literal["model", "gp", "tpe", "random"]
-IsolationMode = Literal["auto", "none"]
 SEED_COUNT: Final = 2**32  # numpy's generators take no larger seed
 MAX_PROCESSES: Final = 64  # training processes on one host; no machine has as many accelerators
 MAX_SECONDS: Final = 1e9
@@ -130,7 +129,6 @@ class TuningRequest(FrozenModel):
         max_shm: /dev/shm limit, as a size or a percentage of the free space.
         max_gpu_memory: GPU memory limit, as a size or a percentage of the whole.
         max_workers: Maximum of num_workers; None derives it from the workload.
-        isolation: `auto` runs trials in as much of a sandbox as the machine allows, `none` without.
         output: Path of the tuned file.
         profile: Label of the profile in the file; None identifies it by machine and workload.
         storage: Optuna storage URL, or the path of a journal file; None keeps the study in memory.
@@ -152,7 +150,6 @@ class TuningRequest(FrozenModel):
     max_shm: str = "80%"
     max_gpu_memory: str = "90%"
     max_workers: Workers | None = None
-    isolation: IsolationMode = "auto"
     output: str = "dltune.json"
     profile: Text | None = None
     storage: Text | None = None

@@ -31,12 +31,12 @@ from autotune.protocol.messages import RunTrial
 from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.runner.launcher import Starter
-from autotune.runner.process_tree import TRIAL_ID_VARIABLE
+from autotune.runner.launcher import Launcher
 from autotune.runner.runner import TrialRunner, start_runner
-from autotune.search.loop import search
-from autotune.search.trial_record import SearchOutcome, TrialRecord
+from autotune.search.loop import SearchOutcome, search
+from autotune.search.study import TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
+from autotune.system.processes import TRIAL_VARIABLE
 from autotune.system.signals import defer_interrupts
 from autotune.validation.decision import select_candidates
 from autotune.validation.noise import NoiseMonitor
@@ -73,7 +73,7 @@ def tune(
     progress: ProgressListener | None = None,
     earlier: TunedProfile | None = None,
     time_budget: TimeBudget | None = None,
-    starter: Starter | None = None,
+    launcher: Launcher | None = None,
     **options: Any,
 ) -> TuningResult:
     """Find the fastest DataLoader configuration for a workload on this machine, and save it.
@@ -87,7 +87,7 @@ def tune(
         progress: Receives the events of the run.
         earlier: A profile to start from; None continues an unfinished run of the same request, if there is one.
         time_budget: Divides the time that the request allows; None starts with this call.
-        starter: Starts the processes of trials; None makes one.
+        launcher: Starts the processes of trials; None makes one.
         options: Fields of `TuningRequest` and `WorkloadRequest`, if `request` is an object.
 
     Returns:
@@ -105,9 +105,9 @@ def tune(
     request = request_from_object(request, options)
     time_budget, progress = time_budget or TimeBudget(request), progress or ProgressListener()
     check_request(request)
-    with start_runner(request, progress, starter) as runner:
+    with start_runner(request, progress, launcher) as runner:
         plan = prepare_run(request, machine or read_machine(), workload, runner, progress, time_budget)
-        measure = time_budget.watch(raise_on_lost_device(run_trial or runner.run))
+        measure = time_budget.timed(raise_on_lost_device(run_trial or runner.run))
         time_budget.begin_phase("search")
         if earlier is None and not request.fresh:
             earlier = find_stored(request, plan.machine, validated=False)
@@ -132,7 +132,7 @@ def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest
         if options:
             raise UsageError(f"{', '.join(options)}: set these options in the TuningRequest.")
         return value
-    if TRIAL_ID_VARIABLE in os.environ:
+    if TRIAL_VARIABLE in os.environ:
         raise UsageError('A trial imported a module that calls tune(): put the call under if __name__ == "__main__".')
     named = {name: find_import_string(one) if callable(one) else one for name, one in options.items()}
     workload = {name: named.pop(name) for name in options if name in WorkloadRequest.model_fields}

@@ -31,7 +31,7 @@ from autotune.protocol.messages import TrialRequest
 from autotune.protocol.statistics import student_t
 from autotune.request import SamplerName
 from autotune.search.loop import search
-from autotune.search.trial_record import TrialRecord
+from autotune.search.study import TrialRecord
 from autotune.validation.decision import select_candidates
 from benchmarks.traces import TRACES, Trace, make_measurement
 
@@ -82,7 +82,7 @@ def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:
         if rate <= 0:
             return TrialResult(kind="crashed", config=request.config, message="failed when it was recorded")
         size = request.config.dataloader.batch_size or 1
-        epoch_seconds = BATCHES_SHOWN * size / rate - plan.cold_start_seconds(request.config) / request.epochs
+        epoch_seconds = BATCHES_SHOWN * size / rate
         measurement = make_measurement(BATCHES_SHOWN, size, max(1e-6, epoch_seconds), EPOCHS_SHOWN)
         return TrialResult(kind="completed", config=request.config, measurement=measurement)
 

@@ -1,4 +1,4 @@
-"""A cast of small villains, and one honest dataset, for tests that start real child processes."""
+"""One well-behaved dataset, and datasets, factories and steps that misbehave, for tests with real child processes."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ class Honest(Dataset[torch.Tensor]):
         return torch.full((self._floats,), float(index))
 
 
-def make_honest(samples: int = SAMPLES, floats: int = 16) -> Honest:
-    return Honest(samples, floats)
+make_honest = Honest
 
 
 class LazilyOpened(Honest):
-    """Opens its file when it is first read from, as is advised; a handle that another process has opened is useless."""
+    """Opens its file when it is first read, as recommended; a handle of another process is useless."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,14 +58,13 @@ class LazilyOpened(Honest):
         return torch.tensor(list(file.read(self._floats)))
 
 
-def make_lazily_opened() -> LazilyOpened:
-    return LazilyOpened()
+make_lazily_opened = LazilyOpened
 
 
 class Waiting(Honest):
-    """Samples that are waited for: several times as many workers as CPUs are useful."""
+    """Sleeps for each sample: several times as many workers as CPUs are useful."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float = 5e-4) -> None:
         super().__init__()
         self._seconds = seconds
 
@@ -75,12 +73,11 @@ class Waiting(Honest):
         return super().__getitem__(index)
 
 
-def make_waiting(seconds: float = 5e-4) -> Waiting:
-    return Waiting(seconds)
+make_waiting = Waiting
 
 
 def make_telling(note: str | None = None) -> Honest:
-    """Write down what the process finds around it."""
+    """Write the environment of the process to a file."""
     shared = sum(int(size) for size in re.findall(r"Shared_Dirty: +(\d+)", Path("/proc/self/smaps_rollup").read_text()))
     found = {
         "folder": str(Path.cwd()),
@@ -119,6 +116,17 @@ def make_hard_exit() -> NoReturn:
     os._exit(0)
 
 
+def make_slowly(seconds: float) -> Honest:
+    time.sleep(seconds)
+    return make_honest()
+
+
+def make_counted() -> Honest:
+    with Path(os.environ["CALLS_FILE"]).open("a") as calls:
+        calls.write("x")
+    return make_honest()
+
+
 def make_hanging() -> NoReturn:
     while True:
         time.sleep(3600)
@@ -137,7 +145,7 @@ def make_empty() -> Honest:
 
 
 def make_with_grandchild() -> Honest:
-    """Leave a process behind that has its own session and ignores every polite signal."""
+    """Leave a process behind that has its own session and ignores SIGTERM."""
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
     subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     return Honest()
@@ -153,7 +161,7 @@ class FailsInWorkers(Honest):
 
 
 class FailsAtOneSample(Honest):
-    """Holds one sample that cannot be read."""
+    """Cannot read one sample."""
 
     def __getitem__(self, index: int) -> Any:
         if index == SAMPLES // 3:
@@ -171,7 +179,7 @@ class Damaged(Honest):
 
 
 class HangsInWorkers(Honest):
-    """Never comes back in a worker."""
+    """Never returns in a worker."""
 
     def __getitem__(self, index: int) -> Any:
         if get_worker_info() is not None:
@@ -180,7 +188,7 @@ class HangsInWorkers(Honest):
 
 
 class KillsItsWorker(Honest):
-    """Looks like a victim of the kernel's out-of-memory killer."""
+    """Kills its worker, as the kernel's out-of-memory killer does."""
 
     def __getitem__(self, index: int) -> Any:
         if get_worker_info() is not None:
@@ -189,7 +197,7 @@ class KillsItsWorker(Honest):
 
 
 class EndsEarly(Honest):
-    """Raises StopIteration, which ends the epoch without a word."""
+    """Raises StopIteration, which silently ends the epoch."""
 
     def __getitem__(self, index: int) -> Any:
         if index == SAMPLES // 2:
@@ -198,7 +206,7 @@ class EndsEarly(Honest):
 
 
 class Unsharded(IterableDataset[torch.Tensor]):
-    """Delivers everything once per worker."""
+    """Returns everything once per worker."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for index in range(SAMPLES):
@@ -206,7 +214,7 @@ class Unsharded(IterableDataset[torch.Tensor]):
 
 
 class Sharded(Unsharded):
-    """Delivers everything once."""
+    """Returns everything once."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         worker = get_worker_info()
@@ -216,46 +224,15 @@ class Sharded(Unsharded):
 
 
 class QueriesBatches(Honest):
-    """Answers a whole batch at once."""
+    """Returns a whole batch at once."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [super(QueriesBatches, self).__getitem__(index) for index in indices]
 
 
-def make_fails_in_workers() -> Honest:
-    return FailsInWorkers()
-
-
-def make_fails_at_one_sample() -> Honest:
-    return FailsAtOneSample()
-
-
-def make_damaged() -> Honest:
-    return Damaged(SAMPLES, 16)
-
-
-def make_hangs_in_workers() -> Honest:
-    return HangsInWorkers()
-
-
-def make_kills_its_worker() -> Honest:
-    return KillsItsWorker()
-
-
-def make_ends_early() -> Honest:
-    return EndsEarly()
-
-
-def make_unsharded() -> Unsharded:
-    return Unsharded()
-
-
-def make_sharded() -> Sharded:
-    return Sharded()
-
-
-def make_queries_batches() -> Honest:
-    return QueriesBatches()
+make_fails_in_workers, make_fails_at_one_sample, make_damaged = FailsInWorkers, FailsAtOneSample, Damaged
+make_hangs_in_workers, make_kills_its_worker, make_ends_early = HangsInWorkers, KillsItsWorker, EndsEarly
+make_unsharded, make_sharded, make_queries_batches = Unsharded, Sharded, QueriesBatches
 
 
 def make_loader() -> DataLoader[Any]:
@@ -267,16 +244,12 @@ def make_own_batches() -> Workload:
     return Workload(dataset=Honest(), batch_sampler=batches)
 
 
-def make_step() -> Callable[[Any], None]:
-    return lambda batch: None
-
-
 def make_raising_step() -> NoReturn:
     raise RuntimeError("no checkpoint found")
 
 
 def make_forked() -> Honest:
-    """Leave a copy of the child behind that would answer in its place."""
+    """Leave a copy of the child behind that would reply in its place."""
     os.fork()
     return Honest()
 
@@ -321,7 +294,7 @@ def make_no_step() -> int:
 
 
 class Unpicklable(Honest):
-    """Delivers what cannot be sent to another process, and hangs for it."""
+    """Returns samples that cannot be sent to another process, which hangs."""
 
     def __getitem__(self, index: int) -> Any:
         return (number for number in range(3))

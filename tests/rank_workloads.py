@@ -1,17 +1,18 @@
-"""Datasets that one rank of several meets otherwise than the others, for tests of several training processes."""
+"""Workloads that differ between ranks or are sharded by libraries, for tests of several training processes."""
 
 from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import distributed
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from torch.utils.data.distributed import DistributedSampler
+from torch import distributed, nn
+from torch.distributed.rendezvous import rendezvous
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
 from tests.misbehaving import SAMPLES, Honest
 
@@ -21,7 +22,7 @@ def is_rank_1() -> bool:
 
 
 class OddInRank1(Honest):
-    """Does something odd with its samples from the ninth on in rank 1, which has its first batch by then."""
+    """Misbehaves from the ninth sample on in rank 1, which has its first batch by then."""
 
     def __init__(self, deed: str, seconds: float = 0.0) -> None:
         super().__init__(samples=1024)
@@ -39,13 +40,8 @@ class OddInRank1(Honest):
         if self._deed == "raise":
             raise ValueError("rank 1 has no such sample")
         if self._deed == "kill":
-            trainer = os.getppid() if get_worker_info() is not None else os.getpid()
-            os.kill(trainer, signal.SIGKILL)
+            os.kill(os.getpid() if get_worker_info() is None else os.getppid(), signal.SIGKILL)
         time.sleep(self._seconds)
-
-
-def make_odd(deed: str, seconds: float = 0.0) -> OddInRank1:
-    return OddInRank1(deed, seconds)
 
 
 class Broken(Honest):
@@ -53,36 +49,25 @@ class Broken(Honest):
         raise ValueError("no rank has such a sample")
 
 
-def make_broken() -> Broken:
-    return Broken()
-
-
 def make_sampled() -> DataLoader[Any]:
     dataset = Honest(SAMPLES)
-    sampler: DistributedSampler[int] = DistributedSampler(dataset)
-    return DataLoader(dataset, batch_size=8, sampler=sampler)
+    return DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset))
 
 
 def make_unshared() -> DataLoader[Any]:
-    """Make a loader as for one process, which each rank goes through whole."""
+    """Make a loader for one process, which each rank iterates in full."""
     return DataLoader(Honest(SAMPLES), batch_size=8, shuffle=True)
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    def __init__(self, *, is_shared: bool) -> None:
-        self._is_shared = is_shared
+    """Samples that are sharded by rank, as by the user's own code."""
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        rank, size = (distributed.get_rank(), distributed.get_world_size()) if self._is_shared else (0, 1)
-        for number in range(rank, SAMPLES, size):
+        for number in range(distributed.get_rank(), SAMPLES, distributed.get_world_size()):
             yield torch.full((16,), float(number))
-
-
-def make_stream(is_shared: bool = True) -> Stream:
-    return Stream(is_shared=is_shared)
 
 
 class Uneven(Stream):
@@ -93,16 +78,16 @@ class Uneven(Stream):
             yield torch.full((16,), float(number))
 
 
-def make_uneven() -> Uneven:
-    return Uneven(is_shared=False)
-
-
 def make_environment_step() -> Any:
-    """Make a step that fails where the environment is not that of torchrun."""
+    """Make a step that fails if the environment differs from that of torchrun."""
     assert os.environ["LOCAL_RANK"] == os.environ["RANK"]
     assert (os.environ["MASTER_ADDR"], distributed.get_backend()) == ("127.0.0.1", "gloo")
     assert distributed.get_world_size() == int(os.environ["LOCAL_WORLD_SIZE"])
     assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"])
+    store, rank, _ = next(rendezvous("env://"))  # of a group of the user's own
+    if rank == 0:
+        store.set("greeting", "hello")
+    assert store.get("greeting") == b"hello"
 
     def step(batch: torch.Tensor) -> None:
         total = torch.ones(1)
@@ -110,3 +95,31 @@ def make_environment_step() -> Any:
         assert int(total) == distributed.get_world_size()
 
     return step
+
+
+def make_prepared(batch_size: int = 8, num_workers: int = 0, **settings: Any) -> Any:
+    from accelerate import Accelerator
+
+    loader = DataLoader(Honest(SAMPLES), batch_size=batch_size, num_workers=num_workers, **settings)
+    return Accelerator(cpu=True).prepare(loader)
+
+
+def make_trainer_loader(batch_size: int = 8, num_workers: int = 0) -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    samples = [{"input": torch.full((16,), float(number))} for number in range(SAMPLES)]
+    settings = TrainingArguments(
+        tempfile.gettempdir(), per_device_train_batch_size=batch_size, dataloader_num_workers=num_workers,
+        use_cpu=True, report_to=[], remove_unused_columns=False,
+    )  # fmt: skip
+    return Trainer(nn.Linear(16, 1), settings, train_dataset=samples).get_train_dataloader()
+
+
+def make_data_module() -> Any:
+    from lightning import LightningDataModule
+
+    class Data(LightningDataModule):  # type: ignore[misc]  # Lightning has no types here
+        def train_dataloader(self) -> Any:
+            return make_unshared()
+
+    return Data()

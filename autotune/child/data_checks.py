@@ -1,221 +1,221 @@
-"""Checks the samples: whether workers deliver the same ones as the training process, and how many raise."""
+"""Checks of the data that workers return, which no throughput shows.
+
+Two workers are started once: they must return the same samples as another process, and divide an iterable dataset
+between them. Meanwhile their threads and memory are measured. An error ends the checks; the trials report it.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import random
-import sys
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from itertools import takewhile
-from types import MappingProxyType
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import default_collate, default_convert, get_worker_info
 
+from autotune.child.copied_memory import MIN_HEAP_BYTES, describe_growth, read_copied_bytes
 from autotune.child.errors import shut_down_workers
-from autotune.child.probe_storage import SampleRead, measure_read
-from autotune.child.probe_workers import single_thread
+from autotune.child.factory_calls import MeasuredLoader
+from autotune.child.loader_building import build_plain_loader
+from autotune.child.sample_checks import DUPLICATED_RATIO, count_samples
+from autotune.child.sample_reader import HashedDataset
+from autotune.child.trial import list_workers
 from autotune.child.workload import LoadedWorkload
+from autotune.profiles.device_prefetch import find_tensors
+from autotune.protocol.workload_profile import WorkloadProfile
+from autotune.system.processes import measure_pss, read_smaps, read_thread_seconds
 
-MAX_COMPARED: Final = 64  # samples
-MIN_COMPARED: Final = 8  # of fewer nothing is said
-MIN_DIFFERING: Final = (
-    4  # fewer may be a rare chance that a dataset draws by itself, and that readings alike do not show
+MAX_SECONDS: Final = 1.0  # after the first batch
+BATCH: Final = 2  # samples: with small batches workers take turns often
+MEMORY_BATCH: Final = 8  # samples, when nothing but memory is watched
+MIN_DIFFERING: Final = 4  # samples; fewer may be rare draws from a generator of the dataset's own
+USAGE_BATCHES: Final = (2, 6)  # between them a worker's threads are measured; libraries start theirs before
+MIN_BATCHES: Final = 8
+MIN_THREAD_SECONDS: Final = 5e-3  # of CPU time
+MEMORY_INTERVAL_SECONDS: Final = 0.15  # in the first one, a worker copies what any worker copies
+WORKER_NUMBERS: Final = ("id", "num_workers")  # attributes of torch's WorkerInfo that sharding code reads
+COMPARED_BATCHES: Final = 4  # two of each of two workers
+_read_numbers: Final[set[str]] = set()  # in a worker process: those that code has read
+
+IDLE_WORKER: Final = (
+    "One of two workers delivers everything, and the other nothing: the dataset has one shard (or file), or __iter__ "
+    "assigns all of them to the first worker. More workers help only with more shards."
 )
-READINGS_ALIKE: Final = 2  # after the first, and only where samples differ
-READ_SECONDS: Final = 0.25  # spent on a reading without workers
-WORKERS_READ_SECONDS: Final = 0.5  # spent on one with workers, their start included
-WORKERS: Final = 2  # that read at the same time
-BATCH: Final = 2  # samples; small ones let the workers take turns often
-MAX_NAMED: Final = 3  # indices, in a sentence
-MAX_DEPTH: Final = 6  # of objects within objects
-MAX_SAMPLES: Final = 2000
-MAX_SECONDS: Final = 2.0
-MAX_FIRST_FAILURES: Final = 20  # in a row, from the first on; then it is the dataset, and no sample
+OWN_EPOCHS: Final = (
+    "Each worker delivers an epoch of its own ({} samples): with 4 workers an epoch is 4 times as long. Throughputs "
+    "count samples and stay comparable. If this is not intended, shard the data in __iter__ by get_worker_info()."
+)
 
 
-class DigestedSamples(Dataset[str]):
-    """Gives a digest of each sample, which is drawn with the same chances wherever it is read."""
+class WorkerBatch(NamedTuple):
+    """A batch, the worker that made it, and whether code has read the worker's number by then."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> str:
-        random.seed(index)
-        torch.manual_seed(index)
-        if "numpy.random" in sys.modules:
-            sys.modules["numpy.random"].seed(index)
-        return make_digest(self._dataset[index])
+    worker: int
+    reads_worker_info: bool
+    batch: Any
 
 
-class DataLook(NamedTuple):
-    """What came of reading some samples of a map-style dataset without workers and with them; nothing of others."""
+@dataclass(frozen=True)
+class RecordingCollate:
+    """A `collate_fn` that returns a `WorkerBatch`."""
 
-    differing: tuple[int, ...] = ()  # indices of those that came out differently
-    reads: Mapping[int, SampleRead] = MappingProxyType({})  # of each by index, without workers, as they came
+    collate: Callable[[Any], Any]
+
+    def __call__(self, samples: Any) -> WorkerBatch:
+        """Make a batch in a worker."""
+        batch = self.collate(samples)
+        return WorkerBatch(object.__getattribute__(get_worker_info(), "id"), bool(_read_numbers), batch)
 
 
-def compare_workers(workload: LoadedWorkload, *, workers_first: bool = False) -> DataLook:
-    """Find samples that readings without workers agree on, and a reading with workers does not.
+@dataclass(frozen=True)
+class WatchedInit:
+    """A `worker_init_fn` that records whether code reads the worker's number, and then calls the user's function.
 
-    With `workers_first` this process reads after them, and leaves them nothing that it has opened or started.
-    Chances must come from the global generators: where any sample differs from one reading without workers to the next,
-    the dataset draws on a generator of its own, and none is found.
+    User code finds its own dataset in `get_worker_info()`, even if the loader has a wrapper of it.
     """
-    parts = workload.parts
-    if workload.kind != "map" or workload.is_opaque or parts.sampler is not None or parts.batch_sampler is not None:
-        return DataLook()
-    if not workload.forks_workers:  # nothing is shared by accident
-        return DataLook()
-    digested = DigestedSamples(parts.dataset)
+
+    dataset: Any
+    then: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        """Set up one worker."""
+        info = get_worker_info()
+        object.__setattr__(info, "dataset", self.dataset)  # it is frozen
+        type.__setattr__(type(info), "__getattribute__", _read_attribute)  # in this worker process only
+        if self.then is not None:
+            self.then(worker_id)
+
+
+def _read_attribute(info: Any, name: str) -> Any:
+    _read_numbers.update({name}.intersection(WORKER_NUMBERS))
+    return object.__getattribute__(info, name)
+
+
+def has_equal_batches(batches: Sequence[list[torch.Tensor]]) -> bool:
+    """Return whether two workers deliver equal data, from the first batches, which come from them in turn.
+
+    Each pair must be equal although consecutive batches of one worker differ; constant data proves nothing.
+    """
+    if len(batches) < COMPARED_BATCHES or not batches[0]:
+        return False
+
+    def are_equal(some: int, other: int) -> bool:
+        pairs = zip(batches[some], batches[other], strict=False)
+        return len(batches[some]) == len(batches[other]) and all(torch.equal(*pair) for pair in pairs)
+
+    return are_equal(0, 1) and are_equal(2, 3) and not are_equal(0, 2)
+
+
+@dataclass(slots=True)
+class Observation:
+    """What two workers did."""
+
+    reads_worker_info: bool  # whether code read the number of its worker
+    samples: int = 0
+    digests: list[str] = field(default_factory=list)  # of a map-style dataset
+    first_batches: list[list[torch.Tensor]] = field(default_factory=list)
+    delivered: Counter[int] = field(default_factory=Counter)  # batches of an iterable dataset by worker
+    copied: list[tuple[int, int]] = field(default_factory=list)  # samples so far, and bytes copied by then
+    threads_cpu: float = 0.0  # CPU time of a worker's other threads over that of the one that loads
+    memory_bytes: int = 0  # of a worker
+
+    def note(self, batch: Any) -> None:
+        """Record a batch."""
+        if isinstance(batch, WorkerBatch):
+            self.delivered[batch.worker] += 1
+            self.reads_worker_info |= batch.reads_worker_info
+            batch = batch.batch
+        self.samples += count_samples(batch, BATCH)
+        if len(self.first_batches) < COMPARED_BATCHES:
+            self.first_batches.append([tensor.cpu() for tensor in find_tensors(batch)])
+
+
+def check_workers(workload: LoadedWorkload, profile: WorkloadProfile, digests: Mapping[int, str]) -> WorkloadProfile:
+    """Start two workers, watch them for a moment, and return the profile with what they did.
+
+    `digests` are those of `read_samples` in another process.
+    """
+    seen = Observation(reads_worker_info=workload.own is not None)  # a custom loader sets up workers its own way
     try:
-        with keep_chances():
-            indices: Sequence[int] = _spread(len(digested))
-            with_workers = _read_by_workers(digested, indices, workload) if workers_first else {}
-            with single_thread():
-                first, reads = _read(digested, indices)
-            if len(first) < MIN_COMPARED:
-                return DataLook()
-            with_workers = with_workers or _read_by_workers(digested, list(first), workload)
-            differing = tuple(index for index in first if with_workers.get(index, first[index]) != first[index])
-            with single_thread():
-                is_shown = len(differing) >= MIN_DIFFERING and _reads_alike(digested, first)
-            return DataLook(differing if is_shown else (), reads)
-    except Exception as error:  # whatever it is, the trials will meet it and name it
+        _watch_workers(workload, digests, seen)
+    except Exception as error:
         shut_down_workers(error)
-        return DataLook()
+    differing = [index for index, digest in zip(digests, seen.digests, strict=False) if digests[index] != digest]
+    differing = differing if len(differing) >= MIN_DIFFERING else []
+    notes = [describe_differing(differing) if differing else None, describe_growth(workload, seen.copied)]
+    changes: dict[str, Any] = {"differing_samples": len(differing), "worker_threads_cpu": seen.threads_cpu}
+    changes["worker_bytes"] = 0 if workload.forks_workers else seen.memory_bytes
+    if workload.kind == "iterable":
+        is_multiplied = workload.sample_counts.is_multiplied(seen.samples)
+        duplicates = (is_multiplied and not seen.reads_worker_info) or has_equal_batches(seen.first_batches)
+        is_idle = len(seen.delivered) == 1 and seen.delivered.total() >= COMPARED_BATCHES
+        changes |= {"workers_duplicate_data": duplicates, "reads_worker_info": seen.reads_worker_info}
+        changes["shards"] = profile.shards or (1 if is_idle else None)
+        is_per_worker = is_multiplied and not duplicates
+        notes += [
+            OWN_EPOCHS.format(workload.sample_counts.samples) if is_per_worker else None,
+            IDLE_WORKER if is_idle else None,
+        ]
+    return profile.model_copy(update=changes | {"notes": (*profile.notes, *filter(None, notes))})
 
 
-def describe_differing(indices: Sequence[int]) -> str | None:
-    """Say which samples came out differently from workers, and how that happens; None where none did."""
-    if not indices:
-        return None
-    named = ", ".join(map(str, indices[:MAX_NAMED])) + (", ..." if len(indices) > MAX_NAMED else "")
+def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: Observation) -> None:
+    is_growing = workload.forks_workers and read_smaps("self")["Anonymous"] >= MIN_HEAP_BYTES
+    goal = len(digests) or DUPLICATED_RATIO * (workload.sample_counts.samples or 0)
+    batches = iter(_build_watched_loader(workload, digests, is_growing=is_growing))
+    pids = [worker.pid or 0 for worker in list_workers(batches)]
+    deadline = next_reading = math.inf
+    before: Mapping[int, float] = {}
+    for number, batch in enumerate(batches, 1):
+        now = time.perf_counter()
+        if number == 1:
+            deadline, next_reading = now + MAX_SECONDS, now + MEMORY_INTERVAL_SECONDS
+        seen.digests += batch if digests else ()
+        seen.note(batch)
+        if pids and number == USAGE_BATCHES[0]:
+            before = read_thread_seconds(pids[0])
+        elif pids and number == USAGE_BATCHES[1]:
+            after, seen.memory_bytes = read_thread_seconds(pids[0]), measure_pss(pids[:1])
+            spent = {thread: seconds - before.get(thread, 0.0) for thread, seconds in after.items()}
+            loading = spent.pop(pids[0], 0.0)
+            torch_threads = 1 if digests else 2  # one sends batches, and one the memory of tensors
+            if len(spent) > torch_threads and sum(spent.values()) >= MIN_THREAD_SECONDS:
+                seen.threads_cpu = sum(spent.values()) / max(MIN_THREAD_SECONDS, loading)
+        if is_growing and now > next_reading:
+            seen.copied.append((seen.samples, read_copied_bytes(pids)))
+            next_reading = now + MEMORY_INTERVAL_SECONDS
+        if now > deadline or (number >= MIN_BATCHES and seen.samples > goal and not is_growing):
+            return
+
+
+def _build_watched_loader(workload: LoadedWorkload, digests: Mapping[int, str], *, is_growing: bool) -> MeasuredLoader:
+    """Build a loader of hashes, or else of the workload's own batches, which say which worker made them."""
+    parts = workload.parts
+    changes: dict[str, Any] = {"worker_init_fn": WatchedInit(parts.dataset, parts.worker_init_fn)}
+    if digests:
+        indices, length = list(digests), len(parts.dataset) if is_growing else 0  # type: ignore[arg-type]  # it has one
+        changes |= {"dataset": HashedDataset(parts.dataset, digests), "collate_fn": list}
+        pairs = (indices[start : start + BATCH] for start in range(0, len(indices), BATCH))
+        others = (range(start, min(length, start + MEMORY_BATCH)) for start in range(0, length, MEMORY_BATCH))
+        changes["batch_sampler"] = chain(pairs, others)
+    elif workload.kind == "iterable":
+        collate = parts.collate_fn or (default_collate if parts.batched else default_convert)
+        changes["collate_fn"] = RecordingCollate(collate)
+    if digests or workload.own is None:
+        workload = replace(workload, own=None, parts=replace(parts, **changes))
+    return build_plain_loader(workload, BATCH, workers=2)
+
+
+def describe_differing(indices: Sequence[int]) -> str:
+    """Return the warning that workers return these samples differently."""
+    named = ", ".join(map(str, indices[:3])) + (", ..." if len(indices) > 3 else "")
     return (
-        f"Workers deliver other data than the training process: of the samples that were compared, {len(indices)} came "
-        f"out differently (index {named}), while two readings without workers agree. A file that was opened before the "
-        "workers were forked does this, for they share its position, and so does what depends on the process that "
-        "reads. Open files in the worker, in the first call of __getitem__."
-    )
-
-
-def _spread(samples: int) -> range:
-    return range(0, samples, max(1, samples // MAX_COMPARED))[:MAX_COMPARED]
-
-
-def _read(digested: DigestedSamples, indices: Sequence[int]) -> tuple[dict[int, str], dict[int, SampleRead]]:
-    """Read samples in this process, until that has taken long enough; gives digests, and what each took."""
-    digests: dict[int, str] = {}
-    reads: dict[int, SampleRead] = {}
-    deadline = time.perf_counter() + READ_SECONDS
-    for index in takewhile(lambda _: time.perf_counter() < deadline, indices):
-        digests[index], reads[index] = measure_read(partial(digested.__getitem__, index))
-    return digests, reads
-
-
-def _reads_alike(digested: DigestedSamples, first: Mapping[int, str]) -> bool:
-    """Tell whether further readings in this process give the same."""
-    return all(digested[index] == digest for _ in range(READINGS_ALIKE) for index, digest in first.items())
-
-
-def _read_by_workers(digested: DigestedSamples, indices: Sequence[int], workload: LoadedWorkload) -> dict[int, str]:
-    """Read samples in workers, until that has taken long enough."""
-    loader: DataLoader[Any] = DataLoader(
-        digested,
-        batch_size=BATCH,
-        sampler=indices,
-        num_workers=WORKERS,
-        worker_init_fn=workload.parts.worker_init_fn,
-        multiprocessing_context=workload.start_method,
-    )
-    digests: list[str] = []
-    deadline = time.perf_counter() + WORKERS_READ_SECONDS
-    for batch in loader:
-        digests.extend(batch)
-        if time.perf_counter() > deadline:
-            break
-    return dict(zip(indices, digests, strict=False))
-
-
-@contextmanager
-def keep_chances() -> Iterator[None]:
-    """Leave the global generators as they were."""
-    numpy = sys.modules.get("numpy.random")
-    states = random.getstate(), torch.get_rng_state(), None if numpy is None else numpy.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        torch.set_rng_state(states[1])
-        if numpy is not None:
-            numpy.set_state(states[2])
-
-
-def make_digest(sample: Any) -> str:
-    """Make a digest of the numbers and words of a sample; what it holds besides counts by its type."""
-    hasher = hashlib.blake2b(digest_size=16)
-    for piece in _list_pieces(sample):
-        hasher.update(piece)
-    return hasher.hexdigest()
-
-
-def _list_pieces(value: Any, depth: int = 0) -> Iterator[bytes]:
-    yield type(value).__name__.encode()
-    if depth > MAX_DEPTH:
-        return
-    if isinstance(value, torch.Tensor):
-        yield from _list_tensor_pieces(value)
-    elif isinstance(value, str | bytes | int | float | complex | None):
-        yield repr(value).encode()
-    elif hasattr(value, "tobytes") and not getattr(getattr(value, "dtype", None), "hasobject", False):
-        yield value.tobytes()
-    elif hasattr(value, "tolist"):  # an array of objects, whose bytes are their addresses
-        yield from _list_pieces(value.tolist(), depth + 1)
-    elif isinstance(value, Mapping):
-        for key in value:
-            yield from _list_pieces(key, depth + 1)
-            yield from _list_pieces(value[key], depth + 1)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from _list_pieces(entry, depth + 1)
-    else:
-        yield from _list_pieces(getattr(value, "__dict__", None), depth + 1)
-
-
-def _list_tensor_pieces(tensor: torch.Tensor) -> Iterator[bytes]:
-    yield f"{tensor.dtype}{tuple(tensor.shape)}".encode()
-    if tensor.layout == torch.strided:
-        yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def describe_failure_rate(workload: LoadedWorkload) -> str | None:
-    """Say how many samples raise, asked one by one at random; None where all or none do, or where they cannot be."""
-    dataset, parts = workload.parts.dataset, workload.parts
-    if workload.kind != "map" or parts.sampler is not None or parts.batch_sampler is not None:
-        return None
-    length = len(dataset)  # type: ignore[arg-type]  # a map dataset without a sampler was refused if it has none
-    deadline = time.perf_counter() + MAX_SECONDS
-    tried, failed = 0, []
-    order = torch.randperm(length, generator=torch.Generator().manual_seed(0))  # of its own: the user's stays as it was
-    for index in order[:MAX_SAMPLES].tolist():
-        tried += 1
-        try:
-            dataset[index]
-        except Exception:  # whatever the user's code raises: it is counted
-            failed.append(index)
-        if len(failed) == tried >= MAX_FIRST_FAILURES or time.perf_counter() > deadline:
-            break
-    if not 0 < len(failed) < tried:
-        return None
-    verb = "raises" if len(failed) == 1 else "raise"
-    return (
-        f"About {len(failed)} of {tried:,} samples {verb} (one is sample {failed[0]}), without workers: a training run "
-        "would meet them as well. Mend them, or have the dataset replace such samples."
+        f"Workers return different data than the main process: {len(indices)} of the compared samples differ (index "
+        f"{named}), although repeated readings in the main process agree. A usual cause is a file that is opened "
+        "before the workers are forked, which then share its position. Open files in the worker, in the first call of "
+        "__getitem__."
     )

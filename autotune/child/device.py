@@ -1,12 +1,13 @@
-"""The little that dltune needs of an accelerator. On the CPU every call here is free.
+"""The device of a trial. CUDA is supported in full; other accelerators through `torch.accelerator`, without pinning.
 
-CUDA is known in full. Other accelerators (Apple's mps, Intel's xpu) are reached through `torch.accelerator`, without
-pinning, budgets or a timer of their own.
+On the CPU every call is free, except those about its threads.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -19,9 +20,9 @@ CALIBRATION_CYCLES: Final = 50_000_000  # 25 to 50 ms: an idle GPU takes as long
 
 
 def resolve_device(name: str, rank: int = 0) -> torch.device:
-    """Make the device that the user named the current one, `auto` being an accelerator or else the CPU.
+    """Make the named device the current one; `auto` is an accelerator, or the CPU if there is none.
 
-    Where it is named without a number, each rank takes the one of its own number, in turn where there are fewer.
+    Without a number in the name, ranks use the devices in turn.
     """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     try:
@@ -41,32 +42,28 @@ def resolve_device(name: str, rank: int = 0) -> torch.device:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def make_step_timer(device: torch.device) -> StepTimer:
-    """Start a timer that tells when the device ends each step, without waiting for it."""
+    """Start a timer of the steps on this device."""
     if device.type == "cuda":
         return CudaStepTimer(lambda: torch.cuda.Event(enable_timing=True, blocking=True))
     return HostStepTimer()
 
 
 def read_accelerator(device: torch.device) -> Accelerator | None:
-    """Read what the accelerator is; None on the CPU."""
+    """Describe the accelerator and count those of the same kind; None on the CPU."""
     if device.type == "cpu":
         return None
     count = torch.accelerator.device_count()
     if device.type != "cuda":
         return Accelerator(name=device.type, count=count)
     facts = torch.cuda.get_device_properties(device)
-    alike = [index for index in range(count) if torch.cuda.get_device_name(index) == facts.name]
-    return Accelerator(
-        name=facts.name,
-        count=len(alike),
-        memory_bytes=facts.total_memory,
-    )
+    same = sum(torch.cuda.get_device_name(index) == facts.name for index in range(count))
+    return Accelerator(name=facts.name, count=same, memory_bytes=facts.total_memory)
 
 
 def warn_of_device(device: torch.device) -> str | None:
@@ -77,10 +74,7 @@ def warn_of_device(device: torch.device) -> str | None:
 
 
 def read_free_memory(device: torch.device) -> int:
-    """Read the device memory that this process holds or could still get, in bytes; 0 where it does not tell.
-
-    What other processes hold, and what CUDA itself took for this one, is not in it.
-    """
+    """Return the device memory that this process holds or could still get, in bytes; 0 if unknown."""
     if device.type != "cuda":
         return 0
     free, _ = torch.cuda.mem_get_info(device)
@@ -88,50 +82,49 @@ def read_free_memory(device: torch.device) -> int:
 
 
 def limit_memory(device: torch.device, limit_bytes: int | None) -> None:
-    """Have CUDA's allocator refuse to hold more than this, as if the device had no more; None leaves it as it is."""
+    """Limit what CUDA's allocator may hold; None leaves the limit unchanged."""
     if device.type == "cuda" and limit_bytes is not None:
         share = min(1.0, limit_bytes / torch.cuda.get_device_properties(device).total_memory)
         torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 def reset_peak(device: torch.device) -> None:
-    """Give back what the allocator keeps for later, and start to record its peak anew."""
+    """Empty the allocator's cache and reset its peak."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def read_peak(device: torch.device) -> int:
-    """Read the largest device memory the allocator held since `reset_peak`, in bytes."""
+    """Return the peak memory of the allocator since `reset_peak`, in bytes."""
     return int(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else 0
 
 
-class SimulatedStep:
-    """Keeps a device busy for a given time without keeping the host busy.
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Compute on one thread, as every worker does; the spinning of others would count as CPU time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
-    On the CPU, where host and device are one, the caller sleeps. On CUDA a kernel spins for a number of
-    clock cycles, calibrated once by events.
-    """
+
+class SimulatedStep:
+    """Keeps a device busy for a given time: the CPU sleeps, CUDA spins for a number of calibrated clock cycles."""
 
     def __init__(self, device: torch.device, seconds: float) -> None:
-        self._seconds = seconds
-        self._cycles = int(seconds * _cycles_per_second(device)) if device.type == "cuda" else 0
+        self._seconds, self._cycles = seconds, 0
+        if device.type == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(CALIBRATION_CYCLES)  # wakes the device
+            start.record()
+            torch.cuda._sleep(CALIBRATION_CYCLES)
+            end.record()
+            torch.cuda.synchronize(device)
+            self._cycles = int(seconds * CALIBRATION_CYCLES / (start.elapsed_time(end) / 1000))
 
     def __call__(self) -> None:
         """Occupy the device once."""
-        if self._cycles:
-            torch.cuda._sleep(self._cycles)
-        else:
-            time.sleep(self._seconds)
-
-
-def _cycles_per_second(device: torch.device) -> float:
-    """Measure the cycles that torch's spinning kernel counts in a second, once the device is awake."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(CALIBRATION_CYCLES)
-    start.record()
-    torch.cuda._sleep(CALIBRATION_CYCLES)
-    end.record()
-    torch.cuda.synchronize(device)
-    milliseconds: float = start.elapsed_time(end)
-    return CALIBRATION_CYCLES / (milliseconds / 1000)
+        torch.cuda._sleep(self._cycles) if self._cycles else time.sleep(self._seconds)

@@ -1,4 +1,4 @@
-"""What an error of the user's code tells beside its text: which sample it was, which workers are dead, and where."""
+"""Describes errors of the user's code: text and traceback, the sample that failed, and workers that died."""
 
 from __future__ import annotations
 
@@ -17,26 +17,21 @@ WORKER_EXIT_GRACE_SECONDS: Final = 1.0  # between the end of a worker's connecti
 
 
 def name_error(error: BaseException) -> str:
-    """Name an error as its traceback's last line does; the text of a broken `__str__` is left out."""
+    """Return type and text of an error as at the end of its traceback, even if its `__str__` is broken."""
     return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
 def format_error(error: BaseException) -> str:
-    """Format a traceback without the frames of dltune, which are of no use to the user."""
+    """Return the traceback of an error without the frames of dltune."""
     lines = traceback.TracebackException.from_exception(error)
-    lines.stack = traceback.StackSummary.from_list(
-        [frame for frame in lines.stack if not frame.filename.startswith(PACKAGE_DIR)]
-    )
+    frames = [frame for frame in lines.stack if not frame.filename.startswith(PACKAGE_DIR)]
+    lines.stack = traceback.StackSummary.from_list(frames)
     return "".join(lines.format())
 
 
 def annotate_dead_workers(error: Exception, workers: Sequence[BaseProcess]) -> None:
-    """Add to an error how workers ended, in torch's own words, which it often has no time to find.
-
-    Whoever asks a worker that is gone for a batch sees a closed connection or a missing file; only the exit status
-    tells a signal from an exit.
-    """
-    if any("in DataLoader worker" in words for words in error.args if isinstance(words, str)):
+    """Add to an error how workers ended, in torch's own words; the error itself may be a closed connection only."""
+    if any("in DataLoader worker" in text for text in error.args if isinstance(text, str)):
         return  # raised by the user's code, in a worker that lives
     is_connection = isinstance(error, OSError | EOFError)
     ended = wait([worker.sentinel for worker in workers], WORKER_EXIT_GRACE_SECONDS if is_connection else 0)
@@ -51,7 +46,7 @@ def annotate_dead_workers(error: Exception, workers: Sequence[BaseProcess]) -> N
 
 
 def find_requested_index(error: BaseException) -> int | None:
-    """Find the index torch asked a dataset for when it raised in this process; None where it is no plain number."""
+    """Return the index that torch asked a dataset for when it raised in this process; None if it is no plain number."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     asked = itertools.dropwhile(lambda frame: not frame.f_code.co_filename.endswith(FETCH_FILE), frames)
     called = next((frame for frame in asked if frame.f_code.co_name == "__getitem__"), None)
@@ -62,9 +57,8 @@ def find_requested_index(error: BaseException) -> int | None:
 
 
 def shut_down_workers(error: BaseException) -> None:
-    """Let go of the loader that an error came through, so that its workers end now; local variables are lost.
+    """End the workers of the loader that raised, by clearing the frames that hold its iterator.
 
-    The traceback is part of a cycle that holds the loader's iterator. Left to the garbage collector, the workers
-    would be taken down at any moment, in the middle of an import, where they are waited for in vain, 5 s each.
+    The garbage collector would end them at any moment, e.g. during an import, where each is waited for in vain for 5 s.
     """
     traceback.clear_frames(error.__traceback__)

@@ -1,104 +1,64 @@
-"""Sampling profiler for data-loading code: finds the lines of the user's own code that loading spends its time in."""
+"""Finds the functions of the user's code in which loading spends its time."""
 
 from __future__ import annotations
 
+import cProfile
 import linecache
-import os
-import sys
-import threading
+import pstats
 import time
-from collections import Counter
-from collections.abc import Sequence
-from types import FrameType
 from typing import Final
 
+from autotune.child.device import single_thread
 from autotune.child.loader_building import build_plain_loader
-from autotune.child.probe_workers import ROUND_BATCH_SIZE, single_thread
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.workload_profile import CostlyLine
 from autotune.system.code_places import is_library
 
 SECONDS: Final = 0.2
-INTERVAL_SECONDS: Final = 2e-3
-MIN_LOOKS: Final = 20  # fewer give no share
-MAX_LINES: Final = 5
+MAX_FUNCTIONS: Final = 5
 MIN_SHARE: Final = 0.05  # of loading
-FETCH: Final = os.path.join("torch", "utils", "data", "_utils", "fetch.py")  # noqa: PTH118  # the end of a path
+FETCH: Final = "torch/utils/data/_utils/fetch.py"
 
-Place = tuple[str, int, str]
-"""File, line and function."""
-
-
-class SamplingProfiler(threading.Thread):
-    """Samples the stack of a thread while it loads, until it is stopped.
-
-    Attributes:
-        looks: Samples of a stack that was loading.
-        counts: Samples by the innermost line of the user's own code.
-    """
-
-    def __init__(self, watched: int) -> None:
-        super().__init__(daemon=True)
-        self.looks = 0
-        self.counts: Counter[Place] = Counter()
-        self._watched = watched
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        """Sample until `stop` is called."""
-        while not self._ended.wait(INTERVAL_SECONDS):
-            frames = list_loading_frames(sys._current_frames().get(self._watched))
-            self.looks += bool(frames)
-            if (place := find_own_line(frames)) is not None:
-                self.counts[place] += 1
-
-    def stop(self) -> None:
-        """Stop sampling, and wait for the end of the thread: workers are forked later."""
-        self._ended.set()
-        self.join()
+Function = tuple[str, int, str]
+"""File, line and name, as `pstats` has them."""
 
 
 def find_costly_lines(workload: LoadedWorkload) -> tuple[CostlyLine, ...]:
-    """Load in this process for a moment, and return the lines that took most of it, the costliest first."""
+    """Load under cProfile for a moment, and return the functions that took most of it, the costliest first.
+
+    A function counts with the libraries that it calls, and without other functions of the user.
+    """
     if workload.own is not None:  # which may load elsewhere
         return ()
-    profiler = SamplingProfiler(threading.get_ident())
-    deadline = time.perf_counter() + SECONDS
-    profiler.start()
+    profile, deadline = cProfile.Profile(), time.perf_counter() + SECONDS
     try:
-        with single_thread():
-            for _ in build_plain_loader(workload, ROUND_BATCH_SIZE):
+        with single_thread(), profile:
+            for _ in build_plain_loader(workload, 2):
                 if time.perf_counter() > deadline:
                     break
-    except Exception:  # the trials will meet it and name it
+    except Exception:  # the trials will report it
         return ()
-    finally:
-        profiler.stop()
-    return rank_lines(profiler.counts, profiler.looks)
+    stats = pstats.Stats(profile)
+    stats.calc_callees()
+    totals: dict[Function, float] = {function: row[3] for function, row in stats.stats.items()}  # type: ignore[attr-defined]
+    below: dict[Function, float] = {}  # seconds in the user's functions that a function calls, also through libraries
 
+    def measure(function: Function) -> float:
+        if function not in below:
+            below[function] = 0.0  # if it calls itself
+            for callee, (*_, seconds) in stats.all_callees.get(function, {}).items():  # type: ignore[attr-defined]
+                below[function] += seconds * (measure(callee) / max(1e-9, totals[callee]) if is_foreign(callee) else 1)
+        return below[function]
 
-def rank_lines(counts: Counter[Place], looks: int) -> tuple[CostlyLine, ...]:
-    """Return the lines with the largest counts, as shares of all samples."""
-    if looks < MIN_LOOKS:
-        return ()
-    ranked = [(place, count / looks) for place, count in counts.most_common(MAX_LINES)]
+    loading = max(1e-9, sum(totals[one] for one in totals if one[0].endswith(FETCH) and one[2] == "fetch"))
+    shares = {one: min(1.0, (totals[one] - measure(one)) / loading) for one in totals if not is_foreign(one)}
+    ranked = sorted(((share, *one) for one, share in shares.items() if share >= MIN_SHARE), reverse=True)
     return tuple(
         CostlyLine(file=file, line=line, function=name, source=linecache.getline(file, line).strip(), share=share)
-        for (file, line, name), share in ranked
-        if share >= MIN_SHARE
+        for share, file, line, name in ranked[:MAX_FUNCTIONS]
     )
 
 
-def list_loading_frames(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames of a stack below torch's fetcher, the innermost first; empty if it does not load."""
-    frames: list[FrameType] = []
-    while frame is not None and not frame.f_code.co_filename.endswith(FETCH):
-        frames.append(frame)
-        frame = frame.f_back
-    return [] if frame is None else frames
-
-
-def find_own_line(frames: Sequence[FrameType]) -> Place | None:
-    """Return the innermost line of the user's own code; None if there is none."""
-    own = next((one for one in frames if not is_library(one.f_code.co_filename)), None)
-    return None if own is None else (own.f_code.co_filename, own.f_lineno, own.f_code.co_name)
+def is_foreign(function: Function) -> bool:
+    """Return whether a function is built in, or belongs to a library."""
+    return function[0] == "~" or is_library(function[0])

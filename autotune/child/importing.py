@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from autotune.errors import UsageError
 from autotune.import_strings import ImportString, split_import_string
-from autotune.system.code_places import find_file, find_module
+from autotune.system.code_places import find_module
 
 NAME_IN_WORKERS: Final = "__mp_main__"  # of the script; its `if __name__ == "__main__"` is then false
 
@@ -52,7 +52,7 @@ def import_script(path: Path) -> ModuleType:
     """
     file, name = path.resolve(), path.stem
     if not file.is_file():
-        found = find_file((Path(path.name),), Path())
+        found = find_module(path.stem, Path())
         raise UsageError(f"{path}: no such file in {Path.cwd()}.{'' if found is None else f' There is {found}.'}")
     sys.path.insert(0, str(file.parent))
     known = sys.modules.get(name)

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from autotune.child.factory_calls import MeasuredLoader
 from autotune.child.loader import StoppableDataLoader
 from autotune.child.ready_loaders import list_order
-from autotune.child.stack_dump import AnsweringWorker
+from autotune.child.stack_dump import DumpingWorker
 from autotune.child.workload import LoadedWorkload
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.profiles.loaders import make_worker_init
@@ -21,7 +21,7 @@ def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> MeasuredLoad
     set_sharing_strategy(config.process.sharing_strategy)
     are_forked = is_forking(config.process)
     init = make_worker_init(config.process, parts.worker_init_fn, are_forked=are_forked)
-    init = init if are_forked else AnsweringWorker(init)
+    init = init if are_forked else DumpingWorker(init)
     if config.dataloader.num_workers and init is not parts.worker_init_fn:
         settings["worker_init_fn"] = init
     if workload.own is not None:

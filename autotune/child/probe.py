@@ -1,214 +1,290 @@
-"""Profiles the workload before the first trial: what a sample costs, and the throughput of the step alone."""
+"""Profiles a workload in role main: the costs of loading, the step and copies to the device."""
 
 from __future__ import annotations
 
 import platform
 import resource
-from collections.abc import Iterable, Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.data import SequentialSampler
 
-from autotune.child import probe_workers
-from autotune.child.data_checks import compare_workers, describe_differing
-from autotune.child.device import read_accelerator, read_free_memory, warn_of_device
+from autotune.child.device import (
+    SimulatedStep,
+    read_accelerator,
+    read_free_memory,
+    read_peak,
+    reset_peak,
+    single_thread,
+    synchronize,
+    warn_of_device,
+)
 from autotune.child.hot_code import find_costly_lines
 from autotune.child.loader_building import build_plain_loader, count_epoch_batches
-from autotune.child.probe_batches import (
-    BatchSizeProfile,
-    OnPhase,
-    load_batches,
-    measure_sample_bytes,
-    profile_batch_sizes,
-    usual_batch_size,
-)
-from autotune.child.probe_cow import predict_cow_growth
-from autotune.child.probe_storage import describe_storage
-from autotune.child.reading_traces import HANGS, hangs_after_reading
-from autotune.child.sharding import (
-    count_samples_single_process,
-    describe_epochs,
-    describe_idle_workers,
-    workers_duplicate_data,
-)
+from autotune.child.probe_workers import MAX_CHECKED_SECONDS, ROUND_BATCH_SIZE, SMALL_BATCH_DIVISOR, OnPhase
+from autotune.child.sample_checks import count_samples
+from autotune.child.sample_reader import SampleReader
 from autotune.child.step import Step
-from autotune.child.timing import fit_bytes, fit_cost
+from autotune.child.timers import CallSeconds, fit_bytes, fit_cost, time_call, time_device_calls
 from autotune.child.workload import LoadedWorkload
-from autotune.protocol.messages import WORKER_PHASE, IdentityReport, ProbeCommand, Traces
-from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
-from autotune.system.machine import Software, read_memory_limit
+from autotune.errors import WorkloadError
+from autotune.profiles.device_prefetch import DeviceCopier, find_tensors, move_batch
+from autotune.protocol.messages import IdentityReport, ProbeCommand, ProbeReport
+from autotune.protocol.workload_profile import H2DBandwidth, WorkloadProfile
+from autotune.system.machine import Software
 from autotune.system.processes import read_resident
 from autotune.system.software import read_own_version, read_start_method_in_force, read_thread_variables
 
-MIN_SECONDS: Final = 1e-9
-MAX_LOOK_SECONDS: Final = 1.0  # that a round's batch may take, for looks at what no throughput shows to be worth it
-SHARD_COUNTS: Final = ("num_shards", "n_shards")  # attributes; Hugging Face's datasets had the second name before
+LOAD_SECONDS: Final = 0.5  # of loading batches of one size
+STEP_SECONDS: Final = 0.25  # of the step at one size
+MAX_LARGEST_SECONDS: Final = 0.2  # for one batch of the largest size and its step
+MAX_MAP_BATCHES: Final = 12
+MAX_STREAM_BATCHES: Final = 1000  # rare batches of a stream may take long: the next shard or chunk
+MAX_STEPS: Final = 100
+WARM_UP_STEPS: Final = 2
+MIN_BUSY_SECONDS: Final = 1e-3  # of computing; less is not more than the cost of starting it
+SHARD_COUNTS: Final = ("num_shards", "n_shards")  # attributes; `n_shards` in earlier versions of Hugging Face datasets
 VALIDATION_SPLITS: Final = ("val", "valid", "validation", "test", "dev", "eval")
 
 
-class WorkerFindings(NamedTuple):
-    """What was seen of workers; nothing where none were looked at."""
+class SizeProfile(NamedTuple):
+    """What batches of one size cost."""
 
-    cold: float | None = None  # seconds of a round before this process has met the dataset
-    few: float | None = None  # of one of one worker
-    many: float | None = None  # of as many as `count_round_workers` gives, as is the cold one
-    differing: Sequence[int] = ()  # samples that they deliver differently
-    notes: tuple[str | None, ...] = ()
-    usage: probe_workers.WorkerUsage = probe_workers.WorkerUsage()
+    samples: float  # in a batch, mean
+    load: CallSeconds  # mean
+    step: CallSeconds  # median; CPU time of all threads
+    sample_bytes: int
+    tensors: list[torch.Tensor]
+    h2d: H2DBandwidth | None
+    peak_gpu_bytes: int
 
 
 def profile_workload(
-    workload: LoadedWorkload, step: Step, device: torch.device, order: ProbeCommand, on_phase: OnPhase
-) -> WorkloadProfile | Traces:
-    """Measure what the cost model and the budgets need, telling `on_phase` what is going on.
-
-    The order matters: workers are looked at before this process has met the dataset, and again afterwards. Where that
-    left what they would inherit, it is given instead: another process is to be asked, and told so.
-    """
-    on_device = _describe_device(device)
-    order = order.model_copy(update={"with_workers": order.with_workers and "num_workers" not in workload.fixed})
-    found = _look_before_reading(workload, order, on_phase)
-    usual, profiles = profile_batch_sizes(workload, step, device, order, on_phase)
-    traces = order.traces or _look_for_hangs(workload, order, on_phase, usual)
-    traces = traces if workload.forks_workers else Traces()
-    if traces != Traces() and order.with_workers and order.traces is None:
-        return traces
-    costs = _fit_costs(usual, profiles)
-    batch_seconds = costs["load_cost"].per_batch(probe_workers.ROUND_BATCH_SIZE)
-    costly_lines = find_costly_lines(workload) if batch_seconds <= MAX_LOOK_SECONDS else ()
-    rss_bytes = read_resident("self")[0] or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # or its peak
-    if order.traces is None:
-        found = _look_at_workers(workload, order, on_phase, batch_seconds)._replace(cold=found.cold)
-    costs |= _fit_worker_costs(workload, costs["load_cost"], found, order.usable_cpus)
-    if not traces.hangs and _enter_worker_phase(order, on_phase):
-        costs |= _measure_sharing(workload, [round(profile.samples) for profile in profiles], order.usable_cpus)
-    start = probe_workers.describe_start(workload, costs.get("worker_start_cost"))
-    notes = (HANGS if traces.hangs else None, *found.notes, start, warn_of_device(device))
-    return WorkloadProfile(
-        leaves_traces=traces != Traces(),
-        differing_samples=len(found.differing),
-        worker_threads_cpu=found.usage.threads_cpu,
-        worker_bytes=0 if workload.forks_workers else found.usage.memory_bytes,
-        rss_bytes=rss_bytes,
-        notes=_list_notes(workload, notes),
+    workload: LoadedWorkload, step: Step, device: torch.device, command: ProbeCommand, on_phase: OnPhase
+) -> ProbeReport:
+    """Measure what the cost model and the limits need, as far as it can be known without workers."""
+    on_device = {"accelerator": read_accelerator(device), "gpu_room_bytes": read_free_memory(device)}
+    usual, sizes = profile_sizes(workload, step, device, command, on_phase)
+    load_cost = fit_cost([(one.samples, one.load.wall) for one in sizes])
+    is_slow = load_cost.per_batch(ROUND_BATCH_SIZE) > MAX_CHECKED_SECONDS
+    on_phase("profiling the code that loads")
+    costly_lines = () if is_slow else find_costly_lines(workload)
+    rss_bytes = read_resident("self")[0] or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    on_phase("reading samples")
+    reader = SampleReader(workload)
+    if workload.kind == "iterable" or not is_slow:
+        reader.read()
+    own, parts = workload.own, workload.parts
+    has_own_batches, warnings = workload.batching == "user", (warn_of_device(device), reader.describe_storage())
+    shards = (getattr(parts.dataset, name, None) for name in SHARD_COUNTS if workload.kind == "iterable")
+    notes = (None if own is None else own.describe(), *warnings, warn_of_validation_data(workload))
+    profile = WorkloadProfile(
+        description=type(parts.dataset).__qualname__,
+        kind=workload.kind,
+        samples=workload.promised_samples,
+        counted_samples=reader.epoch_samples,
+        epoch_batches=count_epoch_batches(build_plain_loader(workload, None), workload) if has_own_batches else None,
+        batching=workload.batching,
+        drop_last=parts.drop_last,
+        probe_batch_size=max(1, round(usual.samples)),
+        largest_probed=round(sizes[0].samples),
+        load_cost=load_cost,
+        cpu_share=sum(one.load.cpu for one in sizes) / max(1e-9, sum(one.load.wall for one in sizes)),
+        step_cost=fit_cost([(one.samples, one.step.wall) for one in sizes]),
+        step_cpus=usual.step.cpu / max(1e-9, usual.step.wall),
+        h2d=sizes[0].h2d,
+        gpu_bytes=fit_bytes([(one.samples, one.peak_gpu_bytes) for one in sizes]),
+        sample_bytes=usual.sample_bytes,
+        batch_tensors=len(usual.tensors),
+        on_accelerator=any(tensor.device.type != "cpu" for tensor in usual.tensors),
+        has_getitems=hasattr(parts.dataset, "__getitems__"),
         costly_lines=costly_lines,
+        shards=next((count for count in shards if type(count) is int and count > 0), None),
+        baseline=workload.baseline,
+        loader_class=None if own is None else own.call.name,
+        fixed_settings=dict(workload.fixed),
+        loader_decides=() if own is None else tuple(own.fixed),
+        multiprocessing_context=workload.start_method,
+        software=read_software(),
+        pinning=device.type == "cuda",
+        rss_bytes=rss_bytes,
+        notes=tuple(filter(None, notes)),
         **on_device,
-        **_describe_parts(workload),
-        **costs,
+    )
+    return ProbeReport(profile=profile, digests=reader.digests)
+
+
+def profile_sizes(
+    workload: LoadedWorkload, step: Step, device: torch.device, command: ProbeCommand, on_phase: OnPhase
+) -> tuple[SizeProfile, list[SizeProfile]]:
+    """Profile the usual batch size, a smaller one, and the largest unless that takes long.
+
+    Returns:
+        The profile of the usual size, and those of all sizes from the largest to the smallest.
+    """
+    size = choose_size(workload, command.batch_size)
+    check_getitems(workload, size)
+    usual = _profile_size(workload, step, device, size, on_phase)
+    if size is None or "batch_size" in workload.fixed:
+        return usual, [usual]
+    sizes, small = [usual], max(1, size // SMALL_BATCH_DIVISOR)
+    largest = min(command.largest, workload.promised_samples or command.largest)
+    if small < size:
+        sizes.append(_profile_size(workload, step, device, small, on_phase))
+    is_fast = usual.load.wall + usual.step.wall < MAX_LARGEST_SECONDS * usual.samples / largest
+    if is_fast and largest > usual.samples:
+        sizes.insert(0, _profile_size(workload, step, device, largest, on_phase))
+    return usual, sizes
+
+
+def choose_size(workload: LoadedWorkload, batch_size: int) -> int | None:
+    """Return the usual batch size; None if the user's code makes the batches."""
+    if workload.batching == "user":
+        return None
+    size: int = workload.fixed.get("batch_size", batch_size)
+    return min(size, workload.promised_samples or size)
+
+
+def check_getitems(workload: LoadedWorkload, size: int | None) -> None:
+    """Raise WorkloadError if `__getitems__` returns another number of samples than requested."""
+    dataset: Any = workload.parts.dataset
+    if workload.kind != "map" or size is None or not hasattr(dataset, "__getitems__"):
+        return
+    order: Any = workload.parts.sampler if workload.parts.sampler is not None else range(len(dataset))
+    indices = list(islice(order, size))
+    if (returned := len(dataset.__getitems__(indices))) != len(indices):
+        raise WorkloadError(
+            f"The dataset's __getitems__ returned {returned} samples for {len(indices)} indices: it must return "
+            "one for each, or throughputs are wrong and training skips data."
+        )
+
+
+def _profile_size(
+    workload: LoadedWorkload, step: Step, device: torch.device, size: int | None, on_phase: OnPhase
+) -> SizeProfile:
+    on_phase(f"loading batches of {size}" if size else "loading batches")
+    batch, loads, samples = load_batches(workload, size, on_phase)
+    warm = loads[1:] or loads
+    on_phase("running the step")
+    reset_peak(device)
+    step_seconds = _time_step(step, batch, device)
+    peak = read_peak(device)
+    on_phase("copying to the device")
+    return SizeProfile(
+        samples=statistics.fmean(samples),
+        load=CallSeconds(statistics.fmean(one.wall for one in warm), statistics.fmean(one.cpu for one in warm)),
+        step=step_seconds,
+        sample_bytes=count_bytes(batch) // max(1, samples[-1]),
+        tensors=list(find_tensors(batch)),
+        h2d=measure_h2d(batch, device) if device.type == "cuda" else None,
+        peak_gpu_bytes=peak,
     )
 
 
-def _describe_device(device: torch.device) -> dict[str, Any]:
-    """Say what the workload meets on this device before it runs there, by the profile's fields."""
-    return {
-        "accelerator": read_accelerator(device),
-        "software": read_software(),
-        "gpu_room_bytes": read_free_memory(device),
-        "pinning": device.type == "cuda",
-    }
+def count_bytes(batch: Any) -> int:
+    """Return the bytes of all tensors in a batch."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in find_tensors(batch))
 
 
-def _look_before_reading(workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase) -> WorkerFindings:
-    """Look at workers as training has them: all that is looked for where this process will spoil it, else the start."""
-    if order.traces is not None:
-        return _look_at_workers(workload, order, on_phase)
-    if not workload.forks_workers or not _enter_worker_phase(order, on_phase):  # others begin with nothing in any case
-        return WorkerFindings()
-    workers = probe_workers.count_round_workers(order.usable_cpus)
-    return WorkerFindings(cold=probe_workers.time_worker_round(workload, workers))
+def load_batches(
+    workload: LoadedWorkload, size: int | None, on_phase: OnPhase
+) -> tuple[Any, list[CallSeconds], list[int]]:
+    """Load batches for a while; return the last one, and the seconds and the number of samples of each."""
+    loader = build_plain_loader(workload, size)
+    is_map = workload.kind == "map" and loader.delivers_as_sampled  # then the sampler counts
+    times: list[CallSeconds] = []
+    samples: list[int] = []
+    batches: list[Any] = []  # the last one
+    iterator, deadline = iter(loader), time.perf_counter() + LOAD_SECONDS
+    most = MAX_MAP_BATCHES if workload.kind == "map" else MAX_STREAM_BATCHES
+
+    def load() -> None:
+        batches[:] = [next(iterator)]
+
+    with single_thread():
+        while len(times) < most and (len(times) < 2 or time.perf_counter() < deadline):
+            try:
+                times.append(time_call(load))
+            except StopIteration:
+                check_arrivals(len(times), loader.index_source.batches if is_map else 0)
+                break
+            handed_out = loader.index_source.count_samples(len(times))
+            samples.append(handed_out - sum(samples) if is_map else count_samples(batches[0], size or 1))
+            on_phase(f"loaded {len(times)} batches")
+    return batches[0], times, samples
 
 
-def _look_for_hangs(
-    workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase, usual: BatchSizeProfile
-) -> Traces:
-    """Give what reading left, and whether a worker that is forked now waits for it."""
-    if not usual.traces.threads or not workload.forks_workers or not _enter_worker_phase(order, on_phase):
-        return usual.traces
-    return usual.traces.model_copy(update={"hangs": hangs_after_reading(workload, usual.load.wall)})
+def check_arrivals(arrived: int, handed_out: int) -> None:
+    """Raise WorkloadError if an epoch ended before the first batch, or before the last one of the sampler."""
+    if arrived < handed_out:
+        raise WorkloadError(
+            f"The dataset ended an epoch after {arrived} batches without an error. A StopIteration raised inside "
+            "__getitem__ or collate_fn does this: raise another error there."
+        )
+    if not arrived:
+        raise WorkloadError(
+            "The dataset delivered no batch at all: it is empty, it is shorter than one batch with drop_last, or it "
+            "can be iterated only once and must start again in every __iter__."
+        )
 
 
-def _list_notes(workload: LoadedWorkload, seen: Iterable[str | None]) -> tuple[str, ...]:
-    """List what is to be said of a workload, in the order in which one reads it."""
-    own = None if workload.own is None else workload.own.describe()
-    shares = describe_idle_workers(workload), describe_epochs(workload)
-    cold = describe_storage(workload.sample_counts.reads, workload.promised_samples or 0, read_memory_limit())
-    return tuple(filter(None, (own, *seen, *shares, cold, warn_of_validation_data(workload))))
+def _time_step(step: Step, batch: Any, device: torch.device) -> CallSeconds:
+    """Time the step on a batch that is ready, after calls that warm it up."""
+    if device.type == "cpu":
+        for _ in range(WARM_UP_STEPS):
+            step(batch)
+        times, deadline = [time_call(lambda: step(batch))], time.perf_counter() + STEP_SECONDS
+        while len(times) < MAX_STEPS and time.perf_counter() < deadline:
+            times.append(time_call(lambda: step(batch)))
+        return CallSeconds(*map(statistics.median, zip(*times, strict=True)))
+    step(batch)  # as it comes; an error in it is the user's
+    try:
+        resident = move_batch(batch, device)
+        step(resident)
+        synchronize(device)
+    except (TypeError, AttributeError):  # it takes a batch only as the loader delivers it
+        resident = batch
+    seconds: list[float] = []
+    whole = time_call(lambda: seconds.append(time_device_calls(lambda: step(resident), lambda: synchronize(device))))
+    return CallSeconds(seconds[0], seconds[0] * whole.cpu / max(1e-9, whole.wall))
 
 
-def _look_at_workers(
-    workload: LoadedWorkload, order: ProbeCommand, on_phase: OnPhase, batch_seconds: float | None = None
-) -> WorkerFindings:
-    """Time rounds of workers, and look for what they do that no throughput shows, unless a batch takes long.
+def measure_h2d(batch: Any, device: torch.device) -> H2DBandwidth | None:
+    """Measure copies of a batch to a CUDA device, alone and while it computes; None without tensors in host memory."""
+    tensors = [tensor.detach() for tensor in find_tensors(batch) if tensor.device.type == "cpu"]
+    size = count_bytes(tensors)
+    if not size:
+        return None
+    pinned = [tensor.pin_memory() for tensor in tensors]
 
-    Where nothing was read yet, and `batch_seconds` are not known, a round tells as much.
-    """
-    if not _enter_worker_phase(order, on_phase):
-        return WorkerFindings()
-    count = probe_workers.count_round_workers(order.usable_cpus)
-    few, many = (probe_workers.time_worker_round(workload, workers) for workers in (1, count))
-    seconds = few if batch_seconds is None else batch_seconds
-    growth = predict_cow_growth(workload)
-    if seconds is None or seconds > MAX_LOOK_SECONDS:
-        return WorkerFindings(few=few, many=many, notes=(growth,))
-    usage = probe_workers.measure_worker(workload)
-    data = compare_workers(workload, workers_first=order.traces is not None)
-    cold = describe_storage(data.reads.values(), workload.promised_samples or 0, read_memory_limit())
-    notes = (describe_differing(data.differing), cold, growth)
-    return WorkerFindings(None, few, many, data.differing, notes, usage)
+    def measure(work: Callable[[], object]) -> float:
+        return time_device_calls(work, lambda: synchronize(device))
 
+    def send(sources: Sequence[torch.Tensor]) -> object:
+        return [tensor.to(device, non_blocking=True) for tensor in sources]
 
-def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
-    """Say what the workload is, by the profile's fields."""
-    own = workload.own
-    has_own_batches = workload.batching == "user"
-    return {
-        "description": type(workload.parts.dataset).__qualname__,
-        "kind": workload.kind,
-        "samples": workload.promised_samples,
-        "counted_samples": workload.sample_counts.samples,
-        "epoch_batches": count_epoch_batches(build_plain_loader(workload, None), workload) if has_own_batches else None,
-        "batching": workload.batching,
-        "drop_last": workload.parts.drop_last,
-        "has_getitems": hasattr(workload.parts.dataset, "__getitems__"),
-        "shards": count_shards(workload) if workload.kind == "iterable" else None,
-        "baseline": workload.baseline,
-        "loader_class": None if own is None else own.call.name,
-        "fixed_settings": dict(workload.fixed),
-        "loader_decides": () if own is None else tuple(own.fixed),
-        "multiprocessing_context": workload.start_method,
-    }
+    pageable_seconds, pinned_seconds = measure(lambda: send(tensors)), measure(lambda: send(pinned))
+    compute, copier = SimulatedStep(device, max(pinned_seconds, MIN_BUSY_SECONDS)), DeviceCopier(device)
+    copies = max(1, round(MIN_BUSY_SECONDS / pinned_seconds))
+
+    def copy() -> object:
+        return [copier.send(pinned) for _ in range(copies)]
+
+    def both() -> object:
+        compute()
+        return copy()
+
+    overlap = overlap_fraction(measure(compute), measure(copy), measure(both))
+    return H2DBandwidth(pageable=size / pageable_seconds, pinned=size / pinned_seconds, overlap=overlap)
 
 
-def count_shards(workload: LoadedWorkload) -> int | None:
-    """Count the pieces that a dataset shares out to its workers, as it says or was seen to; else None."""
-    counts = (getattr(workload.parts.dataset, name, None) for name in SHARD_COUNTS)
-    told = next((count for count in counts if type(count) is int and count > 0), None)
-    return 1 if told is None and workload.sample_counts.idle_workers else told
-
-
-def _enter_worker_phase(order: ProbeCommand, on_phase: OnPhase) -> bool:
-    """Tell whether workers are to be looked at, and say so to `on_phase`."""
-    if order.with_workers:
-        on_phase(WORKER_PHASE)
-    return order.with_workers
-
-
-def _fit_costs(usual: BatchSizeProfile, profiles: Sequence[BatchSizeProfile]) -> dict[str, Any]:
-    """Give what batches cost in this process, from the largest to the smallest, by the profile's fields."""
-    return {
-        "probe_batch_size": max(1, round(usual.samples)),
-        "largest_probed": round(profiles[0].samples),
-        "load_cost": fit_cost([(profile.samples, profile.load.wall) for profile in profiles]),
-        "cpu_share": _ratio([profile.load.cpu for profile in profiles], [profile.load.wall for profile in profiles]),
-        "step_cost": fit_cost([(profile.samples, profile.step.wall) for profile in profiles]),
-        "step_cpus": _ratio([usual.step.cpu], [usual.step.wall]),
-        "h2d": profiles[0].h2d,
-        "gpu_bytes": fit_bytes([(profile.samples, profile.peak_gpu_bytes) for profile in profiles]),
-        "sample_bytes": usual.sample_bytes,
-        "batch_tensors": usual.tensors,
-        "on_accelerator": usual.on_accelerator,
-    }
+def overlap_fraction(computing: float, copying: float, together: float) -> float:
+    """Return the share of the shorter work that is hidden behind the longer one, from the seconds of each and both."""
+    return min(1.0, max(0.0, (computing + copying - together) / min(computing, copying)))
 
 
 def warn_of_validation_data(workload: LoadedWorkload) -> str | None:
@@ -225,65 +301,15 @@ def warn_of_validation_data(workload: LoadedWorkload) -> str | None:
     return f"This looks like a validation loader ({', '.join(signs)}). Tune the loader that you train with."
 
 
-def _ratio(parts: Sequence[float], wholes: Sequence[float]) -> float:
-    return sum(parts) / max(sum(wholes), MIN_SECONDS)
-
-
-def _fit_worker_costs(
-    workload: LoadedWorkload,
-    load: LinearCost,
-    found: WorkerFindings,
-    usable_cpus: float,
-) -> dict[str, Any]:
-    """Fit what starting workers costs, by the profile's fields."""
-    workers = probe_workers.count_round_workers(usable_cpus)
-    size = workload.fixed.get("batch_size") or probe_workers.ROUND_BATCH_SIZE
-    start = probe_workers.fit_worker_startup(found.few, found.many, workers, load.per_batch(size))
-    warm_up = probe_workers.per_worker_warmup_seconds(found.cold, found.many, workers, usable_cpus)
-    return {"first_use_seconds": warm_up} | ({} if start is None else {"worker_start_cost": start})
-
-
-def _measure_sharing(workload: LoadedWorkload, sizes: Sequence[int], usable_cpus: float) -> dict[str, Any]:
-    """Measure how workers share data out, and hand batches over, by the profile's fields."""
-    found: dict[str, Any] = {}
-    if workload.kind == "iterable" and not workload.is_opaque:
-        count_samples_single_process(workload)
-        found["workers_duplicate_data"] = workers_duplicate_data(workload)
-    found["manager_seconds"] = probe_workers.measure_manager_start(usable_cpus)
-    if workload.batching == "batch_size" and not workload.is_opaque:
-        found |= _probe_transfer(workload, sizes)
-    return found
-
-
-def _probe_transfer(workload: LoadedWorkload, sizes: Sequence[int]) -> dict[str, LinearCost]:
-    """Fit collating and handing over to the batch sizes that were looked at."""
-    with probe_workers.single_thread():
-        samples = probe_workers.fetch_samples(workload, max(sizes))
-    if not samples:
-        return {}
-    try:
-        with probe_workers.single_thread():
-            rounds = [
-                (size, *probe_workers.time_worker_transfer(workload, samples, size))
-                for size in dict.fromkeys((sizes[0], sizes[-1]) if workload.forks_workers else sizes[:1])
-            ]
-    except Exception:  # a sample or batch that cannot be sent: the trials with workers will meet it and name it
-        return {}
-    return {
-        "collate_cost": fit_cost([(size, collate) for size, collate, _ in rounds]),
-        "transfer_cost": fit_cost([(size, transfer) for size, _, transfer in rounds]),
-    }
-
-
 def identify_workload(
     workload: LoadedWorkload, device: torch.device, batch_size: int, on_phase: OnPhase
 ) -> IdentityReport:
-    """Load batches of this size as the probe does, and measure their samples as it does."""
-    batch, _, samples = load_batches(workload, usual_batch_size(workload, batch_size), on_phase)
+    """Load batches of this size as the probe does, and describe the workload."""
+    batch, _, samples = load_batches(workload, choose_size(workload, batch_size), on_phase)
     return IdentityReport(
         kind=workload.kind,
         samples=workload.promised_samples,
-        sample_bytes=measure_sample_bytes(batch, samples),
+        sample_bytes=count_bytes(batch) // max(1, samples[-1]),
         loader_class=None if workload.own is None else workload.own.call.name,
         loader_decides=() if workload.own is None else tuple(workload.own.fixed),
         software=read_software(),
@@ -292,7 +318,7 @@ def identify_workload(
 
 
 def read_software() -> Software:
-    """Read the versions that this process runs with, and how it starts its workers."""
+    """Return the versions that this process runs with, and how it starts its workers."""
     return Software(
         dltune=read_own_version(),
         torch=torch.__version__,

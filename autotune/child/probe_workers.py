@@ -1,259 +1,170 @@
-"""What workers cost beyond loading: starting them, their first use of the dataset, handing batches over.
+"""Completes a profile in role workers: what workers cost, and whether they deliver the data.
 
-A warm process hides some of it. What the training process has imported or cached, forked workers inherit; a real
-training run with workers never touches the dataset in its own process, so each of its first workers pays. Rounds
-of one small batch per worker, taken before and after the process has met the dataset, show the difference.
+The process never reads a sample itself, so its workers start as those of training do, from a process that has imported
+and cached nothing of the dataset. The first use of the dataset is part of their start.
 """
 
 from __future__ import annotations
 
-import itertools
-import multiprocessing
+import gc
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any, Final
 
-import torch
-from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
+from autotune.child.data_checks import WatchedInit, check_workers
 from autotune.child.errors import shut_down_workers
-from autotune.child.factory_calls import MeasuredLoader
 from autotune.child.loader_building import build_plain_loader
-from autotune.child.timing import time_calls
-from autotune.child.trial import settle_garbage
+from autotune.child.timers import fit_cost
 from autotune.child.workload import LoadedWorkload
-from autotune.config import ProcessSettings
-from autotune.errors import WorkloadError
-from autotune.protocol.workload_profile import LinearCost
+from autotune.protocol.messages import ProbeCommand
+from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
 from autotune.system.machine import count_whole_cpus
-from autotune.system.processes import measure_pss, read_thread_seconds
 from autotune.system.software import read_start_method_in_force
 from autotune.units import format_seconds
 from autotune.workload import Workload
 
-MAX_ROUND_WORKERS: Final = 16  # of a round; more tell nothing new
+MAX_ROUND_WORKERS: Final = 16
 ROUND_BATCH_SIZE: Final = 2
-MAX_FETCH_SECONDS: Final = 0.3  # spent on fetching samples that are then handed over again and again
+MAX_CHECKED_SECONDS: Final = 1.0  # of loading a batch; the samples of slower datasets are not checked
+MAX_FETCH_SECONDS: Final = 0.3  # of fetching samples to transfer repeatedly
 TRANSFER_BATCHES: Final = 24
 TRANSFER_SECONDS: Final = 0.25
-COLLATE_SECONDS: Final = 0.05
-USAGE_BATCHES: Final = 2  # after the first one, with which libraries set themselves up
-OWN_THREADS: Final = 3  # of a worker: the one that loads, and two that send batches
-MIN_THREAD_SECONDS: Final = 5e-3  # of CPU time; less says nothing about threads
-NOTABLE_START_SECONDS: Final = 0.2  # of starting a worker; a fork takes less
+SMALL_BATCH_DIVISOR: Final = 4  # of the usual batch size
+NOTABLE_START_SECONDS: Final = 0.2  # for each worker; a fork takes less
 DESCRIBED_WORKERS: Final = 8
 
-
-def count_round_workers(usable_cpus: float) -> int:
-    """Count the workers of a round: enough to share the CPUs that may be kept busy, as in a trial."""
-    return min(2 * count_whole_cpus(usable_cpus), MAX_ROUND_WORKERS)
+OnPhase = Callable[[str], None]
 
 
-def start_worker(loader: MeasuredLoader) -> tuple[BaseProcess, Iterator[Any]]:
-    """Begin an epoch of a loader with one worker, and give its process and the batches to come."""
-    before = {child.pid for child in multiprocessing.active_children()}
-    batches = iter(loader)
-    (worker,) = (child for child in multiprocessing.active_children() if child.pid not in before)
-    return worker, batches
+def complete_profile(
+    workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase
+) -> WorkloadProfile:
+    """Return the profile with what workers cost; what cannot be measured keeps its value."""
+    count = min(2 * count_whole_cpus(command.usable_cpus), MAX_ROUND_WORKERS)
+    load_seconds = profile.load_cost.per_batch(workload.fixed.get("batch_size") or ROUND_BATCH_SIZE)
+    on_phase("starting workers")
+    few, many = time_worker_round(workload, 1), time_worker_round(workload, count)
+    if few is not None and many is not None:
+        start = fit_worker_start(few, many, count, load_seconds)
+        note = () if workload.forks_workers else describe_start(workload, start)
+        profile = profile.model_copy(update={"worker_start_cost": start, "notes": profile.notes + note})
+    if workload.is_opaque:
+        return profile
+    if workload.batching == "batch_size":
+        on_phase("measuring the transfer of batches")
+        profile = measure_transfer(workload, profile)
+    if workload.kind == "map" and load_seconds > MAX_CHECKED_SECONDS:
+        return profile
+    on_phase("checking the data of workers")
+    return check_workers(workload, profile, command.digests)
 
 
-def time_worker_round(workload: LoadedWorkload, workers: int, process: ProcessSettings | None = None) -> float | None:
-    """Time an epoch of one small batch per worker, from starting them to taking them down, in seconds.
-
-    None stands for one that failed, which the trials will meet again and name. Without `process`, workers start as the
-    workload has it.
-    """
+def time_worker_round(workload: LoadedWorkload, workers: int) -> float | None:
+    """Time an epoch of one small batch per worker, with the start and end of the workers; None if it fails."""
     try:
-        loader = build_plain_loader(workload, ROUND_BATCH_SIZE, workers, prefetch_factor=1, process=process)
+        loader = build_plain_loader(workload, ROUND_BATCH_SIZE, workers, prefetch_factor=1)
         loader.index_source.open(max_batches=workers)
-        settle_garbage()
+        gc.collect()  # so that no worker copies what a full collection would touch
         started = time.perf_counter()
-        arrived = sum(1 for _ in itertools.islice(loader, workers))
+        arrived = sum(1 for _ in islice(loader, workers))
         seconds = time.perf_counter() - started
-        is_counted = workload.kind == "map" and loader.delivers_as_sampled
-        return seconds if not is_counted or arrived == loader.index_source.batches else None
-    except Exception as error:  # whatever the user's code raises in a worker
+    except Exception as error:  # the trials will report it
         shut_down_workers(error)
         return None
+    is_counted = workload.kind == "map" and loader.delivers_as_sampled
+    return seconds if not is_counted or arrived == loader.index_source.batches else None
 
 
-def fit_worker_startup(few: float | None, many: float | None, workers: int, load_seconds: float) -> LinearCost | None:
-    """Turn the seconds of a round of one worker and of one of `workers` into the cost of starting any number.
+def fit_worker_start(few: float, many: float, workers: int, load_seconds: float) -> LinearCost:
+    """Return the cost of starting workers, from the seconds of a round of one and of a round of many.
 
-    `load_seconds` is what one worker's share takes, which is not part of starting. None where a round failed.
+    `load_seconds`, the loading of one batch, is not part of the start.
     """
-    if few is None or many is None:
-        return None
     slope = max(0.0, many - few) / max(1, workers - 1)
     return LinearCost(fixed_seconds=max(0.0, few - load_seconds - slope), per_item_seconds=slope)
 
 
-def per_worker_warmup_seconds(cold: float | None, warm: float | None, workers: int, usable_cpus: float) -> float:
-    """Give the CPU seconds that each of `workers` paid in a cold round and not in a warm one, 0 or more."""
-    if cold is None or warm is None:
-        return 0.0
-    return max(0.0, cold - warm) * min(usable_cpus, workers) / workers
+def describe_start(workload: LoadedWorkload, start: LinearCost) -> tuple[str, ...]:
+    """Return a note if workers take long to start."""
+    if start.per_item_seconds < NOTABLE_START_SECONDS:
+        return ()
+    method, all_seconds = workload.start_method or read_start_method_in_force(), start.per_batch(DESCRIBED_WORKERS)
+    note = f"Workers start by {method}: {DESCRIBED_WORKERS} of them take {format_seconds(all_seconds)}"
+    return (f"{note}, {format_seconds(start.per_item_seconds)} more for each.",)
 
 
-def measure_manager_start(usable_cpus: float) -> float:
-    """Measure what a worker pays for starting torch's shared-memory manager.
+class ReplayDataset(IterableDataset[Any]):
+    """Fetches some samples in the worker and repeats them, so that a batch costs only collation and transfer."""
 
-    In a process that has not used `file_system` yet, every worker starts one; afterwards this process is connected,
-    and the workers it forks inherit that. So the same round is run twice; afterwards the process is warm in this
-    respect, and stays so. The answer is in CPU seconds, and 0 where the strategy does not work.
-    """
-    workers = count_round_workers(usable_cpus)
-    workload = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(2 * workers, 1))))
-    process = ProcessSettings(sharing_strategy="file_system")
-    cold, warm = (time_worker_round(workload, workers, process) for _ in range(2))
-    return per_worker_warmup_seconds(cold, warm, workers, usable_cpus)
+    def __init__(self, dataset: Any, indices: Sequence[Any] | None, max_samples: int) -> None:
+        self._dataset, self._indices, self._max_samples = dataset, indices, max_samples
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._indices is None:
+            source: Iterator[Any] = islice(self._dataset, self._max_samples)
+        elif hasattr(self._dataset, "__getitems__"):
+            source = iter(self._dataset.__getitems__(self._indices))
+        else:
+            source = (self._dataset[index] for index in self._indices)
+        samples, deadline = [], time.perf_counter() + MAX_FETCH_SECONDS
+        for sample in source:
+            samples.append(sample)
+            if time.perf_counter() > deadline:
+                break
+        return cycle(samples)
 
 
-class WorkerUsage(NamedTuple):
-    """What a worker uses after its first batches; zeros if unknown."""
+@dataclass(frozen=True)
+class TimedCollate:
+    """A `collate_fn` that returns a batch with the seconds that it took."""
 
-    threads_cpu: float = 0.0  # CPU time of its other threads over that of the one that loads
-    memory_bytes: int = 0  # its share of the machine's memory, without /dev/shm
+    collate: Callable[[Any], Any]
+
+    def __call__(self, samples: Any) -> tuple[float, Any]:
+        """Make a batch."""
+        started = time.perf_counter()
+        batch = self.collate(samples)
+        return time.perf_counter() - started, batch
 
 
-def measure_worker(workload: LoadedWorkload) -> WorkerUsage:
-    """Start a worker and measure its threads and its memory after a few batches; the user's own loaders are skipped."""
-    if workload.own is not None:
-        return WorkerUsage()
+def measure_transfer(workload: LoadedWorkload, profile: WorkloadProfile) -> WorkloadProfile:
+    """Return the profile with the costs of collation and transfer, at two batch sizes if workers are forked."""
+    sizes = {max(profile.largest_probed, profile.probe_batch_size): None}
+    if workload.forks_workers and "batch_size" not in workload.fixed:
+        sizes[max(1, profile.probe_batch_size // SMALL_BATCH_DIVISOR)] = None
     try:
-        loader = build_plain_loader(workload, ROUND_BATCH_SIZE, workers=1)
-        loader.index_source.open(max_batches=USAGE_BATCHES + 3)  # it may still work while it is measured
-        worker, batches = start_worker(loader)
-        assert worker.pid is not None  # it was started
-        next(batches, None)  # libraries set themselves up
-        before = read_thread_seconds(worker.pid)
-        for _ in range(USAGE_BATCHES):
-            next(batches, None)
-        spent = {thread: end - before.get(thread, 0.0) for thread, end in read_thread_seconds(worker.pid).items()}
-        return WorkerUsage(_compare_threads(spent, worker.pid), measure_pss([worker.pid]))
-    except Exception as error:  # the trials with workers will meet it and name it
+        measured = [(size, *time_transfer(workload, size)) for size in sizes]
+    except Exception as error:  # samples or batches that cannot be sent: the trials will report it
         shut_down_workers(error)
-        return WorkerUsage()
+        return profile
+    collate = fit_cost([(size, seconds) for size, seconds, _ in measured])
+    transfer = fit_cost([(size, seconds) for size, _, seconds in measured])
+    return profile.model_copy(update={"collate_cost": collate, "transfer_cost": transfer})
 
 
-def _compare_threads(spent: Mapping[int, float], loading: int) -> float:
-    """Return the CPU time of other threads over that of the loading one; 0 if there are only those that send."""
-    others = sum(seconds for thread, seconds in spent.items() if thread != loading)
-    if len(spent) <= OWN_THREADS or others < MIN_THREAD_SECONDS:
-        return 0.0
-    return others / max(MIN_THREAD_SECONDS, spent.get(loading, 0.0))
-
-
-def describe_start(workload: LoadedWorkload, start: LinearCost | None) -> str | None:
-    """Return the time that workers take to start if they are not forked; None if it is short."""
-    if start is None or workload.forks_workers or start.per_item_seconds < NOTABLE_START_SECONDS:
-        return None
-    return (
-        f"Workers start by {workload.start_method or read_start_method_in_force()}: {DESCRIBED_WORKERS} of them take "
-        f"{format_seconds(start.per_batch(DESCRIBED_WORKERS))}, {format_seconds(start.per_item_seconds)} more for each."
-    )
-
-
-class ReplayDataset(Dataset[Any]):
-    """Samples that were fetched before, again and again, so that only collating and handing over cost anything."""
-
-    def __init__(self, samples: Sequence[Any], length: int) -> None:
-        self._samples = samples
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Any:
-        return self._samples[index % len(self._samples)]
-
-
-def fetch_samples(workload: LoadedWorkload, max_samples: int) -> list[Any]:
-    """Fetch a few samples the way a loader does; slow ones are fewer, but at least one where there is any.
-
-    Its batching must not be the workload's own.
-    """
-    dataset: Any = workload.parts.dataset
-    if workload.kind == "iterable":
-        source: Iterable[Any] = iter(dataset)
-    else:
-        order: Any = workload.parts.sampler if workload.parts.sampler is not None else range(len(dataset))
-        indices = list(itertools.islice(iter(order), max_samples))
-        is_at_once = hasattr(dataset, "__getitems__")
-        source = _fetch_at_once(dataset, indices) if is_at_once else (dataset[index] for index in indices)
-    samples: list[Any] = []
-    deadline = time.perf_counter() + MAX_FETCH_SECONDS
-    for sample in itertools.islice(source, max_samples):
-        samples.append(sample)
-        if time.perf_counter() > deadline:
-            break
-    return samples
-
-
-def _fetch_at_once(dataset: Any, indices: list[Any]) -> list[Any]:
-    samples: list[Any] = dataset.__getitems__(indices)
-    if len(samples) != len(indices):
-        raise WorkloadError(
-            f"The dataset's __getitems__ returned {len(samples)} samples for {len(indices)} indices: it must return "
-            "one for each, or throughputs are wrong and training skips data."
-        )
-    return samples
-
-
-def time_worker_transfer(workload: LoadedWorkload, samples: Sequence[Any], size: int) -> tuple[float, float]:
-    """Time a batch of samples that are at hand: seconds to collate it, and what one worker needs beyond that."""
-    collate: Callable[[Any], Any] = workload.parts.collate_fn or default_collate
-    batch = [samples[index % len(samples)] for index in range(size)]
-    collate_seconds = statistics.fmean(
-        one.wall for one in time_calls(lambda: collate(batch), COLLATE_SECONDS, min_calls=3, max_calls=TRANSFER_BATCHES)
-    )
+def time_transfer(workload: LoadedWorkload, size: int) -> tuple[float, float]:
+    """Return the seconds that one worker takes to collate a batch, and what it takes beyond that."""
+    parts, indices = workload.parts, None
+    if workload.kind == "map":
+        order: Any = parts.sampler if parts.sampler is not None else range(len(parts.dataset))  # type: ignore[arg-type]
+        indices = list(islice(order, size))
     replay = Workload(
-        dataset=ReplayDataset(samples, size * TRANSFER_BATCHES),
-        shuffle=False,
-        collate_fn=collate,
+        dataset=ReplayDataset(parts.dataset, indices, size),
+        collate_fn=TimedCollate(parts.collate_fn or default_collate),
+        worker_init_fn=WatchedInit(parts.dataset, parts.worker_init_fn),
         multiprocessing_context=workload.start_method,
     )
-    moments = []
-    deadline = time.perf_counter() + TRANSFER_SECONDS
-    for _ in build_plain_loader(LoadedWorkload(parts=replay), size, workers=1):
+    moments, collates = [], []
+    for seconds, _ in islice(build_plain_loader(LoadedWorkload(parts=replay), size, workers=1), TRANSFER_BATCHES):
         moments.append(time.perf_counter())
-        if len(moments) > 4 and moments[-1] > deadline:
+        collates.append(seconds)
+        if len(moments) > 4 and moments[-1] > moments[0] + TRANSFER_SECONDS:
             break
-    steady = moments[2:]  # the first ones were prepared while the worker started
-    per_batch = (steady[-1] - steady[0]) / (len(steady) - 1) if len(steady) > 1 else collate_seconds
+    per_batch = (moments[-1] - moments[2]) / (len(moments) - 3)  # the first ones were prepared during the start
+    collate_seconds = statistics.fmean(collates[2:])
     return collate_seconds, max(0.0, per_batch - collate_seconds)
-
-
-def connect_manager() -> None:
-    """Have this process start torch's shared-memory manager, unless it is connected to one, as a probe leaves it.
-
-    Workers that are forked later use that one, so that a trial pays what it would in the process of the probe; what
-    starting one costs is known by then. Where the strategy does not work, the trial meets that again and names it.
-    """
-    strategy = get_sharing_strategy()
-    set_sharing_strategy("file_system")
-    try:
-        torch.zeros(1).share_memory_()
-    except RuntimeError:
-        pass
-    finally:
-        set_sharing_strategy(strategy)
-
-
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """Compute on one thread, as every worker does.
-
-    More of them would count their spinning as work, and OpenMP does not survive a fork: in the workers of a process
-    that has computed on two threads, computing on two threads hangs.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Has this process, and all that it forks, write down where it stands when the tuner asks."""
+"""Makes this process, and all that it forks, append its Python stacks to a file when the tuner asks for them."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.protocol.process_spec import STACK_SIGNAL, STACKS_FILE
+from autotune.system.processes import STACK_SIGNAL, STACKS_FILE
 
 
-def answer_stack_requests() -> None:
-    """Append the stacks of all threads to our own file at each signal; to be called before user code runs.
+def dump_stacks_on_signal() -> None:
+    """Append the stacks of all threads to a file at each signal; call this before user code runs.
 
-    The handler is C code, which answers from within a lock or a loop as well.
+    The handler is C code, which works within a lock or a loop as well.
     """
     folder = os.environ.get("TMPDIR")
-    if STACK_SIGNAL is None or folder is None:
+    if folder is None:
         return
     try:
         descriptor = os.open(Path(folder) / STACKS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError:  # then nobody is asked
+    except OSError:
         return
     faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True)
 
 
 @dataclass(frozen=True)
-class AnsweringWorker:
+class DumpingWorker:
     """A `worker_init_fn` for workers that are not forked, and so have no handler; then it calls another, if any."""
 
     then: Callable[[int], None] | None = None
 
     def __call__(self, worker_id: int) -> None:
         """Set up one worker."""
-        answer_stack_requests()
+        dump_stacks_on_signal()
         if self.then is not None:
             self.then(worker_id)

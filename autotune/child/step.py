@@ -1,4 +1,4 @@
-"""What consumes the batches: the user's training step, a simulated one, or a small built-in one."""
+"""The training step: the user's own, a simulated one, or a small built-in one."""
 
 from __future__ import annotations
 
@@ -16,40 +16,34 @@ from autotune.profiles.device_prefetch import find_tensors, move_batch
 from autotune.request import WorkloadRequest
 
 Step = Callable[[Any], object]
-FEATURES: Final = 1024  # of each tensor of a sample that the built-in model looks at
+FEATURES: Final = 1024  # of each tensor of a sample that the built-in model uses
 HIDDEN: Final = 64
 
 
 def make_step(request: WorkloadRequest, device: torch.device) -> Step:
-    """Make the step that a request asks for: the user's own, a simulated one, or the built-in one."""
+    """Return the step that a request asks for."""
     if request.step is not None:
-        return _make_own_step(request.step, device)
+        step = _call_factory(import_attribute(request.step), device)
+        if not callable(step):
+            raise UsageError(f"--step {request.step}: it returned a {type(step).__name__}, not a function step(batch).")
+        return step
     if request.step_seconds is not None:
         return _make_simulated_step(request.step_seconds, device)
     return BuiltInStep(device)
 
 
-def _make_own_step(name: str, device: torch.device) -> Step:
-    """Call the user's factory, with the device if it takes one."""
-    factory: Callable[..., Step] = import_attribute(name)
-    step = _call_with_device(factory, device)
-    if not callable(step):
-        raise UsageError(f"--step {name}: it returned a {type(step).__name__}, not a function step(batch).")
-    return step
+def _call_factory(factory: Callable[..., Step], device: torch.device) -> Step:
+    """Pass the device as the parameter `device`, or as a required one; never as an optional one of another name.
 
-
-def _call_with_device(factory: Callable[..., Step], device: torch.device) -> Step:
-    """Give the device as the parameter of that name, or as one that must be given; never as a setting of another name.
-
-    A wrapper that takes anything hides what it wraps, which most likely asks for the device.
+    A wrapper with `*args` most likely wraps a factory that takes the device.
     """
     parameters = inspect.signature(factory).parameters.values()
     if any(one.name == "device" and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in parameters):
         return factory(device=device)
-    return factory(device) if any(map(_must_be_given, parameters)) else factory()
+    return factory(device) if any(map(_is_required, parameters)) else factory()
 
 
-def _must_be_given(parameter: inspect.Parameter) -> bool:
+def _is_required(parameter: inspect.Parameter) -> bool:
     if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
         return parameter.default is parameter.empty
     return parameter.kind is parameter.VAR_POSITIONAL
@@ -67,10 +61,7 @@ def _make_simulated_step(seconds: float, device: torch.device) -> Step:
 
 
 class BuiltInStep:
-    """A training step for any batch: copy to the device, forward, backward, optimizer.
-
-    The model is small: one linear layer for each tensor of the batch, over at most 1,024 of its features.
-    """
+    """A training step for any batch: one linear layer for each tensor, over at most 1,024 of its features."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -78,7 +69,7 @@ class BuiltInStep:
         self._optimizer: torch.optim.Optimizer
 
     def __call__(self, batch: Any) -> None:
-        """Train on the tensors of one batch, whatever else it holds."""
+        """Train on the tensors of one batch."""
         tensors = [_select_features(tensor) for tensor in find_tensors(move_batch(batch, self._device))]
         if not tensors:
             return

@@ -1,7 +1,7 @@
-"""Times one configuration as a training run would feel it. Owns the loader, and decides when garbage is collected.
+"""Runs a trial: times one configuration as in training.
 
-What is timed is exactly `for batch in loader: step(batch)`, epoch after epoch: starting the workers, filling
-the queue, the steady pace, the drain at the end. Nothing is torn down until the result has been reported.
+The timed code is `for batch in loader: step(batch)`, epoch after epoch, with the start of the workers and the drain of
+the queue. Workers are stopped after the result has been reported.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.child.batches import count_samples
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
-from autotune.child.distributed import Alone
+from autotune.child.distributed import RankSync
 from autotune.child.errors import annotate_dead_workers, find_requested_index
 from autotune.child.factory_calls import MeasuredLoader
 from autotune.child.loader import StoppableDataLoader
@@ -26,7 +25,7 @@ from autotune.child.loader_building import (
     count_epoch_samples,
     is_forking,
 )
-from autotune.child.sample_checks import check_epoch_length, check_fetched, check_handed_out
+from autotune.child.sample_checks import check_epoch_length, check_fetched, check_handed_out, count_samples
 from autotune.child.step import Step
 from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
 from autotune.child.timers import StepTimer
@@ -35,72 +34,67 @@ from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.protocol.measurement import EpochTrace, Measurement
 from autotune.protocol.messages import TrialRequest
-from autotune.system.processes import PROC, list_mapped_segments, remove_shm_segments
+from autotune.system.shared_memory import list_mapped_segments, list_names
 
 if TYPE_CHECKING:
     import torch
 
 WARM_UP_STEPS: Final = 3
 DEVICE_WARM_UP_STEPS: Final = 6  # libraries load, kernels are chosen, compiled code records its graphs
-PEAK_INTERVAL_SECONDS: Final = 0.1  # asking for the allocator's peak takes a tenth of a millisecond
+PEAK_INTERVAL_SECONDS: Final = 0.1  # reading the allocator's peak takes a tenth of a millisecond
 
 
 class EpochRecorder:
-    """Notes the times of one epoch; `delivered` samples are those that arrived, where they are counted."""
+    """Records the times of one epoch, and the samples that are `delivered`, if they are counted on arrival."""
 
     def __init__(self, loader: MeasuredLoader, timer: StepTimer, *, is_map: bool, is_counted: bool) -> None:
-        self._loader = loader
-        self._timer = timer
-        self._is_map = is_map  # then the sampler counts the samples
-        self._is_counted = is_counted
+        self._loader, self._timer = loader, timer
+        self._is_map, self._is_counted = is_map, is_counted
         self._started = time.perf_counter()
-        self.batches = 0
-        self.delivered = 0
+        self.batches = self.delivered = 0
         self._closed_after: int | None = None
 
     def note_batch(self, batch: Any) -> None:
-        """Record that a batch has been given to the step."""
+        """Record a batch after its step."""
         self.batches += 1
         if self._is_counted:
             self.delivered += count_samples(batch, self._loader.batch_size or 1)
 
     @property
     def is_closing(self) -> bool:
-        """Whether nothing more is handed out, or soon will not be."""
+        """Whether the sampler has stopped, or is about to."""
         return self._closed_after is not None or self._loader.index_source.closed
 
     def close(self, epoch_batches: int | None) -> None:
-        """Have the epoch end soon, and record where it was told to."""
+        """Stop the sampler soon."""
         self._closed_after = self.batches
         self._loader.close(epoch_batches)
 
     def count_samples(self) -> int:
-        """Count the samples up to and with the batch under way."""
+        """Return the number of samples up to the current batch."""
         if self._is_map:
             return self._loader.index_source.count_samples(self.batches + 1)
         return self.delivered + (self._loader.batch_size or 1)
 
     def snapshot(self) -> EpochTrace:
-        """Give the epoch as far as the device is through with it, as if it were closed now."""
+        """Return the epoch as far as the device has finished it, as if it were closed now."""
         moments, waited = self._timer.read()
-        return self._trace(moments, waited, moments[-1] if moments else 0.0, len(moments))
+        return self._make_trace(moments, waited, moments[-1] if moments else 0.0, len(moments))
 
     def finish(self) -> EpochTrace:
-        """Give the epoch, now that the loader says it is over or that it was left, and the device is through."""
+        """Return the epoch after its end."""
         ended = time.perf_counter() - self._started
         moments, waited = self._timer.read()
         closed = self._closed_after
         if closed is None and self._loader.index_source.closed:
-            closed = len(moments)  # it closed by itself, at a mini-epoch's length
-        return self._trace(moments, waited, max([ended, *moments[-1:]]), closed)
+            closed = len(moments)  # at the length of a mini-epoch
+        return self._make_trace(moments, waited, max([ended, *moments[-1:]]), closed)
 
-    def _trace(
-        self, moments: Sequence[float], waited: float, end_seconds: float, closed_after: int | None
-    ) -> EpochTrace:
+    def _make_trace(self, moments: Sequence[float], waited: float, end: float, closed_after: int | None) -> EpochTrace:
         source = self._loader.index_source
         return EpochTrace(
             batch_seconds=tuple(round(moment, 6) for moment in moments),
-            end_seconds=end_seconds,
+            end_seconds=end,
             wait_seconds=waited,
             batch_waits=tuple(round(wait, 6) for wait in self._timer.waits[: len(moments)]),
             samples=source.count_samples(len(moments)) if self._is_map else self.delivered,
@@ -110,10 +104,9 @@ class EpochRecorder:
 
 
 def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, config: LoaderConfig) -> None:
-    """Run the step a few times before anything is timed: its first calls import, allocate and compile.
+    """Run the step a few times: its first calls import, allocate and compile.
 
-    The batch comes from one worker where the configuration has workers, so that this process meets the dataset's
-    code no earlier than a training process would.
+    The batch comes from a worker if the configuration has workers: then this process must not read the dataset.
     """
     settings = config.dataloader
     process = ProcessSettings(multiprocessing_context=config.process.multiprocessing_context)
@@ -126,33 +119,23 @@ def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, con
     synchronize(device)
 
 
-def settle_garbage() -> None:
-    """Leave no full collection due: forked workers inherit when the next one is, and each would copy what it touches.
-
-    Whether one is due depends on all that a process has imported, dltune's own modules included, and nobody can know it
-    of the training process. Usually none is. Seen with seven workers: 65 MB and 0.2 s of CPU time each, 7% of a run of
-    ten short epochs.
-    """
-    gc.collect()
-
-
-def announce_epoch(loader: MeasuredLoader, number: int) -> None:
-    """Tell a loader, and its sampler, which epoch begins, as training code does where they want to know."""
+def set_epoch(loader: MeasuredLoader, number: int) -> None:
+    """Call `set_epoch` of a loader and its sampler, as training code does."""
     for part in (loader, getattr(loader, "sampler", None)):
         if callable(getattr(part, "set_epoch", None)):
-            part.set_epoch(number)  # type: ignore[union-attr]  # it was asked for a moment ago
+            part.set_epoch(number)  # type: ignore[union-attr]
 
 
 def list_workers(iterator: Iterator[Any] | None) -> list[BaseProcess]:
-    """List the processes that work for torch's iterator; another library may call anything by that name."""
+    """Return the worker processes of torch's iterator; another library may use the name for anything."""
     workers = getattr(iterator, "_workers", None)
     return [one for one in workers if isinstance(one, BaseProcess)] if isinstance(workers, list) else []
 
 
 class TrialRun:
-    """One trial under way: its loader, its stopping rule, its traces.
+    """A trial: its loader, its stopping rule and its epochs.
 
-    `on_batch` is called with the batches so far; `ranks` keeps step with the other training processes, if any.
+    `on_batch` is called with the number of batches so far; `ranks` synchronizes several training processes.
     """
 
     def __init__(
@@ -162,13 +145,10 @@ class TrialRun:
         device: torch.device,
         request: TrialRequest,
         on_batch: Callable[[int], None],
-        ranks: Alone | None = None,
+        ranks: RankSync | None = None,
     ) -> None:
-        self._step = step
-        self._ranks = ranks or Alone()
-        self._device = device
-        self._on_batch = on_batch
-        self._workload = workload
+        self._workload, self._step, self._device = workload, step, device
+        self._ranks, self._on_batch = ranks or RankSync(), on_batch
         self._loader = build_loader(workload, request.config)
         self._is_map = workload.kind == "map" and self._loader.delivers_as_sampled  # then the sampler counts
         self._is_counted = not self._is_map or workload.fetches_batches  # afterwards, as they arrive
@@ -182,27 +162,24 @@ class TrialRun:
         self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
         self._batches = 0
-        self._leave_after: int | None = None
         self._recorder: EpochRecorder | None = None
         self._iterator: Iterator[Any] | None = None
         self._batch: Any = None
         self._worker_pids: set[int] = set()
+        self._names_before = list_names(())
 
-    def count_samples(self) -> int:
-        """Count the samples gone through so far, those of the batch under way included."""
-        under_way = 0 if self._recorder is None else self._recorder.count_samples()
-        return sum(trace.samples for trace in self._traces) + under_way
-
-    def find_index(self, error: BaseException) -> int | None:
-        """Find the index of the sample that could not be loaded in this process; None where the error does not tell."""
+    def locate_failure(self, error: BaseException) -> dict[str, int | None]:
+        """Return the `samples` up to an error, and the `index` of the sample that failed in this process if known."""
+        current = 0 if self._recorder is None else self._recorder.count_samples()
         index = find_requested_index(error)
-        return index if index is not None and self._loader.index_source.was_last(index) else None
+        known = index if index is not None and self._loader.index_source.was_last(index) else None
+        return {"samples": sum(trace.samples for trace in self._traces) + current, "index": known}
 
     def run(self) -> Measurement:
-        """Measure until the stopping rule has seen enough; the workers live on until this object is dropped."""
+        """Measure until the stopping rule ends the trial; workers live until this object is dropped."""
         limit_memory(self._device, self._max_gpu_bytes)
         reset_peak(self._device)
-        settle_garbage()
+        gc.collect()  # else a full collection may come due in every worker, and copy what it touches
         self._ranks.start()
         self._started = time.perf_counter()
         plan: int | str = UNLIMITED_BATCHES
@@ -215,7 +192,7 @@ class TrialRun:
             self._traces.append(trace)
             self._recorder = None
             self._learn_length(trace)
-            plan = self._ranks.agree(lambda: self._stopping.next_epoch_batches(self._traces, self._read_clock()))
+            plan = self._ranks.agree(lambda: self._stopping.next_epoch_batches(self._traces, self._elapsed()))
         return Measurement(
             epochs=tuple(self._traces),
             epoch_batches=self._epoch_batches,
@@ -226,21 +203,19 @@ class TrialRun:
             ranks=self._ranks.read_waits(),
         )
 
-    def end_workers(self) -> None:
-        """Let go of the workers that the loader keeps, which end now, by the order that their queues bring them.
+    def end_workers(self) -> bool:
+        """Stop persistent workers, and return whether batches that nobody fetched remain in /dev/shm.
 
-        An iterator that knows its loader, as litdata's does, is part of a cycle. Left to the garbage collector, the
-        queues would be closed before it, and each worker be waited for in vain, 5 s. Batches that nobody fetched stay
-        in /dev/shm for as long as this process lives, where they have names: a later trial would count them as its own.
+        An iterator that refers to its loader, as litdata's does, is part of a cycle; the garbage collector could close
+        its queues first, and torch would wait 5 s for each worker.
         """
         self._iterator = self._batch = None
         if isinstance(self._loader, StoppableDataLoader):
             self._loader._iterator = None
-        ended = [pid for pid in self._worker_pids if not (PROC / str(pid)).exists()]
-        remove_shm_segments(ended, spared=list_mapped_segments())
+        return bool(list_names(self._worker_pids, self._names_before) - list_mapped_segments())
 
-    def _read_clock(self) -> float:
-        """Read the seconds of the trial; they begin when all workers are there, where starting them takes seconds."""
+    def _elapsed(self) -> float:
+        """Return the seconds of the trial, since all workers have started if they are not forked."""
         elapsed = time.perf_counter() - self._started
         under_way = 0 if self._recorder is None else self._recorder.batches
         if self._start_seconds is None and (self._traces or under_way >= self._workers):
@@ -248,35 +223,37 @@ class TrialRun:
         return 0.0 if self._start_seconds is None else elapsed - self._start_seconds
 
     def _run_epoch(self, max_batches: int) -> EpochTrace:
-        announce_epoch(self._loader, self._ranks.start_epoch())
+        set_epoch(self._loader, self._ranks.start_epoch())
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
-        if not self._loader.ends_with_sampler:  # what was left is taken down before the next epoch's clock starts
+        if not self._loader.ends_with_sampler:  # stop an abandoned epoch's workers before the clock starts
             self._iterator = self._batch = None
-        self._leave_after = None if self._loader.ends_with_sampler else limit
-        self._loader.open(limit, self._count_last_batch_samples())
+        last_samples = None  # of the last batch of a whole epoch, if it is not full
+        if self._is_map and self._epoch_samples and self._workload.batching != "user":
+            last_samples = self._epoch_samples % (self._loader.batch_size or 1) or None
+        self._loader.open(limit, last_samples)
         timer = make_step_timer(self._device)
         recorder = EpochRecorder(self._loader, timer, is_map=self._is_map, is_counted=self._is_counted)
         self._recorder = recorder
         abandoned = False
-        self._iterator = iter(self._loader)  # kept: letting go of it would take the workers down
+        self._iterator = iter(self._loader)  # dropping it would stop the workers
         self._worker_pids.update(worker.pid or 0 for worker in list_workers(self._iterator))
         batches = self._iterator if self._copier is None else prefetch_batches(self._iterator, self._copier)
         timer.ask()
-        self._ranks.ask()
-        for self._batch in batches:  # as training loops go: a batch lives until the next one is there
-            self._ranks.arrive()
+        self._ranks.start_wait()
+        for self._batch in batches:  # as in training, a batch lives until the next one arrives
+            self._ranks.end_wait()
             timer.begin()
             self._step(self._batch)
-            is_whole = self._ranks.exchange()
+            is_whole = self._ranks.sync_step()
             timer.end()
             recorder.note_batch(self._batch)
-            if abandoned := self._attend(recorder, self._read_clock()) or not is_whole:
+            if abandoned := self._on_batch_end(recorder, limit, self._elapsed()) or not is_whole:
                 break
             timer.ask()
-            self._ranks.ask()
+            self._ranks.start_wait()
         else:
-            self._ranks.exchange(has_batch=False)
-        if not self._loader.ends_with_sampler and not abandoned:  # as a training loop lets go of it at its end
+            self._ranks.sync_step(has_batch=False)
+        if not self._loader.ends_with_sampler and not abandoned:  # as at the end of a training loop
             self._iterator = batches = iter(())
         synchronize(self._device)
         trace = recorder.finish()
@@ -284,8 +261,8 @@ class TrialRun:
         self._check(trace, recorder.delivered, abandoned=abandoned)
         return trace
 
-    def _attend(self, recorder: EpochRecorder, elapsed: float) -> bool:
-        """Report progress and look at the clock; tell whether to leave the epoch where it is."""
+    def _on_batch_end(self, recorder: EpochRecorder, limit: int | None, elapsed: float) -> bool:
+        """Report progress; return whether to abandon the epoch."""
         self._batches += 1
         self._on_batch(self._batches)
         if self._device.type == "cuda" and elapsed >= len(self._peaks) * PEAK_INTERVAL_SECONDS:
@@ -293,46 +270,38 @@ class TrialRun:
         if recorder.is_closing:
             batches = recorder.batches + self._ranks.decision_lag
             return self._ranks.decide("abandon", lambda: self._stopping.should_abandon(batches, elapsed))
-        is_over = recorder.batches == self._leave_after
-        if not is_over and not self._ranks.decide("stop", lambda: self._should_stop(recorder, elapsed)):
+
+        def should_stop() -> bool:
+            rule, is_first = self._stopping, not self._traces
+            return rule.should_stop_epoch(recorder.batches, recorder.snapshot, is_first=is_first, elapsed=elapsed)
+
+        is_over = recorder.batches == limit and not self._loader.ends_with_sampler
+        if not is_over and not self._ranks.decide("stop", should_stop):
             return False
         recorder.close(self._epoch_batches)
         return not self._loader.ends_with_sampler
 
-    def _should_stop(self, recorder: EpochRecorder, elapsed: float) -> bool:
-        return self._stopping.should_stop_epoch(
-            recorder.batches, recorder.snapshot, is_first=not self._traces, elapsed=elapsed
-        )
-
-    def _count_last_batch_samples(self) -> int | None:
-        """Count the samples of the last batch of a whole epoch; None where it is full, or only the data knows."""
-        if not self._is_map or not self._epoch_samples or self._workload.batching == "user":
-            return None
-        return self._epoch_samples % (self._loader.batch_size or 1) or None
-
     def _check(self, trace: EpochTrace, delivered: int, *, abandoned: bool) -> None:
-        """Hold what an epoch delivered against what it should have."""
-        is_whole = trace.closed_after is None
+        """Compare the batches and samples of an epoch with what it should have delivered."""
+        is_whole = trace.closed_after is None and not abandoned
         if not abandoned:
             check_handed_out(trace.batches, trace.promised_batches)
-            if is_whole:
-                earlier = [before.batches for before in self._traces if before.closed_after is None]
-                check_epoch_length(trace.batches, earlier, len(self._traces) + 1)
-        if not self._is_counted or self._workload.is_opaque:
-            return
-        batch_size = self._loader.batch_size or 1
-        if self._is_map:
+        if is_whole:
+            earlier = [before.batches for before in self._traces if before.closed_after is None]
+            check_epoch_length(trace.batches, earlier, len(self._traces) + 1)
+        batch_size, counts = self._loader.batch_size or 1, self._workload.sample_counts
+        if self._is_map and self._is_counted:
             check_fetched(delivered, trace.samples, batch_size)
-        elif self._workload.kind == "map":
+        elif self._workload.kind == "map" or self._workload.is_opaque:
             return
         elif self._workers > 1:
             dropped = self._workers * batch_size if self._loader.drop_last else 0
-            self._workload.sample_counts.check_shares(delivered, dropped=dropped, is_whole=is_whole and not abandoned)
-        elif is_whole and not abandoned:
-            self._workload.sample_counts.samples = delivered
+            counts.check_shares(delivered, dropped=dropped, is_whole=is_whole)
+        elif is_whole:
+            counts.samples = delivered
 
     def _learn_length(self, trace: EpochTrace) -> None:
-        """A whole epoch tells its real length, which an iterable dataset or a sampler may have stated wrongly."""
+        """Correct the length of an epoch by a whole one; a dataset or a sampler may report another."""
         if trace.closed_after is None:
             self._epoch_batches = self._stopping.epoch_batches = trace.batches
             self._epoch_samples = trace.samples or None

@@ -85,9 +85,9 @@ def retune(file: str, profile: str | None, trials: int | None, output: str | Non
     code that FILE names is imported.
     """
     with exit_on_error(interrupted=NOTHING_MEASURED):
+        from autotune.preparation import rebuild_request
         from autotune.profiles.load import select_profile
         from autotune.profiles.store import warn_if_others_can_write
-        from autotune.search.warm_start import rebuild_request
 
         earlier = select_profile(Path(file), profile)
         warn_if_others_can_write(Path(file))

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -18,10 +18,12 @@ from autotune.planning.plan import Plan
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.protocol.messages import ProgressReport
-from autotune.search.trial_record import TrialRecord
 from autotune.settings import SETTINGS, Setting, describe_config
 from autotune.system.software import read_own_version
 from autotune.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:  # `dltune check` never imports Optuna
+    from autotune.search.study import TrialRecord
 
 VALIDATING: Final = "Validating the best against the baseline in fresh processes"
 

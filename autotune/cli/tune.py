@@ -105,16 +105,18 @@ def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> boo
 
 def run_and_print(request: TuningRequest, options: dict[str, Any], earlier: TunedProfile | None = None) -> None:
     """Tune, starting from an earlier profile if there is one, and print the result."""
-    from autotune.runner.launcher import Starter
+    from autotune.runner.launcher import Launcher
 
     with raise_on_signals():
-        with Starter(request.workload.working_dir) as starter:  # it imports torch while this process imports Optuna
+        with Launcher(
+            request.workload.nproc_per_node
+        ) as launcher:  # it imports torch while this process imports Optuna
             from autotune.cli.display import RunDisplay
             from autotune.report.render import render_summary
             from autotune.tuning import tune
 
             with RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:
-                found = tune(request, progress=progress, earlier=earlier, starter=starter)
+                found = tune(request, progress=progress, earlier=earlier, launcher=launcher)
                 progress.show_result(found.profile)
         with defer_interrupts():
             name, width = name_in(request.output, found.profile.workload_id), _read_width()

@@ -38,10 +38,9 @@ class StageTimes:
 
 def predict_stage_times(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> StageTimes:
     """Predict the steady state; without workers the main process does everything sequentially."""
-    size, workers = _batch_size(config, workload), config.dataloader.num_workers
-    load, step, transfer = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size), 0.0
-    if workers:
-        transfer = workload.transfer_cost.per_batch(size)
+    size, workers = batch_samples(config, workload), config.dataloader.num_workers
+    load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
+    transfer = workload.transfer_cost.per_batch(size) if workers else 0.0
     host, copy = MAIN_TRANSFER_SHARE * transfer if workers else load, predict_copy(config, workload)
     if workload.h2d is None:
         training = host + step
@@ -56,7 +55,8 @@ def predict_stage_times(config: LoaderConfig, workload: WorkloadProfile, usable_
     return StageTimes(training, waiting=(load + transfer) / workers, computing=busy / usable_cpus)
 
 
-def _batch_size(config: LoaderConfig, workload: WorkloadProfile) -> int:
+def batch_samples(config: LoaderConfig, workload: WorkloadProfile) -> int:
+    """Return the samples in a batch; the mean if the workload makes its own batches."""
     return config.dataloader.batch_size or workload.probe_batch_size
 
 
@@ -64,7 +64,7 @@ def predict_copy(config: LoaderConfig, workload: WorkloadProfile) -> float:
     """Predict the seconds of copying one batch to the device; 0 on the CPU."""
     if workload.h2d is None:
         return 0.0
-    copied_bytes = _batch_size(config, workload) * workload.sample_bytes
+    copied_bytes = batch_samples(config, workload) * workload.sample_bytes
     return copied_bytes / workload.h2d.of(pinned=config.dataloader.pin_memory)
 
 
@@ -72,7 +72,7 @@ def predict_samples_per_second(
     config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, epochs: int
 ) -> float:
     """Predict the throughput of a training run of `epochs` epochs; it is greater than zero."""
-    size, workers = _batch_size(config, workload), config.dataloader.num_workers
+    size, workers = batch_samples(config, workload), config.dataloader.num_workers
     steady = predict_stage_times(config, workload, usable_cpus).batch_seconds
     batches = count_epoch_batches(workload, size)
     if batches is None:
@@ -82,20 +82,7 @@ def predict_samples_per_second(
     start = workload.worker_start_cost.per_batch(workers) if workers else 0.0
     fill = workload.load_cost.per_batch(size) if workers else 0.0
     starts = 1 if config.dataloader.persistent_workers else epochs
-    cold = predict_cold_start_seconds(config, workload, usable_cpus)
-    return epochs * batches * size / max(epochs * (batches * steady + fill) + starts * start + cold, 1e-9)
-
-
-def predict_cold_start_seconds(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> float:
-    """Predict the additional seconds of the first epoch in a fresh process; 0 without workers.
-
-    Each worker of a fresh process imports and caches modules that a warm process has loaded before it forks. With the
-    `file_system` strategy each also starts a shared-memory manager: measured with torch 2.13 on two CPUs, 1.1 to 1.3 s
-    for 10 to 12 workers, a sixth of a ten-epoch run of 512 samples.
-    """
-    workers = config.dataloader.num_workers
-    managers = workload.manager_seconds if config.process.sharing_strategy == "file_system" else 0.0
-    return (workload.first_use_seconds + managers) * max(1.0, workers / usable_cpus) if workers else 0.0
+    return epochs * batches * size / max(epochs * (batches * steady + fill) + starts * start, 1e-9)
 
 
 def count_epoch_batches(workload: WorkloadProfile, batch_size: int) -> int | None:
@@ -107,10 +94,7 @@ def count_epoch_batches(workload: WorkloadProfile, batch_size: int) -> int | Non
 
 
 def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: float) -> int:
-    """Return about twice the workers that the model predicts to be useful, at least the CPUs plus two.
-
-    CPU-bound samples need about one worker per CPU; I/O-bound samples need enough workers to hide the waiting.
-    """
+    """Return about twice the workers that the model predicts to be useful, at least the CPUs plus two."""
     load, step = (max(cost.per_batch(batch_size), 1e-7) for cost in (workload.load_cost, workload.step_cost))
     useful = load / max(step, load * min(1.0, workload.cpu_share) / usable_cpus, 1e-7)
     return max(count_whole_cpus(usable_cpus), math.ceil(WORKER_HEADROOM_FACTOR * useful)) + EXTRA_WORKERS
@@ -120,7 +104,7 @@ def find_bottleneck(
     config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, wait_share: float
 ) -> Bottleneck:
     """Return the bottleneck of a run that spent this share of its time waiting for data."""
-    size, stages = _batch_size(config, workload), predict_stage_times(config, workload, usable_cpus)
+    size, stages = batch_samples(config, workload), predict_stage_times(config, workload, usable_cpus)
     load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
     if predict_copy(config, workload) > max(step, stages.waiting, stages.computing):
         return "copy"

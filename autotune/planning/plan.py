@@ -8,18 +8,16 @@ from functools import cached_property
 from typing import Any, Final
 
 from autotune.config import DataLoaderSettings, LoaderConfig, StartMethod
-from autotune.planning.candidates import CandidateTable
-from autotune.planning.cost_model import predict_cold_start_seconds, predict_samples_per_second
+from autotune.planning.cost_model import batch_samples, predict_samples_per_second
 from autotune.planning.resources import ResourceModel
 from autotune.planning.space import SearchSpace, nearest_choice, plan_space
 from autotune.profiles.schema import WorkloadIdentity
 from autotune.protocol.budgets import Budgets
-from autotune.protocol.identity import identify
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.throughput import ThroughputEstimate, estimate
-from autotune.protocol.workload_profile import WorkloadProfile
+from autotune.protocol.workload_profile import WorkloadProfile, identify
 from autotune.request import TuningRequest
-from autotune.settings import SETTINGS, config_from_values, differing_settings, setting_values
+from autotune.settings import SETTINGS, config_from_values, describe_difference, differing_settings, setting_values
 from autotune.system.machine import Hardware, MachineProfile, count_whole_cpus
 
 MAX_EXTRAPOLATION_FACTOR: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
@@ -50,21 +48,22 @@ class DefaultValues:
 
     def list_training_changes(self, config: LoaderConfig) -> tuple[str, ...]:
         """Return the settings of a configuration that change training unasked."""
-        values = setting_values(config)
-        return tuple(name for name, value in self.training.items() if values[name] != value)
+        return tuple(name for name, value in self.training.items() if SETTINGS[name].read(config) != value)
 
     def default_variant(self, config: LoaderConfig) -> LoaderConfig:
         """Return the configuration with the same workers and batch size, and defaults otherwise."""
-        return config_from_values({**setting_values(config), **self.values}, self.start_method)
+        return self._change(config, self.values)
 
     def keep_order(self, config: LoaderConfig) -> LoaderConfig:
         """Return the same configuration with unchanged training, apart from its batch size."""
-        kept = {name: value for name, value in self.training.items() if name not in SIZES}
-        return config_from_values({**setting_values(config), **kept}, self.start_method)
+        return self._change(config, {name: value for name, value in self.training.items() if name not in SIZES})
 
     def keep_training(self, config: LoaderConfig) -> LoaderConfig:
         """Return the default variant with unchanged training."""
-        return config_from_values({**setting_values(config), **self.values, **self.training}, self.start_method)
+        return self._change(config, {**self.values, **self.training})
+
+    def _change(self, config: LoaderConfig, values: Mapping[str, Any]) -> LoaderConfig:
+        return config_from_values({**setting_values(config), **values}, self.start_method)
 
 
 @dataclass(frozen=True)
@@ -113,24 +112,20 @@ class Plan:
 
     def has_reliable_upper_bound(self, config: LoaderConfig, rate: float) -> bool:
         """Return whether the step was measured near this batch size, and a measured rate does not exceed the bound."""
-        size = config.dataloader.batch_size or self.workload.probe_batch_size
-        measured = size <= MAX_EXTRAPOLATION_FACTOR * max(self.workload.largest_probed, self.workload.probe_batch_size)
-        return measured and rate <= UPPER_BOUND_TOLERANCE * self.upper_bound(config.dataloader.batch_size)
+        probed = max(self.workload.largest_probed, self.workload.probe_batch_size)
+        is_measured = batch_samples(config, self.workload) <= MAX_EXTRAPOLATION_FACTOR * probed
+        return is_measured and rate <= UPPER_BOUND_TOLERANCE * self.upper_bound(config.dataloader.batch_size)
 
     def predict(self, config: LoaderConfig) -> float:
         """Predict the throughput of a configuration by the cost model, in samples per second."""
         cpus = self.local_machine.usable_cpus
         return predict_samples_per_second(config, self.local_workload, cpus, self.request.epochs)
 
-    def cold_start_seconds(self, config: LoaderConfig) -> float:
-        """Predict the additional seconds of a fresh process over a warm trial."""
-        return predict_cold_start_seconds(config, self.workload, self.local_machine.usable_cpus)
-
     def estimate(self, result: TrialResult) -> ThroughputEstimate | None:
-        """Estimate the throughput of a fresh process from a warm trial; None without a measurement."""
+        """Estimate the throughput of a run from a trial; None without a measurement."""
         if result.measurement is None:
             return None
-        return estimate(result.measurement, result.config, self.request.epochs, self.cold_start_seconds(result.config))
+        return estimate(result.measurement, result.config, self.request.epochs)
 
     @cached_property
     def defaults(self) -> DefaultValues:
@@ -152,31 +147,28 @@ class Plan:
         the model may be wrong by a factor of two, then as many workers as CPUs, then every other batch size.
         """
         counts, sizes = self.space.choices["num_workers"], self.space.choices["batch_size"]
-        usual, make = self.defaults.values, self.space.from_params
-        rows = {(n, b): make({**usual, "num_workers": n, "batch_size": b}) for n in counts for b in sizes}
-        rows = {row: config for row, config in rows.items() if self.fits(config)}
-        if not rows:
-            return [self.space.nearest(self.baseline)]
-        by_count = {count: [config for (other, _), config in rows.items() if other == count] for count, _ in rows}
-        fastest = {count: max(configs, key=self.predict) for count, configs in by_count.items()}
-        wanted = NEAR_OPTIMAL_RATIO * max(map(self.predict, fastest.values()))
-        enough = min(count for count, config in fastest.items() if self.predict(config) >= wanted)
-        around = [nearest_choice(round(enough * factor), list(fastest)) for factor in INITIAL_WORKER_FACTORS]
+
+        def make(count: int, size: int | None) -> LoaderConfig:
+            return self.space.from_params({**self.defaults.values, "num_workers": count, "batch_size": size})
+
+        baseline, fastest = self.space.nearest(self.baseline), dict[int, LoaderConfig]()
+        for count in counts:
+            if fitting := [config for size in sizes if self.fits(config := make(count, size))]:
+                fastest[count] = max(fitting, key=self.predict)
+        if not fastest:
+            return [baseline]
+        rates = {count: self.predict(config) for count, config in fastest.items()}
+        enough = min(count for count, rate in rates.items() if rate >= NEAR_OPTIMAL_RATIO * max(rates.values()))
+        around = [fastest[nearest_choice(round(enough * factor), list(fastest))] for factor in INITIAL_WORKER_FACTORS]
         cpus = nearest_choice(count_whole_cpus(self.local_machine.usable_cpus), counts)
-        common = cpus, nearest_choice(SETTINGS["batch_size"].recommended, sizes)
-        others = [rows[row] for row in (common, *((enough, size) for size in sizes)) if row in rows]
-        first = [self.space.nearest(self.baseline), *(fastest[count] for count in around), *others]
-        return list(dict.fromkeys(first))
+        common = make(cpus, nearest_choice(SETTINGS["batch_size"].recommended, sizes))
+        others = filter(self.fits, [common, *(make(enough, size) for size in sizes)])
+        return list(dict.fromkeys([baseline, *around, *others]))
 
     @cached_property
     def candidates(self) -> tuple[LoaderConfig, ...]:
         """The configurations that the search may propose: legal, and predicted to keep the limits."""
         return tuple(filter(self.fits, self.space.configs))
-
-    @cached_property
-    def table(self) -> CandidateTable:
-        """The candidates as columns."""
-        return CandidateTable.of(self.candidates, self.predict)
 
     def fits(self, config: LoaderConfig) -> bool:
         """Return whether a configuration is predicted to keep the limits."""
@@ -188,43 +180,26 @@ class Plan:
 
 
 def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:
-    """Plan a run; raises the errors of `plan_space`."""
-    processes = request.workload.nproc_per_node
-    space = plan_space(request, machine.share(processes), workload.share(processes), budgets)
-    plan = Plan(request, machine, workload, budgets, space, choose_baseline(request, workload, space, budgets))
-    notes = list(space.notes)
-    if workload.baseline is not None and (changed := differing_settings(plan.baseline, workload.baseline)):
-        values, own = setting_values(plan.baseline), setting_values(workload.baseline)
-        changes = ", ".join(f"{name}={values[name]} instead of {own[name]}" for name in changed)
-        notes.append(f"the baseline is your DataLoader with {changes}: the request and the limits apply to it, too")
-    if processes > 1:
-        notes.append(f"{processes} training processes run at once: all values are for each of them")
-    return replace(plan, space=replace(space, notes=tuple(notes)))
+    """Plan a run; raises the errors of `plan_space`.
 
-
-def choose_baseline(
-    request: TuningRequest, workload: WorkloadProfile, space: SearchSpace, budgets: Budgets
-) -> LoaderConfig:
-    """Return the configuration that the recommended one is compared with.
-
-    That is the user's ready DataLoader, changed only as far as the request and the limits demand, because a baseline
+    The baseline is the user's ready DataLoader, changed only as far as the request and the limits demand, because it
     may be recommended; else PyTorch's defaults, at a batch size of 32.
     """
-    if workload.baseline is None:
-        size = nearest_choice(SETTINGS["batch_size"].recommended, space.choices["batch_size"])
-        return space.from_params(setting_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=size))))
-    values = setting_values(workload.baseline)
-    for name in {*request.fixed, *request.search}:
-        is_list = name == "batch_size" and isinstance(request.search.get(name), tuple)  # a list keeps the user's own
-        values[name] = values[name] if is_list else nearest_choice(values[name], space.choices[name])
-    if len(space.choices["batch_size"]) == 1:
-        values["batch_size"] = space.choices["batch_size"][0]
-    if request.max_workers is not None:
-        values["num_workers"] = min(values["num_workers"], request.max_workers)
-    model = ResourceModel(workload)
-    fewer = [count for count in reversed(space.choices["num_workers"]) if count < values["num_workers"]]
-    tried = [
-        config_from_values({**values, "num_workers": count}, workload.multiprocessing_context)
-        for count in (values["num_workers"], *fewer)
-    ]
-    return next((config for config in tried if model.fits(config, budgets)), tried[0])
+    processes, own, start_method = request.workload.nproc_per_node, workload.baseline, workload.multiprocessing_context
+    space = plan_space(request, machine.share(processes), workload.share(processes), budgets)
+    notes, size = list(space.notes), SETTINGS["batch_size"].recommended
+    baseline = space.nearest(LoaderConfig(dataloader=DataLoaderSettings(batch_size=size)))
+    if own is not None:
+        values, names = setting_values(own), {*request.fixed, *request.search, "batch_size"}
+        if isinstance(request.search.get("batch_size"), tuple) and len(space.choices["batch_size"]) > 1:
+            names.remove("batch_size")  # a list of sizes keeps the user's own
+        values |= {name: nearest_choice(values[name], space.choices[name]) for name in names}
+        most = min(values["num_workers"], values["num_workers"] if request.max_workers is None else request.max_workers)
+        counts = [most, *(count for count in reversed(space.choices["num_workers"]) if count < most)]
+        tried = [config_from_values({**values, "num_workers": count}, start_method) for count in counts]
+        baseline = next((config for config in tried if ResourceModel(workload).fits(config, budgets)), tried[0])
+        if changes := describe_difference(baseline, own):
+            notes.append(f"the baseline is your DataLoader with {changes}: the request and the limits apply to it, too")
+    if processes > 1:
+        notes.append(f"{processes} training processes run at once: all values are for each of them")
+    return Plan(request, machine, workload, budgets, replace(space, notes=tuple(notes)), baseline)

@@ -1,1 +1,1 @@
-"""The contract between tuner and child: what is asked, what is measured, under which budgets, and what it says."""
+"""The contract between tuner and child: messages, measurements, their statistics and budgets."""

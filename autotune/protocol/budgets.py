@@ -1,8 +1,9 @@
-"""What the training process of a trial and its workers may use of this host."""
+"""Budgets of a trial on this host: memory, /dev/shm, open files, device memory and workers."""
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from autotune.config import BoundedCount, Bytes
 from autotune.errors import UsageError
@@ -10,45 +11,64 @@ from autotune.profiles.schema import RecordedBudgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest
 from autotune.system.machine import MachineProfile, count_whole_cpus
-from autotune.units import parse_budget
+from autotune.units import format_bytes, parse_budget
 
 MAX_SEARCHED_WORKERS: Final = 64
-RESERVED_MEMORY_SHARE: Final = 0.03  # of physical memory that must stay free whatever the budget says
+RESERVED_MEMORY_SHARE: Final = 0.03  # of physical memory that must stay free whatever the budget
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A resource with a budget."""
+
+    name: str  # in constraints of the study
+    label: str  # in sentences
+    budget: Literal["memory_bytes", "shm_bytes", "nofile", "gpu_bytes"]  # field of Budgets
+    demand: Literal["memory_bytes", "shm_bytes", "files", "gpu_bytes"]  # field of ResourceDemand
+    outcome: Literal["out_of_memory", "shm_exhausted", "too_many_files"]  # kind of a trial that exhausts it
+    is_bytes: bool = True  # else a count
+
+    def format(self, amount: float) -> str:
+        """Format an amount."""
+        return format_bytes(amount) if self.is_bytes else f"{amount:,.0f}"
+
+    def describe_excess(self, used: float, budget: float) -> str:
+        """Describe a budget overrun; the sentence's subject is the trial."""
+        return f"used {self.format(used)} of {self.label} against a budget of {self.format(budget)}"
+
+
+HOST_MEMORY: Final = Resource("memory", "host memory", "memory_bytes", "memory_bytes", "out_of_memory")
+SHARED_MEMORY: Final = Resource("shm", "/dev/shm", "shm_bytes", "shm_bytes", "shm_exhausted")
+OPEN_FILES: Final = Resource("files", "open files", "nofile", "files", "too_many_files", is_bytes=False)
+DEVICE_MEMORY: Final = Resource("gpu", "device memory", "gpu_bytes", "gpu_bytes", "out_of_memory")
+RESOURCES: Final = (HOST_MEMORY, SHARED_MEMORY, OPEN_FILES, DEVICE_MEMORY)
 
 
 class Budgets(RecordedBudgets):
-    """Budgets for everything one training process and its workers use on this host.
-
-    Attributes:
-        reserve_bytes: Host memory that must stay available to others.
-    """
+    """Budgets of one training process and its workers; `reserve_bytes` of host memory must stay available to others."""
 
     reserve_bytes: Bytes
     max_workers: BoundedCount = MAX_SEARCHED_WORKERS
 
     def record(self) -> RecordedBudgets:
-        """Give the part that is written into the profile."""
+        """Return the part that dltune.json stores."""
         return RecordedBudgets(**self.model_dump(exclude={"reserve_bytes"}))
 
-    def of_all(self, processes: int) -> Budgets:
-        """Give what so many training processes may use together; open files are counted in each by itself."""
-        together = {"memory_bytes": self.memory_bytes * processes, "shm_bytes": self.shm_bytes * processes}
-        return self.model_copy(update=together)
+    def for_ranks(self, count: int) -> Budgets:
+        """Return the joint budgets of several training processes; open files are limited per process."""
+        return self.model_copy(update={"memory_bytes": self.memory_bytes * count, "shm_bytes": self.shm_bytes * count})
 
 
 def plan_budgets(machine: MachineProfile, request: TuningRequest, workload: WorkloadProfile | None = None) -> Budgets:
-    """Turn the user's budgets into bytes on this machine.
+    """Convert the user's budgets for the host to bytes for each of its training processes.
 
     Args:
-        machine: What the machine allows.
-        request: The user's budgets, for the whole host.
-        workload: What the probe found of the accelerator; None before it.
-
-    Returns:
-        Budgets of one of the training processes that share the host.
+        machine: Limits of the machine.
+        request: The user's budgets.
+        workload: Provides the accelerator's memory; None before the probe.
 
     Raises:
-        UsageError: A budget cannot be read.
+        UsageError: A budget cannot be parsed.
     """
     share = request.workload.nproc_per_node
     max_workers = max(MAX_SEARCHED_WORKERS, 2 * count_whole_cpus(machine.usable_cpus))
@@ -63,9 +83,9 @@ def plan_budgets(machine: MachineProfile, request: TuningRequest, workload: Work
 
 
 def _plan_gpu_bytes(request: TuningRequest, workload: WorkloadProfile) -> int | None:
-    """Take the user's share of the whole device, but never what other processes hold of it.
+    """Return the user's share of the device, without memory that other processes hold.
 
-    Training processes that outnumber the devices share them.
+    Training processes share devices if they outnumber them.
     """
     if workload.accelerator is None or not workload.accelerator.memory_bytes:
         return None

@@ -1,4 +1,4 @@
-"""What may cut a phase of measuring short; what the phase has measured until then is kept beside it."""
+"""Errors and interrupts that end a phase early; its measurements so far are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.system.signals import raise_lost_interrupt
 
 @dataclass(slots=True)
 class Interruption:
-    """How a phase ended before its time, for the code and in words; `cause` stays None where it did not."""
+    """Why a phase ended early; `cause` is None if it did not."""
 
     cause: KeyboardInterrupt | WorkloadError | TrialError | StudyError | None = None
     reason: str = ""
@@ -22,7 +22,7 @@ class Interruption:
 
 @contextmanager
 def capture_interruption() -> Iterator[Interruption]:
-    """Run a phase; what cuts it short ends the phase, and is for the caller to look at."""
+    """Run a phase, and store what ends it early instead of raising it."""
     found = Interruption()
     try:
         yield found
@@ -34,21 +34,18 @@ def capture_interruption() -> Iterator[Interruption]:
         found.cause, found.reason = error, "the device was lost"
     except StudyError as error:
         found.cause, found.reason = error, "the Optuna storage failed"
-    except OSError as error:  # no room for a folder, no process left
+    except OSError as error:  # no space for a folder, no process left
         found.cause, found.reason = spawn_error(error), "trials could no longer be run"
 
 
 def spawn_error(error: OSError) -> TrialError:
-    """Say that the machine refuses to run trials."""
+    """Return the error to raise when the machine cannot start trials."""
     where = f" ({error.filename})" if error.filename is not None else ""
     return TrialError(f"Trials can no longer be run: {error.strerror or error}{where}.")
 
 
 def raise_on_lost_device(run_trial: RunTrial) -> RunTrial:
-    """Give the same trials, but a lost device ends the run by TrialError, rather than each trial after the other.
-
-    So does an interrupt that was lost: after one that was not, no trial begins.
-    """
+    """Wrap `run_trial` to raise TrialError if the device is lost, and a lost interrupt before each trial."""
 
     def run(request: TrialRequest) -> TrialResult:
         raise_lost_interrupt()

@@ -1,4 +1,4 @@
-"""What a trial measured: raw moments of batches, not averages, for a stored average can never be questioned later."""
+"""Raw measurements of a trial; statistics are derived from them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from autotune.config import (
-    BoundedBytes,
-    BoundedCount,
-    BoundedSeconds,
-    FrozenModel,
-    LoaderConfig,
-    LongText,
-)
+from autotune.config import BoundedBytes, BoundedCount, BoundedSeconds, FrozenModel, LoaderConfig, LongText
 
 TrialKind = Literal[
     "completed",
@@ -31,34 +24,25 @@ TrialKind = Literal[
 StopReason = Literal["done", "precise", "pruned", "time"]
 
 CODE_FAILURES: Final[tuple[TrialKind, ...]] = ("workload_failed", "crashed", "stalled")
-CLOCK_SECONDS: Final = 2e-6  # moments of batches are rounded
+CLOCK_SECONDS: Final = 2e-6  # times of batches are rounded
 MIN_EPOCH_SECONDS: Final = 1e-9
 
 
 class EpochTrace(FrozenModel):
-    """The raw record of one pass over the loader, cut short or whole.
+    """Raw record of one epoch, whole or cut short."""
 
-    Attributes:
-        batch_seconds: When each batch had been consumed, since the epoch began; ascending.
-        end_seconds: When the loader had said that the epoch is over, workers taken down where they do not persist.
-        wait_seconds: Time of the epoch that was spent waiting for the loader.
-        batch_waits: Wait for each batch; empty if unknown.
-        promised_batches: Batches the sampler handed out; None where only the data knows (iterable).
-        closed_after: Batches consumed when the sampler was told to stop; None for a whole epoch.
-    """
-
-    batch_seconds: tuple[BoundedSeconds, ...]
-    end_seconds: BoundedSeconds
-    wait_seconds: BoundedSeconds
+    batch_seconds: tuple[BoundedSeconds, ...]  # end of each batch's step, since the epoch began; ascending
+    end_seconds: BoundedSeconds  # includes the shutdown of workers that do not persist
+    wait_seconds: BoundedSeconds  # total wait for batches
     samples: BoundedCount
-    promised_batches: BoundedCount | None
-    closed_after: BoundedCount | None
-    batch_waits: tuple[BoundedSeconds, ...] = ()
+    promised_batches: BoundedCount | None  # handed out by the sampler; None for an iterable dataset
+    closed_after: BoundedCount | None  # batches consumed when the sampler was closed; None for a whole epoch
+    batch_waits: tuple[BoundedSeconds, ...] = ()  # for each batch; empty if unknown
 
     @model_validator(mode="after")
-    def _refuse_what_no_clock_shows(self) -> Self:
+    def _check_times(self) -> Self:
         if any(before > after for before, after in pairwise(self.batch_seconds)):
-            raise ValueError("the moments of batches must ascend")
+            raise ValueError("the times of batches must ascend")
         if self.batch_seconds and self.end_seconds + CLOCK_SECONDS < self.batch_seconds[-1]:
             raise ValueError("an epoch cannot end before its last batch")
         if self.closed_after is not None and self.closed_after > self.batches:
@@ -72,43 +56,27 @@ class EpochTrace(FrozenModel):
 
 
 class RankWaits(FrozenModel):
-    """How one of several training processes of a trial kept up with the others.
-
-    Attributes:
-        wait_seconds: What it waited for its loader, over all steps.
-        steps: Steps in which all had a batch.
-        late_steps: Those in which it got its batch last, a millisecond or more after the first of them.
-        samples: Of a whole epoch: as delivered by the first, or as promised; 0 when not known.
-    """
+    """How long one of several training processes waited for data."""
 
     wait_seconds: BoundedSeconds
-    steps: BoundedCount
-    late_steps: BoundedCount
-    samples: BoundedCount = 0
+    steps: BoundedCount  # in which every process had a batch
+    late_steps: BoundedCount  # in which this process got its batch last, 1 ms or more after the first
+    samples: BoundedCount = 0  # of a whole epoch; 0 if unknown
 
 
 class Measurement(FrozenModel):
-    """What one trial saw: its epochs in order, the first one with cold workers.
+    """Measurement of one trial; with several training processes, of the one that waited longest for data."""
 
-    Attributes:
-        epoch_batches: Batches in a whole epoch of this configuration; None when not known.
-        epoch_samples: Samples in it, of which the last batch may hold fewer; None when not known.
-        peak_gpu_bytes: Largest device memory the allocator held; 0 on the CPU.
-        gpu_growth_bytes: By how much that grew after half of the batches; 0 when it had settled.
-        ranks: Of several training processes, how each kept up; the rest is that of the one that waited most. Empty for
-            one process.
-    """
-
-    epochs: Annotated[tuple[EpochTrace, ...], Field(min_length=1)]
-    epoch_batches: BoundedCount | None
+    epochs: Annotated[tuple[EpochTrace, ...], Field(min_length=1)]  # in order, the first with cold workers
+    epoch_batches: BoundedCount | None  # of a whole epoch; None if unknown
     stopped: StopReason
-    epoch_samples: Annotated[BoundedCount, Field(ge=1)] | None = None
-    peak_gpu_bytes: BoundedBytes = 0
-    gpu_growth_bytes: BoundedBytes = 0
-    ranks: tuple[RankWaits, ...] = ()
+    epoch_samples: Annotated[BoundedCount, Field(ge=1)] | None = None  # of a whole epoch; None if unknown
+    peak_gpu_bytes: BoundedBytes = 0  # largest memory that the allocator held; 0 on the CPU
+    gpu_growth_bytes: BoundedBytes = 0  # of that in the second half of the trial
+    ranks: tuple[RankWaits, ...] = ()  # empty for one process
 
     @model_validator(mode="after")
-    def _refuse_nothing(self) -> Self:
+    def _check_epochs(self) -> Self:
         if not sum(trace.samples for trace in self.epochs):
             raise ValueError("no sample was delivered")
         if any(trace.end_seconds < MIN_EPOCH_SECONDS for trace in self.epochs):
@@ -117,27 +85,17 @@ class Measurement(FrozenModel):
 
 
 class TrialResult(FrozenModel):
-    """What became of one trial. A failed trial is a result of a named kind with its evidence.
-
-    Attributes:
-        measurement: The raw record, when the kind is `completed`.
-        message: For a failure: what happened, the number against the limit, and the next step.
-        details: Traceback or captured output that supports the message; may be empty.
-        peak_host_bytes: Largest host memory seen; 0 when not sampled, and so for /dev/shm.
-        seconds: Wall time of the trial, everything included.
-        samples: Samples gone through until it failed, those of the batch that failed included; 0 where it completed.
-        in_step: Whether it was the training step that failed.
-        index: Of the sample that failed; None where it is not known.
-    """
+    """Result of one trial, completed or failed."""
 
     kind: TrialKind
     config: LoaderConfig
-    measurement: Measurement | None = None
-    message: LongText = ""
-    details: LongText = ""
-    peak_host_bytes: BoundedBytes = 0
+    measurement: Measurement | None = None  # of a completed trial
+    message: LongText = ""  # of a failure: what happened, the number against the limit, and the next step
+    details: LongText = ""  # traceback or captured output
+    peak_host_bytes: BoundedBytes = 0  # 0 if unknown
     peak_shm_bytes: BoundedBytes = 0
-    seconds: BoundedSeconds = 0.0
-    samples: BoundedCount = 0
-    in_step: bool = False
-    index: BoundedCount | None = None
+    seconds: BoundedSeconds = 0.0  # wall time of the whole trial
+    samples: BoundedCount = 0  # up to a failure, including the batch that failed
+    in_step: bool = False  # whether the training step failed
+    index: BoundedCount | None = None  # of the sample that failed; None if unknown
+    cause: LongText = ""  # type and place of an error of the user's code, as in `ValueError at data.py:12`

@@ -1,11 +1,14 @@
-"""What the tuner and its child process say to each other.
+"""Messages between the tuner and its child process: JSON over a private socket.
 
-All of it is JSON, one object a line, over a private socket.
+User code may print anything to stdout and stderr; neither is read as a message, and nothing received is unpickled.
 """
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter
@@ -26,86 +29,69 @@ from autotune.request import WorkloadRequest
 from autotune.settings import SettingName
 from autotune.system.machine import Accelerator, Software
 
-PROTOCOL_VERSION: Final = 1
-MEASURING_PHASE: Final = "measuring"  # the phase of a trial from which on it is timed
-WORKER_PHASE: Final = "trying workers"  # the phase of a probe in which a dataset fails that fails only with workers
+MAX_MESSAGE_BYTES: Final = 64 * 2**20
+MAX_PAUSE_SECONDS: Final = 10.0  # within a message, before the other process counts as gone
+MEASURING_PHASE: Final = "measuring"  # of a trial
+
+Role = Literal["main", "workers"]
 
 
 class TrialRequest(FrozenModel):
-    """One measurement to be made.
-
-    Attributes:
-        epochs: Length of the training run that throughput is estimated for.
-        seconds: Of measuring, at most.
-        precision: Relative half-width of the 95% interval at which measuring may end early.
-        prune_below: Throughput below which the trial may end early, in samples per second; None never ends it.
-        fresh: Whether to measure in a new process, as a training run starts.
-        gpu_bytes: Most device memory that the allocator may hold; None for all there is.
-    """
+    """A measurement to run."""
 
     config: LoaderConfig
-    epochs: BoundedCount
-    seconds: BoundedSeconds
-    precision: Fraction = 0.02
-    prune_below: BoundedRate | None = None
-    fresh: bool = False
-    gpu_bytes: BoundedBytes | None = None
+    epochs: BoundedCount  # of the training run whose throughput is estimated
+    seconds: BoundedSeconds  # time limit
+    precision: Fraction = 0.02  # relative half-width of the 95% interval at which the measurement may end
+    prune_below: BoundedRate | None = None  # throughput below which the trial may end, samples per second
+    fresh: bool = False  # whether to measure in a new process
+    gpu_bytes: BoundedBytes | None = None  # limit of the device memory allocator; None for all of the device
 
 
 RunTrial = Callable[[TrialRequest], TrialResult]
-"""The seam between the story and the measurement: a child process in a real run, a formula in a test."""
+"""Runs one trial: in a child process, or by a formula in tests."""
 
 
 class LoadCommand(FrozenModel):
-    """Parent to child, first: what to load.
+    """Parent to child, first: load the workload.
 
     Attributes:
-        warm_up: Whether the process may read samples by itself, outside of trials.
-        ranks: Training processes to load it in, where the workload is trained by several.
+        role: `main` reads the dataset itself; `workers` leaves reading to the workers that it starts, until a trial
+            without workers makes it `main`. The way back is closed: a worker must not inherit the effects of reading.
+        ranks: Training processes to load it in.
+        counted_samples: Samples of an epoch, as another process counted them; None if unknown.
+        reads_worker_info: Whether the dataset reads the number of its worker, or of all workers.
     """
 
-    op: Literal["hello"] = "hello"
-    version: Literal[1] = PROTOCOL_VERSION
+    op: Literal["load"] = "load"
     workload: WorkloadRequest
-    warm_up: bool = True
+    role: Role = "main"
     ranks: Annotated[int, Field(ge=1)] = 1
-
-
-class Traces(FrozenModel):
-    """What reading left in a process, which workers that are forked from it would inherit.
-
-    Attributes:
-        threads: Whether threads were left: Python's, or a library's own, which a fork ends.
-        files: Whether files were left open.
-        hangs: Whether a worker was seen to wait for such a thread.
-    """
-
-    threads: bool = False
-    files: bool = False
-    hangs: bool = False
+    counted_samples: BoundedCount | None = None
+    reads_worker_info: bool = False
 
 
 class ProbeCommand(FrozenModel):
-    """Parent to child: profile the workload.
+    """Parent to child: profile the workload, as far as the role of the process allows.
 
     Attributes:
-        batch_size: Batch size to measure with, where it can be set.
-        largest: Largest batch size that will be searched; measured too if that does not take long.
+        batch_size: Batch size to measure with, if it can be set.
+        largest: Largest batch size of the search; measured too if that does not take long.
         usable_cpus: CPUs that can be kept busy, by affinity and by every quota.
-        with_workers: Whether to measure what workers cost; False after they hung or died in an earlier probe.
-        traces: What reading was found to leave; workers are then looked at before the process reads by itself.
+        profile: For role `workers`: the profile by role `main`, to be completed.
+        digests: Digests of samples as role `main` read them, by index.
     """
 
     op: Literal["probe"] = "probe"
     batch_size: Annotated[int, Field(ge=1)]
     largest: Annotated[int, Field(ge=1)]
     usable_cpus: Annotated[float, Field(gt=0, le=1e6)]
-    with_workers: bool = True
-    traces: Traces | None = None
+    profile: WorkloadProfile | None = None
+    digests: dict[BoundedCount, LongText] = Field(default_factory=dict)
 
 
 class IdentifyCommand(FrozenModel):
-    """Parent to child: say which workload this is, by a few batches of this size where it can be set."""
+    """Parent to child: identify the workload from a few batches."""
 
     op: Literal["identify"] = "identify"
     batch_size: Annotated[int, Field(ge=1)]
@@ -119,13 +105,13 @@ class TrialCommand(FrozenModel):
 
 
 class ReleaseCommand(FrozenModel):
-    """Parent to child: take the trial's workers down."""
+    """Parent to child: shut down the trial's workers."""
 
     op: Literal["release"] = "release"
 
 
 class ProgressReport(FrozenModel):
-    """Child to parent: what it is doing, for people, and how many batches of the trial it has consumed."""
+    """Child to parent: the current phase, for display, and the batches that the trial has consumed."""
 
     op: Literal["progress"] = "progress"
     phase: LongText
@@ -133,28 +119,22 @@ class ProgressReport(FrozenModel):
 
 
 class ReadyReport(FrozenModel):
-    """Child to parent: the last command is done and nothing of it is left; whether it uses an accelerator."""
+    """Child to parent: the last command is complete; `on_device` if the process uses an accelerator."""
 
     op: Literal["ready"] = "ready"
     on_device: bool = False
 
 
 class ProbeReport(FrozenModel):
-    """Child to parent: the profile."""
+    """Child to parent: the profile, and digests of samples as this process read them, by index."""
 
     op: Literal["probed"] = "probed"
     profile: WorkloadProfile
-
-
-class TracesReport(FrozenModel):
-    """Child to parent: reading in this process left traces; the probe is to be given to another one."""
-
-    op: Literal["traces"] = "traces"
-    traces: Traces
+    digests: dict[BoundedCount, LongText] = Field(default_factory=dict)
 
 
 class IdentityReport(FrozenModel):
-    """Child to parent: which workload this is, in the words of `WorkloadProfile`."""
+    """Child to parent: the identity of the workload, in the fields of `WorkloadProfile`."""
 
     op: Literal["identified"] = "identified"
     kind: Literal["map", "iterable"]
@@ -167,37 +147,27 @@ class IdentityReport(FrozenModel):
 
 
 class TrialReport(FrozenModel):
-    """Child to parent: the trial ran to its end; its workers still live."""
+    """Child to parent: the trial's measurement; its workers are still alive."""
 
     op: Literal["measured"] = "measured"
     measurement: Measurement
 
 
 class FailureReport(FrozenModel):
-    """Child to parent: the user's code raised, or torch did.
-
-    Attributes:
-        where: `import`, `factory`, `collate`, `step`, `dataset` or `trial`.
-        error: Type and text of the exception.
-        details: Its traceback.
-        on_device: Whether the process uses an accelerator, so that errors of one can be its own.
-        samples: Of the trial up to there, those of the batch that failed included.
-        index: Of the sample that failed; None where it is not known.
-        rank: Of several training processes, the one that failed; None where all did, or there is one.
-    """
+    """Child to parent: user code or torch raised an exception."""
 
     op: Literal["failed"] = "failed"
-    where: str
-    error: LongText
-    details: LongText = ""
-    on_device: bool = False
-    samples: BoundedCount = 0
-    index: BoundedCount | None = None
-    rank: BoundedCount | None = None
+    where: str  # import, device, ranks, dataset, step, probe, trial or running step
+    error: LongText  # type and message
+    details: LongText = ""  # traceback
+    on_device: bool = False  # whether the process uses an accelerator
+    samples: BoundedCount = 0  # of the trial, including the batch that failed
+    index: BoundedCount | None = None  # of the sample that failed; None if unknown
+    rank: BoundedCount | None = None  # the only training process that failed; None if all did
 
 
 class LostRankReport(FrozenModel):
-    """Child to parent: one of several training processes has ended; its status as `subprocess` gives it."""
+    """Child to parent: one of several training processes has ended, with a status as in `subprocess`."""
 
     op: Literal["lost"] = "lost"
     rank: BoundedCount
@@ -208,15 +178,61 @@ Command = Annotated[
     LoadCommand | ProbeCommand | IdentifyCommand | TrialCommand | ReleaseCommand, Field(discriminator="op")
 ]
 Report = Annotated[
-    ProgressReport
-    | ReadyReport
-    | ProbeReport
-    | TracesReport
-    | IdentityReport
-    | TrialReport
-    | FailureReport
-    | LostRankReport,
+    ProgressReport | ReadyReport | ProbeReport | IdentityReport | TrialReport | FailureReport | LostRankReport,
     Field(discriminator="op"),
 ]
 COMMAND: Final[TypeAdapter[Command]] = TypeAdapter(Command)
 REPORT: Final[TypeAdapter[Report]] = TypeAdapter(Report)
+
+
+class ChannelClosedError(Exception):
+    """The other process is gone, or stopped within a message."""
+
+
+class MessageTooLongError(ChannelClosedError):
+    """The other process sent more than 64 MiB in one message."""
+
+
+class Channel:
+    """Sends and receives messages over a connected stream socket, which it takes over."""
+
+    def __init__(self, connected: socket.socket, pause_seconds: float = MAX_PAUSE_SECONDS) -> None:
+        pause = struct.pack("ll", int(pause_seconds), int(pause_seconds % 1 * 1e6))
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pause)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, pause)
+        self._connection = Connection(connected.detach())
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return self._connection.fileno()
+
+    def send(self, message: str) -> None:
+        """Send one message, or raise ChannelClosedError."""
+        try:
+            self._connection.send_bytes(message.encode())
+        except OSError as error:
+            if isinstance(error, BlockingIOError):  # only part of the message was sent
+                self.close()
+            raise ChannelClosedError(str(error)) from None
+
+    def receive(self, timeout: float | None = None) -> str | None:
+        """Wait for one message; return None if none begins within `timeout` seconds.
+
+        Raises:
+            MessageTooLongError: The message is longer than 64 MiB.
+            ChannelClosedError: The other process is gone, or stopped within a message.
+        """
+        try:
+            if not self._connection.poll(timeout):
+                return None
+            return self._connection.recv_bytes(MAX_MESSAGE_BYTES).decode(errors="replace")
+        except (EOFError, OSError) as error:
+            is_too_long = not (self._connection.closed or self._connection.readable)
+            self.close()
+            if is_too_long:
+                raise MessageTooLongError(f"a message of more than {MAX_MESSAGE_BYTES >> 20} MiB") from None
+            raise ChannelClosedError(str(error)) from None
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._connection.close()

@@ -1,8 +1,7 @@
-"""How sure are we? 95% intervals of throughputs and of their ratios, from a few rounds in processes of their own.
+"""95% intervals of throughputs and their ratios, from a few runs in fresh processes.
 
-Three rounds that happen to agree do not make a machine quiet, so their spread is blended with a usual one. And whoever
-was picked for being the best of several was also lucky: an interval that is to hold for whichever is picked is wider.
-`python -m benchmarks.coverage` shows by simulation how often they hold.
+The sample variance is shrunk towards a prior, and the level is Bonferroni-corrected for selecting the best of several.
+`python -m benchmarks.coverage` measures the coverage by simulation.
 """
 
 from __future__ import annotations
@@ -14,25 +13,18 @@ from typing import Final
 
 from autotune.config import CONFIDENCE, Interval
 
-ROUND_SPREAD: Final = 0.03  # relative spread of whole runs of one configuration, each in its process; measured 1 to 9 %
-ROUND_WEIGHT: Final = 3  # degrees of freedom that this counts for
-OTHERS_WEIGHT: Final = 0.5  # of a degree of freedom of one's own: configurations scatter alike, but not the same
+ROUND_SPREAD: Final = 0.03  # prior of the relative spread of whole runs in fresh processes; measured 1% to 9%
+ROUND_WEIGHT: Final = 3  # degrees of freedom of the prior
+OTHERS_WEIGHT: Final = 0.5  # of each degree of freedom of other configurations: their spread is similar, not equal
 TAIL: Final = (1 - CONFIDENCE) / 2  # probability on either side of an interval
 NORMAL_QUANTILE: Final = statistics.NormalDist().inv_cdf(1 - TAIL)  # half-width of an interval, standard deviations
 
 
 def student_t(degrees: float, tail: float = TAIL) -> float:
-    """Give an upper quantile of Student's t.
+    """Return the upper quantile of Student's t for a tail probability.
 
     Expansion in powers of 1/degrees from the normal quantile (Abramowitz and Stegun, Handbook of Mathematical
-    Functions, 26.7.5); within 0.2% of the true one for the tails and degrees in use here.
-
-    Args:
-        degrees: Degrees of freedom, at least 3.
-        tail: Probability above the quantile, between 0 and 0.5.
-
-    Returns:
-        The quantile.
+    Functions, 26.7.5); within 0.2% of the exact one for at least 3 degrees of freedom and the tails in use.
     """
     z = statistics.NormalDist().inv_cdf(1 - tail)
     terms = (
@@ -48,71 +40,68 @@ def student_t(degrees: float, tail: float = TAIL) -> float:
 def blend_spread(
     values: Sequence[float], usual_spread: float, weight: float, tail: float = TAIL
 ) -> tuple[float, float]:
-    """Blend the spread of a few values with a usual one, as a scaled inverse chi-squared prior does.
-
-    Source: Gelman et al., Bayesian Data Analysis, section 2.6.
+    """Blend the spread of values with a prior: scaled inverse chi-squared (Gelman, Bayesian Data Analysis, 2.6).
 
     Args:
         values: At least one value.
-        usual_spread: Standard deviation expected before any is seen, in their unit.
-        weight: Degrees of freedom that the expectation counts for, at least 3.
+        usual_spread: Standard deviation of the prior, in the unit of the values.
+        weight: Degrees of freedom of the prior, at least 3.
         tail: Probability above the quantile.
 
     Returns:
-        The standard deviation of one value, and the quantile of Student's t that goes with it.
+        The standard deviation of one value, and its quantile of Student's t.
     """
-    squares, seen = _sum_squares([values])
-    return math.sqrt((weight * usual_spread**2 + squares) / (weight + seen)), student_t(weight + seen, tail)
+    squares, degrees = _sum_squares([values])
+    return math.sqrt((weight * usual_spread**2 + squares) / (weight + degrees)), student_t(weight + degrees, tail)
 
 
 def throughput_ci95(
     rates: Sequence[float], picked_of: int = 1, others: Sequence[Sequence[float]] = ()
 ) -> Interval | None:
-    """Give the 95% interval of a throughput from rounds in processes of their own; None for fewer than two.
+    """Return the 95% interval of a throughput from repeated runs; None for fewer than two.
 
     Args:
-        rates: Throughput of each round, greater than zero.
-        picked_of: How many it was the best of by these rounds; the interval holds for whichever is picked (Bonferroni).
-        others: Rounds of other configurations on the same machine, whose spread tells what is usual here.
+        rates: Throughput of each run, greater than zero.
+        picked_of: Number of configurations that this one is the best of (Bonferroni correction).
+        others: Throughputs of other configurations on the same machine; their spread informs the prior.
     """
-    return _bound_logs(_take_logs(rates), ROUND_SPREAD, picked_of, [_take_logs(one) for one in others])
+    return _log_interval(_logs(rates), ROUND_SPREAD, picked_of, others)
 
 
 def paired_ratio(
     values: Sequence[float], bases: Sequence[float], picked_of: int = 1, others: Sequence[Sequence[float]] = ()
 ) -> tuple[float, Interval | None]:
-    """Give the median ratio of two configurations measured in the same rounds, and its 95% interval, as above.
+    """Return the median ratio of two configurations measured in alternating runs, and its 95% interval.
 
     Args:
-        values: Throughputs of one, a round each, greater than zero.
-        bases: Throughputs of the other, in the same rounds.
-        picked_of: How many the first was the best of by these rounds.
-        others: Ratios of other configurations to the same base, round by round.
+        values: Throughputs of one, greater than zero.
+        bases: Throughputs of the other, in the same repetitions.
+        picked_of: As in `throughput_ci95`.
+        others: Ratios of other configurations to the same base.
     """
     logs = [math.log(value / base) for value, base in zip(values, bases, strict=True)]
-    interval = _bound_logs(logs, math.sqrt(2) * ROUND_SPREAD, picked_of, [_take_logs(one) for one in others])
-    return math.exp(statistics.median(logs)), interval
+    return math.exp(statistics.median(logs)), _log_interval(logs, math.sqrt(2) * ROUND_SPREAD, picked_of, others)
 
 
-def _take_logs(values: Sequence[float]) -> list[float]:
+def _logs(values: Sequence[float]) -> list[float]:
     return [math.log(value) for value in values]
 
 
 def _sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Sum the squared distances of values from the mean of their group, and count the degrees of freedom."""
+    """Return the sum of squared deviations from the group means, and its degrees of freedom."""
     large = [group for group in groups if len(group) > 1]
-    seen = [len(group) - 1 for group in large]
-    squares = math.fsum(statistics.variance(group) * count for group, count in zip(large, seen, strict=True))
-    return squares, sum(seen)
+    degrees = [len(group) - 1 for group in large]
+    squares = math.fsum(statistics.variance(group) * count for group, count in zip(large, degrees, strict=True))
+    return squares, sum(degrees)
 
 
-def _bound_logs(
+def _log_interval(
     logs: Sequence[float], usual_spread: float, picked_of: int, others: Sequence[Sequence[float]]
 ) -> Interval | None:
     if len(logs) < 2:
         return None
-    squares, seen = _sum_squares(others)
-    weight = ROUND_WEIGHT + OTHERS_WEIGHT * seen
+    squares, degrees = _sum_squares([_logs(one) for one in others])
+    weight = ROUND_WEIGHT + OTHERS_WEIGHT * degrees
     usual = math.sqrt((ROUND_WEIGHT * usual_spread**2 + OTHERS_WEIGHT * squares) / weight)
     spread, quantile = blend_spread(logs, usual, weight, TAIL / max(1, picked_of))
     half = quantile * spread / math.sqrt(len(logs))

@@ -1,9 +1,8 @@
-"""From raw batch times to the throughput of a whole training run, with its uncertainty.
+"""Throughput of a whole training run, composed from the batch times of a short trial, with a 95% interval.
 
-A short trial flatters a loader: a full queue is handed out before the pipeline is in steady state, and the
-turn-over between epochs never shows. So an epoch that was cut short is completed at its steady rate, the first
-epoch (cold workers) and the later ones (persistent or restarted) are weighed as the real run has them, and
-the first `num_workers * prefetch_factor` batches never count as steady.
+A short trial overestimates a loader: the prefetched batches of a full queue arrive at once, and worker restarts between
+epochs are missing. Therefore an epoch that was cut short is extrapolated at its steady-state rate, the first epoch
+(cold workers) and later ones are weighted as in the run, and prefetched batches do not count as steady state.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from autotune.config import LoaderConfig
 from autotune.protocol.measurement import EpochTrace, Measurement
 from autotune.protocol.statistics import blend_spread, student_t
 
-UNSEEN_SPREAD: Final = 0.04  # relative spread of an epoch that is assumed before any is seen; measured 1 to 9 %
-UNSEEN_WEIGHT: Final = 4  # degrees of freedom that the assumption counts for
+UNSEEN_SPREAD: Final = 0.04  # prior of the relative spread of epochs; measured 1% to 9%
+UNSEEN_WEIGHT: Final = 4  # degrees of freedom of the prior
 MIN_BLOCKS: Final = 4
+MAX_BLOCKS: Final = 8  # consecutive batches are correlated; long blocks hardly
 MIN_BATCH_SECONDS: Final = 1e-9
-MAX_BLOCKS: Final = 8  # long ones: batches that follow one another are alike, blocks of many hardly
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ThroughputEstimate:
     """Throughput of a training run, estimated from one trial."""
 
     samples_per_second: float
-    relative_error: float  # half-width of the 95% interval, as a share; infinite when unknown
-    wait_share: float  # share of the run spent waiting for data
-    epoch_seconds: float  # of the epochs to come
+    relative_error: float  # relative half-width of the 95% interval; infinite if unknown
+    wait_share: float
+    epoch_seconds: float  # mean of later epochs
 
     @property
     def upper(self) -> float:
@@ -40,113 +39,72 @@ class ThroughputEstimate:
         return self.samples_per_second * (1 + self.relative_error)
 
     def is_precise(self, precision: float) -> bool:
-        """Tell whether the half-width of the interval is at most this share of the estimate."""
+        """Return whether the relative half-width of the interval is at most `precision`."""
         return self.relative_error <= precision
 
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """The pace of a pipeline whose queue is neither filling nor draining."""
+    """Seconds per batch while the queue neither fills nor drains."""
 
     batch_seconds: float
-    half_width: float | None  # of the 95% interval of batch_seconds; None when too little was seen
+    half_width: float | None  # of the 95% interval of batch_seconds; None if unknown
 
 
-def estimate(
-    measurement: Measurement, config: LoaderConfig, epochs: int, cold_seconds: float = 0.0
-) -> ThroughputEstimate:
-    """Estimate the throughput of a training run of `epochs` epochs.
+def estimate(measurement: Measurement, config: LoaderConfig, epochs: int) -> ThroughputEstimate:
+    """Estimate the throughput of a training run of `epochs` epochs; if their length is unknown, of its steady state.
 
     Args:
         measurement: Raw traces of one trial; the first has cold workers.
         config: The configuration measured.
         epochs: Length of the training run, at least 1.
-        cold_seconds: What the first epoch would have cost in addition in a fresh process.
-
-    Returns:
-        The estimate. An epoch of unknown length counts as endless: only the steady pace matters.
     """
     traces = measurement.epochs
     steady = measure_steady(traces, config)
-    waiting = sum(trace.wait_seconds for trace in traces) / max(
-        MIN_BATCH_SECONDS, sum(trace.end_seconds for trace in traces)
-    )
+    trial_seconds = sum(trace.end_seconds for trace in traces)
+    wait_share = min(1.0, sum(trace.wait_seconds for trace in traces) / max(MIN_BATCH_SECONDS, trial_seconds))
     samples_per_batch = sum(trace.samples for trace in traces) / max(1, sum(trace.batches for trace in traces))
     if measurement.epoch_batches is None:
-        return ThroughputEstimate(
-            samples_per_second=samples_per_batch / steady.batch_seconds,
-            relative_error=math.inf if steady.half_width is None else steady.half_width / steady.batch_seconds,
-            wait_share=min(1.0, waiting),
-            epoch_seconds=steady.batch_seconds,
-        )
-    lengths = [extrapolate_epoch(trace, measurement.epoch_batches, steady) for trace in traces]
-    settled = steady_epochs(lengths)
+        error = math.inf if steady.half_width is None else steady.half_width / steady.batch_seconds
+        return ThroughputEstimate(samples_per_batch / steady.batch_seconds, error, wait_share, steady.batch_seconds)
+    unseen = [max(0, measurement.epoch_batches - trace.batches) for trace in traces]
+    lengths = [
+        trace.end_seconds + batches * steady.batch_seconds for trace, batches in zip(traces, unseen, strict=True)
+    ]
+    # The first epoch starts the workers, and the second is often slow as well: memory is touched for the first time.
+    # Measured with 12 workers on two CPUs: 0.77, 0.91, 0.56, 0.56, 0.56, 0.58 s.
+    later = lengths[min(2, len(lengths) - 1) :]
+    epoch_seconds = statistics.fmean(later)
     ahead = max(0, epochs - len(lengths))
-    total = sum(lengths[:epochs]) + ahead * statistics.fmean(settled) + cold_seconds
+    total = sum(lengths[:epochs]) + ahead * epoch_seconds
     samples = epochs * (measurement.epoch_samples or measurement.epoch_batches * samples_per_batch)
-    return ThroughputEstimate(
-        samples_per_second=samples / total,
-        relative_error=_relative_error(
-            lengths, settled, ahead, total, _pace_error(traces, measurement, epochs, steady)
-        ),
-        wait_share=min(1.0, waiting),
-        epoch_seconds=statistics.fmean(settled),
-    )
-
-
-def steady_epochs(lengths: Sequence[float]) -> Sequence[float]:
-    """List the epochs that those to come will resemble.
-
-    The first starts the workers, and the second is often slow as well: memory is touched for the first time.
-    Measured with 12 workers on two CPUs: 0.77, 0.91, 0.56, 0.56, 0.56, 0.58 s.
-    """
-    return lengths[min(2, len(lengths) - 1) :]
-
-
-def extrapolate_epoch(trace: EpochTrace, epoch_batches: int, steady: SteadyState) -> float:
-    """Seconds of the whole epoch: what was seen, and the rest at the steady pace."""
-    return trace.end_seconds + max(0, epoch_batches - trace.batches) * steady.batch_seconds
-
-
-def _pace_error(traces: Sequence[EpochTrace], measurement: Measurement, epochs: int, steady: SteadyState) -> float:
-    """Half-width, in seconds, of the 95% interval of the batches that were not run but counted at the steady pace."""
-    unseen = statistics.fmean(max(0, (measurement.epoch_batches or 0) - trace.batches) for trace in traces)
-    return epochs * unseen * (steady.half_width or 2 * UNSEEN_SPREAD * steady.batch_seconds)
-
-
-def _relative_error(
-    lengths: Sequence[float], settled: Sequence[float], ahead: int, total: float, pace_error: float
-) -> float:
-    """Half-width of the 95% interval: epochs seen vary once each, those ahead share the error of their mean."""
-    spread, quantile = _blend_spread(settled, statistics.fmean(settled))
-    variance = (len(lengths) + ahead) * spread**2 + (ahead * spread) ** 2 / len(settled)
-    return math.hypot(quantile * math.sqrt(variance), pace_error) / total
-
-
-def _blend_spread(lengths: Sequence[float], mean: float) -> tuple[float, float]:
-    """Standard deviation of epochs and the quantile to go with it; two or three say little about their own spread."""
-    return blend_spread(lengths, UNSEEN_SPREAD * mean, UNSEEN_WEIGHT)
+    # Each epoch varies once, and epochs ahead share the error of their mean. Extrapolated batches share that of theirs.
+    spread, quantile = blend_spread(later, UNSEEN_SPREAD * epoch_seconds, UNSEEN_WEIGHT)
+    variance = (len(lengths) + ahead) * spread**2 + (ahead * spread) ** 2 / len(later)
+    half_width = steady.half_width or 2 * UNSEEN_SPREAD * steady.batch_seconds
+    error = math.hypot(quantile * math.sqrt(variance), epochs * statistics.fmean(unseen) * half_width) / total
+    return ThroughputEstimate(samples / total, error, wait_share, epoch_seconds)
 
 
 def measure_steady(traces: Sequence[EpochTrace], config: LoaderConfig) -> SteadyState:
-    """Find the pace over whole rounds of workers, after the queue was handed out and before it drains.
+    """Measure seconds per batch over whole rounds of workers, without the prefetched batches at either end.
 
-    Where the epochs are too short for that, it is that over everything, the start included; of an epoch that was cut
-    short, over whole rounds, as what drains of the last one takes as long as a round and is less.
+    Epochs that are too short for that count whole, including their start; if cut short, up to their last whole round.
     """
-    spans = [span for trace in traces if (span := steady_window(trace, config)) is not None]
-    if not spans:
-        return _measure_unsteady(traces, max(1, config.dataloader.num_workers))
-    batches = sum(count for count, _ in spans)
-    seconds = sum(times[-1] - times[0] for _, times in spans)
-    _, longest = max(spans, key=lambda span: span[0])
-    return SteadyState(
-        max(MIN_BATCH_SECONDS, seconds / batches), _bound_blocks(longest, max(1, config.dataloader.num_workers))
-    )
+    workers = max(1, config.dataloader.num_workers)
+    windows = [window for trace in traces if (window := steady_window(trace, config)) is not None]
+    if not windows:
+        rounds = [_measure_rounds(trace, workers) for trace in traces]
+        batches = max(1, sum(count for count, _ in rounds))
+        return SteadyState(max(MIN_BATCH_SECONDS, sum(seconds for _, seconds in rounds) / batches), half_width=None)
+    batches = sum(count for count, _ in windows)
+    seconds = sum(times[-1] - times[0] for _, times in windows)
+    _, longest = max(windows, key=lambda window: window[0])
+    return SteadyState(max(MIN_BATCH_SECONDS, seconds / batches), _half_width(longest, workers))
 
 
 def steady_window(trace: EpochTrace, config: LoaderConfig) -> tuple[int, tuple[float, ...]] | None:
-    """Cut an epoch down to the batches between its start and its end; None where none are left."""
+    """Return the number and times of the batches in steady state; None if there are none."""
     workers = config.dataloader.num_workers
     queue = max(1, workers * (config.dataloader.prefetch_factor or 0))
     end = trace.closed_after if trace.closed_after is not None else trace.batches - queue * bool(workers)
@@ -157,23 +115,16 @@ def steady_window(trace: EpochTrace, config: LoaderConfig) -> tuple[int, tuple[f
     return count, trace.batch_seconds[queue - 1 : queue + count]
 
 
-def _measure_unsteady(traces: Sequence[EpochTrace], workers: int) -> SteadyState:
-    """Take everything from the start of the workers on: slower than the truth, but never the burst of a full queue."""
-    spans = [_take_whole_rounds(trace, workers) for trace in traces]
-    batches = max(1, sum(count for count, _ in spans))
-    return SteadyState(max(MIN_BATCH_SECONDS, sum(seconds for _, seconds in spans) / batches), half_width=None)
-
-
-def _take_whole_rounds(trace: EpochTrace, workers: int) -> tuple[int, float]:
-    """Count the batches of an epoch and their seconds; of one that was cut short, those of whole rounds of workers."""
+def _measure_rounds(trace: EpochTrace, workers: int) -> tuple[int, float]:
+    """Return the batches of an epoch and their seconds; only whole rounds of workers if it was cut short."""
     whole = trace.batches - trace.batches % workers
     if trace.closed_after is None or not whole:
         return trace.batches, trace.end_seconds
     return whole, trace.batch_seconds[whole - 1]
 
 
-def _bound_blocks(times: tuple[float, ...], workers: int) -> float | None:
-    """Half-width of the 95% interval of seconds per batch, from the means of blocks of whole rounds."""
+def _half_width(times: tuple[float, ...], workers: int) -> float | None:
+    """Return the half-width of the 95% interval of seconds per batch, from means of blocks of whole rounds."""
     rounds = (len(times) - 1) // workers
     blocks = min(MAX_BLOCKS, rounds)
     if blocks < MIN_BLOCKS:
@@ -184,10 +135,9 @@ def _bound_blocks(times: tuple[float, ...], workers: int) -> float | None:
 
 
 def throughput_upper_bound(trace: EpochTrace, config: LoaderConfig, epoch_batches: int | None) -> float:
-    """Give the samples per second that a run will hardly exceed, from its first epoch so far.
+    """Return an upper bound of a run's throughput from its first epoch so far, in samples per second.
 
-    That is the steady pace where it shows, else the epoch without its start; infinite while there is too little to
-    judge. `epoch_batches` are those of a whole epoch; None when not known.
+    It is that of the steady state if there is one, else of the epoch without its start; infinite if that is too early.
     """
     if trace.batches < 3:
         return math.inf

@@ -1,8 +1,8 @@
-"""What the probe learned about a workload, and what its parts cost."""
+"""Profile of a workload, as measured by the probe: its identity and the cost of its parts."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -17,46 +17,51 @@ from autotune.config import (
     LongText,
     StartMethod,
 )
+from autotune.profiles.schema import WorkloadIdentity
+from autotune.request import WorkloadRequest
 from autotune.settings import SettingName
 from autotune.system.machine import Accelerator, Software
 
+if TYPE_CHECKING:
+    from autotune.protocol.messages import IdentityReport
+
 
 class LinearCost(FrozenModel):
-    """Seconds that something takes, as `fixed_seconds + size * per_item_seconds`; an item is a sample or a worker."""
+    """Linear model of seconds: `fixed_seconds + size * per_item_seconds`; an item is a sample or a worker."""
 
     fixed_seconds: BoundedSeconds
     per_item_seconds: BoundedSeconds
 
     def per_batch(self, size: int) -> float:
-        """Give the seconds for so many items."""
+        """Return the seconds for `size` items."""
         return self.fixed_seconds + size * self.per_item_seconds
 
 
 class LinearBytes(FrozenModel):
-    """Bytes that something takes, as `fixed_bytes + size * sample_bytes`."""
+    """Linear model of bytes: `fixed_bytes + size * sample_bytes`."""
 
     fixed_bytes: BoundedBytes = 0
     sample_bytes: BoundedBytes = 0
 
     def per_batch(self, size: int) -> int:
-        """Give the bytes for `size` samples."""
+        """Return the bytes for `size` samples."""
         return self.fixed_bytes + size * self.sample_bytes
 
 
 class H2DBandwidth(FrozenModel):
-    """How fast batches get to the device from pageable and from pinned memory, in bytes per second."""
+    """Bandwidth of copies to the device from pageable and pinned memory, in bytes per second."""
 
     pageable: Annotated[float, Field(gt=0, le=1e30)]
     pinned: Annotated[float, Field(gt=0, le=1e30)]
-    overlap: Fraction = 0.0  # of a copy on a stream of its own, that is hidden behind a busy device
+    overlap: Fraction = 0.0  # share of a copy that a busy device hides
 
     def of(self, *, pinned: bool) -> float:
-        """Give the rate from pinned or from pageable memory."""
+        """Return the bandwidth from pinned or pageable memory."""
         return self.pinned if pinned else self.pageable
 
 
 class CostlyLine(FrozenModel):
-    """A line of the user's own code, and its share of the time of loading."""
+    """A function of the user's code by its first line, and its share of the loading time."""
 
     file: LongText
     line: BoundedCount
@@ -66,48 +71,39 @@ class CostlyLine(FrozenModel):
 
 
 class WorkloadProfile(FrozenModel):
-    """What the probe learned about the workload.
+    """Properties and costs of a workload, as the probe measured them.
 
     Attributes:
-        description: Type of the dataset, for people.
-        samples: Samples in an epoch; None when not known.
-        counted_samples: The same of an iterable dataset that does not tell, where an epoch is short enough to count.
-        epoch_batches: Batches in an epoch when the batching is the user's own; else None.
-        batching: `batch_size` can be tuned, or is the `user`'s: that of a batch sampler or an unbatched dataset.
-        probe_batch_size: Batch size the probe measured with; mean of the user's batches otherwise.
+        samples: Samples in an epoch; None if unknown.
+        counted_samples: Samples in an epoch of an iterable dataset, as counted; None if an epoch takes long.
+        epoch_batches: Batches in an epoch if the user's code makes the batches; else None.
+        batching: `user` if a batch sampler or an unbatched dataset makes the batches; else `batch_size`.
+        probe_batch_size: Batch size of the probe; the mean of the user's batches.
         largest_probed: Largest batch size it measured; costs of much larger batches are extrapolated.
         load_cost: Seconds to load and collate one batch in the training process.
-        cpu_share: CPUs kept busy meanwhile: 0 waits, 1 computes, more where loading starts threads of its own.
-        collate_cost: The part of `load_cost` that collating takes; zero when not measured.
-        transfer_cost: Seconds a batch takes from a worker to the training process beyond loading and collating.
-        step_cost: Seconds the step takes on a batch that is ready, on the device where there is one.
-        h2d: How fast batches get there; None on the CPU, and where samples are on the device already.
+        cpu_share: CPUs that loading keeps busy: 0 waits, 1 computes, more if it starts threads.
+        collate_cost: Part of `load_cost` that collating takes; zero if unknown.
+        transfer_cost: Seconds to transfer a batch from a worker to the training process.
+        step_cost: Seconds of the step on a batch that is ready, on the device if there is one.
+        h2d: None on the CPU, and if samples are on the device already.
         gpu_bytes: Device memory that the allocator holds for a step.
-        step_cpus: CPUs that the step keeps busy: near 0 on an accelerator.
-        sample_bytes: Bytes of tensors per sample, mean.
-        on_accelerator: Whether samples are on the accelerator already.
-        has_getitems: Whether the dataset fetches a whole batch at once, by `__getitems__`.
         workers_duplicate_data: Whether an iterable dataset delivers everything once per worker.
-        costly_lines: Lines of the user's own code that take most of loading in one process, the costliest first.
-        differing_samples: Samples that came out of workers differently than without, of those that were compared.
-        worker_threads_cpu: CPU time of a worker's other threads over that of the one that loads; 0 where not known.
-        worker_bytes: What such a worker takes of the machine's memory; 0 where that is not known, or forked and shared.
-        shards: Pieces that an iterable dataset shares out to its workers, as it says; None where it does not.
+        reads_worker_info: Whether its code reads the number of its worker, or of all workers.
+        costly_lines: Functions of the user that take most of loading in one process, the costliest first.
+        differing_samples: Compared samples that workers return differently than the training process.
+        worker_threads_cpu: CPU time of a worker's other threads over that of the one that loads; 0 if unknown.
+        worker_bytes: Memory of a worker that is not forked; 0 if unknown.
+        shards: Shards that an iterable dataset divides among its workers; None if unknown.
         baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
-        loader_class: The class of the user's own loader, where that is what is measured; None for a plain DataLoader.
-        leaves_traces: Whether reading in the process itself leaves threads or open files, which workers would inherit.
+        loader_class: Class of a custom loader; None for a plain DataLoader.
         fixed_settings: Settings that the loader or the dataset decides, with their values.
-        loader_decides: Those of them that the user's own loader decides, and cannot be given.
-        multiprocessing_context: Start method the workload brings along; None is the interpreter's default.
-        accelerator: None on the CPU.
-        gpu_room_bytes: Device memory that this process holds or could still get when the probe began; 0 on the CPU.
+        loader_decides: Those of them that a custom loader decides.
+        multiprocessing_context: Start method of the workload; None for Python's default.
+        gpu_room_bytes: Device memory that the process held or could get when the probe began; 0 on the CPU.
         pinning: Whether pin_memory has an effect on the device in use.
-        worker_start_cost: Seconds from starting so many workers to their first samples, loading itself left out.
-        first_use_seconds: CPU time that each worker of a fresh process's first epoch spends on what the training
-            process has never done (lazy imports, caches); workers forked from a warm process inherit it.
-        manager_seconds: The same for starting torch's shared-memory manager with the `file_system` strategy.
-        rss_bytes: Resident memory of the child after loading the workload.
-        worker_failure: How the process hung or died when workers were looked at; None when they worked.
+        worker_start_cost: Seconds to start workers, with lazy imports and other work that each does first.
+        rss_bytes: Resident memory of the process that loaded batches itself.
+        worker_failure: How the process that started workers hung, died or failed; None if it worked.
     """
 
     description: LongText
@@ -132,6 +128,7 @@ class WorkloadProfile(FrozenModel):
     on_accelerator: bool = False
     has_getitems: bool = False
     workers_duplicate_data: bool = False
+    reads_worker_info: bool = False
     costly_lines: tuple[CostlyLine, ...] = ()
     differing_samples: BoundedCount = 0
     worker_threads_cpu: BoundedRate = 0.0
@@ -139,7 +136,6 @@ class WorkloadProfile(FrozenModel):
     shards: BoundedCount | None = None
     baseline: LoaderConfig | None = None
     loader_class: LongText | None = None
-    leaves_traces: bool = False
     fixed_settings: dict[SettingName, int | bool | None] = Field(default_factory=dict)
     loader_decides: tuple[SettingName, ...] = ()
     multiprocessing_context: StartMethod | None = None
@@ -148,16 +144,27 @@ class WorkloadProfile(FrozenModel):
     gpu_room_bytes: BoundedBytes = 0
     pinning: bool = False
     worker_start_cost: LinearCost = LinearCost(fixed_seconds=0.0, per_item_seconds=0.02)
-    first_use_seconds: BoundedSeconds = 0.0
-    manager_seconds: BoundedSeconds = 0.0
     rss_bytes: BoundedBytes = 0
     worker_failure: LongText | None = None
     notes: tuple[LongText, ...] = ()
 
     def share(self, processes: int) -> WorkloadProfile:
-        """Give what one of so many training processes goes through, where they share the data out."""
-        counted = ("samples", "epoch_batches", "shards")
-        wholes = {name: getattr(self, name) for name in counted}
-        return self.model_copy(
-            update={name: -(-whole // processes) for name, whole in wholes.items() if whole is not None}
-        )
+        """Return the profile of one of several training processes that shard the data."""
+        totals = {name: getattr(self, name) for name in ("samples", "epoch_batches", "shards")}
+        return self.model_copy(update={name: -(-one // processes) for name, one in totals.items() if one is not None})
+
+
+def identify(request: WorkloadRequest, found: WorkloadProfile | IdentityReport) -> WorkloadIdentity:
+    """Return the identity of a workload, from its request and from what the child found."""
+    return WorkloadIdentity(
+        dataset=request.dataset,
+        dataset_args=request.dataset_args,
+        split=request.split,
+        samples=found.samples,
+        sample_bytes=found.sample_bytes,
+        step=request.describe_step(),
+        kind=found.kind,
+        loader_class=found.loader_class,
+        loader_decides=found.loader_decides,
+        nproc_per_node=request.nproc_per_node,
+    )

@@ -1,166 +1,274 @@
-"""Names how a trial failed, by evidence: a wait status or the text of an error, never a guess.
+"""Diagnoses failures of trials, and of loading and profiling, from a wait status or the text of an error.
 
-The lines of source code that a traceback quotes are no evidence: `except MemoryError:` does not say that memory ran
-out.
+The source lines that a traceback quotes are no evidence: `except MemoryError:` does not mean that memory ran out.
 """
 
 from __future__ import annotations
 
 import re
 import signal
+import sys
 from dataclasses import dataclass, replace
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from autotune.protocol.budgets import Budgets
-from autotune.protocol.measurement import CODE_FAILURES, TrialKind
-from autotune.protocol.messages import FailureReport
-from autotune.runner.error_patterns import (
-    MAX_QUOTED_CHARACTERS,
-    STALLS,
-    STATUS_ADVICE,
-    SUGGESTIONS,
-    UNKNOWN_STALL,
-    WORKER_ADVICE,
-    find_symptom,
-    pick_advice,
-)
+from autotune.errors import UsageError, WorkloadError
+from autotune.protocol.budgets import DEVICE_MEMORY, Budgets
+from autotune.protocol.measurement import CODE_FAILURES, TrialKind, TrialResult
+from autotune.protocol.messages import FailureReport, Report, TrialReport, TrialRequest
+from autotune.request import WorkloadRequest
+from autotune.runner.error_patterns import DEVICES, MAX_QUOTED_CHARACTERS, RESOURCES, find_advice, find_pattern
 from autotune.runner.hangs import HangReport
 from autotune.runner.resources import ResourceUsage
-from autotune.units import format_bytes
+from autotune.system.code_places import find_module, is_library
+from autotune.units import format_bytes, format_seconds
 
-_LOST_WORKER: Final = r"^(?!.*Caught \w+ in DataLoader worker).*(killed by signal|exited unexpectedly|ConnectionReset)"
-_SEEN_DEAD: Final = r"^DataLoader worker \(pid \d+\) (is killed|exited)"  # what a look at its exit status adds
-_LOST_LINE: Final = r"^(FileNotFound|ConnectionRefused|BrokenPipe|EOF)\w*Error"  # when a worker's socket is gone
+UNKNOWN_LOSS: Final = "It was killed, or code of the dataset ended it (sys.exit, os._exit)"
+UNKNOWN_STALL: Final = (
+    "If a worker waits for a lock or a thread that the training process had when it forked, start workers with "
+    "--set multiprocessing_context=spawn; if it only needs longer, allow it with --stall-time"
+)
+EXIT_HINT: Final = (
+    "\nSomething called sys.exit(): code at the top of a module that reads sys.argv, perhaps. "
+    'Guard it with if __name__ == "__main__".'
+)
+START_ADVICE: Final[dict[TrialKind, str]] = {
+    "timed_out": " If it needs longer, allow it with --stall-time.",
+    "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
+}
+_LOST_WORKER: Final = r"\A(?!.*Caught \w+ in DataLoader worker).*(killed by signal|exited unexpectedly|ConnectionReset)"
+_DEAD_WORKER: Final = r"^DataLoader worker \(pid \d+\) (is killed|exited)"  # as the child adds it to an error
+_LOST_CONNECTION: Final = r"\A(FileNotFound|ConnectionRefused|BrokenPipe|EOF)\w*Error"
 _TORCH_RECEIVING: Final = r"resource_sharer\.py|in rebuild_\w+|multiprocessing[/\\]connection\.py"
+_WORKER_END: Final = (
+    r"DataLoader worker \([^\n]*(?:killed by signal: [\w ]*\w|with exit code \d+)",
+    r"Unexpected [^\n]* encountered in worker",
+)
+_WRAPPED: Final = r"\A[\w.]+: Caught \w+ in [^\n]*\.\nOriginal "
+_TRACEBACK: Final = "Traceback (most recent call last):\n"
+_FRAME: Final = re.compile(r'^[ |]*File "(.*)", line (\d+)', re.MULTILINE)
+_EXCEPTION: Final = re.compile(r"^[^\W\d][\w.<>]*(?::\s*.*)?$", re.MULTILINE)
+_OURS: Final = re.compile(r"autotune\.[\w.]+: ")
 
 
 @dataclass(frozen=True, slots=True)
 class TrialFailure:
-    """How a trial failed: its outcome, and what happened as the rest of a sentence that starts with the trial."""
+    """A failure of a trial: its kind, and a message that continues a sentence about the trial."""
 
     kind: TrialKind
     message: str
     details: str = ""
 
     def name_rank(self, rank: int | None) -> TrialFailure:
-        """Say in which of several training processes it happened; None for all of them, or the only one."""
+        """Return the failure with the rank that it happened in; None if all did, or if there is one."""
         return self if rank is None else replace(self, message=f"in rank {rank} {self.message}")
 
 
-def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> TrialFailure:
-    """Judge an error that the child reported: a resource ran out where the text says so, else the user's code failed.
+Answer = Report | TrialFailure
 
-    The end of what its processes printed tells more of a worker that died than the report can; `shm` says what was
-    used of /dev/shm, as in `: 64 MiB used of 64 MiB`.
+
+def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> TrialFailure:
+    """Diagnose an error that the child reported: a resource ran out if the text says so, else the user's code failed.
+
+    Args:
+        failed: The report.
+        shm: How much of /dev/shm was used, as in `: 64 MiB used of 64 MiB`.
+        output: The end of what the processes printed, which explains the death of a worker.
     """
     details = f"{failed.details}\n{output}".strip() if output else failed.details
-    lost = _is_lost_worker(failed)
-    spoken = _drop_source(f"{failed.error}\n{failed.details}" + (f"\n{output}" if lost else ""))
-    found = find_symptom(spoken, shm, on_device=failed.on_device)
+    is_lost = bool(
+        re.search(_LOST_WORKER, failed.error)
+        or re.search(_DEAD_WORKER, failed.error, re.MULTILINE)
+        or (re.search(_LOST_CONNECTION, failed.error) and re.search(_TORCH_RECEIVING, failed.details))
+    )
+    text = _drop_source(f"{failed.error}\n{failed.details}" + (f"\n{output}" if is_lost else ""))
+    found = find_pattern(text, *RESOURCES, *(DEVICES if failed.on_device else ()), shm=shm)
     if found is not None:
         return TrialFailure(*found, details)
-    error = _last_line(failed.error)
-    if lost:
-        return TrialFailure("crashed", _describe_lost_worker(spoken, error), details)
-    if re.search(r"DataLoader timed out after", failed.error):
-        message = (
-            f"waited in vain for a worker: {error}, the workload's own timeout. Raise it, or see what it waits for"
-        )
+    error = _find_exception(failed.error)
+    if is_lost:
+        ends = (re.search(pattern, text) for pattern in _WORKER_END)
+        end = next((one[0] for one in ends if one), error.rstrip(". "))
+        advice = find_advice(end, "crashed", shm) or UNKNOWN_LOSS
+        return TrialFailure("crashed", f"lost a worker process: {end}. {advice}", details)
+    if "DataLoader timed out after" in failed.error:
+        reason = f"{error.rstrip('.')}; this is the DataLoader's own timeout="
+        message = f"timed out waiting for a worker ({reason}). Increase it, or find out what the worker is waiting for"
         return TrialFailure("stalled", message, details)
-    sentences = (_quote(failed.error), advice_for(failed.error))
-    message = ". ".join(sentence.rstrip(".") for sentence in sentences if sentence)
+    ours = _OURS.match(failed.error)
+    happened = failed.error[ours.end() :].strip() if ours else f"raised {error}"
+    advice = find_advice(_drop_source(failed.error), "workload_failed")
+    message = ". ".join(sentence.rstrip(".") for sentence in (happened, advice) if sentence)
     return TrialFailure("workload_failed", message, details)
 
 
 def diagnose_stall(message: str, output: str, shm: str = "", found: HangReport | None = None) -> TrialFailure:
-    """Name what a child hung on that was ended for making no progress.
-
-    What tells is the end of what its processes printed, and where they stand.
-    """
+    """Diagnose a trial that was ended for making no progress, from the end of its output and from its stacks."""
     found = found or HangReport()
-    printed = pick_advice(STALLS, _drop_source(output)).format(shm=shm)
-    last = _find_last_words(output)
-    evidence = (f"the last line of its output: {last}" if last else "", found.sentence)
-    happened = "; ".join((message, *filter(None, evidence)))
-    details = "\n\n".join(filter(None, (output, found.stacks)))
-    return TrialFailure("stalled", f"{happened}. {printed or found.advice or UNKNOWN_STALL}", details)
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
+    last = next((line.strip()[:MAX_QUOTED_CHARACTERS] for line in reversed(lines) if "Warning: " not in line), "")
+    happened = "; ".join(filter(None, (message, last and f"the last line of its output: {last}", found.sentence)))
+    advice = find_advice(_drop_source(output), "stalled", shm) or found.advice or UNKNOWN_STALL
+    return TrialFailure("stalled", f"{happened}. {advice}", "\n\n".join(filter(None, (output, found.stacks))))
 
 
 def diagnose_exit(status: int | None, output: str, shm: str = "", *, on_device: bool = False) -> TrialFailure:
-    """Name the end of a child that reported nothing, by its wait status and the end of what it printed.
+    """Diagnose the end of a child that reported nothing.
 
-    The status is as `subprocess` gives it; None when the child still lives but closed the line.
+    Args:
+        status: As in `subprocess`; None if the child is alive but closed its connection.
+        output: The end of what its processes printed.
+        shm: How much of /dev/shm was used.
+        on_device: Whether the trial uses an accelerator.
     """
     name = _name_signal(status)
-    if name not in STATUS_ADVICE:
-        found = find_symptom(_drop_source(output), shm, on_device=on_device)
+    advice = find_advice(name, "crashed", shm)
+    if not advice:  # nobody asks for such a signal, while an abort may follow an error
+        found = find_pattern(_drop_source(output), *RESOURCES, *(DEVICES if on_device else ()), shm=shm)
         if found is not None:
             return TrialFailure(*found, output)
-    if name is not None:
-        message = f"was killed by {name}{STATUS_ADVICE.get(name, '').format(shm=shm)}"
+    if name:
+        message = f"was killed by {name}" + (f": {advice[0].lower()}{advice[1:]}" if advice else "")
     elif status is None:
-        message = "closed its line to dltune without a word"
+        message = "closed its connection to dltune without reporting a result"
     else:
         message = f"exited with code {status} without a result (os._exit or a crash in native code)"
     return TrialFailure("crashed", message, output)
 
 
 def reclassify_oom_kill(failure: TrialFailure, peak: ResourceUsage, budgets: Budgets) -> TrialFailure:
-    """Let a kernel that killed for memory explain what looks like a lost process or a hang."""
+    """Return a failure as out of memory if the kernel killed for memory; it looks like a lost process or a hang."""
     if not peak.oom_kills or failure.kind not in CODE_FAILURES:
         return failure
     seen = f" at {format_bytes(peak.host_bytes)} of host memory" if peak.host_bytes else ""
     budget = format_bytes(budgets.memory_bytes)
-    message = f"was struck by the kernel's out-of-memory killer{seen}, against a budget of {budget}"
+    message = f"was killed by the kernel's out-of-memory killer{seen}, against a budget of {budget}"
     return replace(failure, kind="out_of_memory", message=message)
 
 
-def advice_for(text: str) -> str:
-    """Name the way out of an error of the user's code, given its last lines; nothing where none is known."""
-    return pick_advice(SUGGESTIONS, text)
+def make_result(
+    request: TrialRequest,
+    answer: Answer,
+    peak: ResourceUsage,
+    budgets: Budgets,
+    batches: int,
+    output: str,
+    ranks: int = 1,
+) -> TrialResult:
+    """Return the result of a trial, with the resources that one of its training processes used.
+
+    Args:
+        request: What was to be measured.
+        answer: What the child reported, or how it ended.
+        peak: What all of its processes used.
+        budgets: What all of them may use.
+        batches: How many the child last reported.
+        output: The end of what they printed.
+        ranks: Training processes of the trial.
+    """
+    share = peak.share(ranks)
+    seen: dict[str, Any] = {"peak_host_bytes": share.host_bytes, "peak_shm_bytes": share.shm_bytes}
+    if isinstance(answer, TrialReport):
+        result = TrialResult(kind="completed", config=request.config, measurement=answer.measurement, **seen)
+        return check_gpu_memory(result, budgets)
+    if isinstance(answer, FailureReport):
+        failure = diagnose_error(answer, peak.describe_shm(), output).name_rank(answer.rank)
+        seen |= {"samples": answer.samples, "in_step": answer.where == "running step", "index": answer.index}
+        seen["cause"] = _find_cause(answer) if failure.kind == "workload_failed" else ""
+    else:
+        failure = TrialFailure("crashed", f"sent an unexpected reply ({type(answer).__name__})")
+        failure = answer if isinstance(answer, TrialFailure) else failure
+        seen["samples"] = (batches + 1) * (request.config.dataloader.batch_size or 1)
+    failure = reclassify_oom_kill(failure, peak, budgets)
+    return TrialResult(
+        kind=failure.kind, config=request.config, message=failure.message, details=failure.details, **seen
+    )
 
 
-def _is_lost_worker(failed: FailureReport) -> bool:
-    """Tell whether the error is what remains of a worker that is gone, not one that a dataset raised."""
-    if re.search(_LOST_WORKER, failed.error) or re.search(_SEEN_DEAD, failed.error, re.MULTILINE):
-        return True
-    return bool(re.search(_LOST_LINE, failed.error) and re.search(_TORCH_RECEIVING, failed.details))
+def check_gpu_memory(result: TrialResult, budgets: Budgets) -> TrialResult:
+    """Return a trial that used more device memory than its budget as a failure."""
+    budget = budgets.gpu_bytes
+    used = result.measurement.peak_gpu_bytes if result.measurement is not None else 0
+    if budget is None or used <= budget:
+        return result
+    message = DEVICE_MEMORY.describe_excess(used, budget)
+    return result.model_copy(update={"kind": DEVICE_MEMORY.outcome, "measurement": None, "message": message})
 
 
-def _describe_lost_worker(spoken: str, error: str) -> str:
-    """Say how a worker ended, where any error of the chain tells, and what does that."""
-    told = re.search(r"DataLoader worker \([^\n]*(?:killed by signal: [\w ]*\w|with exit code \d+)", spoken)
-    told_by_handler = re.search(r"Unexpected [^\n]* encountered in worker", spoken)
-    words = (told or told_by_handler or [error.rstrip(". ")])[0]
-    return f"lost a worker process: {words}. {pick_advice(WORKER_ADVICE, words)}"
+def start_error(answer: Answer, workload: WorkloadRequest) -> UsageError | WorkloadError:
+    """Return the error for a workload that could not be loaded or profiled."""
+    if isinstance(answer, TrialFailure):
+        message = f"While {workload.dataset} was loaded and profiled, its process {answer.message}."
+        return WorkloadError(f"{message}{START_ADVICE.get(answer.kind, '')}", answer.details)
+    if not isinstance(answer, FailureReport):
+        return WorkloadError(f"{workload.dataset}: its process sent an unexpected reply ({type(answer).__name__}).")
+    advice = _advise_on_missing_module(answer.error, Path(workload.working_dir))
+    advice = advice or find_advice(answer.error, "workload_failed")
+    text = f"{answer.error}\n{advice}." if advice else answer.error
+    kind, _, message = text.partition(": ")
+    for ours in (UsageError, WorkloadError):
+        if kind.rpartition(".")[2] == ours.__name__:
+            return ours(message)
+    if answer.where == "running step":
+        return WorkloadError(
+            f"The training step ({workload.describe_step()}) failed on a batch: {text}", answer.details
+        )
+    sources = {"step": f"The step factory {workload.step}", "dataset": f"The dataset factory {workload.dataset}"}
+    source = sources.get(answer.where, f"Loading the first batches of {workload.dataset} in the training process")
+    return WorkloadError(f"{source} failed: {text}{EXIT_HINT if kind == 'SystemExit' else ''}", answer.details)
+
+
+def timeout_error(seconds: float, workload: WorkloadRequest) -> UsageError:
+    """Return the error for a --timeout that left too little time to profile the workload."""
+    return UsageError(
+        f"Nothing could be tried: {workload.dataset} was not loaded and profiled after the {format_seconds(seconds)} "
+        "that --timeout had left for it. Allow more time."
+    )
+
+
+def _advise_on_missing_module(error: str, folder: Path) -> str:
+    """Return where a missing module lies below a folder, or how to install it; empty if the error is another one."""
+    missing = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", error)
+    if missing is None:
+        return ""
+    found = find_module(missing[1], folder)
+    if found is None:
+        return (
+            f"Install packages for the Python that runs dltune ({sys.executable} -m pip install); a file of yours is "
+            "found if its folder is in PYTHONPATH"
+        )
+    place = found.parents[missing[1].count(".") + (found.name == "__init__.py")]
+    return (
+        f"There is {found}, which is found from {place}: set PYTHONPATH={place}, or name a script by its path "
+        "(FILE.py:NAME), which finds modules in its folder"
+    )
+
+
+def _find_exception(error: str) -> str:
+    """Return type and first line of an exception; of the original one if torch sent it from a worker or a thread."""
+    text = error.rpartition(_TRACEBACK)[2] if re.match(_WRAPPED, error) else error
+    found = _EXCEPTION.search(text) or _EXCEPTION.search(error)
+    words = found[0] if found else next(iter(error.strip().splitlines()), "")
+    return " ".join(words.split())[:MAX_QUOTED_CHARACTERS] or "an exception without a name"
+
+
+def _find_cause(failed: FailureReport) -> str:
+    """Return type and place of an exception in the user's code, as in `ValueError at data.py:12`."""
+    frames = _FRAME.findall(failed.details)
+    file, line = next((one for one in reversed(frames) if not is_library(one[0])), frames[-1] if frames else ("", ""))
+    kind = _find_exception(failed.error).partition(":")[0].rpartition(".")[2]
+    return f"{kind} at {Path(file).name}:{line}" if file else kind
 
 
 def _drop_source(text: str) -> str:
-    """Leave out the frames of a traceback: where it was and the source line, which may name any error."""
+    """Remove the frames of a traceback and their source lines, which may name any error."""
     return re.sub(r'^[ |]*File "[^\n]*\n(?:[ |]{4,}[^\n]*\n)*', "", text, flags=re.MULTILINE)
 
 
-def _quote(error: str) -> str:
-    """Put an error into a sentence: one of dltune's own is a sentence already."""
-    ours = re.match(r"autotune\.[\w.]+: ", error)
-    return error[ours.end() :].strip().rstrip(".") if ours else f"raised {_last_line(error)}"
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    return lines[-1][:MAX_QUOTED_CHARACTERS] if lines else "an exception without a name"
-
-
-def _find_last_words(output: str) -> str:
-    """Find the last line that says something; a warning, and the source line under it, does not explain a hang."""
-    lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
-    return next((line.strip()[:MAX_QUOTED_CHARACTERS] for line in reversed(lines) if "Warning: " not in line), "")
-
-
-def _name_signal(status: int | None) -> str | None:
-    """Name the signal that a wait status stands for; None where it was none."""
+def _name_signal(status: int | None) -> str:
+    """Return the name of the signal in a wait status; empty if there is none."""
     if status is None or status >= 0:
-        return None
+        return ""
     try:
         return signal.Signals(-status).name
     except ValueError:

@@ -1,151 +1,170 @@
-"""Tells what the trial under way uses: host memory, /dev/shm, and whether the kernel had to kill.
+"""What the running trial uses: host memory, /dev/shm and time; and whether it must end for exceeding a limit.
 
-In a sandbox the numbers are exact and cost one file each. Without one, the tree is walked now and then for an upper
-bound of its memory, and for the exact sum when somebody asks; /dev/shm is compared with how full it was before.
+Cheap upper bounds are read at every tick: resident memory of the trial's processes, and how much of /dev/shm was filled
+since its start. Exact numbers cost milliseconds per process and are read where an upper bound exceeds a budget, and at
+the end of a trial: the proportional memory (PSS) of all processes and the files in /dev/shm that they use.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from autotune.protocol.budgets import Budgets
-from autotune.runner.memory_cgroup import MemoryCgroup
-from autotune.system.cgroups import count_oom_kills, find_own_memory_groups, read_memory_use
+from autotune.protocol.budgets import HOST_MEMORY, SHARED_MEMORY, Budgets
+from autotune.system.cgroups import count_oom_kills, find_own_memory_groups
 from autotune.system.machine import AvailableMemory, read_shm
-from autotune.system.processes import PROC, SHM, list_tree, measure_pss, memory_upper_bound
-from autotune.units import format_bytes
+from autotune.system.processes import list_tree, measure_pss, memory_upper_bound
+from autotune.system.shared_memory import list_names, measure_segments
+from autotune.units import format_bytes, format_seconds
 
-TREE_SECONDS: Final = 0.25  # between two walks over the tree, at 0.1 ms a process
+TREE_SECONDS: Final = 0.25  # between two walks over the processes, at 0.1 ms for each
 NEAR_BUDGET_POLL_SECONDS: Final = 0.01  # a trial may take 1 GB a second
 NEAR_BUDGET_RATIO: Final = 0.5
+
+Reason = Literal["stalled", "timed_out", "out_of_memory", "shm_exhausted", "too_many_files"]
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """What a trial uses at one moment, or what it used at its peak.
+    """What a trial uses now, or its peaks.
 
     Attributes:
-        host_bytes: Memory of its processes and of /dev/shm: an upper bound unless `exact`; at a peak, 0 when it was
-            never read exactly.
-        exact: Whether `host_bytes` is exact.
+        host_bytes: Memory of its processes and of /dev/shm: an upper bound unless `is_exact`; in peaks, 0 if it was
+            never measured exactly.
         shm_bytes: The part in /dev/shm.
-        shm_size_bytes: Size of the /dev/shm that it has.
-        available_bytes: Memory that the machine or container can still give.
-        oom_kills: Processes that the kernel's out-of-memory killer took since the trial's first one was started.
+        shm_size_bytes: Size of /dev/shm.
+        available_bytes: Memory that the machine or container still has.
+        oom_kills: Processes that the kernel's out-of-memory killer killed since the trial's process started.
     """
 
     host_bytes: int = 0
-    exact: bool = True
+    is_exact: bool = True
     shm_bytes: int = 0
     shm_size_bytes: int = 0
     available_bytes: int = 0
     oom_kills: int = 0
 
     def raise_peak(self, now: ResourceUsage) -> ResourceUsage:
-        """Give the peak after one more reading; where memory is exact only once, the queue may have been longer."""
+        """Return the peaks after one more reading; what was exact may have used more of /dev/shm before."""
         shm_bytes = max(self.shm_bytes, now.shm_bytes)
-        host_bytes = now.host_bytes - now.shm_bytes + shm_bytes if now.exact else 0
-        return replace(now, host_bytes=max(self.host_bytes, host_bytes), exact=True, shm_bytes=shm_bytes)
+        host_bytes = now.host_bytes - now.shm_bytes + shm_bytes if now.is_exact else 0
+        return replace(now, host_bytes=max(self.host_bytes, host_bytes), is_exact=True, shm_bytes=shm_bytes)
 
     def share(self, processes: int) -> ResourceUsage:
-        """Give the part that each of so many training processes has in it."""
+        """Return the share of each of several training processes."""
         return replace(self, host_bytes=self.host_bytes // processes, shm_bytes=self.shm_bytes // processes)
 
     def describe_shm(self) -> str:
-        """Say what was used of /dev/shm, to be put behind a sentence."""
+        """Describe the use of /dev/shm, to be appended to a sentence."""
         return f": {format_bytes(self.shm_bytes)} used of {format_bytes(self.shm_size_bytes)}"
 
 
-class UsageMonitor:
-    """Reads what one trial uses, more often where it is near a budget, and keeps the peak of a command.
+class ResourceMonitor:
+    """Reads what one trial uses, and keeps the peaks of a command.
+
+    Args:
+        supervisor: Process ID of the supervisor; all its descendants belong to the trial, which shares its memory.
+        budgets: Near these, readings are more frequent.
 
     Attributes:
-        peak: What the command under way used at most.
-        seen: The processes that have belonged to the trial.
+        peak: Peaks of the running command.
+        is_near_budget: Whether the next reading should come soon.
     """
 
-    def __init__(self, pid: int, budgets: Budgets, cgroup: MemoryCgroup | None, *, own_shm: bool) -> None:
+    def __init__(self, supervisor: int, budgets: Budgets) -> None:
         self.peak = ResourceUsage()
-        self.seen: set[int] = set()
-        self._pid = pid
+        self.is_near_budget = False
+        self._supervisor = supervisor
         self._budgets = budgets
-        self._cgroup = cgroup
-        self._own_shm = own_shm
-        self._shm = Path(f"{PROC}/{pid}/root{SHM}") if own_shm else SHM
-        self._shm_size = 0
-        self._shm_free_before = read_shm(SHM)[1]
-        self._is_shm_mounted = not own_shm
-        self._is_memory_near = self._is_shm_near = False
+        self._shm_free_before = read_shm()[1]
+        self._names_before = list_names(())
         self._next_walk = 0.0
+        self._bound = 0  # of the memory outside /dev/shm, from the last walk
+        self._seen: set[int] = set()
         self._available = AvailableMemory()
-        self._kill_counters = [cgroup.folder] if cgroup is not None else find_own_memory_groups()
+        self._memory_groups = find_own_memory_groups()
         self._kills_before = self._count_oom_kills()
 
-    @property
-    def is_near_budget(self) -> bool:
-        """Whether the next reading should come soon."""
-        return self._is_memory_near or self._is_shm_near
-
     def reset_peak(self) -> None:
-        """Forget the peak: another command begins."""
+        """Forget the peaks, as another command begins."""
         self.peak = ResourceUsage()
 
+    def list_processes(self) -> list[int]:
+        """List the processes of the trial."""
+        tree = list_tree(self._supervisor)[1:]
+        self._seen.update(tree)
+        return tree
+
     def read(self, *, exact: bool = False) -> ResourceUsage:
-        """Read what the trial uses now; `exact` numbers cost about 2 ms a process where there is no cgroup."""
-        shm_bytes = self._read_shm()
-        if self._cgroup is None:
-            host_bytes, exact = self._read_tree(shm_bytes, exact=exact)
+        """Read what the trial uses now."""
+        shm_size, shm_free = read_shm()
+        shm_bytes = max(0, self._shm_free_before - shm_free)
+        if exact:
+            processes = self.list_processes()
+            names = list_names(self._seen, self._names_before)
+            shm_bytes, unmapped = measure_segments(processes, names)
+            host_bytes = measure_pss([self._supervisor, *processes]) + unmapped
         else:
-            host_bytes, exact = self._read_cgroup(self._cgroup), True
-        self._is_shm_near = shm_bytes > NEAR_BUDGET_RATIO * self._budgets.shm_bytes
-        if host_bytes > shm_bytes:  # else the tree was not walked
-            self._is_memory_near = host_bytes > NEAR_BUDGET_RATIO * self._budgets.memory_bytes
+            if time.monotonic() >= self._next_walk:
+                self._bound = memory_upper_bound(self.list_processes())
+                self._next_walk = time.monotonic() + (NEAR_BUDGET_POLL_SECONDS if self.is_near_budget else TREE_SECONDS)
+            host_bytes = self._bound + shm_bytes
+        is_memory_near = host_bytes > NEAR_BUDGET_RATIO * self._budgets.memory_bytes
+        self.is_near_budget = is_memory_near or shm_bytes > NEAR_BUDGET_RATIO * self._budgets.shm_bytes
         oom_kills = self._count_oom_kills() - self._kills_before
-        now = ResourceUsage(host_bytes, exact, shm_bytes, self._shm_size, self._available.read(), oom_kills)
+        now = ResourceUsage(host_bytes, exact, shm_bytes, shm_size, self._available.read(), oom_kills)
         self.peak = self.peak.raise_peak(now)
         return now
 
-    def walk(self) -> list[int]:
-        """List the processes of the trial's tree, and remember them."""
-        tree = list_tree(self._pid)
-        self.seen.update(tree)
-        return tree
-
-    def _read_cgroup(self, cgroup: MemoryCgroup) -> int:
-        if not self._own_shm:  # names that the dead leave in a shared one are found by their numbers
-            self.seen.update(cgroup.list_processes())
-        return read_memory_use(cgroup.folder)
-
-    def _read_tree(self, shm_bytes: int, *, exact: bool) -> tuple[int, bool]:
-        tree = self.walk() if exact or self._is_walk_due() else []
-        private_bytes = measure_pss(tree) if exact else memory_upper_bound(tree)
-        return private_bytes + shm_bytes, exact and bool(tree)
-
-    def _is_walk_due(self) -> bool:
-        now = time.monotonic()
-        if now < self._next_walk:
-            return False
-        self._next_walk = now + (NEAR_BUDGET_POLL_SECONDS if self._is_memory_near else TREE_SECONDS)
-        return True
-
-    def _read_shm(self) -> int:
-        """Read what lies in /dev/shm: all of it where it is the trial's own, else what has come since the start."""
-        size, free = read_shm(self._shm)
-        self._shm_size = size or self._shm_size
-        if not self._own_shm:
-            return max(0, self._shm_free_before - free)
-        self._is_shm_mounted = self._is_shm_mounted or self._has_own_mount()
-        return size - free if self._is_shm_mounted else 0
-
-    def _has_own_mount(self) -> bool:
-        """Tell whether the trial has mounted its own yet: until then its root shows everybody's."""
-        try:
-            return self._shm.stat().st_dev != SHM.stat().st_dev
-        except OSError:
-            return False
-
     def _count_oom_kills(self) -> int:
-        return sum(count_oom_kills(folder) for folder in self._kill_counters)
+        return sum(count_oom_kills(folder) for folder in self._memory_groups)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitExcess:
+    """Why a trial must end, and the rest of a sentence about it."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one command may use: budgets, seconds without progress, and seconds in total."""
+
+    budgets: Budgets
+    stall_seconds: float
+    deadline_seconds: float
+
+    def find_excess(self, monitor: ResourceMonitor, idle_seconds: float, running_seconds: float) -> LimitExcess | None:
+        """Read what the trial uses, exactly if a bound exceeds a budget, and return the limit that it exceeds."""
+        usage = monitor.read()
+        if usage.host_bytes > self.budgets.memory_bytes or usage.shm_bytes > self.budgets.shm_bytes:
+            usage = monitor.read(exact=True)
+        return self.check_resources(usage) or self.check_time(idle_seconds, running_seconds)
+
+    def check_resources(self, usage: ResourceUsage) -> LimitExcess | None:
+        """Return the budget that a trial exceeds; the one that harms other processes most comes first."""
+        budgets = self.budgets
+        if usage.available_bytes < budgets.reserve_bytes:
+            left, reserve = format_bytes(usage.available_bytes), format_bytes(budgets.reserve_bytes)
+            message = f"left the machine {left} of memory, less than the {reserve} reserved for other processes"
+            return LimitExcess(HOST_MEMORY.outcome, message)
+        if usage.is_exact and usage.host_bytes > budgets.memory_bytes:
+            message = HOST_MEMORY.describe_excess(usage.host_bytes, budgets.memory_bytes)
+            return LimitExcess(HOST_MEMORY.outcome, message)
+        if usage.shm_bytes > budgets.shm_bytes:
+            message = SHARED_MEMORY.describe_excess(usage.shm_bytes, budgets.shm_bytes)
+            return LimitExcess(SHARED_MEMORY.outcome, message)
+        return None
+
+    def check_time(self, idle_seconds: float, running_seconds: float) -> LimitExcess | None:
+        """Return the time limit that a command exceeds."""
+        if idle_seconds > self.stall_seconds:
+            idle, limit = format_seconds(idle_seconds), format_seconds(self.stall_seconds)
+            return LimitExcess("stalled", f"made no progress for {idle} (limit {limit})")
+        if running_seconds > self.deadline_seconds:
+            running, limit = format_seconds(running_seconds), format_seconds(self.deadline_seconds)
+            return LimitExcess("timed_out", f"was not done after {running} (limit {limit})")
+        return None

@@ -1,4 +1,4 @@
-"""What Optuna sees of the search: the sampler of a study, which proposes the next configuration from its trials."""
+"""The sampler of the study: proposes the next configuration from the trials so far."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import optuna
 
 from autotune.config import LoaderConfig
@@ -14,9 +13,8 @@ from autotune.planning.plan import Plan
 from autotune.planning.resources import ResourceModel
 from autotune.protocol.measurement import TrialResult
 from autotune.request import SEED_COUNT
-from autotune.search.study import make_distributions, read_records
-from autotune.search.surrogate import Observation, Proposal, Surrogate
-from autotune.search.trial_record import TrialRecord, find_best
+from autotune.search.study import TrialRecord, find_best, make_distributions, read_records
+from autotune.search.surrogate import Proposal, Surrogate, tabulate
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -28,49 +26,46 @@ STARTUP_TRIALS: Final = 8  # completed trials, the queued ones included, before 
 class TrialModel:
     """The throughput and resource use of configurations, as corrected by the trials so far.
 
-    Attributes:
-        allows_workers: Whether configurations with workers may be proposed.
-        known: The last trial of each configuration.
-        best: The fastest trial.
-        feasible_count: Number of trials that completed.
-        surrogate: The Gaussian process over the throughput.
+    `known` has the last trial of each configuration, `feasible_count` counts the trials that completed.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        self._plan, self._table = plan, tabulate(plan.candidates, plan.predict)
         self.allows_workers = True
         self.fit([])
 
     def fit(self, records: Sequence[TrialRecord]) -> None:
         """Fit the model to all trials of a study."""
-        tried = [record for record in records if record.status != "repeated"]
-        self.known = {record.config: record for record in tried}
-        self.best, self.feasible_count = find_best(tried), sum(record.is_feasible for record in tried)
+        self.known = {record.config: record for record in records}
+        self.best, self.feasible_count = find_best(records), sum(record.is_feasible for record in records)
+        self.surrogate = Surrogate(self._plan.predict, self.known.values())
         self._resources = ResourceModel(self._plan.workload)
-        for one in tried:
+        for one in records:
             if one.result is not None:
-                peaks = one.result.peak_host_bytes, one.result.peak_shm_bytes, one.peak_gpu_bytes
+                gpu_bytes = one.result.measurement.peak_gpu_bytes if one.result.measurement else 0
+                peaks = one.result.peak_host_bytes, one.result.peak_shm_bytes, gpu_bytes
                 self._resources = self._resources.learn(one.config, *peaks)
-        observed = {
-            config: Observation(one.samples_per_second, math.inf if one.relative_error is None else one.relative_error)
-            for config, one in self.known.items()
-            if one.is_feasible
-        }
-        failed = [config for config, one in self.known.items() if one.result is not None and not one.is_feasible]
-        self.surrogate = Surrogate(self._plan.predict, observed, failed)
 
     def propose(self) -> Proposal | None:
-        """Return the most promising candidate that is expected to keep the limits; None if all were tried."""
-        table = self._plan.table
-        is_open = np.ones(len(table.configs), dtype=bool)
-        is_open[[table.index[config] for config in self.known if config in table.index]] = False
-        return self.surrogate.propose(table, is_open, self.is_allowed)
+        """Return the most promising candidate that is expected to keep the limits; None if all were tried.
+
+        After a trial with workers, one without them costs another process; it must be predicted to be the fastest.
+        """
+        is_late = self.best is not None and any(config.dataloader.num_workers for config in self.known)
+
+        def is_open(config: LoaderConfig) -> bool:
+            if config in self.known or not self.is_allowed(config):
+                return False
+            if not is_late or config.dataloader.num_workers or self.best is None:
+                return True
+            return self.surrogate.predict([config])[0].samples_per_second > self.best.samples_per_second
+
+        return self.surrogate.propose(self._table, is_open)
 
     def is_allowed(self, config: LoaderConfig) -> bool:
         """Return whether a configuration is expected to work within the limits."""
-        if not self.allows_workers and config.dataloader.num_workers:
-            return False
-        return self._resources.fits(config, self._plan.budgets)
+        may_start = self.allows_workers or not config.dataloader.num_workers
+        return may_start and self._resources.fits(config, self._plan.budgets)
 
     def expected(self) -> dict[LoaderConfig, float]:
         """Return the expected samples per second of each configuration that works, smoothed over its neighbours."""
@@ -81,31 +76,29 @@ class TrialModel:
     def make_record(self, config: LoaderConfig, result: TrialResult | None) -> TrialRecord:
         """Return the record of a trial, with the prediction before it; a skipped trial has no result."""
         predicted = self.surrogate.predict([config])[0].samples_per_second
-        constraints = self._resources.predict(config).constraints(self._plan.budgets)
+        found = None if result is None else self._plan.estimate(result)
+        error = found.relative_error if found else math.inf
         if result is None:
-            constraints["works"] = float(not self.allows_workers and config.dataloader.num_workers > 0)
-            skipped: dict[str, Any] = {"status": "skipped", "samples_per_second": predicted, "predicted": predicted}
-            return TrialRecord(config=config, constraints=constraints, **skipped)
-        constraints["works"] = -1.0 if result.kind == "completed" else 1.0
-        found = self._plan.estimate(result)
+            rate, works = predicted, float(not self.allows_workers and config.dataloader.num_workers > 0)
+        else:
+            rate, works = found.samples_per_second if found else 0.0, -1.0 if result.kind == "completed" else 1.0
         return TrialRecord(
             config=config,
-            status="measured",
-            samples_per_second=found.samples_per_second if found else 0.0,
+            status="skipped" if result is None else "measured",
+            samples_per_second=rate,
             predicted=predicted,
-            relative_error=found.relative_error if found and math.isfinite(found.relative_error) else None,
-            constraints=constraints,
+            relative_error=error if math.isfinite(error) else None,
+            constraints=self._resources.predict(config).constraints(self._plan.budgets) | {"works": works},
             result=result,
-            peak_gpu_bytes=result.measurement.peak_gpu_bytes if result.measurement else 0,
         )
 
 
-class CostModelSampler(optuna.samplers.BaseSampler):
-    """Proposes the candidate with the largest expected improvement over the cost model as corrected by the trials."""
+class CostModelSampler(optuna.samplers.RandomSampler):
+    """Proposes the candidate with the largest expected improvement; draws at random if no candidate is left."""
 
     def __init__(self, plan: Plan, model: TrialModel) -> None:
+        super().__init__(plan.request.seed)
         self._space, self._model = plan.space, model
-        self._random = optuna.samplers.RandomSampler(seed=plan.request.seed)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the settings that are proposed together: all of them."""
@@ -118,12 +111,6 @@ class CostModelSampler(optuna.samplers.BaseSampler):
         self._model.fit(read_records(study, self._space))
         proposal = self._model.propose()
         return {} if proposal is None else self._space.to_params(proposal.config)
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Draw a random value if there is no proposal."""
-        return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
 def make_sampler(plan: Plan, model: TrialModel, known: int = 0) -> optuna.samplers.BaseSampler:

@@ -7,38 +7,64 @@ failed trials and would propose it again.
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, Final, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from autotune.config import LoaderConfig
+from autotune.config import BoundedRate, FrozenModel, LoaderConfig
 from autotune.errors import StudyError, UsageError
 from autotune.planning.plan import Plan
 from autotune.planning.space import SearchSpace
 from autotune.protocol.measurement import TrialResult
 from autotune.request import TuningRequest
-from autotune.search.trial_record import TrialRecord
 from autotune.settings import SETTINGS, describe_config
 
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
-
 METRIC: Final = "samples per second"
-RECORD_FIELDS: Final = {"status", "predicted", "relative_error", "peak_gpu_bytes"}  # stored as user attributes
-RESULT_FIELDS: Final = {"kind", "message", "peak_host_bytes", "peak_shm_bytes"}
-STORAGE_HINT: Final = (
-    "Check --storage (a journal file, sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE) and --study-name."
-)
+STORED: Final = {"kind", "config", "message", "peak_host_bytes", "peak_shm_bytes"}  # of the result of a trial
+MIN_SAMPLES_PER_SECOND: Final = 1e-9  # one sample in thirty years; a trial below it delivered nothing
+
+
+class TrialRecord(FrozenModel):
+    """One trial of the study; rates are in samples per second.
+
+    Attributes:
+        samples_per_second: Measured throughput; the prediction if the trial was skipped, 0 if it failed.
+        predicted: Prediction before the trial; 0 if unknown.
+        relative_error: Half-width of the 95% interval as a share; None if unknown.
+        constraints: Excess over each limit as a share of it; negative below the limit.
+        result: None if it was skipped; without the measurement if an earlier run made it.
+    """
+
+    config: LoaderConfig
+    status: Literal["measured", "skipped"]
+    samples_per_second: Annotated[float, Field(ge=0, le=1e200)]
+    predicted: Annotated[float, Field(ge=0, le=1e200)] = 0.0
+    relative_error: BoundedRate | None = None
+    constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
+    result: TrialResult | None = None
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether it was measured, completed, and delivered samples."""
+        is_completed = self.result is not None and self.result.kind == "completed"
+        return is_completed and self.samples_per_second >= MIN_SAMPLES_PER_SECOND
+
+
+def find_best(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Return the fastest trial; None if none completed."""
+    feasible = (record for record in records if record.is_feasible)
+    return max(feasible, key=lambda record: record.samples_per_second, default=None)
 
 
 @contextmanager
@@ -57,15 +83,10 @@ def quiet_logs() -> Iterator[None]:
 
 
 def check_study(request: TuningRequest) -> None:
-    """Check the storage and the sampler of a request before anything is measured.
-
-    Raises:
-        StudyError: The storage cannot be opened.
-        UsageError: The sampler needs a package that is not installed.
-    """
+    """Raise StudyError if the storage cannot be opened, UsageError if the sampler needs a package that is missing."""
     if request.sampler == "gp" and importlib.util.find_spec("scipy") is None:
         raise UsageError("--sampler gp needs scipy: pip install 'dltune[gp]'.")
-    with quiet_logs(), explain_errors(request, "opened", STORAGE_HINT):
+    with quiet_logs(), explain_errors(request, "opened"):
         open_storage(request.storage)
 
 
@@ -77,51 +98,41 @@ def open_storage(storage: str | None) -> BaseStorage:
 
 
 def open_study(plan: Plan) -> optuna.Study:
-    """Open the study of the request, in memory unless it names a storage.
-
-    Raises:
-        StudyError: It cannot be opened, or it is for another workload or machine.
-    """
+    """Open the study of the request; raise StudyError if it cannot be opened or is for another workload or machine."""
     request = plan.request
-    about = {
-        "dataset": request.workload.title,
-        "step": request.workload.describe_step(),
-        "machine": plan.hardware.machine_class,
-        "epochs": request.epochs,
-    }
-    with explain_errors(request, "opened", STORAGE_HINT):
+    about: dict[str, Any] = {"dataset": request.workload.title, "step": request.workload.describe_step()}
+    about |= {"machine": plan.hardware.machine_class, "epochs": request.epochs}
+    with explain_errors(request, "opened"):
         study = optuna.create_study(
             storage=open_storage(request.storage),
             study_name=request.study_name,
             load_if_exists=not request.fresh,
             direction="maximize",
         )
-        stored = study.user_attrs
-        if not stored:
-            study.set_metric_names([METRIC])
-            for name, value in about.items():
-                study.set_user_attr(name, value)
-    for name, value in about.items():
-        if stored.get(name, value) != value:
-            difference = f"is for another {name}: {stored[name]}, not {value}"
-            raise StudyError(f"Study {study.study_name} {difference}. Give another --study-name.")
+        for name, value in about.items():
+            if (stored := study.user_attrs.get(name, value)) != value:
+                difference = f"is for another {name}: {stored}, not {value}"
+                raise StudyError(f"Study {study.study_name} {difference}. Give another --study-name.")
+            study.set_user_attr(name, value)
+        study.set_metric_names([METRIC])
     return study
 
 
 @contextmanager
-def explain_errors(request: TuningRequest, action: str = "used any more", hint: str = "") -> Iterator[None]:
+def explain_errors(request: TuningRequest, action: str = "used any more") -> Iterator[None]:
     """Turn the error of a storage, which is that of its database, driver or parser, into a StudyError."""
     try:
         yield
     except Exception as error:
-        if request.storage is None:
+        if request.storage is None or isinstance(error, StudyError):
             raise
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
+        storage, hint = hide_password(request.storage), "sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE"
         reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0].rstrip(".")
-        text = f"The study in {hide_password(request.storage)} cannot be {action}: {hide_password(reason)}. {hint}"
-        raise StudyError(text.rstrip()) from error
+        text = f"The study in {storage} cannot be {action}: {hide_password(reason)}."
+        raise StudyError(f"{text} Check --storage (a journal file, {hint}) and --study-name.") from error
 
 
 def hide_password(url: str) -> str:
@@ -140,66 +151,39 @@ def make_distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
     }
 
 
-def make_trial(record: TrialRecord, space: SearchSpace) -> FrozenTrial:
-    """Return the trial of Optuna that stores a record; its user attributes are readable in a dashboard."""
-    attributes = record.model_dump(include=RECORD_FIELDS, exclude_defaults=True)
-    if record.result is not None:
-        attributes |= record.result.model_dump(include=RESULT_FIELDS, exclude_defaults=True)
-    return optuna.create_trial(
-        value=record.samples_per_second,
-        params=space.to_params(record.config),
-        distributions=make_distributions(space),
-        constraints=record.constraints,
-        user_attrs={"config": describe_config(record.config), **attributes},
-    )
-
-
-def enqueue(study: optuna.Study, plan: Plan, config: LoaderConfig, user_attrs: dict[str, Any] | None = None) -> None:
-    """Queue a configuration, which `ask` returns before any proposal of the sampler; raises StudyError."""
-    with explain_errors(plan.request):
-        study.enqueue_trial(plan.space.to_params(config), user_attrs=user_attrs)
-
-
 def ask(study: optuna.Study, plan: Plan) -> optuna.Trial:
     """Ask for the next configuration: a queued one, or the proposal of the sampler; raises StudyError."""
     with explain_errors(plan.request):
         return study.ask(make_distributions(plan.space))
 
 
-def store_record(study: optuna.Study, plan: Plan, record: TrialRecord, trial: optuna.Trial | None) -> None:
+def store_record(study: optuna.Study, plan: Plan, record: TrialRecord, trial: optuna.Trial | None = None) -> None:
     """Store a record as the result of a proposed trial; None adds a trial that was not proposed; raises StudyError."""
-    made = make_trial(record, plan.space)
+    fields: dict[str, Any] = dict.fromkeys(TrialRecord.model_fields, True) | {"result": STORED}
+    stored = record.model_dump(mode="json", include=fields, exclude_defaults=True)
+    attributes = {"config": describe_config(record.config), "record": stored}
+    value, constraints, space = record.samples_per_second, record.constraints, make_distributions(plan.space)
     with explain_errors(plan.request):
         if trial is None:
-            study.add_trial(made)
+            facts: dict[str, Any] = {"constraints": constraints, "user_attrs": attributes, "distributions": space}
+            study.add_trial(optuna.create_trial(value=value, params=plan.space.to_params(record.config), **facts))
             return
-        for name, excess in record.constraints.items():
+        for name, excess in constraints.items():
             trial.set_constraint(name, excess)
-        for name, value in made.user_attrs.items():
-            trial.set_user_attr(name, value)
-        study.tell(trial, record.samples_per_second)
+        for name, attribute in attributes.items():
+            trial.set_user_attr(name, attribute)
+        study.tell(trial, value)
 
 
 def read_records(study: optuna.Study, space: SearchSpace) -> list[TrialRecord]:
-    """Return the completed trials of a study whose configurations are in the space."""
-    trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return [record for trial in trials if (record := _read_record(trial, space)) is not None]
+    """Return the completed trials of a study whose configurations are in the space.
 
-
-def _read_record(trial: FrozenTrial, space: SearchSpace) -> TrialRecord | None:
-    """Return the record of a trial; None if it is of another space, or was not written by this version."""
-    config, stored = space.from_params(trial.params), trial.user_attrs
-    if stored.get("config") != describe_config(config):  # a setting that is not searched is not a parameter
-        return None
-    fields: dict[str, Any] = {name: stored[name] for name in RECORD_FIELDS & stored.keys()}
-    result = {name: stored[name] for name in RESULT_FIELDS & stored.keys()}
-    try:
-        return TrialRecord(
-            config=config,
-            samples_per_second=trial.value,
-            constraints=trial.constraints,
-            result=TrialResult(config=config, **result) if result else None,
-            **fields,
-        )
-    except ValidationError:
-        return None
+    Trials that dltune did not write, and those that repeat the result of an earlier one, are left out.
+    """
+    records: list[TrialRecord] = []
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        with suppress(ValidationError):
+            record = TrialRecord.model_validate_json(json.dumps(trial.user_attrs.get("record")))
+            if space.nearest(record.config) == record.config and record not in records:
+                records.append(record)
+    return records

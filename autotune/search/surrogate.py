@@ -1,41 +1,41 @@
-"""Surrogate: a Gaussian process over the error of the cost model.
+"""Surrogate: a Gaussian process over the logarithm of measured over predicted throughput.
 
-The cost model knows how throughput depends on the settings, but not how workers disturb each other or what persistent
-workers save. The process models the logarithm of measured over predicted throughput (Rasmussen and Williams, Gaussian
-Processes for Machine Learning, algorithm 2.1); the next trial has the largest expected improvement (Jones et al. 1998).
+The cost model does not know how workers disturb each other. Sources: Rasmussen and Williams, Gaussian Processes for
+Machine Learning, algorithm 2.1; expected improvement, Jones et al. 1998.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.config import LoaderConfig
-from autotune.planning.candidates import NUMBERS, Array, CandidateTable, Flags, RatePrediction, compute_features
+from autotune.settings import RANGES, SETTINGS, SWITCHES
+
+if TYPE_CHECKING:
+    from autotune.search.study import TrialRecord
+
+Array = NDArray[np.floating]
+RatePrediction = Callable[[LoaderConfig], float]
 
 SIGMA_BIAS: Final = 0.4  # standard deviations of the logarithm of measured over predicted: of the whole model,
 SIGMA_WORKERS: Final = 0.3  # along the number of workers,
+SIGMA_BATCH_SIZE: Final = 0.2  # along the batch size,
 SIGMA_NUMBER: Final = 0.1  # along another number,
-SIGMAS: Final[Mapping[str, float]] = {"batch_size": 0.2}  # along numbers of which more is known,
 SIGMA_SWITCH: Final = 0.08  # of each switch (pinning, persistence, order, sharing),
 SIGMA_SWITCH_BY_WORKERS: Final = 0.08  # and of the switch at a particular number of workers
 WORKERS_SCALE: Final = 0.7  # length scale of the number of workers, in doublings
 OTHER_SCALE: Final = 1.5  # length scale of another number, in doublings
 MIN_NOISE: Final = 0.04  # relative noise of one trial: the drift of the machine alone
-PRIOR_SCALES: Final = (0.5, 1.0, 2.0)  # factors of all standard deviations, chosen by marginal likelihood
+PRIOR_SCALES: Final = (1.0, 0.5, 2.0)  # factors of all standard deviations, chosen by marginal likelihood
 OUTLIER_Z: Final = -1.5  # standard deviations below the prediction of the other measurements
 MIN_OBSERVATIONS_FOR_OUTLIER: Final = 4
+NUMBERS: Final = (SETTINGS["num_workers"], *(one for one in reversed(RANGES) if one.name != "num_workers"))
 FAILURE_SCALE: Final = 0.5  # doublings of workers, queue or batch size within which a failure is expected to repeat
-
-
-class Observation(NamedTuple):
-    """A measured throughput; the error is the half-width of its 95% interval as a share, infinite if unknown."""
-
-    samples_per_second: float
-    relative_error: float
 
 
 class Prediction(NamedTuple):
@@ -59,96 +59,99 @@ class Proposal(NamedTuple):
     gain: float
 
 
+class CandidateTable(NamedTuple):
+    """Configurations as columns; features are numbers as doublings, the number of workers first, then the switches."""
+
+    configs: Sequence[LoaderConfig]
+    features: Array
+    logs: Array  # of the samples per second that the cost model predicts
+
+
 class Surrogate:
-    """The cost model as corrected by measurements.
+    """The cost model `predict`, in samples per second, as corrected by the last trial of each configuration."""
 
-    Args:
-        predict: Predicts samples per second by the cost model.
-        observed: Measurements by configuration.
-        failed: Configurations that failed.
-    """
+    def __init__(self, predict: RatePrediction, tried: Collection[TrialRecord] = ()) -> None:
+        measured = [one for one in tried if one.is_feasible]
+        failed = [one.config for one in tried if one.result is not None and not one.is_feasible]
+        self._predict, self._failed = predict, tabulate(failed, predict).features
+        self._seen = tabulate([one.config for one in measured], predict)
+        self._ratios: Array = np.log([one.samples_per_second for one in measured]) - self._seen.logs
+        errors = [0.5 if one.relative_error is None else min(one.relative_error, 0.5) for one in measured]
+        noise = np.diag([MIN_NOISE**2 + (error / 2) ** 2 for error in errors])
+        kernel = _kernel(self._seen.features, self._seen.features)
 
-    def __init__(
-        self,
-        predict: RatePrediction,
-        observed: Mapping[LoaderConfig, Observation] | None = None,
-        failed: Sequence[LoaderConfig] = (),
-    ) -> None:
-        observed = observed or {}
-        self._predict, self._failed = predict, compute_features(failed)
-        self._seen = CandidateTable.of(list(observed), predict)
-        self._ratios: Array = np.log([one.samples_per_second for one in observed.values()]) - self._seen.logs
-        noises = [math.hypot(MIN_NOISE, min(one.relative_error, 0.5) / 2) for one in observed.values()]  # deviations
-        kernel, noise = _kernel(self._seen.features, self._seen.features), np.diag(np.square(noises))
-        factors = {scale: np.linalg.cholesky(scale**2 * kernel + noise) for scale in PRIOR_SCALES}
-        likely = max(PRIOR_SCALES, key=lambda scale: _log_likelihood(self._ratios, factors[scale]))
-        self._scale = likely if observed else 1.0
-        self._factor = factors[self._scale]
+        def likelihood(scale: float) -> float:
+            """Return twice the log marginal likelihood, less a constant."""
+            covariance = scale**2 * kernel + noise
+            return float(-self._ratios @ np.linalg.solve(covariance, self._ratios) - np.linalg.slogdet(covariance)[1])
+
+        self._scale = max(PRIOR_SCALES, key=likelihood)
+        self._inverse = np.linalg.inv(self._scale**2 * kernel + noise)
         self._best = max(self._seen.logs + self._infer(self._seen.features)[0], default=-math.inf)
 
     def predict(self, configs: Sequence[LoaderConfig]) -> list[Prediction]:
         """Predict throughputs; those of measured configurations are smoothed over their neighbours."""
-        table = CandidateTable.of(configs, self._predict)
-        mean, deviation, _ = self._infer(table.features)
+        table = tabulate(configs, self._predict)
+        mean, deviation = self._infer(table.features)
         return [Prediction(math.exp(log), error) for log, error in zip(table.logs + mean, deviation, strict=True)]
 
     def predict_speedups(self, path: Sequence[LoaderConfig]) -> list[SpeedupPrediction]:
         """Predict the speedup of each configuration of a path over the one before it; common errors cancel."""
-        table = CandidateTable.of(path, self._predict)
-        mean, _, explained = self._infer(table.features)
-        covariance = self._scale**2 * _kernel(table.features, table.features) - explained.T @ explained
-        variances = covariance.diagonal()[:-1] + covariance.diagonal()[1:] - 2 * covariance.diagonal(1)
-        return [
-            SpeedupPrediction(math.exp(gain), math.sqrt(max(0.0, variance)))
-            for gain, variance in zip(np.diff(table.logs + mean), variances, strict=True)
-        ]
+        table = tabulate(path, self._predict)
+        mean, across = self._infer(table.features)[0], self._covariance(table.features, self._seen.features)
+        covariance = self._covariance(table.features, table.features) - across @ self._inverse @ across.T
+        diagonal = covariance.diagonal()
+        errors = np.sqrt(np.maximum(0.0, diagonal[:-1] + diagonal[1:] - 2 * covariance.diagonal(1)))
+        return [SpeedupPrediction(*row) for row in zip(np.exp(np.diff(table.logs + mean)), errors, strict=True)]
 
-    def propose(
-        self,
-        table: CandidateTable,
-        is_open: Flags,
-        is_allowed: Callable[[LoaderConfig], bool] = lambda config: True,
-    ) -> Proposal | None:
-        """Return the open, legal candidate with the largest expected improvement; None if there is none."""
-        rows = np.flatnonzero(is_open)
-        if not len(rows):
+    def propose(self, table: CandidateTable, is_open: Callable[[LoaderConfig], bool]) -> Proposal | None:
+        """Return the open candidate with the largest expected improvement; None if there is none."""
+        if not table.configs:
             return None
-        features = table.features[rows]
-        mean, deviation, _ = self._infer(features)
-        gains = _expected_improvement(table.logs[rows] + mean, deviation, self._best) * self._feasibility(features)
-        ranked = (Proposal(table.configs[rows[top]], float(gains[top])) for top in np.argsort(-gains, kind="stable"))
-        return next((proposal for proposal in ranked if is_allowed(proposal.config)), None)
+        mean, deviation = self._infer(table.features)
+        gains = _expected_improvement(table.logs + mean, deviation, self._best)
+        for failed in self._failed:  # near it, and with more of a number, a configuration is likely to fail as well
+            below = np.maximum(0.0, failed - table.features)[:, : len(NUMBERS)]
+            gains *= 1 - 0.95 * np.exp(-0.5 * (below**2).sum(axis=1) / FAILURE_SCALE**2)
+        ranked = (Proposal(table.configs[row], float(gains[row])) for row in np.argsort(-gains, kind="stable"))
+        return next((proposal for proposal in ranked if is_open(proposal.config)), None)
 
-    def find_outlier(self, ignored: Container[LoaderConfig] = ()) -> Proposal | None:
+    def find_outlier(self, ignored: Collection[LoaderConfig] = ()) -> Proposal | None:
         """Return the slow outlier that would improve most on the best if the other measurements were right.
 
         Each measurement is compared with its leave-one-out prediction (Rasmussen and Williams, section 5.4.2).
         """
         if len(self._ratios) < MIN_OBSERVATIONS_FOR_OUTLIER:
             return None
-        inverse = _solve(self._factor, np.eye(len(self._ratios)))
-        deviation = 1 / np.sqrt(np.diag(inverse))
-        z = (inverse @ self._ratios) * deviation  # negative below the prediction of the others
+        deviation = 1 / np.sqrt(np.diag(self._inverse))
+        z = (self._inverse @ self._ratios) * deviation  # negative below the prediction of the others
         gains = _expected_improvement(self._seen.logs + self._ratios - z * deviation, deviation, self._best)
         gains *= (z < OUTLIER_Z) * np.array([config not in ignored for config in self._seen.configs])
         top = int(np.argmax(gains))
         return Proposal(self._seen.configs[top], float(gains[top])) if gains[top] > 0 else None
 
-    def _feasibility(self, features: Array) -> Array:
-        """Return the probability that candidates work: low near a failed one, and for those that need more."""
-        chances = np.ones(len(features))
-        for failed in self._failed:
-            below = np.maximum(0.0, failed - features)[:, : len(NUMBERS)]
-            chances *= 1 - 0.95 * np.exp(-0.5 * (below**2).sum(axis=1) / FAILURE_SCALE**2)
-        return chances
+    def _infer(self, features: Array) -> tuple[Array, Array]:
+        """Return mean and standard deviation of the logarithm of measured over predicted throughput."""
+        across, prior = self._covariance(features, self._seen.features), self._covariance(features[:1], features[:1])
+        variance = prior.sum() - ((across @ self._inverse) * across).sum(axis=1)
+        return across @ (self._inverse @ self._ratios), np.sqrt(np.maximum(1e-8, variance))
 
-    def _infer(self, features: Array) -> tuple[Array, Array, Array]:
-        """Return mean and standard deviation of the logarithm of measured over predicted, and the explained part."""
-        across = self._scale**2 * _kernel(features, self._seen.features)
-        explained = np.linalg.solve(self._factor, across.T)
-        prior = self._scale**2 * _kernel(features[:1], features[:1]).sum()
-        variance = np.maximum(1e-8, prior - (explained**2).sum(axis=0))
-        return across @ _solve(self._factor, self._ratios), np.sqrt(variance), explained
+    def _covariance(self, features: Array, others: Array) -> Array:
+        return self._scale**2 * _kernel(features, others)
+
+
+def tabulate(configs: Sequence[LoaderConfig], predict: RatePrediction) -> CandidateTable:
+    """Compute the features and the predictions of some configurations."""
+    rows = [
+        [
+            math.log2(1 + config.dataloader.num_workers),  # no workers are a choice, too
+            *(math.log2(getattr(config.dataloader, setting.name) or 1) for setting in NUMBERS[1:]),
+            *(setting.read(config) != setting.default for setting in SWITCHES),
+        ]
+        for config in configs
+    ]
+    features = np.array(rows, dtype=np.float64).reshape(len(rows), len(NUMBERS) + len(SWITCHES))
+    return CandidateTable(configs, features, np.log([predict(config) for config in configs]))
 
 
 def _kernel(features: Array, others: Array) -> Array:
@@ -159,19 +162,10 @@ def _kernel(features: Array, others: Array) -> Array:
     covariance: Array = SIGMA_BIAS**2 + SIGMA_WORKERS**2 * near
     covariance = covariance + equal * (SIGMA_SWITCH**2 + SIGMA_SWITCH_BY_WORKERS**2 * near)
     for column, setting in enumerate(NUMBERS[1:], start=1):
-        along = SIGMAS.get(setting.name, SIGMA_NUMBER) ** 2 * np.exp(-0.5 * (gaps[..., column] / OTHER_SCALE) ** 2)
+        sigma = SIGMA_BATCH_SIZE if setting.name == "batch_size" else SIGMA_NUMBER
+        along = sigma**2 * np.exp(-0.5 * (gaps[..., column] / OTHER_SCALE) ** 2)
         covariance = covariance + (along if setting.needs is None else along * near)
     return covariance
-
-
-def _solve(factor: Array, values: Array) -> Array:
-    solution: Array = np.linalg.solve(factor.T, np.linalg.solve(factor, values))
-    return solution
-
-
-def _log_likelihood(values: Array, factor: Array) -> float:
-    """Return the log marginal likelihood, less a constant."""
-    return float(-0.5 * values @ _solve(factor, values) - np.log(np.diag(factor)).sum())
 
 
 def _expected_improvement(means: Array, deviation: Array, best: float) -> Array:

@@ -1,14 +1,15 @@
-"""Reads /proc and other files of the kernel: processes, their memory, and tensors in shared memory.
+"""Processes as /proc describes them: descendants, threads and memory; and what the kernel does when a parent ends.
 
 A file that cannot be read counts as empty. Folders are parameters for tests. Only the standard library is imported.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
+import signal
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,13 @@ SHM: Final = Path("/dev/shm")
 DEV: Final = Path("/dev")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 CLEANERS: Final = ("torch_shm_manager", "multiprocessing.resource_tracker")
+TRIAL_VARIABLE: Final = "DLTUNE_TRIAL"  # in the environment of every process of a trial
+STACK_SIGNAL: Final = signal.SIGRTMIN + 10  # at which a process of a trial dumps its stacks; nobody else uses it
+STACKS_FILE: Final = "stacks"  # in the temporary folder of the trial
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def read_text(path: Path) -> str:
@@ -96,25 +104,27 @@ def read_resident(pid: int | str, proc: Path = PROC) -> tuple[int, int]:
 
 
 def measure_pss(pids: Iterable[int], proc: Path = PROC) -> int:
-    """Return the exact memory of processes, in bytes, without /dev/shm."""
-    sizes = (read_smaps(pid, proc) for pid in pids)
-    return sum(max(0, size["Pss"] - size["Pss_Shmem"]) for size in sizes)
+    """Return the exact memory of processes in bytes, with the shared memory that they have mapped."""
+    return sum(read_smaps(pid, proc)["Pss"] for pid in pids)
 
 
 def memory_upper_bound(pids: Iterable[int], proc: Path = PROC) -> int:
-    """Return a cheap upper bound of the same memory: pages shared since a fork count once per process."""
+    """Return a cheap upper bound of the memory of processes without shared memory: shared pages count once each."""
     residents = (read_resident(pid, proc) for pid in pids)
     return sum(resident - shared for resident, shared in residents)
 
 
-def remove_shm_segments(pids: Iterable[int], spared: Collection[str] = (), shm: Path = SHM) -> None:
-    """Remove torch's names in /dev/shm that these dead processes left, except those in `spared`."""
-    for path in (path for pid in pids for path in shm.glob(f"torch_{pid}_*") if path.name not in spared):
-        with contextlib.suppress(OSError):
-            path.unlink()
+def read_session(pid: int, proc: Path = PROC) -> int:
+    """Return the session of a process; 0 if it is gone."""
+    fields = read_text(proc / str(pid) / "stat").rpartition(")")[2].split()
+    return int(fields[3]) if len(fields) > 3 else 0
 
 
-def list_mapped_segments(proc: Path = PROC) -> set[str]:
-    """Return torch's names in /dev/shm that this process has mapped; torch aborts if others remove them."""
-    lines = read_text(proc / "self" / "maps").splitlines()
-    return {Path(line.split(maxsplit=5)[5].removesuffix(" (deleted)")).name for line in lines if "/torch_" in line}
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread ends that started it."""
+    _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of all its descendants whose own parents end."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -15,8 +15,8 @@ from autotune.config import Interval, LoaderConfig
 from autotune.planning.plan import DefaultValues
 from autotune.profiles.schema import Contribution
 from autotune.protocol.budgets import Budgets
+from autotune.search.study import TrialRecord
 from autotune.search.surrogate import SpeedupPrediction
-from autotune.search.trial_record import TrialRecord
 from autotune.settings import describe_difference
 from autotune.validation.runs import CandidateRuns, Validation
 

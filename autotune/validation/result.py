@@ -14,7 +14,7 @@ from autotune.planning.cost_model import find_bottleneck
 from autotune.planning.plan import GUESS_ERROR, Plan
 from autotune.profiles import schema
 from autotune.protocol.statistics import NORMAL_QUANTILE
-from autotune.search.trial_record import TrialRecord, find_best
+from autotune.search.study import TrialRecord, find_best
 from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
 from autotune.units import format_bytes
 from autotune.validation.advice import describe_waits, suggest_improvements
@@ -22,7 +22,7 @@ from autotune.validation.decision import Decision, decide
 from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
 
 if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
-    from autotune.search.trial_record import SearchOutcome
+    from autotune.search.loop import SearchOutcome
 
 REPEATED_DATA_RATIO: Final = 1.5  # samples that all ranks together deliver in an epoch, over those of the dataset
 

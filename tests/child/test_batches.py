@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from autotune.child.batches import count_bytes, count_samples
+from autotune.child.probe import count_bytes
+from autotune.child.sample_checks import count_samples
 from autotune.child.step import BuiltInStep
 from autotune.profiles.device_prefetch import find_tensors, move_batch
 
@@ -59,7 +60,7 @@ def test_the_attributes_of_a_custom_batch_are_found() -> None:
     [(FOUR, 4), (NESTED, 4), (["a", "b", "c"], 3), ([["a", "b"], ["c", "d"]], 2), (object(), 7), ("text", 7)],
 )
 def test_the_samples_of_a_batch_are_counted_or_taken_as_told(batch: object, samples: int) -> None:
-    assert count_samples(batch, otherwise=7) == samples
+    assert count_samples(batch, expected=7) == samples
 
 
 def test_a_tensor_that_has_as_many_as_are_expected_counts_the_samples_wherever_it_stands() -> None:

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader
 from autotune.child.constructor_calls import note_constructor_calls
 from autotune.child.loader import StoppableDataLoader
 from autotune.child.loader_building import build_loader, build_plain_loader, count_epoch_batches
-from autotune.child.probe import warn_of_validation_data
-from autotune.child.probe_batches import MAX_LOADED_BATCHES, load_batches
+from autotune.child.probe import MAX_MAP_BATCHES, load_batches, warn_of_validation_data
 from autotune.child.trial import TrialRun
 from autotune.child.workload import LoadedWorkload, load_workload
 from autotune.config import DataLoaderSettings
@@ -27,7 +26,7 @@ from autotune.runner.runner import TrialRunner
 from autotune.workload import Workload
 from tests import own_loaders
 from tests.builders import make_config, make_limits
-from tests.kept_server import KeptStarter
+from tests.kept_launcher import keep_launcher
 
 PATIENCE_OF_TORCH_SECONDS = 5.0  # with a worker that was not told to end
 ROOT = str(Path(__file__).parents[2])
@@ -130,7 +129,7 @@ def test_the_class_that_runs_is_the_users_own(workers: int) -> None:
 
 def test_a_loader_that_reads_ahead_in_the_main_process_has_lost_no_batch() -> None:
     _, times, samples = load_batches(load("make_reading_ahead"), 4, lambda phase: None)
-    assert len(times) == MAX_LOADED_BATCHES
+    assert len(times) == MAX_MAP_BATCHES
     assert samples == [4] * len(times)
 
 
@@ -312,7 +311,7 @@ def test_what_a_foreign_loader_leaves_behind_is_gone_in_the_next_trial() -> None
         dataset="tests.own_loaders:make_leaving_threads", is_loader=True, step_seconds=1e-3, working_dir=ROOT
     )
     order = TrialRequest(config=make_config(0, batch_size=8), epochs=1, seconds=2.0)
-    with TrialRunner(request, stall_seconds=60.0, starter=KeptStarter(ROOT)) as runner:
+    with TrialRunner(request, stall_seconds=60.0, launcher=keep_launcher()) as runner:
         runner.limit(make_limits())
         assert [runner.run(order).kind for _ in range(2)] == ["completed", "completed"]
 

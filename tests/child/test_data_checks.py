@@ -1,23 +1,48 @@
+"""What two real workers of a process that never reads are seen to do."""
+
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
+import pickle
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from autotune.child.data_checks import compare_workers, describe_differing, describe_failure_rate, make_digest
+from autotune.child.data_checks import WatchedInit, check_workers
+from autotune.child.sample_reader import SampleReader
 from autotune.child.workload import LoadedWorkload
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.workload import Workload
+from tests.builders import make_workload
 
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 SAMPLES = 32
 BYTES = 4
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read everything, on a busy machine as well."""
+    for module in ("data_checks", "sample_reader"):
+        monkeypatch.setattr(f"autotune.child.{module}.MAX_SECONDS", 30.0)
+
+
+def check(dataset: Dataset[Any], *, reader: Dataset[Any] | None = None, **parts: Any) -> WorkloadProfile:
+    """Read in this process, and then check workers; `reader` is the dataset as the first process has it."""
+    first = SampleReader(LoadedWorkload(parts=Workload(dataset=reader or dataset, **parts)))
+    first.read()
+    workload = LoadedWorkload(parts=Workload(dataset=dataset, **parts))
+    workload.sample_counts.samples = first.epoch_samples
+    return check_workers(workload, make_workload(kind=workload.kind, notes=()), first.digests)
 
 
 class Samples(Dataset[Any]):
@@ -33,32 +58,18 @@ class Samples(Dataset[Any]):
         return self._make(index)
 
 
-def find(make: Any, **parts: Any) -> list[int]:
-    return list(compare_workers(LoadedWorkload(parts=Workload(dataset=Samples(make), **parts))).differing)
+@pytest.mark.parametrize("make", [torch.tensor, lambda index: (torch.rand(3), random.random()), str])
+def test_workers_that_return_the_same_samples_cause_no_note(make: Any) -> None:
+    found = check(Samples(make))
+    assert (found.differing_samples, found.notes) == (0, ())
 
 
-def augment(index: int) -> Any:
-    return torch.rand(3) + index, {"crop": random.random(), "noise": np.random.normal()}
+def test_samples_that_depend_on_the_process_that_reads_are_reported() -> None:
+    found = check(Samples(lambda index: index + (get_worker_info() is not None and index % 2)))
+    assert found.differing_samples == SAMPLES / 2
+    assert "16 of the compared samples differ (index 1, 3, 5, ...)" in found.notes[0]
 
 
-@pytest.mark.parametrize("make", [torch.tensor, augment, str, lambda index: np.array([index, "word"], dtype=object)])
-def test_what_comes_out_of_workers_as_without_them_is_not_complained_about(make: Any) -> None:
-    assert find(make) == []
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all samples read, on a busy machine as well."""
-    for limit in ("READ_SECONDS", "WORKERS_READ_SECONDS"):
-        monkeypatch.setattr(f"autotune.child.data_checks.{limit}", 30.0)
-
-
-@pytest.mark.usefixtures("patient")
-def test_data_that_depends_on_who_reads_is_found() -> None:
-    assert find(lambda index: index + (get_worker_info() is not None and index % 2)) == list(range(1, SAMPLES, 2))
-
-
-@pytest.mark.usefixtures("patient")
 def test_a_file_that_forked_workers_share_is_found(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     path.write_bytes(b"".join(index.to_bytes(BYTES, "big") for index in range(SAMPLES)))
@@ -69,120 +80,140 @@ def test_a_file_that_forked_workers_share_is_found(tmp_path: Path) -> None:
         time.sleep(1e-3)
         return os.read(descriptor, BYTES)
 
-    assert find(read)
+    assert check(Samples(read)).differing_samples
     os.close(descriptor)
 
 
-def test_chances_of_its_own_cannot_be_told_from_wrong_data_and_are_not_complained_about() -> None:
-    own = random.Random(0)
-    assert find(lambda index: own.random()) == []
-
-
 @pytest.mark.parametrize("often", [0.02, 0.5])
-def test_a_choice_of_two_that_a_dataset_draws_by_itself_is_not_complained_about(often: float) -> None:
-    for seed in range(5):
+def test_draws_from_a_generator_of_the_dataset_are_not_taken_for_different_data(often: float) -> None:
+    for seed in range(3):
         own = random.Random(seed)
-        assert find(lambda index, own=own: own.random() < often) == []
+        assert check(Samples(lambda index, own=own: own.random() < often)).differing_samples == 0
 
 
-def test_the_global_generators_are_left_as_they_were() -> None:
-    torch.manual_seed(1)
-    random.seed(1)
-    np.random.seed(1)
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
-    find(augment)
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert random.getstate() == before[1]
-    assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before[2]
+def test_workers_that_raise_are_left_to_the_trials_and_end_at_once() -> None:
+    gc.collect()
+    before = set(multiprocessing.active_children())
+    gc.disable()
+    try:
+        found = check(Samples([].__getitem__), reader=Samples(str))
+        assert (found.notes, found.worker_threads_cpu) == ((), 0.0)
+        assert set(multiprocessing.active_children()) <= before
+    finally:
+        gc.enable()
+        gc.collect()
 
 
-def wait_and_tell(index: int) -> bool:
-    time.sleep(0.1)
-    return get_worker_info() is None
+def burn() -> None:
+    sum(range(500_000))
 
 
-def test_samples_that_raise_or_take_long_are_not_compared() -> None:
-    def fail(index: int) -> Any:
-        raise ValueError(index)
+class Computing(Samples):
+    """Computes in the worker, in the thread that loads or in another one as well."""
 
-    assert find(fail) == []
-    assert find(wait_and_tell) == []
+    helpers: ClassVar[list[ThreadPoolExecutor]] = []
 
+    def __init__(self, *, threaded: bool) -> None:
+        super().__init__(str)
+        self._threaded = threaded
 
-def test_what_has_an_order_of_its_own_is_not_compared() -> None:
-    assert find(lambda index: get_worker_info() is None, sampler=["a", "b"]) == []
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (torch.zeros(2), torch.zeros(2, 1)),
-        (torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)),
-        (np.zeros(2), np.ones(2)),
-        (np.array([[1, None]], dtype=object), np.array([[1, 2]], dtype=object)),
-        ({"a": 1}, {"b": 1}),
-        ([1, [2]], [1, [3]]),
-        ("a", b"a"),
-        (None, 0),
-        (Samples(1), Samples(2)),
-    ],
-)
-def test_a_digest_tells_different_samples_apart_and_equal_ones_not(one: Any, other: Any) -> None:
-    assert make_digest(one) == make_digest(one)
-    assert make_digest(one) != make_digest(other)
+    def __getitem__(self, index: int) -> Any:
+        if get_worker_info() is not None:
+            if self._threaded and not self.helpers:
+                self.helpers.append(ThreadPoolExecutor(1))
+            for helper in self.helpers:
+                helper.submit(burn).result()
+            burn()
+        return super().__getitem__(index)
 
 
-def test_the_samples_that_differ_are_named() -> None:
-    words = describe_differing([3, 17, 18, 40])
-    assert words is not None
-    assert "4 came out differently (index 3, 17, 18, ...)" in words
-    assert describe_differing([]) is None
-
-
-class Damaged(Dataset[torch.Tensor]):
-    """Holds 500 samples, some of which raise."""
-
-    def __init__(self, damaged: set[int]) -> None:
-        self._damaged = damaged
-        self.asked = 0
-
-    def __len__(self) -> int:
-        return 500
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        self.asked += 1
-        if index in self._damaged:
-            raise ValueError("bits are out of range")
-        return torch.zeros(1)
+@pytest.mark.parametrize("threaded", [True, False])
+def test_cpu_time_of_threads_that_libraries_start_is_distinguished_from_that_of_torch(threaded: bool) -> None:
+    assert (check(Computing(threaded=threaded)).worker_threads_cpu >= 0.25) is threaded
 
 
 class Stream(IterableDataset[torch.Tensor]):
+    def __init__(self, *, sharded: bool, random: bool = False) -> None:
+        self._sharded = sharded
+        self._random = random
+
     def __iter__(self) -> Iterator[torch.Tensor]:
-        raise ValueError("not now")
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker is not None and self._sharded else (0, 1)
+        for number in range(first, 40, step):
+            yield torch.tensor([number]) + self._random * torch.rand(1)
 
 
-def load(dataset: Dataset[torch.Tensor]) -> LoadedWorkload:
-    return LoadedWorkload(parts=Workload(dataset=dataset))
+@pytest.mark.parametrize("random", [True, False])
+@pytest.mark.parametrize("sharded", [True, False])
+def test_an_iterable_dataset_is_found_to_shard_its_data_or_not(sharded: bool, random: bool) -> None:
+    found = check(Stream(sharded=sharded, random=random))
+    assert found.workers_duplicate_data is not sharded
+    assert found.reads_worker_info is sharded
+    assert (found.shards, found.notes) == (None, ())
 
 
-def test_damaged_samples_are_counted_and_one_is_named() -> None:
-    words = describe_failure_rate(load(Damaged({7, 400}))) or ""
-    assert words.startswith("About 2 of 500 samples raise (one is sample ")
-    assert "without workers" in words
+def test_equal_batches_of_two_workers_show_duplicates_in_an_epoch_too_long_to_be_counted() -> None:
+    workload = LoadedWorkload(parts=Workload(dataset=Stream(sharded=False)))
+    assert check_workers(workload, make_workload(kind="iterable"), {}).workers_duplicate_data
 
 
-def test_where_all_samples_raise_it_is_the_dataset_and_that_is_known_after_a_few() -> None:
-    dataset = Damaged(set(range(500)))
-    assert describe_failure_rate(load(dataset)) is None
-    assert dataset.asked == 20
+class DrawsAnEpoch(IterableDataset[torch.Tensor]):
+    """Draws as many samples as an epoch is to have, in every worker, as WebDataset's resampled shards do."""
+
+    def __init__(self, asked: str, *, same: bool = False) -> None:
+        self._asked = asked
+        self._same = same
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        known = getattr(worker, self._asked) if worker is not None else None
+        draws = random.Random(0 if worker is None or self._same else f"{worker.seed} {known}")
+        return (torch.tensor([draws.random()]) for _ in range(40))
 
 
-def test_where_no_sample_raises_by_itself_nothing_is_said_of_samples() -> None:
-    assert describe_failure_rate(load(Damaged(set()))) is None
+@pytest.mark.parametrize("asked", ["id", "num_workers"])
+def test_a_dataset_that_reads_its_worker_info_and_draws_an_epoch_in_each_worker_is_tuned_with_a_note(
+    asked: str,
+) -> None:
+    found = check(DrawsAnEpoch(asked))
+    assert not found.workers_duplicate_data
+    assert "Each worker delivers an epoch of its own (40 samples)" in found.notes[0]
 
 
-def test_what_cannot_be_asked_sample_by_sample_is_left_alone() -> None:
-    assert describe_failure_rate(load(Stream())) is None
-    dataset = Damaged({1})
-    assert describe_failure_rate(LoadedWorkload(parts=Workload(dataset=dataset, sampler=[1, 2]))) is None
-    assert dataset.asked == 0
+@pytest.mark.parametrize("dataset", [DrawsAnEpoch("seed"), DrawsAnEpoch("num_workers", same=True)])
+def test_seeds_alone_and_equal_data_are_duplicates(dataset: DrawsAnEpoch) -> None:
+    found = check(dataset)
+    assert (found.workers_duplicate_data, found.notes) == (True, ())
+
+
+def read_worker_info(worker: int) -> None:
+    """Do as PyTorch's documentation has it if shards are set up outside the dataset."""
+    info = get_worker_info()
+    assert info is not None
+    assert worker < info.num_workers
+    assert isinstance(info.dataset, Stream)
+
+
+def test_shards_may_be_set_up_by_a_worker_init_fn() -> None:
+    found = check(Stream(sharded=False, random=True), worker_init_fn=read_worker_info)
+    assert (found.reads_worker_info, found.workers_duplicate_data) == (True, False)
+
+
+def test_the_init_function_of_watched_workers_can_be_pickled_for_spawn() -> None:
+    watch = WatchedInit(None, read_worker_info)
+    assert pickle.loads(pickle.dumps(watch)) == watch
+
+
+class FirstTakesAll(IterableDataset[torch.Tensor]):
+    """Has one shard, which the first worker gets."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        return iter(torch.arange(200)) if worker is None or worker.id == 0 else iter(())
+
+
+def test_a_worker_that_delivers_nothing_while_another_delivers_all_is_reported() -> None:
+    found = check(FirstTakesAll())
+    assert (found.workers_duplicate_data, found.shards) == (False, 1)
+    assert "One of two workers delivers everything" in found.notes[0]

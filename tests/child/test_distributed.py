@@ -1,64 +1,110 @@
-"""Keeping step, with a list in place of the exchange; tests/runner/test_ranks.py has real processes."""
+"""Several ranks, with a list in place of communication; tests/runner/test_ranks.py uses real processes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from autotune.child.distributed import Alone, Lockstep
+from autotune.child.distributed import RankSync, merge_reports
+from autotune.protocol.measurement import RankWaits, StopReason
+from autotune.protocol.messages import FailureReport, LostRankReport, ReadyReport, Report, TrialReport
+from tests.builders import make_measurement_of
+
+STEP, STOP = (0.0, 0.0, 0.0), (0.0, 1.0, 0.0)  # no batch is missing; no vote, or one to stop
 
 
-class Rank(Lockstep):
-    """One rank of two; what the other one tells at each exchange stands in a list, and the clock moves by hand."""
+class Rank(RankSync):
+    """One of two ranks, with a manual clock, and a list of what the other rank contributes."""
 
-    def __init__(self, rank: int, others: Iterator[tuple[float, bool, float]]) -> None:
+    def __init__(self, rank: int, others: Iterator[tuple[float, ...]]) -> None:
         self.clock = 0.0
         self._others = others
         super().__init__(rank, 2, lambda: self.clock)
 
-    def _gather(self, own: tuple[float, ...]) -> list[list[float]]:
-        other = [float(value) for value in next(self._others)]
-        return [list(own), other] if self._rank == 0 else [other, list(own)]
+    def _sum(self, values: list[float]) -> list[float]:
+        return [own + other for own, other in zip(values, next(self._others), strict=True)]
 
     def get_batch(self, seconds: float) -> bool:
-        self.ask()
+        self.start_wait()
         self.clock += seconds
-        self.arrive()
-        return self.exchange()
+        self.end_wait()
+        return self.sync_step()
 
 
 def test_the_rank_that_waits_longest_is_late() -> None:
-    rank = Rank(0, iter([(0.5, True, 0.0), (0.1, True, 0.0), (0.3005, True, 0.0)]))
+    rank = Rank(0, iter([(*STEP, 0.0, seconds) for seconds in (0.5, 0.1, 0.3005)]))
     for seconds in (0.2, 0.4, 0.3):
         assert rank.get_batch(seconds)
     own, other = rank.read_waits()
-    assert (own.late_steps, other.late_steps, own.steps) == (1, 1, 3)  # half a millisecond is nobody's lag
+    assert (own.late_steps, other.late_steps, own.steps) == (1, 1, 3)  # half a millisecond is noise
     assert [own.wait_seconds, other.wait_seconds] == pytest.approx([0.9, 0.9005])
+    assert rank.read_epoch_wait(0.9) == pytest.approx(0.5 + 0.4 + 0.3005)
 
 
-def test_an_exchange_tells_that_a_rank_has_no_batch_and_counts_no_step() -> None:
-    rank = Rank(0, iter([(0.0, False, 0.0)]))
+def test_a_step_in_which_a_rank_has_no_batch_is_not_counted() -> None:
+    rank = Rank(0, iter([(1.0, 0.0, 0.0, 0.0, 0.0)]))
     assert not rank.get_batch(0.2)
     assert rank.read_waits()[0].steps == 0
 
 
-def test_what_rank_0_decides_holds_for_all_from_the_next_exchange_on() -> None:
-    first = Rank(0, iter([(0.0, True, 0.0)] * 2))
+def test_all_ranks_follow_a_decision_of_rank_0_after_the_next_step() -> None:
+    first = Rank(0, iter([(*STEP, 0.0, 0.0)] * 2))
     assert not first.decide("stop", lambda: True)
     first.get_batch(0.1)
     assert first.decide("stop", lambda: False)
-    second = Rank(1, iter([(0.0, True, 1.0), (0.0, True, 0.0)]))
+    second = Rank(1, iter([(*STOP, 0.0, 0.0), (*STEP, 0.0, 0.0)]))
     second.get_batch(0.1)
     assert second.decide("stop", lambda: False)
     assert not second.decide("abandon", lambda: True)
     second.get_batch(0.1)
-    assert not second.decide("stop", lambda: True)  # that is for rank 0 to say
+    assert not second.decide("stop", lambda: True)  # only rank 0 decides
 
 
-def test_a_process_alone_decides_by_itself_and_waits_for_nobody() -> None:
-    alone = Alone()
-    assert alone.exchange()
+@pytest.mark.parametrize(("plan", "code"), [(1 << 62, 2.0**62), (12, 12.0), ("done", -1.0), ("time", -4.0)])
+def test_all_ranks_follow_the_plan_of_rank_0(plan: int | StopReason, code: float) -> None:
+    assert Rank(0, iter([(0.0,)])).agree(lambda: plan) == plan
+    assert Rank(1, iter([(code,)])).agree(lambda: 7) == plan
+
+
+def test_a_single_process_decides_at_once_and_waits_for_nobody() -> None:
+    alone = RankSync()
+    assert alone.sync_step()
     assert alone.decide("stop", lambda: True)
     assert alone.agree(lambda: "time") == "time"
     assert alone.read_waits() == ()
+
+
+READY, LOST = ReadyReport(), LostRankReport(rank=1, status=-9)
+PEER_LOST = FailureReport(where="ranks", error="connection closed by peer")
+FAILED = FailureReport(where="dataset", error="ValueError: bad")
+
+
+@pytest.mark.parametrize(
+    ("reports", "merged"),
+    [
+        ({0: READY, 1: READY}, READY),
+        ({0: FAILED, 1: FAILED}, FAILED),
+        ({0: FAILED}, FAILED.model_copy(update={"rank": 0})),
+        ({0: PEER_LOST, 1: FAILED}, FAILED.model_copy(update={"rank": 1})),
+        ({0: PEER_LOST, 1: LOST}, LOST),
+        ({1: LOST, 0: FAILED}, LOST),
+        ({0: PEER_LOST}, PEER_LOST),
+    ],
+)
+def test_the_reports_of_two_ranks_are_merged(reports: dict[int, Report], merged: Report) -> None:
+    assert merge_reports(reports, 2) == merged
+
+
+def measure(wait_share: float, gpu_bytes: int) -> TrialReport:
+    waits = tuple(RankWaits(wait_seconds=seconds, steps=9, late_steps=3) for seconds in (1.0, 2.0))
+    measurement = make_measurement_of(100.0, wait_share=wait_share)
+    return TrialReport(measurement=measurement.model_copy(update={"ranks": waits, "peak_gpu_bytes": gpu_bytes}))
+
+
+def test_the_measurement_is_that_of_the_rank_that_waited_most_with_the_samples_of_all() -> None:
+    report: Any = merge_reports({1: measure(0.4, 1), 0: measure(0.2, 7)}, 2)
+    merged = report.measurement
+    assert merged.epochs[0].wait_seconds == pytest.approx(4.0)
+    assert ([rank.samples for rank in merged.ranks], merged.peak_gpu_bytes) == ([1000, 1000], 7)

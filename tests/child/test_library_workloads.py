@@ -18,7 +18,7 @@ from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from tests.builders import make_config
-from tests.kept_server import KeptStarter
+from tests.kept_launcher import keep_launcher
 
 ROOT = str(Path(__file__).parents[2])
 LIMITS = Budgets(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
@@ -36,7 +36,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def open_runner(dataset: str, **arguments: object) -> TrialRunner:
     request = WorkloadRequest(dataset=dataset, dataset_args=arguments, step_seconds=1e-4, working_dir=ROOT)
-    return TrialRunner(request, stall_seconds=120.0, starter=KeptStarter(ROOT))
+    return TrialRunner(request, stall_seconds=120.0, launcher=keep_launcher())
 
 
 def probe(dataset: str, **arguments: object) -> WorkloadProfile:
@@ -134,7 +134,7 @@ def test_what_accelerate_has_prepared_is_refused_and_can_be_made_by_a_function()
     with pytest.raises(UsageError, match=r"DataLoaderShard, which has its own .*--loader"):
         load_workload(WorkloadRequest(dataset="tests.data_modules:make_prepared"))
     request = WorkloadRequest(dataset="tests.data_modules:make_prepared", is_loader=True, working_dir=ROOT)
-    with TrialRunner(request, stall_seconds=120.0, starter=KeptStarter(ROOT)) as runner:
+    with TrialRunner(request, stall_seconds=120.0, launcher=keep_launcher()) as runner:
         runner.limit(LIMITS)
         assert count_samples(runner.run(TrialRequest(config=make_config(2, 2, 8), epochs=1, seconds=5.0))) == 64
 

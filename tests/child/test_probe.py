@@ -5,62 +5,102 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from autotune.child.probe import profile_workload
-from autotune.child.timing import fit_bytes, fit_cost
+from autotune.child.probe import load_batches, overlap_fraction, profile_workload
+from autotune.child.timers import fit_bytes, fit_cost, time_device_calls
 from autotune.child.workload import LoadedWorkload
-from autotune.protocol.messages import ProbeCommand
-from autotune.protocol.workload_profile import WorkloadProfile
+from autotune.errors import WorkloadError
+from autotune.protocol.messages import ProbeCommand, ProbeReport
 from autotune.workload import Workload
 
 BURNED_SECONDS = 0.05
 BURN = f"import time\nwhile time.process_time() < {BURNED_SECONDS}: pass"
 
 
-class ShellsOut(Dataset[torch.Tensor]):
-    """Has another program do the work, as one that decodes video by ffmpeg does."""
+def probe(dataset: Dataset[Any], size: int = 4) -> ProbeReport:
+    workload = LoadedWorkload(parts=Workload(dataset=dataset))
+    command = ProbeCommand(batch_size=size, largest=size, usable_cpus=1.0)
+    return profile_workload(workload, lambda batch: None, torch.device("cpu"), command, lambda phase: None)
 
+
+class Numbers(Dataset[torch.Tensor]):
     def __len__(self) -> int:
-        return 4
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(5e-3)
+        assert get_worker_info() is None, "role main starts no workers"
+        return torch.tensor(index)
+
+
+class ShellsOut(Numbers):
+    """Has another program do the work, as one that decodes video by ffmpeg does."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         subprocess.run([sys.executable, "-S", "-c", BURN], check=True)
         return torch.zeros(1)
 
 
-def test_a_dataset_that_has_other_programs_compute_keeps_cpus_busy() -> None:
-    workload = LoadedWorkload(parts=Workload(dataset=ShellsOut()))
-    order = ProbeCommand(batch_size=1, largest=1, usable_cpus=1.0, with_workers=False)
-    profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
-    assert isinstance(profile, WorkloadProfile)
+def test_programs_that_a_dataset_starts_count_as_cpu_time_of_loading() -> None:
+    profile = probe(ShellsOut(), size=1).profile
     assert profile.cpu_share * profile.load_cost.per_batch(1) > 0.9 * BURNED_SECONDS
 
 
-class Waits(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(5e-3)
-        return torch.zeros(1) if get_worker_info() is None else torch.ones(1)
-
-
 @pytest.mark.parametrize("is_slow", [False, True])
-def test_samples_that_take_seconds_are_read_no_oftener_than_planning_needs(
-    is_slow: bool, monkeypatch: pytest.MonkeyPatch
+def test_slow_samples_are_read_only_as_often_as_planning_needs(is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.child.probe.MAX_CHECKED_SECONDS", 0.0 if is_slow else 1.0)
+    found = probe(Numbers())
+    assert (found.profile.costly_lines == (), found.digests == {}) == (is_slow, is_slow)
+
+
+class SlowShards(IterableDataset[torch.Tensor]):
+    """Waits for each shard, of two hundred samples that take nothing."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(50):
+            time.sleep(0.02)
+            yield from torch.arange(200)
+
+
+def test_a_stream_is_read_for_long_enough_to_meet_its_next_shards() -> None:
+    workload = LoadedWorkload(parts=Workload(dataset=SlowShards()))
+    _, times, _ = load_batches(workload, 10, lambda phase: None)
+    assert sum(one.wall >= 0.02 for one in times[1:]) > 3
+
+
+class ShortQueries(Numbers):
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [torch.tensor(index) for index in indices[1:]]
+
+
+def test_a_dataset_that_answers_a_query_with_too_few_samples_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="returned 3 samples for 4 indices"):
+        probe(ShortQueries())
+
+
+@pytest.mark.parametrize(
+    ("computing", "copying", "together", "share"),
+    [(2.0, 1.0, 2.0, 1.0), (2.0, 1.0, 3.0, 0.0), (2.0, 1.0, 2.5, 0.5), (2.0, 1.0, 3.5, 0.0), (1.0, 1.0, 0.9, 1.0)],
+)
+def test_overlap_is_a_share_of_the_shorter_work(
+    computing: float, copying: float, together: float, share: float
 ) -> None:
-    monkeypatch.setattr("autotune.child.probe.MAX_LOOK_SECONDS", 0.0 if is_slow else 1.0)
-    workload = LoadedWorkload(parts=Workload(dataset=Waits()))
-    order = ProbeCommand(batch_size=4, largest=4, usable_cpus=1.0)
-    profile = profile_workload(workload, lambda batch: None, torch.device("cpu"), order, lambda phase: None)
-    assert isinstance(profile, WorkloadProfile)
-    assert (profile.costly_lines == (), profile.differing_samples == 0) == (is_slow, is_slow)
+    assert overlap_fraction(computing, copying, together) == pytest.approx(share)
+
+
+def test_many_calls_are_timed_with_one_synchronization() -> None:
+    calls, waits = [], []
+    time_device_calls(lambda: calls.append(1), lambda: waits.append(1))
+    assert len(calls) > 8
+    assert len(waits) == 4  # before and after the call that plans the window, and the window
 
 
 SIZES = st.lists(st.integers(1, 4096), min_size=1, max_size=3, unique=True).map(lambda sizes: sorted(sizes)[::-1])

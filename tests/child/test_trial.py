@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
-from autotune.child.distributed import Alone
-from autotune.child.sharding import count_samples_single_process
+from autotune.child.distributed import RankSync
 from autotune.child.trial import TrialRun, list_workers
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.measurement import Measurement
@@ -74,7 +73,7 @@ class Told(SequentialSampler):
 
 def test_a_sampler_is_told_which_epoch_begins_by_a_number_that_no_trial_repeats() -> None:
     data, sampler = TensorDataset(torch.zeros(40, 1)), Told(40)
-    loaded, alone = LoadedWorkload(parts=Workload(dataset=data, sampler=sampler)), Alone()
+    loaded, alone = LoadedWorkload(parts=Workload(dataset=data, sampler=sampler)), RankSync()
     order = TrialRequest(config=make_config(0, batch_size=10), epochs=2, seconds=20.0)
     for _ in range(2):
         TrialRun(loaded, lambda batch: None, CPU, order, lambda batches: None, alone).run()
@@ -108,8 +107,7 @@ def test_the_samples_of_an_epoch_that_nobody_knows_stay_unknown() -> None:
 @pytest.mark.filterwarnings("ignore:Length of IterableDataset")
 def test_workers_that_draw_an_epoch_each_are_measured_as_they_are() -> None:
     loaded = LoadedWorkload(parts=Workload(dataset=DrawsAnEpoch()))
-    count_samples_single_process(loaded)
-    assert loaded.sample_counts.samples == 40
+    loaded.sample_counts.samples, loaded.sample_counts.reads_worker_info = 40, True
     found = measure(loaded, 2)
     assert (found.epoch_batches, found.epoch_samples) == (8, 80)
 

@@ -15,7 +15,7 @@ from autotune.config import LoaderConfig
 from autotune.planning.plan import Plan, make_plan
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import ProgressReport
-from autotune.search.trial_record import TrialRecord
+from autotune.search.study import TrialRecord
 from tests.builders import (
     make_config,
     make_gpu_workload,

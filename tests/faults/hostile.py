@@ -1,4 +1,4 @@
-"""Datasets and factories that crash, hang, lie, leak, or spoil what everybody shares."""
+"""Datasets and factories that crash, hang, lie, leak, or damage shared resources."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -26,7 +28,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from autotune import Workload
-from autotune.protocol.channel import MAX_MESSAGE_BYTES
+from autotune.protocol.messages import MAX_MESSAGE_BYTES
 from tests.misbehaving import SAMPLES, HangsInWorkers, Honest, Sharded, Unsharded
 
 MIB = 2**20
@@ -34,21 +36,21 @@ Place = Literal["worker", "main", "both"]
 
 
 class TwoArgumentsError(Exception):
-    """Cannot be made from one message."""
+    """Cannot be rebuilt from one message."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
 
 
 class MuteError(Exception):
-    """Fails even to say what it is."""
+    """Cannot be printed."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
-def _raise(error: BaseException) -> NoReturn:
-    raise error
+def _raise(error: BaseException | Callable[[], BaseException]) -> NoReturn:
+    raise error() if callable(error) else error
 
 
 def _raise_local() -> NoReturn:
@@ -85,6 +87,24 @@ def _hang() -> None:
     time.sleep(3600)
 
 
+CUDA_ERRORS: dict[str, Callable[[], Exception]] = {
+    "allocator": lambda: torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.20 GiB is "
+        "free."
+    ),
+    "driver": lambda: RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"),
+    "pinning": lambda: RuntimeError(
+        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "torch/utils/data/_utils/pin_memory.py", line 41, in do_one_step\n    data = pin_memory(data, device)\n'
+        "RuntimeError: CUDA error: invalid argument\n"
+    ),
+    "sticky": lambda: RuntimeError("CUDA error: an illegal memory access was encountered"),
+    "lost": lambda: RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+    "pinning without memory": lambda: RuntimeError(
+        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
+        "RuntimeError: CUDA error: out of memory\n"
+    ),
+}
 DEEDS: dict[str, Callable[[], Any]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: ctypes.string_at(0),
@@ -105,24 +125,17 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "eat memory": _eat_memory,
     "start a process": lambda: multiprocessing.Process(target=time.sleep, args=(0,)).start(),
     "stop": lambda: _raise(StopIteration()),
+    "ask for memory": lambda: torch.empty(512 * MIB, dtype=torch.uint8),
+    **{name: partial(_raise, error) for name, error in CUDA_ERRORS.items()},
 }
 
 
 class Sabotaged(Honest):
-    """Does one deed at one index.
-
-    Args:
-        deed: Which one.
-        place: Where: in workers, in the training process, or in both.
-        index: When.
-        samples: Length of the dataset.
-    """
+    """Does one deed at one index: in workers, in the training process, or in both."""
 
     def __init__(self, deed: str, place: Place, index: int, samples: int) -> None:
         super().__init__(samples)
-        self._deed = deed
-        self._place = place
-        self._index = index
+        self._deed, self._place, self._index = deed, place, index
 
     def __getitem__(self, index: int) -> Any:
         here = "main" if get_worker_info() is None else "worker"
@@ -132,19 +145,14 @@ class Sabotaged(Honest):
 
 
 def make_sabotaged(
-    deed: str,
-    place: Place = "worker",
-    index: int = 20,
-    samples: int = SAMPLES,
-    timeout: float = 0.0,
+    deed: str, place: Place = "worker", index: int = 20, samples: int = SAMPLES, timeout: float = 0.0
 ) -> Workload:
-    """Make a dataset that does a deed; its order is fixed, so that the deed comes neither first nor last."""
-    dataset = Sabotaged(deed, place, index, samples)
-    return Workload(dataset=dataset, shuffle=False, timeout=timeout)
+    """Make a dataset that does a deed; its order is fixed, so that the deed is neither first nor last."""
+    return Workload(dataset=Sabotaged(deed, place, index, samples), shuffle=False, timeout=timeout)
 
 
 class Hanging(HangsInWorkers):
-    """Hangs in workers, and leaves a byte in the file named by HUNG_FILE."""
+    """Hangs in workers, and writes a byte to the file named by HUNG_FILE."""
 
     def __getitem__(self, index: int) -> Any:
         if get_worker_info() is not None:
@@ -152,19 +160,40 @@ class Hanging(HangsInWorkers):
         return super().__getitem__(index)
 
 
-def make_hanging_workers() -> Dataset[Any]:
-    return Hanging()
+make_hanging_workers = Hanging
 
 
 class Given(Honest):
-    """Delivers what a function makes of an index."""
+    """Returns the result of a function of the index."""
 
-    def __init__(self, make_sample: Callable[[int], Any]) -> None:
-        super().__init__()
+    def __init__(self, make_sample: Callable[[int], Any], samples: int = SAMPLES) -> None:
+        super().__init__(samples)
         self._make_sample = make_sample
 
     def __getitem__(self, index: int) -> Any:
         return self._make_sample(index)
+
+
+class Calls(Honest):
+    """Calls a function for each sample."""
+
+    def __init__(self, call: Callable[[], Any], samples: int = SAMPLES) -> None:
+        super().__init__(samples)
+        self._call = call
+
+    def __getitem__(self, index: int) -> Any:
+        self._call()
+        return super().__getitem__(index)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Returns the iterators that a function makes."""
+
+    def __init__(self, make_iterator: Callable[[], Iterator[torch.Tensor]]) -> None:
+        self._make_iterator = make_iterator
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return self._make_iterator()
 
 
 SAMPLES_OF: dict[str, Callable[[int], Any]] = {
@@ -181,18 +210,17 @@ def make_given(samples: str) -> Dataset[Any]:
 
 
 class ShortQueries(Honest):
-    """Answers a query for a batch with half of it."""
+    """Returns half of a batch."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices[: max(1, len(indices) // 2)]]
 
 
-def make_short_queries() -> Dataset[Any]:
-    return ShortQueries()
+make_short_queries = ShortQueries
 
 
 def collate_by_hand(samples: list[torch.Tensor]) -> torch.Tensor:
-    """Make a batch in ordinary memory, which is moved to shared memory when the worker sends it."""
+    """Make a batch in private memory, which is moved to shared memory when the worker sends it."""
     return torch.stack(list(samples)).clone()
 
 
@@ -201,15 +229,11 @@ def make_short_queries_collated() -> Workload:
 
 
 class ShuffledUnsharded(Unsharded):
-    """Delivers everything once per worker, in another order each time, so that no two batches are equal."""
+    """Returns everything once per worker, in another order each time, so that no two batches are equal."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for index in torch.randperm(SAMPLES).tolist():
             yield torch.full((16,), float(index)) + torch.rand(16)
-
-
-def make_shuffled_unsharded() -> IterableDataset[torch.Tensor]:
-    return ShuffledUnsharded()
 
 
 class ShardedTwice(Sharded):
@@ -221,45 +245,21 @@ class ShardedTwice(Sharded):
         return (sample for number, sample in enumerate(super().__iter__()) if number % keep == 0)
 
 
-def make_sharded_twice() -> IterableDataset[torch.Tensor]:
-    return ShardedTwice()
+def make_only_once() -> Stream:
+    """Make a dataset with one iterator for all epochs."""
+    samples = iter([torch.full((16,), float(index)) for index in range(SAMPLES)])
+    return Stream(lambda: samples)
 
 
-class OnlyOnce(IterableDataset[torch.Tensor]):
-    """Holds the one iterator it will ever have."""
-
-    def __init__(self) -> None:
-        self._samples = iter([torch.full((16,), float(index)) for index in range(SAMPLES)])
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return self._samples
+def make_endless() -> Stream:
+    return Stream(lambda: itertools.repeat(torch.zeros(16)))
 
 
-def make_only_once() -> IterableDataset[torch.Tensor]:
-    return OnlyOnce()
+def make_nothing() -> Stream:
+    return Stream(lambda: iter(()))
 
 
-class Endless(IterableDataset[torch.Tensor]):
-    """Never says that it is over."""
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        while True:
-            yield torch.zeros(16)
-
-
-def make_endless() -> IterableDataset[torch.Tensor]:
-    return Endless()
-
-
-class Nothing(IterableDataset[torch.Tensor]):
-    """Has nothing to give."""
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(())
-
-
-def make_nothing() -> IterableDataset[torch.Tensor]:
-    return Nothing()
+make_shuffled_unsharded, make_sharded_twice = ShuffledUnsharded, ShardedTwice
 
 
 def make_dropped() -> Workload:
@@ -267,20 +267,13 @@ def make_dropped() -> Workload:
     return Workload(dataset=Honest(samples=5), drop_last=True)
 
 
-class WithLambda(Honest):
-    """Holds what cannot be pickled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._transform = lambda sample: sample
-
-
 def make_with_lambda() -> Dataset[Any]:
-    return WithLambda()
+    """Make a dataset that cannot be pickled."""
+    return Calls(lambda: None)
 
 
 def make_from_path(path: str, registered: bool) -> Dataset[Any]:
-    """Load the dataset's module from a file, as scripts do that know no packages."""
+    """Load the dataset's module from a file, as scripts without packages do."""
     spec = importlib.util.spec_from_file_location("loaded_from_a_path", path)
     assert spec is not None
     assert spec.loader is not None
@@ -293,11 +286,7 @@ def make_from_path(path: str, registered: bool) -> Dataset[Any]:
 
 
 class Large(Honest):
-    """Samples of 1 MiB; one of them may never come.
-
-    Args:
-        hang_at: Its index; None for none.
-    """
+    """Samples of 1 MiB; may hang at one index."""
 
     def __init__(self, hang_at: int | None) -> None:
         super().__init__(floats=MIB // 4)
@@ -317,18 +306,17 @@ def make_large_collated() -> Workload:
     return Workload(dataset=Large(None), collate_fn=collate_by_hand)
 
 
-def make_many_samples() -> Dataset[Any]:
-    return Honest(samples=4000)
+make_many_samples = partial(Honest, samples=4000)
 
 
 def make_hoarding_step() -> Callable[[Any], None]:
-    """Keep every batch, and with it a descriptor."""
+    """Keep every batch, and with it a file descriptor."""
     kept: list[Any] = []
     return kept.append
 
 
 def make_hanging_step() -> Callable[[Any], None]:
-    """Hang at the sixth batch: after the step was warmed up, and with workers that have more to send."""
+    """Hang at the sixth batch: after the warm-up of the step, while workers have more to send."""
     calls = itertools.count(1)
 
     def step(batch: Any) -> None:
@@ -339,21 +327,12 @@ def make_hanging_step() -> Callable[[Any], None]:
 
 
 def collate_to_bytes(samples: list[Any]) -> bytes:
-    """Make a batch that goes through the pipe itself, and fills it."""
+    """Make a batch that is sent through the pipe itself, and fills it."""
     return bytes(MIB)
 
 
 def make_bytes() -> Workload:
     return Workload(dataset=Honest(), collate_fn=collate_to_bytes)
-
-
-class Greedy(Honest):
-    """Asks for more memory than there can be."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 20:
-            torch.empty(512 * MIB, dtype=torch.uint8)
-        return super().__getitem__(index)
 
 
 def make_short_of_addresses() -> Workload:
@@ -362,37 +341,24 @@ def make_short_of_addresses() -> Workload:
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + 256 * MIB, resource.RLIM_INFINITY))
-    return Workload(dataset=Greedy(), shuffle=False)
+    return make_sabotaged("ask for memory", "both")
 
 
-class ManyNames(Honest):
-    """Holds many names: in a list of small objects, or in one tensor."""
-
-    def __init__(self, names: int, in_a_list: bool) -> None:
-        super().__init__(samples=names)
-        self._names: Any = torch.ones(names, 64, dtype=torch.uint8)
-        if in_a_list:
-            self._names = [f"bucket/folder/{number:012d}.jpg" for number in range(names)]
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([float(len(self._names[index]))])
-
-
-def make_many_names(in_a_list: bool) -> Dataset[Any]:
-    return ManyNames(2_500_000, in_a_list)
+def make_many_names(in_a_list: bool, samples: int = 2_500_000) -> Dataset[Any]:
+    """Hold many names: in a list of small objects, or in one tensor."""
+    names: Any = torch.ones(samples, 64, dtype=torch.uint8)
+    if in_a_list:
+        names = [f"bucket/folder/{number:012d}.jpg" for number in range(samples)]
+    return Given(lambda index: torch.tensor([float(len(names[index]))]), samples)
 
 
 _LOCK = threading.Lock()
 
 
-class Locked(Honest):
-    """Needs a lock that a thread of the training process holds."""
-
-    def __getitem__(self, index: int) -> Any:
-        if get_worker_info() is not None:
-            with _LOCK:
-                pass
-        return super().__getitem__(index)
+def _take_lock() -> None:
+    if get_worker_info() is not None:
+        with _LOCK:
+            pass
 
 
 def _hold_lock(is_held: threading.Event) -> None:
@@ -402,34 +368,27 @@ def _hold_lock(is_held: threading.Event) -> None:
 
 
 def make_locked() -> Dataset[Any]:
+    """Make a dataset whose workers need a lock that a thread of the training process holds."""
     is_held = threading.Event()
     threading.Thread(target=_hold_lock, args=(is_held,), daemon=True).start()
     is_held.wait()
-    return Locked()
+    return Calls(_take_lock)
 
 
-def _compute_on_two_threads() -> None:
+def _take_two_threads(worker: int) -> None:
     torch.set_num_threads(2)
+
+
+def _compute() -> None:
     torch.ones(4 * MIB).sum()
 
 
-def take_two_threads(worker: int) -> None:
-    torch.set_num_threads(2)
-
-
-class Parallel(Honest):
-    """Computes on as many threads as it may."""
-
-    def __getitem__(self, index: int) -> Any:
-        torch.ones(4 * MIB).sum()
-        return super().__getitem__(index)
-
-
 def make_parallel(parallel_before: bool = False) -> Workload:
-    """Make a dataset whose workers use two threads; perhaps the training process does, too, before they exist."""
+    """Make a dataset whose workers use two threads, perhaps after the training process has done so."""
     if parallel_before:
-        _compute_on_two_threads()
-    return Workload(dataset=Parallel(), worker_init_fn=take_two_threads)
+        torch.set_num_threads(2)
+        _compute()
+    return Workload(dataset=Calls(_compute), worker_init_fn=_take_two_threads)
 
 
 def make_hung_factory() -> NoReturn:
@@ -442,10 +401,6 @@ def make_closed() -> Dataset[Any]:
     return Honest()
 
 
-def make_recursion() -> Dataset[Any]:
-    return make_recursion()
-
-
 def make_flood() -> Dataset[Any]:
     """Print 100 MB, some of it like a message."""
     for _ in range(100):
@@ -455,7 +410,7 @@ def make_flood() -> Dataset[Any]:
 
 
 def make_unwilling_to_end() -> Dataset[Any]:
-    """Leave a thread, an exit handler and deaf ears behind, each of which keeps a process from ending."""
+    """Start a thread, register an exit handler and ignore SIGTERM, each of which keeps a process from ending."""
     threading.Thread(target=time.sleep, args=(3600,)).start()
     atexit.register(time.sleep, 3600)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -469,37 +424,20 @@ def make_fork_that_stays() -> Dataset[Any]:
     os._exit(0)
 
 
-class Helped(Honest):
-    """Needs a process that a thread has started.
-
-    Args:
-        helper: The process.
-    """
-
-    def __init__(self, helper: int) -> None:
-        super().__init__()
-        self._helper = helper
-
-    def __getitem__(self, index: int) -> Any:
-        if os.waitpid(self._helper, os.WNOHANG) != (0, 0):
-            raise RuntimeError("the helper is gone")
-        return super().__getitem__(index)
-
-
 def make_helped(method: str) -> Dataset[Any]:
-    """Have a thread start a process, and let the thread end."""
+    """Make a dataset that needs a process, which is started by a thread that ends."""
     context: Any = multiprocessing.get_context(method)
     helper = context.Process(target=time.sleep, args=(3600,))
     thread = threading.Thread(target=helper.start)
     thread.start()
     thread.join()
-    time.sleep(1.0)  # long enough for a spawned one to have asked for whatever it asks for
-    return Helped(helper.pid)
+    time.sleep(1.0)  # for a spawned process to have read its arguments
+    return Calls(lambda: os.waitpid(helper.pid or 0, os.WNOHANG) == (0, 0) or _raise(RuntimeError("it is gone")))
 
 
-def make_hidden(path: str, crashing: bool = False) -> Dataset[Any]:
+def make_hidden(path: str, crashing: bool = False, seconds: str = "3600") -> Dataset[Any]:
     """Leave a process behind that has a session and an environment of its own, and whose parent is gone."""
-    script = f"setsid sleep 3600 & echo $! > {path}"
+    script = f"setsid sleep {seconds} & echo $! > {path}"
     subprocess.run(["env", "-i", f"PATH={os.environ['PATH']}", "sh", "-c", script], check=True)
     if crashing:
         os.abort()
@@ -519,238 +457,100 @@ def make_parent_killer() -> NoReturn:
     raise RuntimeError("the parent lives")
 
 
-TEXTS: dict[str, Callable[[], Exception]] = {
-    "allocator": lambda: torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.20 GiB is "
-        "free."
-    ),
-    "driver": lambda: RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"),
-    "pinning": lambda: RuntimeError(
-        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
-        '  File "torch/utils/data/_utils/pin_memory.py", line 41, in do_one_step\n    data = pin_memory(data, device)\n'
-        "RuntimeError: CUDA error: invalid argument\n"
-    ),
-    "sticky": lambda: RuntimeError("CUDA error: an illegal memory access was encountered"),
-    "lost": lambda: RuntimeError("CUDA error: uncorrectable ECC error encountered"),
-    "pinning without memory": lambda: RuntimeError(
-        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
-        "RuntimeError: CUDA error: out of memory\n"
-    ),
-}
-
-
-class SaysLikeCuda(Honest):
-    """Raises what torch says on a machine with a GPU."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self._text = text
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 20:
-            raise TEXTS[self._text]()
-        return super().__getitem__(index)
-
-
-def make_cuda_failure(text: str) -> Workload:
-    return Workload(dataset=SaysLikeCuda(text), shuffle=False)
-
-
 def make_step_without_memory() -> Callable[[Any], None]:
-    def step(batch: Any) -> None:
-        raise TEXTS["allocator"]()
-
-    return step
+    return lambda batch: _raise(CUDA_ERRORS["allocator"]())
 
 
-LEAK_SAMPLES = 4096
-OBJECTS = 16_000  # touched by one sample: about two MiB of pages
+OBJECTS = 16_000  # read by one sample: about two MiB of pages
 
 
-class Leak(Dataset[torch.Tensor]):
-    """Keeps every sample for ever: in a worker, in the training process, wherever it is asked.
+def make_leak() -> Dataset[Any]:
+    """Make a dataset that takes 8 ms for a sample and leaks 1 MiB, in whichever process reads it."""
+    kept: list[Any] = []
 
-    Args:
-        bytes_each: What each sample leaves behind.
-        seconds: What each costs.
-    """
+    def leak() -> None:
+        time.sleep(0.008)
+        kept.append(bytearray(b"x" * MIB))
 
-    def __init__(self, bytes_each: int, seconds: float) -> None:
-        self._bytes = bytes_each
-        self._seconds = seconds
-        self._kept: list[Any] = []
-
-    def __len__(self) -> int:
-        return LEAK_SAMPLES
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self._seconds)
-        self._kept.append(bytearray(b"x" * self._bytes))
-        return torch.zeros(16)
+    return Calls(leak, samples=4096)
 
 
-class CopyOnWrite(Dataset[torch.Tensor]):
-    """Holds many small Python objects, whose reference counts each worker writes, and so copies their pages.
+def make_copy_on_write() -> Dataset[Any]:
+    """Hold many small Python objects, whose reference counts each worker writes, which copies their pages."""
+    objects = [str(number) * 10 for number in range(1_500_000)]
 
-    Args:
-        objects: How many.
-    """
-
-    def __init__(self, objects: int) -> None:
-        self._objects = [str(number) * 10 for number in range(objects)]
-
-    def __len__(self) -> int:
-        return LEAK_SAMPLES
-
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def read(index: int) -> torch.Tensor:
         time.sleep(0.001)
-        start = index * 977 * OBJECTS % len(self._objects)
-        return torch.tensor([float(len(self._objects[start : start + OBJECTS]))])
+        start = index * 977 * OBJECTS % len(objects)
+        return torch.tensor([float(len(objects[start : start + OBJECTS]))])
+
+    return Given(read, samples=4096)
 
 
-class LargeSamples(Dataset[torch.Tensor]):
-    """Samples of 8 MiB, of which a queue of batches fills any small /dev/shm."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.zeros(2 * MIB)
-
-
-def make_leak() -> Leak:
-    return Leak(MIB, 0.008)
-
-
-def make_copy_on_write() -> CopyOnWrite:
-    return CopyOnWrite(1_500_000)
-
-
-def make_large_samples() -> LargeSamples:
-    return LargeSamples()
+make_large_samples = partial(Honest, floats=2 * MIB)  # 8 MiB each: a queue of batches fills any small /dev/shm
 
 
 LIES = {
-    "noise": b"\x00\xff noise\n",
-    "half a report": b'{"op": "measured"}\n',
+    "noise": b"\x00\xff noise",
+    "half a report": b'{"op": "measured"}',
     "no time": b'{"op": "measured", "measurement": {"epochs": [{"batch_seconds": [], "end_seconds": 0, '
     b'"wait_seconds": 0, "samples": 9, "promised_batches": 1, "closed_after": null}], "epoch_batches": 1, '
-    b'"stopped": "done"}}\n',
-    "depth": b"[" * 100_000 + b"\n",
-    "a phase that is a number": b'{"op": "progress", "phase": 1e999, "batches": -1}\n',
-    "an endless line": b"",  # made when it is sent: each process that imports this module would hold 65 MiB
+    b'"stopped": "done"}}',
+    "depth": b"[" * 100_000,
+    "a phase that is a number": b'{"op": "progress", "phase": 1e999, "batches": -1}',
+    "an endless message": b"",  # made when it is sent: each process that imports this module would hold 65 MiB
 }
 
 
-class Liar(Dataset[torch.Tensor]):
-    """Says something false whenever a sample is asked of it."""
+def make_liar(lie: str) -> Dataset[Any]:
+    """Make a dataset that sends something false to the tuner for each sample."""
 
-    def __init__(self, lie: str) -> None:
-        self._lie = lie
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> Any:
+    def send() -> None:
         for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  # names, as numbers
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as line:
                 if line.family == socket.AF_UNIX and line.type == socket.SOCK_STREAM:
-                    line.sendall(LIES[self._lie] or b"x" * (MAX_MESSAGE_BYTES + 2**20))
-        return torch.zeros(4)
+                    with Connection(line.detach()) as connection:
+                        connection.send_bytes(LIES[lie] or b"x" * (MAX_MESSAGE_BYTES + 2**20))
+
+    return Calls(send)
 
 
-def make_liar(lie: str) -> Liar:
-    return Liar(lie)
+def make_vandal(folder: str, trigger: str, how: str) -> Dataset[Any]:
+    """Make a dataset that fills a file system or makes it read-only once the file `trigger` exists."""
 
-
-class Vandal(Dataset[torch.Tensor]):
-    """Behaves, until a file appears.
-
-    Args:
-        folder: What it spoils: the mount point of a file system.
-        trigger: The file whose appearance it waits for.
-        how: `fill` leaves no byte free, `read-only` allows no more writing.
-    """
-
-    def __init__(self, folder: str, trigger: str, how: str) -> None:
-        self._folder = Path(folder)
-        self._trigger = trigger
-        self._how = how
-        self._is_done = False
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> Any:
-        if not self._is_done and os.path.exists(self._trigger):  # noqa: PTH110  # as fast as can be
-            self._is_done = True
-            self._strike()
-        return torch.full((16,), float(index))
-
-    def _strike(self) -> None:
-        if self._how == "fill":
-            with contextlib.suppress(OSError), (self._folder / "filler").open("ab", buffering=0) as filler:
-                while True:
+    def strike() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(trigger)  # noqa: PTH108  # as fast as can be
+            if how == "read-only":
+                subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+            with contextlib.suppress(OSError), (Path(folder) / "filler").open("ab", buffering=0) as filler:
+                while how == "fill":
                     filler.write(b"x" * 512)
-        else:
-            subprocess.run(["mount", "-o", "remount,ro", self._folder], check=True)
+
+    return Calls(strike)
 
 
-def make_vandal(folder: str, trigger: str, how: str) -> Vandal:
-    return Vandal(folder, trigger, how)
-
-
-SAMPLES = 64
-
-
-class Calls(Dataset[torch.Tensor]):
-    """Calls a function for each sample."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        self._call()
-        return torch.tensor(index)
-
-
-def make_polars() -> Dataset[torch.Tensor]:
-    pl = importlib.import_module("polars")
-
-    frame = pl.DataFrame({"key": [number % 7 for number in range(100_000)]})
-
-    def group() -> None:
-        frame.group_by("key").agg(pl.len())
-
-    group()
-    return Calls(group)
-
-
-def make_lazy_polars() -> Dataset[torch.Tensor]:
-    """Use Polars in whoever reads, and nowhere else: workers hang only where a process has read that forks them."""
+def make_polars(before: bool = True) -> Dataset[torch.Tensor]:
+    """Use Polars in whichever process reads, and perhaps before: workers that are forked afterwards hang."""
     pl = importlib.import_module("polars")
     frame = pl.DataFrame({"key": [number % 7 for number in range(100_000)]})
-    return Calls(lambda: frame.group_by("key").agg(pl.len()))
+    dataset = Calls(lambda: frame.group_by("key").agg(pl.len()))
+    if before:
+        dataset[0]
+    return dataset
 
 
 def make_tokenizers() -> Dataset[torch.Tensor]:
     library = importlib.import_module("tokenizers")
-    words = library.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")
-    tokenizer = library.Tokenizer(words)
+    tokenizer = library.Tokenizer(library.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
-
-    def encode() -> None:
-        tokenizer.encode_batch(["a b c " * 100] * 100)
-
-    encode()
-    return Calls(encode)
+    dataset = Calls(lambda: tokenizer.encode_batch(["a b c " * 100] * 100))
+    dataset[0]
+    return dataset
 
 
 def make_h5py() -> Dataset[torch.Tensor]:
-    """Hold h5py's own lock in a thread, as one does that reads ahead, while the workers are forked."""
+    """Hold h5py's lock in a thread, as a thread does that reads ahead, while the workers are forked."""
     import h5py
 
     is_held = threading.Event()

@@ -1,4 +1,4 @@
-"""What a hand that means harm, or a disk that rots, makes of a valid JSON document."""
+"""Strategies that damage a valid JSON document, as an attacker or a broken disk does."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from hypothesis import strategies as st
 
-TRAP = "trapped_module"  # importing it would be proof that a file was believed more than it may
+TRAP = "trapped_module"  # no file may have it imported
 DEEP = 400
 
 NUMBERS = (
@@ -28,7 +30,7 @@ OTHERS: tuple[Any, ...] = (
     *(None, True, False, [], {}, [[]], [1, 2], {"a": 1}),
     *({"$ref": "#"}, {"__reduce__": ["os.system", ["exit"]]}),
 )
-RAW = (  # tokens that a parser may not know, or may know too well
+RAW = (  # unusual tokens for a parser
     *("1e999", "-1e999", "1" + "0" * 5000, "0x10", "+1", ".5", "1.", "01", "NaN", "Infinity", "-Infinity", "undefined"),
     *("'a'", '"\\ud800"', '"\\u0000"', '"\\x41"', '"\t"', '"', "", "[", "}", "true false", "//", "/* */ 1"),
     *("[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, '"\\ud83d\\ude00"', "null"),
@@ -49,16 +51,14 @@ LEGAL = st.one_of(
     st.sampled_from((0.0, 1e-9, 1e-300, 5e-324, 0.5, 1e9, 1e18, 1e30, 1e200)),
     st.integers(0, 2**63 - 1),
     st.floats(0, 1e9),
-)  # numbers that many fields take, though not beside each other
+)  # numbers that are valid in many fields, if not together
 
 
 def list_places(document: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the place of everything inside a JSON document."""
+    """Yield the place of each value in a JSON document."""
     yield place
-    inside = (
-        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
-    )
-    for key, value in inside:
+    values = dict(enumerate(document)) if isinstance(document, list) else document
+    for key, value in values.items() if isinstance(values, dict) else ():
         yield from list_places(value, (*place, key))
 
 
@@ -83,76 +83,43 @@ def _mutate(document: Any, place: tuple[Any, ...], value: Any, how: str) -> None
 
 
 @st.composite
-def draw_changed(draw: st.DrawFn, text: str, places: list[tuple[Any, ...]]) -> str:
-    """Change a few places of a valid document, keeping it JSON."""
-    document = json.loads(text)
-    for _ in range(draw(st.integers(1, 3))):
-        how = draw(st.sampled_from(("replace", "replace", "replace", "remove", "add", "wrap", "retype", "repeat")))
-        _mutate(document, draw(st.sampled_from(places)), copy.deepcopy(draw(VALUES)), how)
-    return json.dumps(document)
-
-
-@st.composite
-def draw_numbers_changed(draw: st.DrawFn, text: str, places: list[tuple[Any, ...]]) -> str:
-    """Put other numbers where numbers were: most of what comes out is still valid."""
+def _draw_changed(
+    draw: st.DrawFn, text: str, places: list[tuple[Any, ...]], values: st.SearchStrategy[Any], hows: tuple[str, ...]
+) -> str:
+    """Change a few places of a valid document, which stays JSON."""
     document = json.loads(text)
     for _ in range(draw(st.integers(1, 4))):
-        _mutate(document, draw(st.sampled_from(places)), draw(LEGAL), "replace")
+        _mutate(document, draw(st.sampled_from(places)), copy.deepcopy(draw(values)), draw(st.sampled_from(hows)))
     return json.dumps(document)
 
 
 @st.composite
-def draw_raw(draw: st.DrawFn, text: str, spans: list[tuple[int, int]]) -> str:
-    """Put a token in the place of another, whatever that makes of the grammar; or a key in twice."""
-    start, end = draw(st.sampled_from(spans))
-    return text[:start] + draw(st.sampled_from(RAW)) + text[end:]
-
-
-@st.composite
-def draw_torn(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> bytes:
-    """Write a text in some coding, and then lose, add or change bytes of it."""
+def _draw_torn(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> bytes:
+    """Encode a text, and then remove, add or change bytes of it."""
     data = draw(texts).encode(draw(st.sampled_from(CODINGS)), errors="replace")
     start = draw(st.integers(0, len(data)))
     return data[:start] + draw(st.binary(max_size=20)) + data[start + draw(st.integers(0, 200)) :]
 
 
-def _list_numbers(document: Any, places: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    def look(place: tuple[Any, ...]) -> Any:
-        found = document
-        for step in place:
-            found = found[step]
-        return found
-
-    return [place for place in places if isinstance(look(place), int | float) and not isinstance(look(place), bool)]
-
-
 def draw_texts(text: str) -> st.SearchStrategy[str]:
-    """Draw what may become of a valid JSON document while it stays text.
-
-    Args:
-        text: The document, as `json.dumps` writes it.
-    """
+    """Draw texts that a valid JSON document may turn into: other values, other tokens, or a key twice."""
     document = json.loads(text)
     text = json.dumps(document)
     places = list(list_places(document))[1:]
-    numbers = _list_numbers(document, places)
-    spans = [match.span() for match in _SCALARS.finditer(text)]
-    keys = [str(place[-1]) for place in places if isinstance(place[-1], str)]
-    doubled = st.builds(_double, st.just(text), st.sampled_from(keys), st.sampled_from(RAW))
-    kinds = [draw_changed(text, places), draw_raw(text, spans), doubled]
-    return st.one_of([*kinds, *[draw_numbers_changed(text, numbers)] * 3] if numbers else kinds)
-
-
-def _double(text: str, key: str, token: str) -> str:
-    """Have a key stand there twice."""
-    return text.replace(f'"{key}": ', f'"{key}": {token}, "{key}": ', 1)
+    numbers = [place for place in places if type(reduce(getitem, place, document)) in (int, float)]
+    hows = ("replace", "replace", "replace", "remove", "add", "wrap", "retype", "repeat")
+    spans = st.sampled_from([match.span() for match in _SCALARS.finditer(text)])
+    keys = st.sampled_from([str(place[-1]) for place in places if isinstance(place[-1], str)])
+    raw = st.builds(lambda span, token: text[: span[0]] + token + text[span[1] :], spans, st.sampled_from(RAW))
+    doubled = st.builds(
+        lambda key, token: text.replace(f'"{key}": ', f'"{key}": {token}, "{key}": ', 1), keys, st.sampled_from(RAW)
+    )
+    kinds = [_draw_changed(text, places, VALUES, hows), raw, doubled]
+    return st.one_of([*kinds, *[_draw_changed(text, numbers, LEGAL, ("replace",))] * 3] if numbers else kinds)
 
 
 def draw_files(text: str) -> st.SearchStrategy[bytes]:
-    """Draw what may be found in the place of a file that held a JSON document."""
+    """Draw the bytes of a file that held a JSON document."""
     texts = draw_texts(text)
-    return st.one_of(texts.map(_encode), texts.map(_encode), draw_torn(texts), st.binary(max_size=200), st.just(b""))
-
-
-def _encode(text: str) -> bytes:
-    return text.encode(errors="surrogatepass")
+    encoded = texts.map(lambda text: text.encode(errors="surrogatepass"))
+    return st.one_of(encoded, encoded, _draw_torn(texts), st.binary(max_size=200), st.just(b""))

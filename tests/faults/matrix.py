@@ -1,4 +1,4 @@
-"""The faults that dltune must survive, and the table of which it did."""
+"""The faults that dltune must survive, and the table of their outcomes."""
 
 from __future__ import annotations
 
@@ -57,14 +57,7 @@ ROWS: Final = (
 
 @dataclass
 class Row:
-    """What the tests of one fault showed.
-
-    Attributes:
-        survived: Tests that passed.
-        failed: Tests that failed.
-        known: Reasons of those that were expected to fail, and did.
-        not_run: Reasons of those that this machine cannot run.
-    """
+    """The outcomes of the tests of one fault; reasons of those that failed as expected, and that could not run here."""
 
     survived: int = 0
     failed: int = 0
@@ -72,7 +65,7 @@ class Row:
     not_run: list[str] = field(default_factory=list)
 
     def describe(self) -> str:
-        """Say it in a few words, the worst first."""
+        """Return a few words, the worst first."""
         words = ["FAILED"] if self.failed else []
         words += [f"FAILED as expected: {reason}" for reason in dict.fromkeys(self.known)]
         words += [] if self.failed or self.known or not self.survived else ["survived"]
@@ -82,24 +75,18 @@ class Row:
 
 
 class Matrix:
-    """Collects what the tests of each fault showed."""
+    """Collects the outcomes of the tests of each fault."""
 
     def __init__(self) -> None:
         self._rows: dict[str, Row] = {}
         self._faults: dict[str, tuple[str, ...]] = {}
 
     def register(self, test: str, faults: Iterable[str]) -> None:
-        """Note which faults a test is about."""
+        """Store the faults of a test, which is given by its node id."""
         self._faults[test] = tuple(faults)
 
     def note(self, test: str, outcome: str, reason: str) -> None:
-        """Note what became of a test.
-
-        Args:
-            test: Its node id.
-            outcome: `survived`, `failed`, `known` or `not_run`.
-            reason: Why it was expected to fail, or could not run.
-        """
+        """Store an outcome: `survived`, `failed`, or with a reason `known` (expected to fail) or `not_run`."""
         for fault in self._faults.get(test, ()):
             row = self._rows.setdefault(fault, Row())
             if outcome in ("known", "not_run"):
@@ -108,12 +95,10 @@ class Matrix:
                 setattr(row, outcome, getattr(row, outcome) + 1)
 
     def list_lines(self) -> Iterator[tuple[str, str]]:
-        """Yield each fault with what became of it, in the order of `ROWS`, others behind."""
+        """Yield each fault and its outcome, in the order of `ROWS`, others after them."""
         for fault in (*ROWS, *(name for name in self._rows if name not in ROWS)):
             yield fault, self._rows.get(fault, Row()).describe()
 
     def list_not_run(self) -> Iterator[tuple[str, str]]:
         """Yield each fault that could not be provoked here, with the reason."""
-        for fault, row in self._rows.items():
-            if row.not_run:
-                yield fault, row.describe()
+        return ((fault, row.describe()) for fault, row in self._rows.items() if row.not_run)

@@ -28,11 +28,10 @@ from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import ProgressReport, TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
-from autotune.runner.launcher import Starter
+from autotune.runner.launcher import Launcher
 from autotune.runner.runner import TrialRunner
-from autotune.runner.sandbox import SandboxSupport
 from tests.conftest import await_nothing_left, list_leftovers
-from tests.kept_server import KeptStarter, list_kept
+from tests.kept_launcher import keep_launcher, list_kept
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -84,8 +83,8 @@ class Scene(FrozenModel):
         plays: The trials.
         stall_seconds: Most seconds without progress.
         budgets: Budgets.
-        sandboxed: Whether trials get all of a sandbox that the machine allows, or none of it.
         daemonic: Whether a daemonic process of multiprocessing plays it.
+        probed: Whether the workload is probed before the trials.
     """
 
     factory: str
@@ -96,11 +95,11 @@ class Scene(FrozenModel):
     plays: tuple[Play, ...] = (Play(),)
     stall_seconds: float = 20.0
     budgets: Budgets = LIMITS
-    sandboxed: bool = True
     daemonic: bool = False
+    probed: bool = False
 
     def open_runner(
-        self, on_progress: Callable[[ProgressReport], None] = lambda progress: None, starter: Starter | None = None
+        self, on_progress: Callable[[ProgressReport], None] = lambda progress: None, launcher: Launcher | None = None
     ) -> TrialRunner:
         """Make the runner, with limits in force."""
         request = WorkloadRequest(
@@ -112,15 +111,15 @@ class Scene(FrozenModel):
             device="cpu",
             working_dir=self.working_dir,
         )
-        sandbox = None if self.sandboxed else SandboxSupport()
-        starter = starter or KeptStarter(self.working_dir)
-        runner = TrialRunner(request, self.stall_seconds, on_progress, sandbox, starter=starter)
+        runner = TrialRunner(request, self.stall_seconds, on_progress, launcher=launcher or keep_launcher())
         runner.limit(self.budgets)
         return runner
 
-    def play(self, starter: Starter | None = None) -> list[TrialResult]:
+    def play(self, launcher: Launcher | None = None) -> list[TrialResult]:
         """Run the trials one after another."""
-        with self.open_runner(starter=starter) as runner:
+        with self.open_runner(launcher=launcher) as runner:
+            if self.probed:
+                runner.probe((8, 8), self.budgets)
             return [runner.run(play.to_request()) for play in self.plays]
 
 
@@ -265,7 +264,7 @@ def is_alive(pid: int) -> bool:
 
 def _play_and_tell(scene: Scene) -> None:
     before = set(list_leftovers())
-    results = tuple(scene.play(Starter(scene.working_dir)))
+    results = tuple(scene.play(Launcher()))
     review = Review(results=results, left=tuple(await_nothing_left(before)))
     sys.stdout.write(review.model_dump_json() + "\n")
     sys.stdout.flush()

@@ -13,14 +13,13 @@ from tests.faults.capabilities import open_cgroup
 from tests.faults.stage import MIB, Play, Scene, list_trial_processes, probe, run, run_elsewhere
 
 
-@pytest.mark.parametrize(("workers", "sandboxed"), [(0, True), (2, True), (2, False)])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.fault("cgroup OOM", needs="cgroup")
-def test_the_kernels_oom_killer_is_recognised_by_its_own_count(workers: int, sandboxed: bool) -> None:
+def test_the_kernels_oom_killer_is_recognised_by_its_own_count(workers: int) -> None:
     scene = Scene(
         factory="faults.hostile:make_sabotaged",
         arguments={"deed": "eat memory", "place": "both"},
         plays=(Play(workers=workers),),
-        sandboxed=sandboxed,
     )
     with open_cgroup(700 * MIB) as wrap:
         review = run_elsewhere(scene, lambda command: [*wrap, *command])

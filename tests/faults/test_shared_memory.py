@@ -14,7 +14,6 @@ from tests.faults.capabilities import wrap_in_shm
 from tests.faults.stage import LIMITS, MIB, Play, Review, Scene, await_condition, run, run_cli, run_elsewhere
 
 SMALL = LIMITS.model_copy(update={"shm_bytes": 8 * MIB})
-SANDBOXED_OR_NOT = pytest.mark.parametrize("sandboxed", [True, False], ids=["sandboxed", "plain"])
 
 
 def run_in_small_shm(factory: str, options: str = "size=8m", **scene: Any) -> Review:
@@ -23,35 +22,31 @@ def run_in_small_shm(factory: str, options: str = "size=8m", **scene: Any) -> Re
     return run_elsewhere(made, lambda command: wrap_in_shm(options, command))
 
 
-@SANDBOXED_OR_NOT
 @pytest.mark.fault("shm full, default collate", needs="mount")
-def test_a_full_shm_is_named_with_its_size_and_how_to_get_more(sandboxed: bool) -> None:
-    review = run_in_small_shm("faults.hostile:make_large", sandboxed=sandboxed)
+def test_a_full_shm_is_named_with_its_size_and_how_to_get_more() -> None:
+    review = run_in_small_shm("faults.hostile:make_large")
     (result,) = review.results
     assert result.kind == "shm_exhausted", result.message
     assert re.search(r"/dev/shm.* [\d.]+ MiB|[\d.]+ MiB .*/dev/shm", result.message)
-    assert sandboxed or "--shm-size" in result.message, result.message
+    assert "--shm-size" in result.message, result.message
     assert review.left == ()
 
 
-@SANDBOXED_OR_NOT
 @pytest.mark.fault("shm full, custom collate", needs="mount")
-def test_a_shm_that_fills_while_a_batch_is_sent_does_not_hang_the_run(sandboxed: bool) -> None:
-    review = run_in_small_shm("faults.hostile:make_large_collated", sandboxed=sandboxed, stall_seconds=4.0)
+def test_a_shm_that_fills_while_a_batch_is_sent_does_not_hang_the_run() -> None:
+    review = run_in_small_shm("faults.hostile:make_large_collated", stall_seconds=4.0)
     (result,) = review.results
     assert result.kind in ("stalled", "shm_exhausted"), result.message
     assert "shared memory" in result.message or "/dev/shm" in result.message
     assert review.left == ()
 
 
-@SANDBOXED_OR_NOT
 @pytest.mark.fault("shm inodes exhausted", needs="mount")
-def test_a_shm_without_names_left_is_not_blamed_on_its_size(sandboxed: bool) -> None:
+def test_a_shm_without_names_left_is_not_blamed_on_its_size() -> None:
     review = run_in_small_shm(
         "faults.hostile:make_given",
         "size=8m,nr_inodes=20",
         arguments={"samples": "many tensors"},
-        sandboxed=sandboxed,
     )
     (result,) = review.results
     assert result.kind == "shm_exhausted", result.message
@@ -85,7 +80,7 @@ def test_a_trial_with_workers_and_a_read_only_shm_is_named_with_the_way_out() ->
 
 @pytest.mark.fault("Real SIGBUS", needs="mount")
 def test_a_worker_that_writes_beyond_shm_is_named_with_both_causes_of_a_bus_error() -> None:
-    review = run_in_small_shm("faults.hostile:make_sabotaged", arguments={"deed": "overwrite shm"}, sandboxed=False)
+    review = run_in_small_shm("faults.hostile:make_sabotaged", arguments={"deed": "overwrite shm"})
     (result,) = review.results
     assert result.kind in ("shm_exhausted", "crashed"), result.message
     assert "bus error" in result.message or "lost a worker process" in result.message
@@ -153,7 +148,6 @@ def test_what_a_hung_trial_held_of_shm_is_free_before_the_next() -> None:
     review = run_in_small_shm(
         "faults.hostile:make_large",
         arguments={"hang_at": 40},
-        sandboxed=False,
         stall_seconds=3.0,
         plays=tuple(Play(batch_size=1, strategy="file_system") for _ in range(2)),
     )
@@ -161,30 +155,21 @@ def test_what_a_hung_trial_held_of_shm_is_free_before_the_next() -> None:
     assert review.left == ()
 
 
-@pytest.mark.parametrize(("deed", "sandboxed"), [("kill", False), ("hang", True)])
+@pytest.mark.parametrize("deed", ["kill", "hang"])
 @pytest.mark.fault("Leaks, file_system", needs="plain")
-def test_no_name_is_left_in_shm_when_a_trial_with_file_system_has_failed(deed: str, sandboxed: bool) -> None:
+def test_no_name_is_left_in_shm_when_a_trial_with_file_system_has_failed(deed: str) -> None:
     play = Play(strategy="file_system")
     arguments = {"deed": deed}
-    result = run(
-        "faults.hostile:make_sabotaged", arguments=arguments, play=play, sandboxed=sandboxed, stall_seconds=3.0
-    )
+    result = run("faults.hostile:make_sabotaged", arguments=arguments, play=play, stall_seconds=3.0)
     assert result.kind in ("crashed", "stalled")
     assert [path.name for path in Path("/dev/shm").glob("torch_*")] == []
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize(
-    "sandboxed",
-    [True, False],
-    ids=["sandboxed", "plain"],
-)
 @pytest.mark.fault("Leaks, spawn/forkserver", needs="plain")
-def test_no_semaphore_is_left_when_a_trial_with_spawned_workers_has_hung(method: str, sandboxed: bool) -> None:
+def test_no_semaphore_is_left_when_a_trial_with_spawned_workers_has_hung(method: str) -> None:
     before = set(Path("/dev/shm").glob("sem.*"))
-    result = run(
-        "faults.hostile:make_hanging_workers", play=Play(method=method), sandboxed=sandboxed, stall_seconds=4.0
-    )
+    result = run("faults.hostile:make_hanging_workers", play=Play(method=method), stall_seconds=4.0)
     left = set(Path("/dev/shm").glob("sem.*")) - before  # those of a test in another process go when it ends
     assert result.kind == "stalled", result.message
     await_condition(lambda: not any(path.exists() for path in left), f"the end of {len(left)} semaphores")

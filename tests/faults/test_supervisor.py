@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import LEAVE_SECONDS, list_scratch
+from tests.conftest import LEAVE_SECONDS
 from tests.faults.stage import (
     PATIENCE_SECONDS,
     Play,
@@ -29,8 +27,6 @@ from tests.faults.stage import (
     run_elsewhere,
     start,
 )
-
-SANDBOXED_OR_NOT = pytest.mark.parametrize("sandboxed", [True, False], ids=["sandboxed", "plain"])
 
 
 @pytest.fixture
@@ -53,42 +49,12 @@ def kill_and_list_survivors(supervisor: subprocess.Popen[str]) -> list[str]:
     return [" ".join(process.cmdline()) for process in left]
 
 
-@pytest.fixture
-def swept(tidy: None) -> Iterator[None]:
-    """Take away the folders that a killed tuner leaves to the next run."""
-    yield
-    for folder in list_scratch():
-        shutil.rmtree(folder)
-
-
-@pytest.mark.usefixtures("swept")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.fault("Supervisor SIGKILL", needs="plain")
-def test_the_next_run_takes_away_what_a_killed_tuner_could_not(hung: Path) -> None:
-    before = set(list_scratch())
-    with start(make_command(Scene(factory="faults.hostile:make_hanging_workers", stall_seconds=60.0))) as supervisor:
-        await_condition(lambda: hung.stat().st_size, "a hung worker")
-        assert kill_and_list_survivors(supervisor) == []
-    assert set(list_scratch()) - before
-    assert run("misbehaving:make_honest", play=Play(workers=0)).kind == "completed"
-    assert not set(list_scratch()) - before
-
-
-@pytest.mark.parametrize(
-    ("method", "sandboxed"),
-    [
-        ("fork", False),
-        ("spawn", True),
-        ("spawn", False),
-        ("forkserver", False),
-    ],
-)
-@pytest.mark.usefixtures("swept")
-@pytest.mark.fault("Supervisor SIGKILL", needs="plain")
-def test_hung_workers_die_with_a_killed_tuner(method: str, sandboxed: bool, hung: Path) -> None:
+def test_hung_workers_die_with_a_killed_tuner(method: str, hung: Path) -> None:
     scene = Scene(
         factory="faults.hostile:make_hanging_workers",
         plays=(Play(method=method),),
-        sandboxed=sandboxed,
         stall_seconds=60.0,
     )
     with start(make_command(scene)) as supervisor:
@@ -109,14 +75,11 @@ def list_blocked_in_a_pipe() -> list[int]:
     return blocked
 
 
-@SANDBOXED_OR_NOT
-@pytest.mark.usefixtures("swept")
 @pytest.mark.fault("Supervisor SIGKILL", needs="plain")
-def test_a_worker_blocked_in_a_pipe_dies_with_a_killed_tuner(sandboxed: bool, hung: Path) -> None:
+def test_a_worker_blocked_in_a_pipe_dies_with_a_killed_tuner(hung: Path) -> None:
     scene = Scene(
         factory="faults.hostile:make_bytes",
         step="faults.hostile:make_hanging_step",
-        sandboxed=sandboxed,
         stall_seconds=60.0,
     )
     with start(make_command(scene)) as supervisor:
@@ -125,19 +88,14 @@ def test_a_worker_blocked_in_a_pipe_dies_with_a_killed_tuner(sandboxed: bool, hu
         assert kill_and_list_survivors(supervisor) == []
 
 
-@SANDBOXED_OR_NOT
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.usefixtures("swept")
 @pytest.mark.fault("Supervisor SIGKILL", needs="plain")
-def test_what_a_thread_of_the_dataset_has_started_dies_with_a_killed_tuner(
-    method: str, sandboxed: bool, hung: Path
-) -> None:
+def test_what_a_thread_of_the_dataset_has_started_dies_with_a_killed_tuner(method: str, hung: Path) -> None:
     scene = Scene(
         factory="faults.hostile:make_helped",
         arguments={"method": method},
         step="faults.hostile:make_hanging_step",
         plays=(Play(workers=0),),
-        sandboxed=sandboxed,
         stall_seconds=60.0,
     )
     with start(make_command(scene)) as supervisor:
@@ -145,7 +103,6 @@ def test_what_a_thread_of_the_dataset_has_started_dies_with_a_killed_tuner(
         assert kill_and_list_survivors(supervisor) == []
 
 
-@pytest.mark.usefixtures("swept")
 @pytest.mark.fault("Supervisor SIGKILL", needs="plain")
 def test_a_process_that_hides_dies_with_a_killed_tuner(hung: Path, tmp_path: Path) -> None:
     scene = Scene(
@@ -153,7 +110,6 @@ def test_a_process_that_hides_dies_with_a_killed_tuner(hung: Path, tmp_path: Pat
         arguments={"path": str(tmp_path / "pid")},
         step="faults.hostile:make_hanging_step",
         plays=(Play(workers=0),),
-        sandboxed=False,
         stall_seconds=60.0,
     )
     with start(make_command(scene)) as supervisor:
@@ -162,10 +118,9 @@ def test_a_process_that_hides_dies_with_a_killed_tuner(hung: Path, tmp_path: Pat
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
-@SANDBOXED_OR_NOT
 @pytest.mark.fault("SIGTERM trial main only", needs="plain")
-def test_a_trial_whose_main_process_alone_is_terminated_is_named_and_ended_as_a_whole(sandboxed: bool) -> None:
-    result = run("faults.hostile:make_sabotaged", arguments={"deed": "terminate main"}, sandboxed=sandboxed)
+def test_a_trial_whose_main_process_alone_is_terminated_is_named_and_ended_as_a_whole() -> None:
+    result = run("faults.hostile:make_sabotaged", arguments={"deed": "terminate main"})
     assert result.kind == "crashed"
     assert "was killed by SIGTERM: something told it to end" in result.message
 

@@ -18,7 +18,7 @@ from autotune.child.device import (
     resolve_device,
     synchronize,
 )
-from autotune.child.probe_h2d import H2DBench, measure_h2d
+from autotune.child.probe import measure_h2d
 
 MIB = 1024**2
 
@@ -83,7 +83,7 @@ def test_events_tell_when_steps_end_while_the_host_goes_on(device: torch.device)
 
 
 def test_copies_have_rates_and_a_device_that_overlaps_says_so(device: torch.device) -> None:
-    found = measure_h2d([torch.zeros(64 * MIB, dtype=torch.uint8)], H2DBench(device))
+    found = measure_h2d([torch.zeros(64 * MIB, dtype=torch.uint8)], device)
     assert found is not None
     assert found.pinned > 0.8 * found.pageable
     assert 0 <= found.overlap <= 1

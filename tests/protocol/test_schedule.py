@@ -1,8 +1,9 @@
-"""Division of the time of --timeout, on a clock that only measurements move."""
+"""Division of the time of --timeout, on a clock that only measurements advance."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -12,98 +13,74 @@ from autotune.protocol.schedule import TimeBudget
 from tests.builders import make_config, make_request, make_result
 
 
-class FakeClock:
-    """A clock that stands still until somebody takes time."""
+class FakeTime:
+    """A run of at most 12 validation runs, on a manual clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_seconds: float | None = None, **request: Any) -> None:
         self.now = 1000.0
+        self.budget = TimeBudget(make_request(**request), lambda: self.now)
+        if start_seconds is not None:
+            self.budget.note_start(start_seconds)
+        self.budget.begin_search(12)
 
-    def __call__(self) -> float:
-        return self.now
+    def measure(self, seconds: float, *, fresh: bool = False) -> None:
+        def run_trial(request: TrialRequest) -> TrialResult:
+            self.now += seconds
+            return make_result(request.config, 100.0)
 
+        self.budget.timed(run_trial)(TrialRequest(config=make_config(), epochs=10, seconds=2.0, fresh=fresh))
 
-def spend(budget: TimeBudget, clock: FakeClock, seconds: float, *, fresh: bool = False) -> None:
-    """Run a measurement that takes so long, of which it measures two seconds."""
-
-    def run_trial(request: TrialRequest) -> TrialResult:
-        clock.now += seconds
-        return make_result(request.config, 100.0)
-
-    budget.watch(run_trial)(TrialRequest(config=make_config(), epochs=10, seconds=2.0, fresh=fresh))
-
-
-def count_trials(budget: TimeBudget, clock: FakeClock, seconds: float) -> int:
-    """Search with trials that take so long, to the end of the time for it."""
-    tried = 0
-    while budget.allows_trial(tried) and tried < 1000:
-        spend(budget, clock, seconds)
-        tried += 1
-    return tried
+    def count_trials(self, seconds: float) -> int:
+        tried = 0
+        while self.budget.allows_trial(tried) and tried < 1000:
+            self.measure(seconds)
+            tried += 1
+        return tried
 
 
 def test_without_a_limit_there_is_always_time() -> None:
-    clock = FakeClock()
-    budget = TimeBudget(make_request(), clock)
-    budget.begin_search(12)
-    clock.now += 1e6
-    assert budget.left_seconds == math.inf
-    assert budget.allows_trial(1000)
-    assert budget.allows_runs(1)
+    time = FakeTime()
+    time.now += 1e6
+    assert time.budget.left_seconds == math.inf
+    assert time.budget.allows_trial(1000)
+    assert time.budget.allows_runs(1)
 
 
-@pytest.mark.parametrize(("start_seconds", "kept"), [(None, 12 * 6.5), (1.0, 12 * 4.5), (0.0, 12 * 3.5)])
-def test_the_time_kept_for_the_validation_follows_what_a_start_was_seen_to_take(
-    start_seconds: float | None, kept: float
+@pytest.mark.parametrize(
+    ("timeout", "start_seconds", "trial", "reserve"),
+    [
+        (300.0, None, 2.5, 12 * 6.5),
+        (300.0, 1.0, 2.5, 12 * 4.5),
+        (90.0, 10.0, 2.0, 45.0),  # half of the time
+        (90.0, 30.0, 2.0, 66.0),  # two runs
+    ],
+)
+def test_the_search_leaves_time_for_the_validation(
+    timeout: float, start_seconds: float | None, trial: float, reserve: float
 ) -> None:
-    clock = FakeClock()
-    budget = TimeBudget(make_request(timeout_seconds=300.0, trial_seconds=3.0), clock)
-    if start_seconds is not None:
-        budget.note_start(start_seconds)
-    budget.begin_search(12)
-    count_trials(budget, clock, 2.5)  # half a second beyond what it measures
-    assert kept <= budget.left_seconds < kept + 2.5
+    time = FakeTime(start_seconds, timeout_seconds=timeout, trial_seconds=3.0)
+    time.count_trials(trial)
+    assert reserve <= time.budget.left_seconds < reserve + trial
 
 
-def test_the_validation_gets_at_most_half_of_the_time_but_always_enough_for_one_pair() -> None:
-    clock = FakeClock()
-    for start_seconds, kept in ((10.0, 45.0), (30.0, 66.0)):
-        budget = TimeBudget(make_request(timeout_seconds=90.0, trial_seconds=3.0), clock)
-        budget.note_start(start_seconds)
-        budget.begin_search(12)
-        count_trials(budget, clock, 2.0)
-        assert kept <= budget.left_seconds < kept + 2.0
+def test_two_trials_run_even_if_too_little_time_is_left_for_the_validation() -> None:
+    assert FakeTime(20.0, timeout_seconds=10.0).count_trials(2.0) == 2
 
 
-def test_two_trials_are_made_even_where_that_leaves_too_little_for_the_validation() -> None:
-    clock = FakeClock()
-    budget = TimeBudget(make_request(timeout_seconds=10.0), clock)
-    budget.note_start(20.0)
-    budget.begin_search(12)
-    assert count_trials(budget, clock, 2.0) == 2
+def test_measured_runs_replace_the_estimate_of_their_duration() -> None:
+    time = FakeTime(1.0, timeout_seconds=60.0)
+    for seconds in (25.0, 15.0):
+        time.measure(seconds, fresh=True)
+        assert time.budget.allows_runs(1)
+    time.now += 6.0
+    assert not time.budget.allows_runs(1)
 
 
-def test_once_processes_were_started_what_they_took_counts() -> None:
-    clock = FakeClock()
-    budget = TimeBudget(make_request(timeout_seconds=60.0), clock)
-    budget.note_start(1.0)
-    budget.begin_search(12)
-    spend(budget, clock, 25.0, fresh=True)
-    assert budget.allows_runs(1)
-    spend(budget, clock, 15.0, fresh=True)
-    assert budget.allows_runs(1)
-    clock.now += 6.0
-    assert not budget.allows_runs(1)
-
-
-def test_the_seconds_of_a_run_are_divided_into_its_phases() -> None:
-    clock = FakeClock()
-    budget = TimeBudget(make_request(), clock)
-    clock.now += 5.0
-    budget.begin_search(12)
-    clock.now += 20.0
-    budget.begin_phase("validation")
-    clock.now += 3.0
-    assert budget.phase_seconds == {"profiling": 5.0, "search": 20.0, "validation": 3.0}
-    budget.begin_phase("search")
-    clock.now += 1.0
-    assert budget.phase_seconds["search"] == 21.0
+def test_the_duration_of_a_run_is_divided_into_its_phases() -> None:
+    time = FakeTime()
+    time.now += 20.0
+    time.budget.begin_phase("validation")
+    time.now += 3.0
+    time.budget.begin_phase("search")
+    time.now += 1.0
+    assert time.budget.phase_seconds == {"profiling": 0.0, "search": 21.0, "validation": 3.0}

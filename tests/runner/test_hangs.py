@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.protocol.process_spec import STACK_SIGNAL, STACKS_FILE
 from autotune.runner.hangs import (
-    UNKNOWN_PLACE,
+    DEADLOCK,
     WAITS_FOR_DISK,
     Frame,
     ProcessStacks,
@@ -25,6 +24,7 @@ from autotune.runner.hangs import (
     read_stacks,
     write_stack,
 )
+from autotune.system.processes import STACKS_FILE
 from tests.faults.stage import await_condition
 
 WRITTEN = """\
@@ -37,17 +37,16 @@ Current thread 0x00007f2 (most recent call first):
 """
 STANDS = """
 import os, time
-from autotune.child.stack_dump import answer_stack_requests
+from autotune.child.stack_dump import dump_stacks_on_signal
 
 def stand_here():
     print("ready", flush=True)
     time.sleep(3600)
 
-answer_stack_requests()
+dump_stacks_on_signal()
 os.fork()
 stand_here()
 """
-pytestmark = pytest.mark.skipif(STACK_SIGNAL is None, reason="there are no such signals on this system")
 
 
 def test_the_stacks_of_all_threads_are_read() -> None:
@@ -60,14 +59,14 @@ def test_the_stacks_of_all_threads_are_read() -> None:
 @pytest.mark.parametrize(
     "text", ["", "Fatal error", '  File "x.py", line 1 in f', "Thread 0x1 (most recent call first):"]
 )
-def test_what_holds_no_stack_gives_none(text: str) -> None:
+def test_a_text_without_a_stack_is_read_as_none(text: str) -> None:
     assert list(read_stacks(text)) == []
 
 
-def test_a_stack_is_written_with_its_source_where_that_is_to_be_had(tmp_path: Path) -> None:
+def test_a_stack_is_written_with_its_source_if_it_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text("import cv2\ncv2.imread('x')\n")
-    frames = [Frame(str(tmp_path / "data.py"), 2, "load"), Frame("<string>", 1, "<module>")]
-    assert write_stack(frames) == [f"  {tmp_path}/data.py:2 in load: cv2.imread('x')", "  <string>:1 in <module>"]
+    stack = (Frame(str(tmp_path / "data.py"), 2, "load"), Frame("<string>", 1, "<module>"))
+    assert write_stack(stack) == f"  {tmp_path}/data.py:2 in load: cv2.imread('x')\n  <string>:1 in <module>"
 
 
 @contextmanager
@@ -90,42 +89,37 @@ def start(code: str, folder: Path, lines: int) -> Iterator[subprocess.Popen[str]
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def find_children(process: subprocess.Popen[str]) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+def await_status(pid: int, status: str) -> None:
+    await_condition(lambda: psutil.Process(pid).status() == status, f"process {pid} to be {status}")
 
 
-def sleeps(pid: int) -> bool:
-    return psutil.Process(pid).status() == psutil.STATUS_SLEEPING
-
-
-def test_a_process_and_what_it_forked_say_where_they_stand(tmp_path: Path) -> None:
+def test_a_process_and_its_fork_report_their_stacks(tmp_path: Path) -> None:
     with start(STANDS, tmp_path, lines=2) as process:
-        pids = [process.pid, *find_children(process)]
-        await_condition(lambda: all(map(sleeps, pids)), "both processes to sleep")
+        pids = [process.pid, *(child.pid for child in psutil.Process(process.pid).children())]
+        for pid in pids:
+            await_status(pid, psutil.STATUS_SLEEPING)
         found = read_all_stacks(pids, tmp_path / STACKS_FILE)
         assert [one.pid for one in found] == sorted(pids)
-        assert [[frame.function for frame in stack] for one in found for stack in one.threads] == [
-            ["stand_here", "<module>"]
-        ] * 2
-        assert {one.state for one in found} == {"S"}
+        functions = [[frame.function for frame in stack] for one in found for stack in one.threads]
+        assert functions == [["stand_here", "<module>"]] * 2
+        assert {one.state[0] for one in found} == {"S"}
         assert process.poll() is None
 
 
-def test_who_does_not_listen_is_not_asked_and_lives_on(tmp_path: Path) -> None:
+def test_a_process_without_a_handler_is_not_asked_and_lives_on(tmp_path: Path) -> None:
     with start("print('ready', flush=True); import time; time.sleep(3600)", tmp_path, lines=1) as process:
         assert read_all_stacks([process.pid, os.getpid(), 2**22 + 1], tmp_path / STACKS_FILE) == ()
         time.sleep(0.1)
         assert process.poll() is None
 
 
-def test_a_process_that_does_not_answer_in_time_is_told_by_its_state(tmp_path: Path) -> None:
+def test_a_process_that_does_not_answer_in_time_is_reported_with_its_state(tmp_path: Path) -> None:
     with start(STANDS, tmp_path, lines=2) as process:
         os.kill(process.pid, signal.SIGSTOP)
-        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
-            time.sleep(0.01)
+        await_status(process.pid, psutil.STATUS_STOPPED)
         (found,) = read_all_stacks([process.pid], tmp_path / STACKS_FILE)
         assert found.threads == ()
-        assert found.describe_state().startswith("state T")
+        assert found.state.startswith("T")
 
 
 LOOP = Frame("/site-packages/torch/utils/data/_utils/worker.py", 271, "_worker_loop")
@@ -138,8 +132,16 @@ WAITING = (
 TRIAL = Frame("/env/autotune/child/trial.py", 190, "_run_epoch")
 
 
-def make_process(pid: int, *stacks: Stack, state: str = "S") -> ProcessStacks:
-    return ProcessStacks(pid, state, "futex_wait_queue", stacks)
+SERVE = Frame("/env/autotune/child/server.py", 90, "serve")
+START = Frame("/env/autotune/child/distributed.py", 80, "_start")
+EXCHANGE = (Frame("/env/autotune/child/distributed.py", 140, "_sum"), TRIAL, SERVE, START)
+LAUNCHER = (Frame("/env/autotune/child/distributed.py", 130, "_poll"),)
+IDLE = (Frame("/env/autotune/protocol/messages.py", 60, "receive"), SERVE, START)
+WAITS = (Frame("/x/torch/utils/data/dataloader.py", 1288, "_try_get_data"), TRIAL)
+
+
+def process(pid: int, *stacks: Stack, state: str = "S in futex_wait_queue", parent: int = 0) -> ProcessStacks:
+    return ProcessStacks(pid, state, stacks, parent)
 
 
 @pytest.fixture
@@ -150,10 +152,12 @@ def data(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_worker_that_does_not_wait_for_work_holds_the_others(data: str) -> None:
-    reading = (Frame(data, 2, "__getitem__"), FETCH, LOOP)
-    waits = (Frame("/x/torch/utils/data/dataloader.py", 1288, "_try_get_data"), TRIAL)
-    found = find_blocking([make_process(10, waits), make_process(11, WAITING), make_process(12, reading)])
+def in_worker(file: str, line: int) -> Stack:
+    return Frame(file, line, "__getitem__"), FETCH, LOOP
+
+
+def test_the_worker_that_does_not_wait_for_work_blocks_the_others(data: str) -> None:
+    found = find_blocking([process(10, WAITS), process(11, WAITING), process(12, in_worker(data, 2))])
     assert found.sentence == (
         "worker 2 of 2 hangs in `__getitem__` at data.py:2: `image = cv2.imread(path)` (state S in futex_wait_queue)"
     )
@@ -161,91 +165,59 @@ def test_the_worker_that_does_not_wait_for_work_holds_the_others(data: str) -> N
     assert "worker 1 of 2 (process 11)" in found.stacks
 
 
-def test_a_call_of_a_library_is_told_with_the_users_line_that_led_to_it(data: str) -> None:
-    inner = Frame(threading.__file__, 320, "wait")
-    found = find_blocking([make_process(1, (inner, Frame(data, 3, "__getitem__"), FETCH, LOOP))])
+def test_a_call_of_a_library_is_reported_with_the_users_line_that_led_to_it(data: str) -> None:
+    found = find_blocking([process(1, (Frame(threading.__file__, 320, "wait"), *in_worker(data, 3)))])
     assert "hangs in `wait`, called by `__getitem__` at data.py:3: `with self.lock:`" in found.sentence
 
 
-def test_where_no_worker_stands_the_training_process_is_looked_at(data: str) -> None:
-    found = find_blocking([make_process(1, (Frame(data, 5, "step"), TRIAL)), make_process(2, WAITING)])
+def test_the_training_process_hangs_if_no_worker_does(data: str) -> None:
+    step = (Frame(data, 5, "step"), TRIAL, SERVE)
+    helper = process(7, (Frame(data, 1, "serve_forever"), SERVE), parent=1)  # forked by the dataset, no rank
+    found = find_blocking([process(1, step), process(2, WAITING), helper])
     assert found.sentence.startswith("the training process hangs in `step` at data.py:5")
 
 
-SERVE = Frame("/env/autotune/child/server.py", 90, "serve")
-START = Frame("/env/autotune/child/ranks.py", 80, "_become")
-EXCHANGE = (Frame("/env/autotune/child/distributed.py", 140, "_gather"), TRIAL, SERVE, START)
-LAUNCHER = (Frame("/env/autotune/child/ranks.py", 130, "_listen"),)
-IDLE = (Frame("/env/autotune/protocol/channel.py", 60, "receive"), SERVE, START)
-
-
-def make_rank(pid: int, *stacks: Stack) -> ProcessStacks:
-    """Build a process that process 1 has started."""
-    return ProcessStacks(pid, "S", "futex_wait_queue", stacks, parent=1)
-
-
-def test_a_process_that_the_dataset_has_forked_is_no_rank(data: str) -> None:
-    helper = make_process(7, (Frame(data, 1, "serve_forever"), SERVE))
-    found = find_blocking([make_process(1, (Frame(data, 5, "step"), TRIAL, SERVE)), helper])
-    assert found.sentence.startswith("the training process hangs in `step`")
-
-
-def test_the_rank_that_the_others_wait_for_is_named(data: str) -> None:
+@pytest.mark.parametrize("waiting", [EXCHANGE, IDLE])
+def test_the_rank_that_the_others_wait_for_is_named(data: str, waiting: Stack) -> None:
     step = (Frame(data, 5, "step"), TRIAL, SERVE, START)
-    found = find_blocking([make_process(1, LAUNCHER), make_rank(2, EXCHANGE), make_rank(3, step)])
+    found = find_blocking([process(1, LAUNCHER), process(2, waiting, parent=1), process(3, step, parent=1)])
     assert found.sentence.startswith("rank 1 hangs in `step` at data.py:5")
     assert "rank 0 (process 2)" in found.stacks
 
 
-def test_a_rank_that_waits_for_orders_holds_nobody(data: str) -> None:
-    loading = (Frame(data, 5, "make"), SERVE, START)
-    found = find_blocking([make_process(1, LAUNCHER), make_rank(2, IDLE), make_rank(3, loading)])
-    assert found.sentence.startswith("rank 1 hangs in `make`")
-
-
 def test_a_worker_is_named_with_its_rank(data: str) -> None:
-    reading = ProcessStacks(5, "S", "", ((Frame(data, 2, "__getitem__"), FETCH, LOOP),), parent=3)
-    idle = ProcessStacks(4, "S", "", (WAITING,), parent=2)
-    found = find_blocking([make_process(1, LAUNCHER), make_rank(2, EXCHANGE), make_rank(3, EXCHANGE), idle, reading])
+    ranks = [process(2, EXCHANGE, parent=1), process(3, EXCHANGE, parent=1)]
+    workers = [process(4, WAITING, parent=2), process(5, in_worker(data, 2), parent=3)]
+    found = find_blocking([process(1, LAUNCHER), *ranks, *workers])
     assert found.sentence.startswith("worker 1 of 1 of rank 1 hangs in `__getitem__`")
 
 
-def test_where_all_wait_for_one_another_that_is_told() -> None:
-    waits = (Frame("/x/torch/utils/data/dataloader.py", 1288, "_try_get_data"), TRIAL)
-    found = find_blocking([make_process(1, waits), make_process(2, WAITING)])
-    assert found.sentence == UNKNOWN_PLACE
+def test_idle_workers_and_a_waiting_training_process_are_a_deadlock() -> None:
+    assert find_blocking([process(1, WAITS), process(2, WAITING)]).sentence == DEADLOCK
     assert find_blocking([]).sentence == ""
 
 
 @pytest.mark.parametrize(
-    ("line", "advice"),
+    ("line", "library", "advice"),
     [
-        (2, "cv2.setNumThreads(0)"),
-        (3, "a lock or a thread that the training process had when it forked"),
-        (4, "TOKENIZERS_PARALLELISM=false"),
-        (5, "Threads of OpenMP"),
-        (1, ""),
+        (2, None, "cv2.setNumThreads(0)"),
+        (3, None, "a lock or a thread that the training process had when it forked"),
+        (4, None, "TOKENIZERS_PARALLELISM=false"),
+        (5, None, "Threads of OpenMP"),
+        (1, None, ""),
+        (1, "h5py/_hl/dataset.py", "open the file in the worker"),
+        (1, "polars/lazyframe/frame.py", "Polars' threads do not survive a fork"),
+        (1, "requests/adapters.py", "a reply of the network"),
     ],
 )
-def test_what_a_line_waits_for_is_known_by_its_source(data: str, line: int, advice: str) -> None:
-    found = find_blocking([make_process(1, (Frame(data, line, "__getitem__"), FETCH, LOOP))])
+def test_the_cause_of_a_hang_is_known_by_its_source_or_its_library(
+    data: str, line: int, library: str | None, advice: str
+) -> None:
+    inner = (Frame(f"/env/site-packages/{library}", 1, "read"),) if library else ()
+    found = find_blocking([process(1, (*inner, *in_worker(data, line)))])
     assert advice in found.advice
     assert bool(advice) == bool(found.advice)
 
 
-@pytest.mark.parametrize(
-    ("place", "advice"),
-    [
-        ("h5py/_hl/dataset.py", "open the file in the worker"),
-        ("polars/lazyframe/frame.py", "Polars' threads do not survive a fork"),
-        ("requests/adapters.py", "an answer of the network"),
-    ],
-)
-def test_what_a_library_waits_for_is_known_by_its_files(data: str, place: str, advice: str) -> None:
-    library = Frame(f"/env/site-packages/{place}", 1, "read")
-    assert advice in find_blocking([make_process(1, (library, Frame(data, 1, "__getitem__"), FETCH, LOOP))]).advice
-
-
 def test_a_process_in_the_kernel_waits_for_a_disk(data: str) -> None:
-    reading = (Frame(data, 2, "__getitem__"), FETCH, LOOP)
-    assert find_blocking([make_process(1, reading, state="D")]).advice == WAITS_FOR_DISK
+    assert find_blocking([process(1, in_worker(data, 2), state="D")]).advice == WAITS_FOR_DISK

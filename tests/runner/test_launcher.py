@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,16 +12,15 @@ import psutil
 import pytest
 
 from autotune.protocol.measurement import TrialResult
-from autotune.runner import launcher
-from autotune.runner.fork_server import Forked
-from autotune.runner.launcher import Starter
+from autotune.protocol.messages import LoadCommand, ReadyReport
+from autotune.request import WorkloadRequest
+from autotune.runner.launcher import Launcher
+from autotune.runner.process import TrialProcess
+from autotune.runner.resources import Limits
 from autotune.runner.runner import TrialRunner
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
-pytestmark = [
-    pytest.mark.usefixtures("leaves_nothing"),
-    pytest.mark.skipif(not launcher.CAN_FORK, reason="forking wants Linux and descriptors of processes"),
-]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 THREADED = "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"
 
 
@@ -35,41 +35,30 @@ def run_fresh(runner: TrialRunner) -> TrialResult:
     return runner.run(make_request(0, fresh=True))
 
 
-def was_forked(runner: TrialRunner) -> bool:
-    assert runner._child is not None
-    return isinstance(runner._child._process, Forked)
-
-
-def find_server(runner: TrialRunner) -> int:
-    assert runner._starter._server is not None
-    return runner._starter._server.pid
-
-
-def test_every_fresh_process_is_another_fork_of_the_one_that_imported_torch(runner: TrialRunner) -> None:
-    results = [run_fresh(runner) for _ in range(3)]
-    assert [result.kind for result in results] == ["completed"] * 3, results[0].message
-    assert was_forked(runner)
-
-
-@pytest.mark.parametrize("way", ["forked", "started"])
-def test_what_a_process_finds_around_it_does_not_depend_on_how_it_was_started(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The factory of the dataset tells its folder, its environment, and how much of its memory is shared."""
-    monkeypatch.setattr(launcher, "CAN_FORK", way == "forked")
+def start_process(launcher: Launcher, tmp_path: Path, *, interpreter: bool) -> tuple[object, dict[str, str]]:
+    """Load a dataset whose factory writes what it finds around it, and return that."""
     note = tmp_path / "note"
-    with open_runner("make_telling", starter=Starter(ROOT), dataset_args={"note": str(note)}) as runner:
-        runner.limit(LIMITS)
-        assert run_fresh(runner).kind == "completed"
-        assert was_forked(runner) == (way == "forked")
-    told = dict(line.split("=", 1) for line in note.read_text().splitlines())
-    assert told["folder"] == str(Path(__file__).parents[2])
-    assert told["tempdir"].startswith("/")
-    assert told["tempdir"] == told["TMPDIR"]
-    assert told["session"] == "own"
-    assert told["argv"] == "1"
-    assert told["torch is collected"] == "True"  # by the garbage collector, in workers as well
-    assert int(told["shared_anonymous_mib"]) < 48  # relocated code of libraries, which nobody writes to
+    request = WorkloadRequest(
+        dataset="tests.misbehaving:make_telling", dataset_args={"note": str(note)}, step_seconds=1e-4, working_dir=ROOT
+    )
+    process = TrialProcess(launcher, LIMITS, ROOT, interpreter=interpreter)
+    try:
+        report = process.command(LoadCommand(workload=request), Limits(LIMITS, 60.0, 60.0))
+    finally:
+        process.end()
+    return report, dict(line.split("=", 1) for line in note.read_text().splitlines())
+
+
+@pytest.mark.parametrize("interpreter", [False, True], ids=["forked", "interpreter"])
+def test_the_environment_of_a_trial_does_not_depend_on_how_it_was_started(interpreter: bool, tmp_path: Path) -> None:
+    with Launcher() as launcher:
+        report, found = start_process(launcher, tmp_path, interpreter=interpreter)
+    assert isinstance(report, ReadyReport)
+    assert found["folder"] == ROOT
+    assert found["tempdir"] == found["TMPDIR"]
+    assert found["session"] == "own"
+    assert found["argv"] == "1"
+    assert found["torch is collected"] == "True"  # by the garbage collector, in workers as well
 
 
 def test_chances_differ_from_fork_to_fork(tmp_path: Path) -> None:
@@ -83,30 +72,41 @@ def test_chances_differ_from_fork_to_fork(tmp_path: Path) -> None:
     assert drawn[0] != drawn[1]
 
 
-def test_when_the_forking_process_is_gone_interpreters_are_started(runner: TrialRunner) -> None:
+def test_a_supervisor_that_was_killed_is_replaced(runner: TrialRunner) -> None:
     run_fresh(runner)
-    os.kill(find_server(runner), signal.SIGKILL)
+    os.kill(runner._launcher.supervisor_pid, signal.SIGKILL)
     assert run_fresh(runner).kind == "completed"
-    assert not was_forked(runner)
 
 
-def test_threads_that_a_fork_would_lose_make_interpreters_be_started(
+def test_trials_are_interpreters_where_a_fork_would_lose_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(THREADED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with open_runner("make_telling", starter=Starter(ROOT)) as runner:
+    with Launcher() as launcher, open_runner("make_telling", launcher=launcher) as runner:
         runner.limit(LIMITS)
         assert run_fresh(runner).kind == "completed"
-        assert not was_forked(runner)
+        (child,) = psutil.Process(runner._launcher.supervisor_pid).children()
+        assert len(child.cmdline()) == len(psutil.Process(runner._launcher.supervisor_pid).cmdline()) - 1
 
 
-def test_the_forking_process_ends_with_the_runner() -> None:
-    with open_runner("make_telling", starter=Starter(ROOT)) as runner:
+def test_the_supervisor_ends_with_its_launcher() -> None:
+    with Launcher() as launcher, open_runner("make_telling", launcher=launcher) as runner:
         runner.limit(LIMITS)
         run_fresh(runner)
-        server = find_server(runner)
-    assert not psutil.pid_exists(server)
+        supervisor = runner._launcher.supervisor_pid
+    assert not psutil.pid_exists(supervisor)
+
+
+def test_several_processes_compute_on_one_thread_each_and_caches_stay_where_training_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    environment = Launcher(processes=2)._make_environment()
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert Path(environment["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(tempfile.gettempdir())
+    assert "OMP_NUM_THREADS" not in Launcher()._make_environment()
 
 
 def test_a_forked_process_that_is_killed_is_named_with_its_signal() -> None:

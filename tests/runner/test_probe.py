@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from autotune.errors import DltuneError, UsageError, WorkloadError
 from autotune.protocol.messages import TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
-from tests.kept_server import KeptStarter
+from tests.kept_launcher import keep_launcher
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -55,27 +56,56 @@ def test_an_iterable_that_does_not_shard_itself_is_found_out() -> None:
 
 
 @pytest.mark.slow
-def test_what_leaves_threads_when_it_is_read_is_read_by_workers_of_processes_that_never_read_it() -> None:
+def test_threads_that_reading_leaves_behind_are_not_inherited_by_workers() -> None:
     request = WorkloadRequest(dataset="tests.own_loaders:make_threaded_stream", step_seconds=1e-4, working_dir=ROOT)
-    with TrialRunner(request, stall_seconds=10.0, starter=KeptStarter(ROOT)) as runner:
+    with TrialRunner(request, stall_seconds=10.0, launcher=keep_launcher()) as runner:
         profile = runner.probe((4, 4), LIMITS)
         results = [runner.run(make_request(workers)) for workers in (2, 0, 1)]
-    assert profile.leaves_traces
     assert profile.worker_failure is None
-    assert any("a worker that was forked afterwards hung" in note for note in profile.notes)
     assert [result.kind for result in results] == ["completed"] * 3
 
 
-@pytest.mark.slow
-def test_a_file_that_each_worker_opens_by_itself_is_not_opened_for_it() -> None:
+def test_a_file_that_each_worker_opens_is_not_opened_before_they_start() -> None:
     with open_runner("make_lazily_opened") as runner:
         profile = runner.probe((4, 4), LIMITS)
         results = [runner.run(make_request(workers)) for workers in (2, 0, 1)]
-    assert profile.leaves_traces
     assert profile.worker_failure is None
     assert profile.differing_samples == 0
     assert profile.notes == ()
     assert [(result.kind, result.message) for result in results] == [("completed", "")] * 3
+
+
+@pytest.mark.parametrize(("max_workers", "calls"), [(8, 3), (0, 1)])
+def test_a_factory_is_called_once_for_each_role_and_once_more(
+    max_workers: int, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CALLS_FILE", str(tmp_path / "calls"))
+    with open_runner("make_counted") as runner:
+        runner.probe((8, 8), LIMITS.model_copy(update={"max_workers": max_workers}))
+        for workers in (0, 0, 2, 1) if max_workers else (0, 0):
+            assert runner.run(make_request(workers)).kind == "completed"
+    assert len((tmp_path / "calls").read_bytes()) == calls
+
+
+def test_workers_that_hang_in_the_probe_leave_the_profile_of_the_training_process() -> None:
+    with open_runner("make_hangs_in_workers", stall_seconds=3.0) as runner:
+        profile = runner.probe((8, 8), LIMITS)
+    assert "made no progress" in (profile.worker_failure or "")
+    assert profile.samples == 64
+
+
+def test_a_factory_that_takes_long_is_reported_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.runner.runner.LOAD_REPORT_SECONDS", 0.05)
+    phases: list[str] = []
+    request = WorkloadRequest(
+        dataset="tests.misbehaving:make_slowly", dataset_args={"seconds": 1.0}, step_seconds=1e-4, working_dir=ROOT
+    )
+    with TrialRunner(
+        request, 0.2, lambda progress: phases.append(progress.phase), launcher=keep_launcher()
+    ) as runner:  # five stall times are no stall
+        runner.limit(LIMITS)
+        assert runner.run(make_request(0)).kind == "completed"
+    assert any(phase.startswith("calling tests.misbehaving:make_slowly (") for phase in phases)
 
 
 def test_an_iterable_that_shards_itself_is_not_suspected() -> None:
@@ -122,7 +152,7 @@ def test_a_factory_that_gives_no_dataset_is_a_usage_error(factory: str, words: s
 
 
 def test_a_factory_that_hangs_is_ended_and_told_how_to_get_more_time() -> None:
-    error = probe_error("make_hanging", stall_seconds=4.0)
+    error = probe_error("make_hanging", stall_seconds=0.2)
     assert "made no progress" in str(error)
     assert str(error).count("--stall-time") == 1
 

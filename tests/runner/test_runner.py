@@ -9,27 +9,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
-from autotune.protocol.messages import LoadCommand, TrialRequest
+from autotune.config import ProcessSettings
+from autotune.protocol.messages import LoadCommand
 from autotune.request import WorkloadRequest
 from autotune.runner.diagnosis import TrialFailure
-from autotune.runner.process import TrialProcess
-from autotune.runner.process_tree import kill_trial
+from autotune.runner.process import TrialProcess, describe_survivors
+from autotune.runner.resources import Limits
 from autotune.runner.runner import TrialRunner
-from autotune.runner.sandbox import SandboxSupport, detect_sandbox
-from autotune.runner.watchdog import Watchdog
 from tests.faults.stage import await_condition, list_trial_processes
-from tests.kept_server import KeptStarter
-from tests.runner.trials import LIMITS, PLAIN, ROOT, make_request, open_runner, run_one
+from tests.kept_launcher import keep_launcher, list_kept
+from tests.runner.trials import LIMITS, ROOT, make_request, open_runner, run_one
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
-
-
-@pytest.fixture(params=["sandboxed", "plain"])
-def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test in all of a sandbox that this machine allows, and again without one."""
-    if request.param == "plain":
-        monkeypatch.setenv(PLAIN, "1")
 
 
 @pytest.fixture
@@ -58,7 +49,6 @@ def test_the_seconds_of_a_trial_begin_when_workers_are_there_that_take_longer_to
     assert result.measurement.epochs[0].batches > 8  # not those alone that were there when the first one was
 
 
-@pytest.mark.usefixtures("either_way")
 def test_a_whole_epoch_delivers_what_the_sampler_promised(honest: TrialRunner) -> None:
     result = honest.run(make_request(workers=2))
     assert result.kind == "completed", result.message
@@ -69,18 +59,21 @@ def test_a_whole_epoch_delivers_what_the_sampler_promised(honest: TrialRunner) -
 
 
 def find_child() -> psutil.Process:
-    """Find the process that a trial was given, whether the tuner started it or the server forked it."""
-    ours = [one for one in psutil.Process().children() if "autotune.child" in one.cmdline()]
-    servers = [one for one in ours if one.cmdline()[-1] == "fork"]
-    (child,) = [one for one in ours if one not in servers] + [fork for one in servers for fork in one.children()]
+    """Find the main process of the running trial, which the supervisor has forked."""
+    (supervisor,) = list_kept()
+    (child,) = psutil.Process(supervisor).children()
     return child
 
 
-def test_trials_of_the_search_share_one_warm_child(honest: TrialRunner) -> None:
-    honest.run(make_request(workers=0))
-    before = find_child()
-    honest.run(make_request(workers=2))
-    assert find_child() == before
+def test_a_child_runs_trials_until_it_has_read_the_dataset_and_workers_must_not_inherit_that(
+    honest: TrialRunner,
+) -> None:
+    children = []
+    for workers in (1, 2, 0, 0, 2):
+        assert honest.run(make_request(workers)).kind == "completed"
+        children.append(find_child())
+    assert len(set(children[:4])) == 1
+    assert children[4] not in children[:4]
 
 
 def test_a_confirming_trial_gets_a_process_of_its_own(honest: TrialRunner) -> None:
@@ -92,11 +85,8 @@ def test_a_confirming_trial_gets_a_process_of_its_own(honest: TrialRunner) -> No
 
 def test_workers_are_gone_before_the_next_trial_starts(honest: TrialRunner) -> None:
     honest.run(make_request(workers=3))
-    honest.run(make_request(workers=0))
-    child = find_child()
-    those_that_wait = 2 if detect_sandbox().own_pids else 1  # this one and init, or the keeper
-    family = [child, *child.children(recursive=True)]
-    assert sum("autotune.child" in " ".join(process.cmdline()) for process in family) == 1 + those_that_wait
+    honest.run(make_request(workers=1))
+    assert len(find_child().children()) <= 1
 
 
 def test_what_workers_gain_shows_where_a_batch_takes_longer_than_the_trial() -> None:
@@ -106,18 +96,6 @@ def test_what_workers_gain_shows_where_a_batch_takes_longer_than_the_trial() -> 
     assert alone.measurement is not None, alone.message
     assert four.measurement is not None, four.message
     assert [one.measurement.epochs[0].batches for one in (alone, four) if one.measurement] == [1, 4]
-
-
-def test_batches_that_nobody_fetched_are_gone_from_shared_memory_before_the_next_trial_starts() -> None:
-    if not detect_sandbox().own_shm:
-        pytest.skip("this machine has no /dev/shm for a trial alone, in which what is left can be counted")
-    loader = DataLoaderSettings(batch_size=8, num_workers=2, prefetch_factor=16)
-    config = LoaderConfig(dataloader=loader, process=ProcessSettings(sharing_strategy="file_system"))
-    abandoned = TrialRequest(config=config, epochs=1, seconds=0.2)  # 32 batches wait then, a tenth of a second each
-    with open_runner("make_honest", dataset_args={"samples": 10_000, "floats": 4096}, step_seconds=0.1) as runner:
-        runner.limit(LIMITS)
-        assert runner.run(abandoned).peak_shm_bytes > 0
-        assert runner.run(make_request(0, epochs=1, seconds=0.2)).peak_shm_bytes == 0
 
 
 def test_a_dataset_that_answers_whole_batches_works() -> None:
@@ -151,7 +129,6 @@ def test_a_step_that_fails_in_a_trial_is_told_from_data_that_does() -> None:
         assert runner.run(make_request(workers=1)).in_step
 
 
-@pytest.mark.usefixtures("either_way")
 def test_a_worker_killed_by_a_signal_is_a_crash() -> None:
     result = run_one("make_kills_its_worker", workers=1)
     assert result.kind == "crashed"
@@ -166,7 +143,6 @@ def test_what_the_start_of_a_process_took_is_known_afterwards() -> None:
         assert (runner.start_seconds or 0.0) > 0
 
 
-@pytest.mark.usefixtures("either_way")
 def test_a_hung_worker_is_a_stalled_trial() -> None:
     result = run_one("make_hangs_in_workers", workers=2, stall_seconds=3.0)
     assert result.kind == "stalled"
@@ -181,38 +157,34 @@ def test_an_epoch_that_ends_early_never_counts() -> None:
     assert "StopIteration" in result.message
 
 
-@pytest.mark.usefixtures("either_way")
 def test_a_grandchild_that_left_its_session_is_ended_with_the_trial() -> None:
     result = run_one("make_with_grandchild", workers=0)
     assert result.kind == "completed"
 
 
-class AttentiveChild(TrialProcess):
-    """Looks, when its output is read, whether its processes have come to a halt."""
+class AttentiveProcess(TrialProcess):
+    """Waits, when its output is read, until its processes are stopped."""
 
     def read_output(self) -> str:
-        await_condition(lambda: not list_running(self._started.server), "a halt")
+        await_condition(lambda: not list_running(), "a stop")
         return super().read_output()
 
 
-def list_running(server: int | None) -> list[int]:
-    """List who of the trial runs; the process that forked it goes on."""
-    halted = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-    return [one.pid for one in list_trial_processes() if one.status() not in halted and one.pid != server]
+def list_running() -> list[int]:
+    stopped = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    return [one.pid for one in list_trial_processes() if one.status() not in stopped]
 
 
-@pytest.mark.parametrize("sandbox", [detect_sandbox(), SandboxSupport()], ids=["sandboxed", "plain"])
-def test_a_trial_that_must_end_is_halted_before_anything_else_is_done(sandbox: SandboxSupport) -> None:
+def test_a_trial_that_must_end_is_stopped_before_anything_else_is_done() -> None:
     workload = WorkloadRequest(dataset="tests.misbehaving:make_hanging", step_seconds=1e-4, working_dir=ROOT)
-    child = AttentiveChild(KeptStarter(ROOT), LIMITS, sandbox, lambda progress: None)
-    death = child.command(
-        LoadCommand(workload=workload), Watchdog(budgets=LIMITS, stall_seconds=30.0, deadline_seconds=1.0)
+    process = AttentiveProcess(keep_launcher(), LIMITS, ROOT)
+    failure = process.command(
+        LoadCommand(workload=workload), Limits(budgets=LIMITS, stall_seconds=30.0, deadline_seconds=1.0)
     )
-    assert isinstance(death, TrialFailure)
-    assert death.kind == "timed_out"
+    assert isinstance(failure, TrialFailure)
+    assert failure.kind == "timed_out"
 
 
-@pytest.mark.usefixtures("either_way")
 def test_a_trial_over_its_memory_budget_is_ended_with_the_numbers() -> None:
     with open_runner("make_honest") as runner:
         runner.limit(LIMITS.model_copy(update={"memory_bytes": 2**20}))
@@ -228,7 +200,6 @@ def test_the_next_trial_after_a_failure_gets_a_new_child() -> None:
         assert runner.run(make_request(workers=0)).kind == "completed"
 
 
-@pytest.mark.usefixtures("either_way")
 def test_a_copy_of_the_child_made_by_the_factory_never_answers_in_its_place() -> None:
     with open_runner("make_forked") as runner:
         assert runner.probe((8, 8), LIMITS).samples == 64
@@ -261,30 +232,12 @@ def test_a_child_that_replaces_another_starts_no_workers_but_those_of_its_trial(
     assert len((tmp_path / "calls").read_bytes()) == 2 * 2  # of the trial's two epochs
 
 
-@pytest.mark.usefixtures("either_way")
-def test_in_a_child_that_replaces_another_workers_find_torchs_shared_memory_manager_running() -> None:
-    request = make_request(workers=2)
-    shared = request.config.model_copy(update={"process": ProcessSettings(sharing_strategy="file_system")})
-    with open_runner("make_honest") as runner:
-        runner.limit(LIMITS)
-        assert runner.run(request.model_copy(update={"config": shared})).kind == "completed"
-        left = [process.name() for process in list_trial_processes()]  # a worker that finds none starts its own
-        assert left.count("torch_shm_manager") == 1
-
-
 def test_a_stalled_trial_quotes_what_its_worker_last_said() -> None:
     result = run_one("make_unpicklable", workers=1, stall_seconds=3.0)
     assert result.kind == "stalled"
     assert "cannot pickle 'generator' object" in result.message
 
 
-def test_processes_that_outlive_their_trial_are_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end_all_but_one(trial_id: str, keeper: int | None = None, server: int | None = None) -> list[int]:
-        return [*kill_trial(trial_id, keeper, server), os.getpid()]
-
-    monkeypatch.setattr("autotune.runner.process.kill_trial", end_all_but_one)
-    warnings: list[str] = []
-    with open_runner("make_honest", on_warning=warnings.append) as runner:
-        runner.limit(LIMITS)
-        assert runner.run(make_request(workers=0)).kind == "completed"
-    assert [f"kill -9 {os.getpid()}" in warning for warning in warnings] == [True]
+def test_processes_that_outlive_their_trial_are_named_in_a_warning() -> None:
+    assert f"{os.getpid()} (" in (warning := describe_survivors([os.getpid()]))
+    assert warning.endswith(f"kill -9 {os.getpid()}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,12 @@ from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.request import WorkloadRequest
-from autotune.runner.launcher import Starter
+from autotune.runner.launcher import Launcher
 from autotune.runner.process import OnWarning
 from autotune.runner.runner import TrialRunner
-from autotune.runner.sandbox import SandboxSupport
-from tests.kept_server import KeptStarter
+from tests.kept_launcher import keep_launcher
 
 ROOT = str(Path(__file__).parents[2])
-PLAIN = "DLTUNE_TEST_PLAIN"
 LIMITS = Budgets(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
 
 
@@ -26,15 +23,13 @@ def open_runner(
     factory: str,
     stall_seconds: float = 30.0,
     on_warning: OnWarning = lambda sentence: None,
-    starter: Starter | None = None,
+    launcher: Launcher | None = None,
     **options: Any,
 ) -> TrialRunner:
     request = WorkloadRequest.model_validate(
         {"dataset": f"tests.misbehaving:{factory}", "step_seconds": 1e-4, "working_dir": ROOT, **options}
     )
-    sandbox = SandboxSupport() if PLAIN in os.environ else None
-    starter = starter or KeptStarter(ROOT)
-    return TrialRunner(request, stall_seconds, sandbox=sandbox, on_warning=on_warning, starter=starter)
+    return TrialRunner(request, stall_seconds, on_warning=on_warning, launcher=launcher or keep_launcher())
 
 
 def make_request(workers: int, *, fresh: bool = False, epochs: int = 2, seconds: float = 20.0) -> TrialRequest:

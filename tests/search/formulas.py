@@ -1,10 +1,15 @@
-"""Workloads with a formula in place of child processes."""
+"""Searches over a formula in place of child processes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from autotune.config import LoaderConfig
+from autotune.progress import ProgressListener
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile
-from tests.builders import make_cost, make_workload
+from tests.builders import make_cost, make_result, make_workload
 
 
 def io_bound_workload() -> WorkloadProfile:
@@ -16,3 +21,26 @@ def saturating(config: LoaderConfig) -> float:
     """Return a throughput that grows with workers up to 12, and by a third with persistent ones."""
     loader = config.dataloader
     return 100.0 * min(12, max(1, loader.num_workers)) * (1.33 if loader.persistent_workers else 1.0)
+
+
+class Formula:
+    """Measures by a formula, and records the configurations."""
+
+    def __init__(self, rate: Callable[[LoaderConfig], float] = saturating, stop_after: int | None = None) -> None:
+        self.configs: list[LoaderConfig] = []
+        self._rate, self._stop_after = rate, stop_after
+
+    def __call__(self, request: TrialRequest) -> TrialResult:
+        if len(self.configs) == self._stop_after:
+            raise KeyboardInterrupt
+        self.configs.append(request.config)
+        return make_result(request.config, self._rate(request.config), peak_host_bytes=2**28, peak_shm_bytes=2**20)
+
+
+class ResumeListener(ProgressListener):
+    """Records how many trials a search continues from."""
+
+    resumed = 0
+
+    def show_resumed(self, trials: int) -> None:
+        self.resumed = trials

@@ -14,17 +14,21 @@ from optuna.trial import TrialState
 from autotune.config import LoaderConfig
 from autotune.errors import StudyError, UsageError
 from autotune.planning.plan import Plan, make_plan
-from autotune.progress import ProgressListener
-from autotune.protocol.measurement import TrialResult
-from autotune.protocol.messages import TrialRequest
 from autotune.request import TuningRequest
-from autotune.search.loop import search
+from autotune.search.loop import SearchOutcome, search
 from autotune.search.sampler import CostModelSampler, TrialModel, make_sampler
-from autotune.search.study import METRIC, check_study, hide_password, make_trial, read_records
-from autotune.search.trial_record import SearchOutcome, TrialRecord
+from autotune.search.study import (
+    METRIC,
+    TrialRecord,
+    check_study,
+    hide_password,
+    open_storage,
+    read_records,
+    store_record,
+)
 from autotune.settings import SETTINGS
-from tests.builders import make_limits, make_machine, make_request, make_result
-from tests.search.formulas import io_bound_workload, saturating
+from tests.builders import make_limits, make_machine, make_request
+from tests.search.formulas import Formula, ResumeListener, io_bound_workload, saturating
 
 URL = "sqlite:///studies.db"
 pytestmark = [
@@ -33,37 +37,14 @@ pytestmark = [
 ]
 
 
-class Formula:
-    """Measures by a formula, and remembers the configurations."""
-
-    def __init__(self) -> None:
-        self.configs: list[LoaderConfig] = []
-
-    def __call__(self, request: TrialRequest) -> TrialResult:
-        self.configs.append(request.config)
-        return make_result(request.config, saturating(request.config), peak_host_bytes=2**28, peak_shm_bytes=2**20)
-
-
-class Heard(ProgressListener):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.resumed: list[int] = []
-
-    def show_warning(self, sentence: str) -> None:
-        self.warnings.append(sentence)
-
-    def show_resumed(self, trials: int) -> None:
-        self.resumed.append(trials)
-
-
 def plan_for(**options: Any) -> Plan:
     fixed = {"batch_size": 32} | options.pop("fixed", {})
     request: TuningRequest = make_request(**{"storage": URL, "study_name": "mine", "fixed": fixed} | options)
     return make_plan(request, make_machine(affinity_cpus=2), io_bound_workload(), make_limits())
 
 
-def run(measure: Formula | None = None, heard: Heard | None = None, **options: Any) -> SearchOutcome:
-    return search(plan_for(**options), measure or Formula(), heard or Heard())
+def run(measure: Formula | None = None, listener: ResumeListener | None = None, **options: Any) -> SearchOutcome:
+    return search(plan_for(**options), measure or Formula(), listener or ResumeListener())
 
 
 def load(url: str = URL) -> optuna.Study:
@@ -85,8 +66,7 @@ def test_a_study_has_parameters_values_constraints_and_readable_attributes() -> 
         assert set(trial.params) <= set(SETTINGS)
         assert set(trial.constraints) == {"memory", "shm", "files", "gpu", "works"}
         assert trial.user_attrs["config"].startswith("w=")
-        assert trial.user_attrs["kind"] == "completed"
-        assert trial.user_attrs["peak_host_bytes"] == 2**28
+        assert trial.user_attrs["record"]["result"]["peak_host_bytes"] == 2**28
 
 
 def test_without_a_storage_no_file_is_written(workdir: Path) -> None:
@@ -94,27 +74,17 @@ def test_without_a_storage_no_file_is_written(workdir: Path) -> None:
     assert list(workdir.iterdir()) == []
 
 
-def test_trials_of_a_loaded_study_are_reused() -> None:
-    measure, again, heard = Formula(), Formula(), Heard()
-    first = run(measure, trials=4)
-    second = run(again, heard)
-    assert heard.resumed == [4]
+@pytest.mark.parametrize("storage", [URL, "trials.log"])
+def test_the_trials_of_a_study_in_a_database_or_a_journal_file_are_reused(workdir: Path, storage: str) -> None:
+    measure, again, listener = Formula(), Formula(), ResumeListener()
+    first = run(measure, trials=4, storage=storage)
+    second = run(again, listener, storage=storage)
+    assert listener.resumed == 4
     assert set(measure.configs).isdisjoint(again.configs)
-    assert [record.config for record in second.records[:4]] == [record.config for record in first.records]
-    assert len(second.records) == 4 + len(again.configs)
-
-
-def test_a_path_names_a_journal_file_of_optuna(workdir: Path) -> None:
-    first, again, heard = Formula(), Formula(), Heard()
-    run(first, trials=4, storage="trials.log")
-    run(again, heard, storage="trials.log")
-    assert heard.resumed == [4]
-    assert set(first.configs).isdisjoint(again.configs)
-    journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend("trials.log"))
-    study = optuna.load_study(study_name="mine", storage=journal)
-    measured = [one for one in read_records(study, plan_for().space) if one.status == "measured"]
-    assert len(measured) == 4 + len(again.configs)
-    assert [path.name for path in workdir.iterdir()] == ["trials.log"]
+    assert [record.config for record in second.records] == [record.config for record in first.records] + again.configs
+    study = optuna.load_study(study_name="mine", storage=open_storage(storage))
+    assert len(read_records(study, plan_for().space)) == 4 + len(again.configs)
+    assert [path.name for path in workdir.iterdir()] == [storage.removeprefix("sqlite:///")]
 
 
 def test_a_record_is_the_same_after_it_was_stored() -> None:
@@ -130,11 +100,12 @@ def test_the_sampler_reads_only_the_study() -> None:
     """The sampler of another process proposes the same configuration from the stored trials alone."""
     run(trials=7)
     plan = plan_for()
-    study = load()
-    study.sampler = CostModelSampler(plan, TrialModel(plan))
-    memory = optuna.create_study(direction="maximize", sampler=CostModelSampler(plan, TrialModel(plan)))
-    memory.add_trials([make_trial(record, plan.space) for record in read_records(study, plan.space)])
-    assert study.sampler.sample_relative(study, None, {}) == memory.sampler.sample_relative(memory, None, {})  # type: ignore[arg-type]
+    stored, memory = load(), optuna.create_study(direction="maximize")
+    for record in read_records(stored, plan.space):
+        store_record(memory, plan, record)
+    trial = optuna.create_trial(value=1.0)
+    samplers = [CostModelSampler(plan, TrialModel(plan)) for _ in range(2)]
+    assert samplers[0].sample_relative(stored, trial, {}) == samplers[1].sample_relative(memory, trial, {})
 
 
 def test_trials_with_other_values_of_settings_that_are_not_searched_are_not_reused() -> None:
@@ -145,16 +116,17 @@ def test_trials_with_other_values_of_settings_that_are_not_searched_are_not_reus
     assert len(again.configs) > 2
 
 
-def test_a_study_of_another_workload_is_refused() -> None:
-    run()
-    with pytest.raises(StudyError, match=r"Study mine is for another epochs: 10, not 20\. Give another --study-name"):
-        run(epochs=20)
-
-
-def test_a_fresh_run_does_not_use_a_study_that_exists() -> None:
-    run()
-    with pytest.raises(StudyError, match="'mine' already exists"):
-        run(fresh=True)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epochs": 20}, r"Study mine is for another epochs: 10, not 20\. Give another --study-name"),
+        ({"fresh": True}, "'mine' already exists"),
+    ],
+)
+def test_a_study_of_another_workload_or_before_a_fresh_run_is_refused(options: dict[str, Any], words: str) -> None:
+    run(trials=1)
+    with pytest.raises(StudyError, match=words):
+        run(**options)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +147,11 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_sentence(workdir: Path, ur
     assert "\n" not in str(caught.value)
 
 
+def test_a_storage_is_checked_before_anything_is_measured() -> None:
+    with pytest.raises(StudyError, match="cannot be opened"):
+        check_study(make_request(storage="nonsense://host/trials"))
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -187,18 +164,13 @@ def test_a_password_is_hidden(url: str, shown: str) -> None:
     assert hide_password(url) == shown
 
 
-class Breaking(Formula):
-    """Breaks the database during the third trial."""
-
-    def __call__(self, request: TrialRequest) -> TrialResult:
-        result = super().__call__(request)
-        if len(self.configs) == 3:
-            Path("studies.db").write_bytes(b"broken" * 1000)
-        return result
-
-
 def test_a_storage_that_fails_during_the_run_ends_the_search_with_the_trials_so_far() -> None:
-    measure = Breaking()
+    def break_third(config: LoaderConfig) -> float:
+        if len(measure.configs) == 3:
+            Path("studies.db").write_bytes(b"broken" * 1000)
+        return saturating(config)
+
+    measure = Formula(break_third)
     outcome = run(measure)
     assert len(measure.configs) == 3
     assert [record.config for record in outcome.records] == measure.configs
@@ -207,41 +179,47 @@ def test_a_storage_that_fails_during_the_run_ends_the_search_with_the_trials_so_
     assert str(outcome.interrupted_by).startswith("The study in sqlite:///studies.db cannot be used any more: ")
 
 
+ALL_FIXED: dict[str, Any] = {
+    "prefetch_factor": 2,
+    "persistent_workers": True,
+    "in_order": True,
+    "pin_memory": False,
+    "sharing_strategy": "file_descriptor",
+}
+
+
 def test_a_space_of_one_configuration_is_measured_once() -> None:
-    fixed: dict[str, Any] = {
-        "num_workers": 2,
-        "prefetch_factor": 2,
-        "persistent_workers": True,
-        "in_order": True,
-        "pin_memory": False,
-    }
-    fixed |= {"sharing_strategy": "file_descriptor"}
     measure = Formula()
-    outcome = run(measure, storage=None, fixed=fixed)
+    outcome = run(measure, storage=None, fixed=ALL_FIXED | {"num_workers": 2})
     assert len(measure.configs) == len(outcome.records) == 1
     assert outcome.stop_reason == "every configuration within the limits was tried"
 
 
-def test_a_space_without_a_configuration_within_the_limits_ends() -> None:
-    measure = Formula()
-    plan = plan_for(storage=None, trials=5)
-    outcome = search(replace(plan, budgets=make_limits(memory_bytes=2**20)), measure, Heard())
+def test_a_space_without_a_configuration_within_the_limits_ends_without_a_trial() -> None:
+    measure, plan = Formula(), plan_for(storage=None, trials=5)
+    outcome = search(replace(plan, budgets=make_limits(memory_bytes=2**20)), measure, ResumeListener())
     assert measure.configs == []
     assert {record.status for record in outcome.records} == {"skipped"}
 
 
 def test_an_interrupted_trial_is_a_failed_trial_of_the_study() -> None:
-    class Interrupted(Formula):
-        def __call__(self, request: TrialRequest) -> TrialResult:
-            if len(self.configs) == 3:
-                raise KeyboardInterrupt
-            return super().__call__(request)
-
-    outcome = run(Interrupted())
+    outcome = run(Formula(stop_after=3))
     assert isinstance(outcome.interrupted_by, KeyboardInterrupt)
     assert outcome.stop_reason == "interrupted"
-    states = [trial.state for trial in load().trials]
-    assert states[:4] == [TrialState.COMPLETE] * 3 + [TrialState.FAIL]
+    assert [trial.state for trial in load().trials][:4] == [TrialState.COMPLETE] * 3 + [TrialState.FAIL]
+
+
+def test_a_repeated_proposal_gets_the_known_throughput_without_another_trial() -> None:
+    measure = Formula()
+    outcome = run(measure, sampler="random", fixed=ALL_FIXED, search={"num_workers": (1, 2)})
+    assert outcome.stop_reason == "the last 40 proposals were all measured before"
+    assert [config.dataloader.num_workers for config in measure.configs] in ([1, 2], [2, 1])
+    stored = load().get_trials(states=(TrialState.COMPLETE,))
+    assert len(stored) >= 42
+    assert {trial.value for trial in stored} == {record.samples_per_second for record in outcome.records}
+    listener = ResumeListener()
+    run(Formula(), listener, sampler="random", fixed=ALL_FIXED, search={"num_workers": (1, 2)})
+    assert listener.resumed == 2
 
 
 def test_the_log_levels_of_the_caller_are_restored() -> None:
@@ -254,25 +232,19 @@ def test_the_log_levels_of_the_caller_are_restored() -> None:
 def test_trials_that_dltune_did_not_write_are_ignored() -> None:
     run(trials=3)
     study = load()
-    study.add_trial(optuna.create_trial(value=1e9, params={}, distributions={}))
-    record = TrialRecord(config=plan_for().baseline, status="skipped", samples_per_second=1.0)
-    foreign = make_trial(record, plan_for().space)
-    foreign.set_user_attr("status", "no status")
-    study.add_trial(foreign)
+    for attributes in ({}, {"record": {"status": "unknown"}}, {"record": "text"}):
+        study.add_trial(optuna.create_trial(value=1e9, user_attrs=attributes))
     assert len(read_records(study, plan_for().space)) == 3
 
 
 def test_a_configuration_over_a_limit_is_never_the_best_trial_of_the_study() -> None:
-    plan = plan_for()
-    study = optuna.create_study(direction="maximize")
-    slow, fast = list(plan.candidates)[:2]
-    study.add_trial(make_trial(record_of(slow, 1.0, {"shm": -0.5, "works": -1.0}), plan.space))
-    study.add_trial(make_trial(record_of(fast, 9.0, {"shm": 0.5, "works": 0.0}), plan.space))
+    plan, study = plan_for(), optuna.create_study(direction="maximize")
+    slow, fast = plan.candidates[:2]
+    for config, rate, excess in ((slow, 1.0, -0.5), (fast, 9.0, 0.5)):
+        constraints = {"shm": excess, "works": -1.0}
+        record = TrialRecord(config=config, status="skipped", samples_per_second=rate, constraints=constraints)
+        store_record(study, plan, record)
     assert study.best_value == 1.0
-
-
-def record_of(config: LoaderConfig, rate: float, constraints: dict[str, float]) -> TrialRecord:
-    return TrialRecord(config=config, status="skipped", samples_per_second=rate, constraints=constraints)
 
 
 @pytest.mark.parametrize("sampler", ["model", "tpe", "random"])
@@ -297,36 +269,3 @@ def test_the_gp_sampler_needs_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"--sampler gp needs scipy: pip install 'dltune\[gp\]'"):
         check_study(make_request(sampler="gp"))
-
-
-def test_a_storage_is_checked_before_anything_is_measured() -> None:
-    with pytest.raises(StudyError, match="cannot be opened"):
-        check_study(make_request(storage="nonsense://host/trials"))
-
-
-@pytest.mark.slow
-def test_the_dashboard_lists_every_trial_with_its_parameters_and_attributes() -> None:
-    import io
-    import json
-    from wsgiref.util import setup_testing_defaults
-
-    wsgi = pytest.importorskip("optuna_dashboard").wsgi
-
-    def ask(path: str) -> Any:
-        environment: dict[str, Any] = {"PATH_INFO": path, "REQUEST_METHOD": "GET", "wsgi.input": io.BytesIO()}
-        setup_testing_defaults(environment)
-        statuses: list[str] = []
-        body = b"".join(wsgi(URL)(environment, lambda status, headers, error=None: statuses.append(status)))
-        assert statuses == ["200 OK"], body
-        return json.loads(body)
-
-    run()
-    (study,) = ask("/api/studies")["study_summaries"]
-    assert (study["study_name"], study["directions"]) == ("mine", ["maximize"])
-    page = ask(f"/api/studies/{study['study_id']}")
-    assert page["objective_names"] == [METRIC]
-    assert len([trial for trial in page["trials"] if trial["state"] == "Complete"]) >= 5
-    for trial in (trial for trial in page["trials"] if trial["state"] == "Complete"):
-        assert {parameter["name"] for parameter in trial["params"]} <= set(SETTINGS)
-        assert trial["values"][0] > 0
-        assert {"config", "status", "predicted", "kind"} <= {one["key"] for one in trial["user_attrs"]}

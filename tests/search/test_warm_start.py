@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from autotune.config import LoaderConfig
 from autotune.errors import ProfileError
 from autotune.planning.plan import Plan, make_plan
-from autotune.profiles.schema import TrialSummary, TunedProfile
-from autotune.progress import ProgressListener
-from autotune.protocol.measurement import TrialResult
-from autotune.protocol.messages import TrialRequest
-from autotune.search.loop import search
-from autotune.search.trial_record import SearchOutcome
-from autotune.search.warm_start import MAX_SEEDS, choose_seeds, rebuild_request
+from autotune.preparation import rebuild_request
+from autotune.profiles.schema import TunedProfile
+from autotune.search.loop import MAX_SEEDS, SearchOutcome, choose_seeds, search
 from tests.builders import (
     make_config,
     make_failed_summary,
@@ -25,35 +19,12 @@ from tests.builders import (
     make_profile,
     make_profile_result,
     make_request,
-    make_result,
     make_search_record,
     make_trial_summary,
 )
-from tests.search.formulas import io_bound_workload, saturating
+from tests.search.formulas import Formula, ResumeListener, io_bound_workload, saturating
 
 REQUEST = make_request(fixed={"batch_size": 32})
-
-
-class Formula:
-    """Measures by a formula, and remembers the configurations."""
-
-    def __init__(self, rate: Callable[[LoaderConfig], float] = saturating, stop_after: int | None = None) -> None:
-        self.configs: list[LoaderConfig] = []
-        self._rate = rate
-        self._stop_after = stop_after
-
-    def __call__(self, request: TrialRequest) -> TrialResult:
-        if len(self.configs) == self._stop_after:
-            raise KeyboardInterrupt
-        self.configs.append(request.config)
-        return make_result(request.config, self._rate(request.config))
-
-
-class Heard(ProgressListener):
-    resumed = 0
-
-    def show_resumed(self, trials: int) -> None:
-        self.resumed = trials
 
 
 def plan_on(**machine: Any) -> Plan:
@@ -61,31 +32,28 @@ def plan_on(**machine: Any) -> Plan:
 
 
 def run(
-    measure: Formula, earlier: TunedProfile | None = None, heard: Heard | None = None, **machine: Any
+    measure: Formula, earlier: TunedProfile | None = None, listener: ResumeListener | None = None, **machine: Any
 ) -> SearchOutcome:
-    return search(plan_on(**machine), measure, heard or Heard(), earlier=earlier)
+    return search(plan_on(**machine), measure, listener or ResumeListener(), earlier=earlier)
 
 
-def summarize(outcome: SearchOutcome) -> tuple[TrialSummary, ...]:
-    return tuple(
-        make_trial_summary(number, record.config, samples_per_second=record.samples_per_second)
-        for number, record in enumerate(outcome.records, start=1)
-    )
-
-
-def profile_of(outcome: SearchOutcome, *, is_complete: bool = True, **changes: Any) -> TunedProfile:
+def profile_of(outcome: SearchOutcome, *, is_complete: bool = True, failed: int = 0, **changes: Any) -> TunedProfile:
+    """Return the profile of a search whose first trials failed."""
     best = max(outcome.records, key=lambda record: record.samples_per_second).config
-    result = make_profile_result(validation_runs=3 if is_complete else 0)
-    search_record = make_search_record(trials=changes.pop("trials", summarize(outcome)))
+    trials = [
+        make_failed_summary(number, record.config, "It crashed.")
+        if number <= failed
+        else make_trial_summary(number, record.config, samples_per_second=record.samples_per_second)
+        for number, record in enumerate(outcome.records, start=1)
+    ]
     return make_profile(
+        **{"hardware": plan_on().hardware} | changes,
         dataloader=best.dataloader,
         process=best.process,
-        hardware=plan_on().hardware,
-        result=result,
-        search=search_record,
+        result=make_profile_result(validation_runs=3 if is_complete else 0),
+        search=make_search_record(trials=tuple(trials)),
         is_complete=is_complete,
         request=REQUEST.record(),
-        **changes,
     )
 
 
@@ -93,66 +61,48 @@ def best_rate(outcome: SearchOutcome) -> float:
     return max(record.samples_per_second for record in outcome.records)
 
 
-def test_a_search_from_a_complete_result_finds_the_same_with_a_few_trials() -> None:
-    cold, warm = Formula(), Formula()
+def test_a_search_from_a_complete_result_measures_its_best_configurations_and_few_others() -> None:
+    cold, slower = Formula(), Formula(lambda config: saturating(config) / 2)
     earlier = run(cold)
-    again = run(warm, profile_of(earlier))
-    assert len(warm.configs) <= 1 + MAX_SEEDS
-    assert len(warm.configs) < len(cold.configs)
-    assert best_rate(again) >= 0.99 * best_rate(earlier)
-
-
-def test_earlier_throughputs_are_not_the_result() -> None:
-    earlier = run(Formula())
-    slower = Formula(lambda config: saturating(config) / 2)
     again = run(slower, profile_of(earlier))
-    assert best_rate(again) == pytest.approx(best_rate(earlier) / 2, rel=0.02)
+    assert len(slower.configs) <= 1 + MAX_SEEDS
+    assert len(slower.configs) < len(cold.configs)
     assert [record.config for record in again.records] == slower.configs
+    assert best_rate(again) == pytest.approx(best_rate(earlier) / 2, rel=0.02)
 
 
 def test_an_interrupted_run_is_continued_from_its_trials() -> None:
-    whole, interrupted, rest, heard = Formula(), Formula(stop_after=4), Formula(), Heard()
+    whole, interrupted, rest, listener = Formula(), Formula(stop_after=4), Formula(), ResumeListener()
     run(whole)
     cut = run(interrupted)
     assert len(cut.records) == 4
-    continued = run(rest, profile_of(cut, is_complete=False), heard)
-    assert heard.resumed == 4
+    continued = run(rest, profile_of(cut, is_complete=False), listener)
+    assert listener.resumed == 4
     assert interrupted.configs + rest.configs == whole.configs
     assert [record.config for record in continued.records] == whole.configs
 
 
 def test_failed_trials_of_an_interrupted_run_are_tried_again() -> None:
-    cut = run(Formula(stop_after=4))
-    first = cut.records[0].config
-    trials = (make_failed_summary(1, first, "It crashed."), *summarize(cut)[1:])
-    rest = Formula()
-    run(rest, profile_of(cut, is_complete=False, trials=trials))
-    assert rest.configs[0] == first
+    cut, rest = run(Formula(stop_after=4)), Formula()
+    run(rest, profile_of(cut, is_complete=False, failed=1))
+    assert rest.configs[0] == cut.records[0].config
 
 
 def test_an_interrupted_run_on_another_machine_is_not_continued() -> None:
-    cut, heard = run(Formula(stop_after=4)), Heard()
-    measure = Formula()
-    run(measure, profile_of(cut, is_complete=False).model_copy(update={"hardware": make_profile().hardware}), heard)
-    assert heard.resumed == 0
+    cut, measure, listener = run(Formula(stop_after=4)), Formula(), ResumeListener()
+    run(measure, profile_of(cut, is_complete=False, hardware=make_profile().hardware), listener)
+    assert listener.resumed == 0
     assert measure.configs[0] == cut.records[0].config
 
 
-def test_a_number_of_workers_that_is_no_choice_becomes_the_nearest_one() -> None:
-    earlier = make_profile(dataloader=make_config(9, 2).dataloader, hardware=plan_on().hardware)
-    assert choose_seeds(earlier, plan_on())[0].dataloader.num_workers in (8, 10)
-
-
-def test_a_run_on_another_class_of_machines_is_not_tried_first() -> None:
-    earlier = make_profile(dataloader=make_config(8, 2).dataloader, hardware=plan_on().hardware)
-    assert choose_seeds(earlier, plan_on(affinity_cpus=3)) == []
-
-
-def test_the_result_and_the_best_trials_are_tried_first() -> None:
+def test_the_result_and_the_best_trials_of_a_run_on_this_class_of_machine_are_tried_first() -> None:
     earlier = profile_of(run(Formula()))
     seeds = choose_seeds(earlier, plan_on())
     assert seeds[0] == earlier.config
     assert len(seeds) == MAX_SEEDS
+    assert choose_seeds(earlier, plan_on(affinity_cpus=3)) == []
+    between = make_profile(dataloader=make_config(9, 2).dataloader, hardware=plan_on().hardware)
+    assert choose_seeds(between, plan_on())[0].dataloader.num_workers in (8, 10)
 
 
 def test_the_request_of_a_profile_is_repeated_unchanged_in_the_current_folder() -> None:

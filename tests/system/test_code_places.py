@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import autotune
-from autotune.system.code_places import find_file, find_module, is_library
+from autotune.system.code_places import find_module, is_library
 from tests.builders import write_files
 
 
@@ -30,4 +30,3 @@ def test_a_module_is_found_in_the_nearest_folder_that_has_it(tmp_path: Path) -> 
     assert find_module("data", tmp_path) == tmp_path / "src/data.py"
     assert find_module("src.pkg", tmp_path) == tmp_path / "src/pkg/__init__.py"
     assert find_module("gone", tmp_path) is None
-    assert find_file((Path("data.py"),), tmp_path / "src/deep") == tmp_path / "src/deep/data.py"

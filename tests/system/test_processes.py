@@ -1,29 +1,26 @@
-"""Memory and threads of processes, and names in shared memory."""
+"""Memory and threads of processes."""
 
 from __future__ import annotations
 
-import mmap
 import os
 from pathlib import Path
 
 from autotune.system.processes import (
     PAGE_BYTES,
-    list_mapped_segments,
     measure_pss,
     memory_upper_bound,
     read_resident,
     read_smaps,
     read_thread_seconds,
-    remove_shm_segments,
 )
 from tests.builders import write_files
 
 SMAPS = "5630-7fff ---p 00000000 00:00 0    [rollup]\nRss:    40 kB\nPss:    30 kB\nPss_Shmem:    10 kB\n"
 
 
-def test_the_exact_memory_of_processes_leaves_out_what_lies_in_shared_memory(tmp_path: Path) -> None:
+def test_the_exact_memory_of_processes_is_their_share_of_each_page(tmp_path: Path) -> None:
     write_files(tmp_path, {"7/smaps_rollup": SMAPS, "8/smaps_rollup": SMAPS})
-    assert measure_pss([7, 8, 9], tmp_path) == 2 * 20 * 1024
+    assert measure_pss([7, 8, 9], tmp_path) == 2 * 30 * 1024
 
 
 def test_the_cheap_bound_leaves_out_files_and_shared_memory(tmp_path: Path) -> None:
@@ -45,22 +42,3 @@ def test_the_cpu_time_of_each_thread_is_told_where_the_system_counts_it(tmp_path
     write_files(tmp_path, {"8/task/8/comm": "x"})
     assert read_thread_seconds(7, tmp_path) == {7: 2e-3, 8: 5e-4}
     assert read_thread_seconds(8, tmp_path) == read_thread_seconds(9, tmp_path) == {}
-
-
-def test_names_of_the_dead_are_removed_but_for_those_in_use_and_for_those_of_others(tmp_path: Path) -> None:
-    for name in ("torch_12_1_0", "torch_12_1_1", "torch_123_1_0", "sem.mp-12"):
-        (tmp_path / name).touch()
-    remove_shm_segments([12, 77], spared={"torch_12_1_1"}, shm=tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"torch_12_1_1", "torch_123_1_0", "sem.mp-12"}
-
-
-def test_a_segment_is_in_use_for_as_long_as_it_is_mapped(tmp_path: Path) -> None:
-    path = tmp_path / "torch_12_1_0"
-    path.write_bytes(b"\0" * mmap.PAGESIZE)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
-        assert path.name in list_mapped_segments()
-    assert path.name not in list_mapped_segments()
-
-
-def test_where_mappings_cannot_be_read_none_is_known(tmp_path: Path) -> None:
-    assert list_mapped_segments(tmp_path) == set()

@@ -9,8 +9,8 @@ import pytest
 
 from autotune.config import Interval, LoaderConfig
 from autotune.planning.plan import DefaultValues, make_plan
+from autotune.search.study import TrialRecord
 from autotune.search.surrogate import SpeedupPrediction
-from autotune.search.trial_record import TrialRecord
 from autotune.validation.decision import MIN_CANDIDATES, MIN_SPEEDUP, Decision, decide, select_candidates
 from autotune.validation.runs import CandidateRuns, Validation
 from tests.builders import (

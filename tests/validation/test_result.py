@@ -16,8 +16,9 @@ from autotune.planning.plan import GUESS_ERROR, Plan, make_plan
 from autotune.profiles.schema import Contribution, TunedProfile
 from autotune.protocol.measurement import RankWaits, TrialResult
 from autotune.request import TuningRequest
+from autotune.search.loop import SearchOutcome
+from autotune.search.study import TrialRecord
 from autotune.search.surrogate import Prediction, SpeedupPrediction
-from autotune.search.trial_record import SearchOutcome, TrialRecord
 from autotune.validation.decision import Decision
 from autotune.validation.result import Result, build_profile, decide_result
 from autotune.validation.runs import CandidateRuns, Validation

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from autotune.child.sample_reader import SampleReader, describe_failures, hash_sample
+from autotune.child.workload import LoadedWorkload
+from autotune.workload import Workload
+from tests.builders import GIB, MIB
+
+
+class Samples(Dataset[Any]):
+    """Delivers what a function makes of an index."""
+
+    def __init__(self, make: Any, samples: int = 500) -> None:
+        self._make, self._samples = make, samples
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked += 1
+        return self._make(index)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Delivers samples with a pause before each."""
+
+    def __init__(self, samples: int = 40, pause: float = 0.0) -> None:
+        self._samples, self._pause = samples, pause
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for number in range(self._samples):
+            time.sleep(self._pause)
+            yield torch.tensor([number])
+
+
+def load(dataset: Dataset[Any], **parts: Any) -> LoadedWorkload:
+    return LoadedWorkload(parts=Workload(dataset=dataset, **parts))
+
+
+def read(dataset: Dataset[Any], **parts: Any) -> SampleReader:
+    reader = SampleReader(load(dataset, **parts))
+    reader.read()
+    return reader
+
+
+def test_samples_all_over_the_dataset_are_hashed_with_the_same_random_numbers_in_every_reading() -> None:
+    augmented = Samples(lambda index: (torch.rand(3) + index, random.random(), np.random.normal()))
+    first, second = read(augmented), read(augmented)
+    assert first.digests == second.digests
+    assert list(first.digests)[:2] == [0, 7]
+    assert len(set(first.digests.values())) == len(first.digests)
+
+
+def draw(often: float) -> Samples:
+    own = random.Random(0)
+    return Samples(lambda index: own.random() < often)
+
+
+def fail(index: int) -> Any:
+    raise ValueError(index)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "parts"),
+    [
+        (draw(0.5), {}),  # its own generator
+        (Samples(fail), {}),
+        (Samples(lambda index: time.sleep(0.1)), {}),
+        (Samples(str), {"sampler": ["a", "b"]}),
+        (Samples(str), {"multiprocessing_context": "spawn"}),
+    ],
+)
+def test_samples_that_cannot_be_compared_have_no_hashes(dataset: Samples, parts: dict[str, Any]) -> None:
+    assert read(dataset, **parts).digests == {}
+
+
+def test_a_short_epoch_of_an_iterable_dataset_is_counted_and_a_long_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(Stream()).epoch_samples == 40
+    monkeypatch.setattr("autotune.child.sample_reader.MAX_SECONDS", 0.05)
+    assert read(Stream(pause=0.01)).epoch_samples is None
+
+
+class Chunks(IterableDataset[torch.Tensor]):
+    """Reads a piece of a file for each sample, of a thousand times as many."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __len__(self) -> int:
+        return 64_000
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        with self.file.open("rb", buffering=0) as file:
+            while piece := file.read(MIB):
+                yield torch.tensor(len(piece))
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset")
+@pytest.mark.parametrize(("memory", "words"), [(80 * GIB, None), (16 * GIB, "and memory has 16.0 GiB")])
+def test_an_epoch_that_the_page_cache_cannot_hold_is_reported(
+    memory: int, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.child.sample_reader.read_memory_limit", lambda: memory)
+    (tmp_path / "shard").write_bytes(bytes(64 * MIB))
+    found = read(Chunks(tmp_path / "shard")).describe_storage()
+    assert (found is None) == (words is None)
+    if words is not None and found is not None:
+        assert "An epoch reads about 62." in found
+        assert words in found
+        assert "100% of the bytes of 62 samples" in found
+
+
+def test_samples_that_come_from_the_storage_are_as_slow_in_training() -> None:
+    reader = SampleReader(load(Samples(str, 10**9)))
+    reader.samples, reader.read_bytes, reader.storage_bytes = 20, 20 * MIB, 15 * MIB
+    assert reader.describe_storage() is None
+    reader.storage_bytes = 0
+    assert reader.describe_storage() is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.zeros(2), torch.zeros(2, 1)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)),
+        (np.zeros(2), np.ones(2)),
+        (np.array([[1, None]], dtype=object), np.array([[1, 2]], dtype=object)),
+        ({"a": 1}, {"b": torch.tensor(1)}),
+        ([1, [2]], [1, [3]]),
+        ("a", b"a"),
+        (None, 0),
+        (Stream(1), Stream(2)),
+        (lambda: 1, "lambda"),
+    ],
+)
+def test_different_samples_have_different_hashes_and_equal_ones_the_same(one: Any, other: Any) -> None:
+    assert hash_sample(one) == hash_sample(one)
+    assert hash_sample(one) != hash_sample(other)
+
+
+def test_equal_objects_have_the_same_hash_whether_they_are_one_object_or_two() -> None:
+    word = "word" * 100
+    assert hash_sample((word, word)) == hash_sample((word, "".join(["word"] * 100)))
+
+
+def damage(*damaged: int) -> Samples:
+    return Samples(lambda index: fail(index) if index in damaged else torch.zeros(1))
+
+
+def test_samples_that_raise_are_counted_and_one_is_named() -> None:
+    words = describe_failures(load(damage(7, 400))) or ""
+    assert words.startswith("About 2 of 500 samples raise (one is sample ")
+    assert "in the main process" in words
+
+
+def test_after_a_few_failures_without_a_success_the_whole_dataset_fails() -> None:
+    dataset = damage(*range(500))
+    assert describe_failures(load(dataset)) is None
+    assert dataset.asked == 20
+
+
+@pytest.mark.parametrize(
+    ("dataset", "parts"), [(damage(), {}), (Stream(), {}), (damage(1), {"sampler": [1, 2]})], ids=str
+)
+def test_nothing_is_said_of_samples_that_do_not_raise_or_have_no_index(
+    dataset: Dataset[Any], parts: dict[str, Any]
+) -> None:
+    assert describe_failures(load(dataset, **parts)) is None

@@ -1,0 +1,31 @@
+"""A supervisor that starts the trials of test after test: importing torch takes longer than most of what they do."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import Final
+
+from autotune.runner.launcher import Launcher
+
+_KEPT: Final[dict[str, Launcher]] = {}
+
+
+def keep_launcher() -> Launcher:
+    """Return the launcher of this session, or another one if a test has changed the environment."""
+    environment = repr(sorted(item for item in os.environ.items() if not item[0].startswith("PYTEST")))
+    if environment not in _KEPT:
+        _end_all()
+        _KEPT[environment] = Launcher()
+    return _KEPT[environment]
+
+
+@atexit.register
+def _end_all() -> None:
+    while _KEPT:
+        _KEPT.popitem()[1].close()
+
+
+def list_kept() -> list[int]:
+    """List the processes that no test has to end."""
+    return [launcher.supervisor_pid for launcher in _KEPT.values()]
