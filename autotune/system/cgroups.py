@@ -144,11 +144,3 @@ def find_own_memory_groups(proc: Path = PROC, cgroup: Path = CGROUP) -> list[Pat
 def count_oom_kills(folder: Path) -> int:
     """Return the OOM kills that a memory cgroup has counted; 0 if unknown."""
     return (read_numbers(folder / "memory.events") | read_numbers(folder / "memory.oom_control")).get("oom_kill", 0)
-
-
-def read_memory_use(folder: Path) -> int:
-    """Return the anonymous and shared memory of a cgroup's processes, in bytes, without file cache."""
-    numbers = read_numbers(folder / "memory.stat")
-    if "total_rss" in numbers:  # version 1
-        return numbers["total_rss"] + numbers.get("total_shmem", 0)
-    return numbers.get("anon", 0) + numbers.get("shmem", 0)
