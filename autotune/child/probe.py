@@ -35,7 +35,7 @@ from autotune.errors import WorkloadError
 from autotune.profiles.device_prefetch import DeviceCopier, find_tensors, move_batch
 from autotune.protocol.messages import IdentityReport, ProbeCommand, ProbeReport
 from autotune.protocol.workload_profile import H2DBandwidth, WorkloadProfile
-from autotune.system.hardware import Software
+from autotune.system.machine import Software
 from autotune.system.processes import read_resident
 from autotune.system.software import read_own_version, read_start_method_in_force, read_thread_variables
 

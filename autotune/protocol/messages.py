@@ -27,7 +27,7 @@ from autotune.protocol.measurement import Measurement, TrialResult
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
 from autotune.settings import SettingName
-from autotune.system.hardware import Accelerator, Software
+from autotune.system.machine import Accelerator, Software
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 MAX_PAUSE_SECONDS: Final = 10.0  # within a message, before the other process counts as gone

@@ -20,7 +20,7 @@ from autotune.config import (
 from autotune.profiles.schema import WorkloadIdentity
 from autotune.request import WorkloadRequest
 from autotune.settings import SettingName
-from autotune.system.hardware import Accelerator, Software
+from autotune.system.machine import Accelerator, Software
 
 if TYPE_CHECKING:
     from autotune.protocol.messages import IdentityReport

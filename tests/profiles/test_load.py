@@ -20,8 +20,7 @@ from autotune.errors import ProfileError, UsageError
 from autotune.profiles.load import TunedLoader, load
 from autotune.profiles.loaders import WorkerSetup, make_worker_init
 from autotune.profiles.schema import TunedProfile
-from autotune.system.hardware import Accelerator, Hardware, read_gpus
-from autotune.system.machine import read_machine
+from autotune.system.machine import Accelerator, Hardware, read_gpus, read_machine
 from tests.builders import make_config, make_profile, write_profiles
 from tests.own_loaders import PicksItsPrefetch, make_of_settings
 

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import ProfileError
-from autotune.profiles.match import (
+from autotune.profiles.load import (
     clamp_config,
+    compare,
     compare_age,
-    compare_hardware,
-    compare_software,
-    compare_workloads,
     measure_distance,
     select_profile,
 )
@@ -59,14 +57,14 @@ def make_identity(**changes: Any) -> WorkloadIdentity:
 def test_other_hardware_requires_retuning_and_is_described_with_both_values(
     changes: dict[str, Any], words: str
 ) -> None:
-    found = [one for one in compare_hardware(HERE, HERE.model_copy(update=changes)) if one.requires_retune]
+    found = [one for one in compare(HERE, HERE.model_copy(update=changes)) if one.requires_retune]
     assert [str(one) for one in found] == [words]
 
 
 def test_another_processor_is_information_and_a_slightly_different_kernel_is_nothing() -> None:
-    assert [one.requires_retune for one in compare_hardware(HERE, HERE.model_copy(update={"cpu": "Newer"}))] == [False]
-    assert compare_hardware(HERE, HERE.model_copy(update={"memory_limit_bytes": 16 * GIB - 100 * MIB})) == ()
-    assert compare_hardware(HERE, HERE) == ()
+    assert [one.requires_retune for one in compare(HERE, HERE.model_copy(update={"cpu": "Newer"}))] == [False]
+    assert compare(HERE, HERE.model_copy(update={"memory_limit_bytes": 16 * GIB - 100 * MIB})) == ()
+    assert compare(HERE, HERE) == ()
 
 
 def test_versions_are_information_and_the_start_method_requires_retuning() -> None:
@@ -74,7 +72,7 @@ def test_versions_are_information_and_the_start_method_requires_retuning() -> No
     here = make_software().model_copy(
         update={"torch": "2.14.0", "start_method": "forkserver", "thread_variables": variables}
     )
-    found = {str(one): one.requires_retune for one in compare_software(make_software(), here)}
+    found = {str(one): one.requires_retune for one in compare(make_software(), here)}
     assert found == {
         "torch 2.13.0 → 2.14.0": False,
         "start method fork → forkserver": True,
@@ -89,17 +87,17 @@ def test_versions_are_information_and_the_start_method_requires_retuning() -> No
         ({"dataset": "c:d"}, "dataset a:b → c:d"),
         ({"split": "val"}, "split none → val"),
         ({"samples": 9000}, "samples 1,000 → 9,000"),
-        ({"loader_class": "m.L"}, "loader DataLoader → m.L"),
+        ({"loader_class": "m.L"}, "loader class none → m.L"),
     ],
 )
 def test_another_workload_requires_retuning(changes: dict[str, Any], words: str) -> None:
-    (difference,) = compare_workloads(make_identity(), make_identity(**changes))
+    (difference,) = compare(make_identity(), make_identity(**changes))
     assert (str(difference), difference.requires_retune) == (words, True)
 
 
 @pytest.mark.parametrize("changes", [{"sample_bytes": 4200}, {"samples": 1200}, {"samples": None}])
 def test_small_or_unknown_differences_do_not_make_another_workload(changes: dict[str, Any]) -> None:
-    assert compare_workloads(make_identity(), make_identity(**changes)) == ()
+    assert compare(make_identity(), make_identity(**changes)) == ()
 
 
 def test_a_profile_can_be_too_old() -> None:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.schema import TunedProfile
-from autotune.report.code import load_code, plain_code
+from autotune.report.sections import load_code, plain_code
 from autotune.settings import SETTINGS, config_from_values, setting_values
 from tests.builders import make_config, make_hardware, make_profile
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.profiles.schema import Contribution, ProfileResult, ScalingPoint, SearchRecord, TunedProfile
-from autotune.report.html import make_ticks, render_html
-from autotune.report.text import render_markdown, render_profile, render_summary
+from autotune.report.render import make_ticks, render_html, render_markdown, render_profile, render_summary
 from tests.builders import (
     make_config,
     make_full_profile,
@@ -173,7 +172,7 @@ TRIALS = st.builds(
     predicted_samples_per_second=RATES,
     peak_host_bytes=BYTES,
 )
-POINTS = st.builds(ScalingPoint, num_workers=st.integers(0, 500), samples_per_second=RATES, relative_error=RATES)
+POINTS = st.builds(ScalingPoint, num_workers=st.integers(0, 500), samples_per_second=RATES)
 SEARCHES = st.builds(
     make_search_record,
     trials=st.lists(TRIALS, max_size=5).map(tuple),

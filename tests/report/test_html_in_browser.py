@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from autotune.profiles.schema import TunedProfile
-from autotune.report.html import render_html
+from autotune.report.render import render_html
 from tests.builders import make_full_profile
 from tests.report.hostile import make_hostile_profile
 

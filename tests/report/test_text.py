@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.profiles.schema import BatchWaits, ProcessWaits, TunedProfile
-from autotune.report.text import render_profile, render_summary, render_verified
+from autotune.report.render import render_profile, render_summary, render_verified
 from tests.builders import make_config, make_full_profile, make_profile, make_profile_result
 
 NO_CHANGE: dict[str, Any] = {"verdict": "no_change", "speedup": 1.0, "speedup_ci95": (0.98, 1.02)}
