@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
-from autotune.child.loader_building import build_plain_loader
+from autotune.child.loader import build_plain_loader
 from autotune.child.probe_workers import ROUND_BATCH_SIZE, single_thread
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.workload_profile import CostlyLine

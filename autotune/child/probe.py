@@ -14,7 +14,7 @@ from autotune.child import probe_workers
 from autotune.child.data_checks import compare_workers, describe_differing
 from autotune.child.device import read_accelerator, read_free_memory, warn_of_device
 from autotune.child.hot_code import find_costly_lines
-from autotune.child.loader_building import build_plain_loader, count_epoch_batches
+from autotune.child.loader import build_plain_loader, count_epoch_batches
 from autotune.child.probe_batches import (
     BatchSizeProfile,
     OnPhase,
@@ -131,7 +131,7 @@ def _look_for_hangs(
 
 def _list_notes(workload: LoadedWorkload, seen: Iterable[str | None]) -> tuple[str, ...]:
     """List what is to be said of a workload, in the order in which one reads it."""
-    own = None if workload.own is None else workload.own.describe()
+    own = workload.note
     shares = describe_idle_workers(workload), describe_epochs(workload)
     cold = describe_storage(workload.sample_counts.reads, workload.promised_samples or 0, read_memory_limit())
     return tuple(filter(None, (own, *seen, *shares, cold, warn_of_validation_data(workload))))
@@ -174,9 +174,10 @@ def _describe_parts(workload: LoadedWorkload) -> dict[str, Any]:
         "has_getitems": hasattr(workload.parts.dataset, "__getitems__"),
         "shards": count_shards(workload) if workload.kind == "iterable" else None,
         "baseline": workload.baseline,
-        "loader_class": None if own is None else own.call.name,
+        "loader_class": None if own is None else own.name,
         "fixed_settings": dict(workload.fixed),
         "loader_decides": () if own is None else tuple(own.fixed),
+        "ends_with_sampler": workload.ends_with_sampler,
         "multiprocessing_context": workload.start_method,
     }
 
@@ -285,7 +286,7 @@ def identify_workload(
         kind=workload.kind,
         samples=workload.promised_samples,
         sample_bytes=measure_sample_bytes(batch, samples),
-        loader_class=None if workload.own is None else workload.own.call.name,
+        loader_class=None if workload.own is None else workload.own.name,
         loader_decides=() if workload.own is None else tuple(workload.own.fixed),
         software=read_software(),
         accelerator=read_accelerator(device),

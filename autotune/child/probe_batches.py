@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.batches import count_bytes, count_samples
 from autotune.child.device import read_peak, reset_peak, synchronize
-from autotune.child.loader_building import build_plain_loader
+from autotune.child.loader import build_plain_loader
 from autotune.child.probe_h2d import H2DBench, measure_h2d
 from autotune.child.probe_workers import single_thread
 from autotune.child.reading_traces import ProcessState, find_traces

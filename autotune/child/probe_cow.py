@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from autotune.child.batches import count_samples
 from autotune.child.errors import shut_down_workers
-from autotune.child.loader_building import build_plain_loader
+from autotune.child.loader import build_plain_loader
 from autotune.child.probe_workers import start_worker
 from autotune.child.workload import LoadedWorkload
 from autotune.system.processes import PROC, read_smaps

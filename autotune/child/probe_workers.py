@@ -20,9 +20,9 @@ import torch
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from autotune.child.custom_loaders import MeasuredLoader
 from autotune.child.errors import shut_down_workers
-from autotune.child.factory_calls import MeasuredLoader
-from autotune.child.loader_building import build_plain_loader
+from autotune.child.loader import build_plain_loader
 from autotune.child.timing import time_calls
 from autotune.child.trial import settle_garbage
 from autotune.child.workload import LoadedWorkload

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Self
 
 from torch.utils.data import DataLoader
 
-from autotune.child.loader_building import build_plain_loader
+from autotune.child.loader import build_plain_loader
 from autotune.child.probe_workers import ROUND_BATCH_SIZE
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.messages import Traces

@@ -122,18 +122,18 @@ class TrialServer:
             self._ranks = self._world.join()
         self._where = "dataset"
         self._show(f"calling {request.dataset}")
-        self._workload = self._load_workload()
+        self._workload = self._load_workload(command.ends_with_sampler)
         self._may_warm_up = command.warm_up
         self._where = "step"
         self._show(f"making the step ({request.describe_step()})")
         self._step = self._watch_step(make_step(request, self._device))
         self._needs_warm_step = request.step_seconds is None or self._device.type != "cpu"  # else it only sleeps
 
-    def _load_workload(self) -> LoadedWorkload:
+    def _load_workload(self, ends_with_sampler: bool | None) -> LoadedWorkload:
         """Load it; each of several training processes its share, where its loader does not see to that."""
         from autotune.child.workload import load_workload, take_share
 
-        loaded = load_workload(self._request)
+        loaded = load_workload(self._request, ends_with_sampler)
         return loaded if self._world is None or self._world.size == 1 else take_share(loaded)
 
     def _probe(self, command: messages.ProbeCommand) -> messages.ProbeReport | messages.TracesReport:

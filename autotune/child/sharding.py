@@ -16,7 +16,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from autotune.child.batches import count_samples
 from autotune.child.errors import shut_down_workers
-from autotune.child.loader_building import build_plain_loader
+from autotune.child.loader import build_plain_loader
 from autotune.child.probe_storage import measure_reads
 from autotune.child.probe_workers import ROUND_BATCH_SIZE, single_thread, time_worker_round
 from autotune.child.workload import LoadedWorkload

@@ -62,6 +62,7 @@ class LoadCommand(FrozenModel):
     Attributes:
         warm_up: Whether the process may read samples by itself, outside of trials.
         ranks: Training processes to load it in, where the workload is trained by several.
+        ends_with_sampler: Whether an epoch of the loader ends when its sampler does; None if unknown.
     """
 
     op: Literal["hello"] = "hello"
@@ -69,6 +70,7 @@ class LoadCommand(FrozenModel):
     workload: WorkloadRequest
     warm_up: bool = True
     ranks: Annotated[int, Field(ge=1)] = 1
+    ends_with_sampler: bool | None = None
 
 
 class Traces(FrozenModel):

@@ -98,6 +98,7 @@ class WorkloadProfile(FrozenModel):
         leaves_traces: Whether reading in the process itself leaves threads or open files, which workers would inherit.
         fixed_settings: Settings that the loader or the dataset decides, with their values.
         loader_decides: Those of them that the user's own loader decides, and cannot be given.
+        ends_with_sampler: Whether an epoch of the loader ends when its sampler does.
         multiprocessing_context: Start method the workload brings along; None is the interpreter's default.
         accelerator: None on the CPU.
         gpu_room_bytes: Device memory that this process holds or could still get when the probe began; 0 on the CPU.
@@ -142,6 +143,7 @@ class WorkloadProfile(FrozenModel):
     leaves_traces: bool = False
     fixed_settings: dict[SettingName, int | bool | None] = Field(default_factory=dict)
     loader_decides: tuple[SettingName, ...] = ()
+    ends_with_sampler: bool = True
     multiprocessing_context: StartMethod | None = None
     software: Software
     accelerator: Accelerator | None = None

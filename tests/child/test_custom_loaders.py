@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from autotune.child.constructor_calls import note_constructor_calls
+from autotune.child.custom_loaders import record_constructor_calls as note_constructor_calls
 from autotune.child.loader import StoppableDataLoader
-from autotune.child.loader_building import build_loader, build_plain_loader, count_epoch_batches
+from autotune.child.loader import build_loader, build_plain_loader, count_epoch_batches
 from autotune.child.probe import warn_of_validation_data
 from autotune.child.probe_batches import MAX_LOADED_BATCHES, load_batches
 from autotune.child.trial import TrialRun

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.child.loader_building import build_loader
+from autotune.child.loader import build_loader
 from autotune.child.workload import load_workload
 from autotune.config import DataLoaderSettings
 from autotune.errors import UsageError

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from torch.utils.data import TensorDataset
 
-from autotune.child.loader_building import build_loader
-from autotune.child.splits import choose_split
+from autotune.child.loader import build_loader
+from autotune.child.workload import choose_split
 from autotune.child.workload import LoadedWorkload, load_workload, wrap_dataset
 from autotune.errors import UsageError
 from autotune.request import WorkloadRequest

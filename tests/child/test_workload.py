@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from autotune.child.loader import StoppableSampler
-from autotune.child.loader_building import build_loader
+from autotune.child.loader import build_loader
 from autotune.child.stopping import align_to_workers
 from autotune.child.workload import LoadedWorkload, wrap_dataset
 from autotune.errors import UsageError
