@@ -24,7 +24,7 @@ from autotune.child.device import (
     warn_of_device,
 )
 from autotune.child.hot_code import find_costly_lines
-from autotune.child.loader_building import build_plain_loader, count_epoch_batches
+from autotune.child.loader import build_plain_loader, count_epoch_batches
 from autotune.child.probe_workers import MAX_CHECKED_SECONDS, ROUND_BATCH_SIZE, SMALL_BATCH_DIVISOR, OnPhase
 from autotune.child.sample_checks import SampleCountError, check_epoch_length, check_handed_out, count_samples
 from autotune.child.sample_reader import SampleReader
@@ -106,14 +106,15 @@ def profile_workload(
         costly_lines=costly_lines,
         shards=next((count for count in shards if type(count) is int and count > 0), None),
         baseline=workload.baseline,
-        loader_class=None if own is None else own.call.name,
+        loader_class=None if own is None else own.name,
         fixed_settings=dict(workload.fixed),
         loader_decides=() if own is None else tuple(own.fixed),
+        ends_with_sampler=workload.ends_with_sampler,
         multiprocessing_context=workload.start_method,
         software=read_software(),
         pinning=device.type == "cuda",
         rss_bytes=rss_bytes,
-        notes=tuple(filter(None, (None if own is None else own.describe(), *warnings))),
+        notes=tuple(filter(None, (workload.note, *warnings))),
         accelerator=read_accelerator(device),
         gpu_room_bytes=gpu_room_bytes,
     )
@@ -308,7 +309,7 @@ def identify_workload(
         kind=workload.kind,
         samples=workload.promised_samples,
         sample_bytes=count_bytes(batch) // max(1, samples[-1]),
-        loader_class=None if workload.own is None else workload.own.call.name,
+        loader_class=None if workload.own is None else workload.own.name,
         loader_decides=() if workload.own is None else tuple(workload.own.fixed),
         software=read_software(),
         accelerator=read_accelerator(device),

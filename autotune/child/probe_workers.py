@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from autotune.child.data_checks import RecordingCollate, WatchedInit, check_workers
 from autotune.child.errors import shut_down_workers
-from autotune.child.loader_building import build_plain_loader
+from autotune.child.loader import build_plain_loader
 from autotune.child.timers import fit_cost
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.messages import ProbeCommand

@@ -108,7 +108,7 @@ class TrialServer:
             self._ranks = self._world.init_process_group()
         self._where = "dataset"
         self._show(f"calling {request.dataset}")
-        loaded = load_workload(request)
+        loaded = load_workload(request, command.ends_with_sampler)
         self._workload = loaded if self._world is None or self._world.size == 1 else take_share(loaded)
         self._workload.sample_counts.samples = command.counted_samples
         self._workload.sample_counts.reads_worker_info = command.reads_worker_info

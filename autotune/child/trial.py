@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.child.custom_loaders import MeasuredLoader
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.distributed import RankSync
 from autotune.child.errors import annotate_dead_workers, find_requested_index
-from autotune.child.factory_calls import MeasuredLoader
-from autotune.child.loader import StoppableDataLoader
-from autotune.child.loader_building import (
+from autotune.child.loader import (
+    StoppableDataLoader,
     build_loader,
     build_plain_loader,
     count_epoch_batches,

@@ -61,6 +61,7 @@ class LoadCommand(FrozenModel):
         ranks: Training processes to load it in.
         counted_samples: Samples of an epoch, as another process counted them; None if unknown.
         reads_worker_info: Whether the dataset reads the number of its worker, or of all workers.
+        ends_with_sampler: Whether an epoch of the loader ends when its sampler does; None if unknown.
     """
 
     op: Literal["load"] = "load"
@@ -69,6 +70,7 @@ class LoadCommand(FrozenModel):
     ranks: Annotated[int, Field(ge=1)] = 1
     counted_samples: BoundedCount | None = None
     reads_worker_info: bool = False
+    ends_with_sampler: bool | None = None
 
 
 class ProbeCommand(FrozenModel):
