@@ -227,7 +227,7 @@ def wrap_dataset(made: Any, source: str, calls: RecordedCalls = (), ends: bool |
         return LoadedWorkload(parts)
     wrapper = None
     while isinstance(inner := vars(made).get("base_dataloader"), DataLoader):  # of accelerate's DataLoaderShard
-        made, wrapper = inner, wrapper or describe(made)
+        made, wrapper = inner, wrapper or describe(made).removeprefix("a ")
     parts, baseline = _take_apart(made)
     own = adopt_loader(made, baseline, calls, source, ends)
     if own is not None:  # its class may wrap its worker_init_fn, and does so again

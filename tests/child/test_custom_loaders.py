@@ -169,7 +169,7 @@ def test_the_loader_inside_a_wrapper_of_accelerate_is_measured() -> None:
     workload = load("Shard", batch_sampler=batches, num_workers=1)
     assert workload.baseline is not None
     assert (workload.baseline.dataloader.num_workers, workload.batching) == (1, "user")
-    assert "the DataLoader inside a tests.own_loaders.Shard" in (workload.note or "")
+    assert "the DataLoader inside tests.own_loaders.Shard" in (workload.note or "")
     assert list_lengths(measure(workload, 2, None)) == [(12, 60), (12, 60)]
 
 

@@ -114,7 +114,7 @@ def test_the_loader_inside_that_of_accelerate_is_measured(name: str, workers: in
     loaded = load(name)
     assert loaded.baseline is not None
     assert (loaded.own, loaded.batching, loaded.baseline.dataloader.num_workers) == (None, "user", workers)
-    assert "inside a accelerate.data_loader.DataLoaderShard" in (loaded.note or "")
+    assert "inside accelerate.data_loader.DataLoaderShard" in (loaded.note or "")
 
 
 @pytest.mark.parametrize(
