@@ -99,8 +99,8 @@ def test_importing_the_command_line_imports_click_only() -> None:
     assert list_heavy_after("import autotune.cli.main") == "['click']"
 
 
-def test_importing_the_entry_point_of_the_child_imports_nothing_heavy() -> None:
-    assert list_heavy_after("import autotune.child.__main__") == "[]"
+def test_importing_the_supervisor_imports_nothing_heavy() -> None:
+    assert list_heavy_after("import autotune.child.supervisor") == "[]"
 
 
 def test_loading_needs_only_pydantic() -> None:
