@@ -64,15 +64,7 @@ class Remeasurement(FrozenModel):
 
 
 class CheckResult(FrozenModel):
-    """Result of a check.
-
-    Attributes:
-        profile: Id of the profile.
-        is_valid: Whether it is still valid.
-        reasons: Why it is out of date; empty if it is valid.
-        info: Other differences, which do not invalidate it.
-        remeasured: Its new measurement, if there is one.
-    """
+    """Whether a profile is still valid, the `reasons` if it is not, and other differences as `info`."""
 
     profile: str
     is_valid: bool

@@ -9,9 +9,7 @@ from __future__ import annotations
 class DltuneError(Exception):
     """Base class of dltune's exceptions.
 
-    Attributes:
-        exit_code: Exit code of the `dltune` process.
-        details: Traceback or end of the captured output; may be empty.
+    `exit_code` is that of the `dltune` process, and `details` a traceback or the end of the captured output.
     """
 
     exit_code = 1

@@ -17,7 +17,7 @@ from autotune.protocol.budgets import plan_budgets
 from autotune.protocol.interruption import spawn_error
 from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import WorkloadProfile
-from autotune.request import TuningRequest
+from autotune.request import TuningRequest, explain_invalid
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
 
@@ -45,28 +45,22 @@ def check_request(request: TuningRequest) -> None:
 def find_stored(request: TuningRequest, machine: MachineProfile, *, validated: bool) -> TunedProfile | None:
     """Find the profile of an earlier run of the same request on this class of machine, complete or interrupted."""
     ignored: dict[str, Any] = dict.fromkeys(NOT_COMPARED)
+    asked = request.record() | ignored
     for profile in read_profiles(Path(request.output)):
-        here = describe_local_hardware(machine, profile.hardware)
-        is_same = (
-            profile.machine_class == here.machine_class and profile.request | ignored == request.record() | ignored
-        )
-        if is_same and profile.is_validated is validated:
+        is_here = profile.machine_class == describe_local_hardware(machine, profile.hardware).machine_class
+        if is_here and profile.request | ignored == asked and profile.is_validated is validated:
             return profile
     return None
 
 
 def rebuild_request(profile: TunedProfile, output: str, trials: int | None = None) -> TuningRequest:
-    """Return the request that a profile was tuned with, for another run in the current folder.
-
-    Raises:
-        ProfileError: The stored request is invalid.
-    """
+    """Return the request that a profile was tuned with, for another run in the current folder."""
     changes = {"output": output} if trials is None else {"output": output, "trials": trials}
     try:
         return TuningRequest.model_validate(profile.request | changes).forget_folder()
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        what = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        path, reason = explain_invalid(error)
+        what = f"{'.'.join(path)}: {reason}"
         raise ProfileError(f"Profile {profile.id}: its request is invalid ({what}). Tune again with dltune.") from None
 
 

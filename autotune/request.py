@@ -52,20 +52,10 @@ class ValueRange(FrozenModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A dataset with further arguments of its DataLoader, which a dataset factory may return.
+    """A dataset with further arguments of its `DataLoader`, which a dataset factory may return.
 
-    Attributes:
-        dataset: A map-style or iterable dataset.
-        shuffle: Whether a map-style dataset is shuffled; None shuffles it.
-        sampler: Order of samples; excludes `shuffle`.
-        batch_sampler: Returns batches of indices; the batch size is then not tuned.
-        batched: False returns single samples, as `DataLoader(batch_size=None)` does.
-        collate_fn: Makes a batch of samples; None uses PyTorch's default.
-        worker_init_fn: Called in each worker with its number.
-        generator: Source of randomness for the sampler and the workers' seeds.
-        drop_last: Whether an incomplete last batch is dropped.
-        timeout: Timeout for a batch, in seconds; 0 for no limit.
-        multiprocessing_context: Start method of the workers; None uses Python's default.
+    A map-style dataset is shuffled unless `shuffle` is False or there is a sampler. With a `batch_sampler`, the batch
+    size is not tuned. `batched=False` returns single samples, as `DataLoader(batch_size=None)` does.
     """
 
     dataset: Dataset[Any]
@@ -188,14 +178,13 @@ class TuningRequest(FrozenModel):
     def _check_settings(self) -> Self:
         if twice := self.fixed.keys() & self.search.keys():
             raise ValueError(f"{min(twice)} is both set and searched: give it once")
-        asked = {name: (value,) for name, value in self.fixed.items()} | self.search
-        for name, value in (
-            (name, one) for name, values in asked.items() if isinstance(values, tuple) for one in values
-        ):
-            try:
-                SETTINGS[name].check(value)
-            except ValidationError as error:
-                raise ValueError(f"{name}={value!r} is not possible: {explain_invalid(error)[1]}") from None
+        listed = {name: values for name, values in self.search.items() if not isinstance(values, ValueRange)}
+        for name, values in ({name: (value,) for name, value in self.fixed.items()} | listed).items():
+            for value in values:
+                try:
+                    SETTINGS[name].check(value)
+                except ValidationError as error:
+                    raise ValueError(f"{name}={value!r} is not possible: {explain_invalid(error)[1]}") from None
         return self
 
     def is_asked(self, name: SettingName) -> bool:

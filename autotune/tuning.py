@@ -49,14 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TuningResult:
-    """The result of a run.
-
-    Attributes:
-        profile: The profile that was saved.
-        plan: Limits, search space and baseline of the run.
-        records: Every trial of the search.
-        interrupted: Whether the run was interrupted; the profile then holds the best so far.
-    """
+    """The saved profile, the plan and all trials of a run; `profile` holds the best so far if it was interrupted."""
 
     profile: TunedProfile
     plan: Plan

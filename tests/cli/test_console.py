@@ -27,32 +27,25 @@ def leave_by(error: BaseException, exit_code: int | None = None, interrupted: st
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "code", "shown"),
     [
-        (DltuneError("x"), 1),
-        (TrialError("x"), 1),
-        (UsageError("x"), 2),
-        (WorkloadError("x"), 2),
-        (NoFeasibleConfigError("x"), 3),
-        (KeyboardInterrupt(), INTERRUPTED),
+        (DltuneError("It fails."), 1, "Error: It fails."),
+        (TrialError("It fails."), 1, "Error: It fails."),
+        (UsageError("It fails."), 2, "Error: It fails."),
+        (WorkloadError("It fails.", "Traceback: line 3\n"), 2, "Traceback: line 3\nError: It fails."),
+        (NoFeasibleConfigError("It fails."), 3, "Error: It fails."),
+        (KeyboardInterrupt(), INTERRUPTED, NOTHING_MEASURED),
     ],
 )
-def test_every_kind_of_error_has_its_exit_code(error: BaseException, code: int) -> None:
-    assert leave_by(error) == code
+def test_every_kind_of_error_has_its_exit_code_and_is_a_sentence_after_its_details(
+    error: BaseException, code: int, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert leave_by(error, interrupted=NOTHING_MEASURED) == code
+    assert capsys.readouterr().err == f"{shown}\n"
 
 
 def test_a_command_may_have_one_exit_code_for_all_errors() -> None:
     assert leave_by(TrialError("x"), exit_code=2) == 2
-
-
-def test_an_error_is_a_sentence_after_its_details(capsys: pytest.CaptureFixture[str]) -> None:
-    leave_by(WorkloadError("The dataset fails.", "Traceback: line 3\n"))
-    assert capsys.readouterr().err == "Traceback: line 3\nError: The dataset fails.\n"
-
-
-def test_an_interrupted_run_without_a_result_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    leave_by(KeyboardInterrupt(), interrupted=NOTHING_MEASURED)
-    assert capsys.readouterr().err == f"{NOTHING_MEASURED}\n"
 
 
 def test_a_profile_that_cannot_be_saved_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,9 +86,6 @@ def test_the_head_names_machine_and_costs(display: TimedDisplay) -> None:
     assert costs.startswith("Profiled in 5.5 s: ")
     assert "/sample, CPU-bound · step " in costs
     assert costs.endswith(" samples/s")
-
-
-def test_the_head_names_the_gpu(display: TimedDisplay) -> None:
     display.show_plan(make_plan(make_request(), make_machine(), make_gpu_workload(), make_limits()))
     assert " · NVIDIA H100 80GB HBM3 · " in display.read()
 
@@ -105,23 +102,16 @@ def test_only_settings_that_vary_have_a_column(display: TimedDisplay) -> None:
     ]
 
 
-def test_a_failed_trial_is_a_row_with_the_reason(display: TimedDisplay) -> None:
+def test_a_failed_or_skipped_trial_is_a_row_with_the_reason(display: TimedDisplay) -> None:
     display.show_plan(plan_run())
     show(display, 3, make_result(make_config(8), kind="shm_exhausted", message="filled /dev/shm: 64 MiB of 64 MiB"))
     assert display.read().endswith("           -            -  failed: filled /dev/shm: 64 MiB of 64 MiB\n")
-
-
-@pytest.mark.parametrize(
-    ("constraints", "words"),
-    [({"memory": 0.2, "shm": -0.5}, "predicted to exceed the limit of memory"), ({"works": 1.0}, "workers fail")],
-)
-def test_a_skipped_trial_is_a_row_with_the_reason(
-    display: TimedDisplay, constraints: dict[str, float], words: str
-) -> None:
-    display.show_plan(plan_run())
-    skipped = TrialRecord(config=make_config(8), status="skipped", samples_per_second=950.0, constraints=constraints)
-    display.show_trial(3, skipped, 0.0, is_best=False)
-    assert display.read().splitlines()[-1].endswith(f"skipped: {words}")
+    reasons = {"memory": "predicted to exceed the limit of memory", "works": "workers fail"}
+    for name, words in reasons.items():
+        limits = {"shm": -0.5, name: 0.2}
+        skipped = TrialRecord(config=make_config(8), status="skipped", samples_per_second=950.0, constraints=limits)
+        display.show_trial(3, skipped, 0.0, is_best=False)
+        assert display.read().splitlines()[-1].endswith(f"skipped: {words}")
 
 
 @pytest.mark.parametrize(("config", "rows"), [(make_config(2), 0), (make_config(8), 1)])
@@ -157,17 +147,11 @@ def test_details_are_shown_on_request() -> None:
     assert "Phases: profiling 5.0 s · search 20.0 s · validation 10.0 s" in text
 
 
-def test_a_quiet_display_shows_nothing() -> None:
-    with TimedDisplay(quiet=True) as display:
-        display.show_plan(plan_run())
-        show(display, 1, make_result(make_config(2), 900.0))
-        display.show_warning("The machine is busy.")
-    assert display.read() == ""
-
-
-def test_a_warning_does_not_control_the_terminal(display: TimedDisplay) -> None:
-    display.show_warning("\x1b[2J")
-    assert display.read() == "Warning: \\u001b[2J\n"
+@pytest.mark.parametrize(("quiet", "shown"), [(True, ""), (False, "Warning: [b]\\u001b[2J :smile:\n")])
+def test_a_warning_does_not_control_the_terminal_and_a_quiet_display_shows_none(quiet: bool, shown: str) -> None:
+    with TimedDisplay(quiet=quiet) as display:
+        display.show_warning("[b]\x1b[2J :smile:")
+    assert display.read() == shown
 
 
 def test_a_full_disk_under_the_log_does_not_end_the_run() -> None:

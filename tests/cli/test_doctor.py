@@ -63,14 +63,11 @@ def test_a_shortage_has_its_fix(machine: dict[str, Any], name: str, fixes: tuple
     assert [fix for fix in fixes if fix not in found.fix] == []
 
 
-@pytest.mark.parametrize(("throttled", "state"), [(10, "ok"), (11, "warning")])
-def test_throttling_above_one_percent_is_a_warning(throttled: int, state: str) -> None:
-    found = find(check(make_quota(1000, throttled)), "CPU throttling")
-    assert (found.state, found.finding) == (state, f"{throttled / 10}% of 1,000 periods")
-
-
-def test_of_several_quotas_the_most_used_up_counts() -> None:
-    found = find(check(make_quota(1000, 0), make_quota(200, 50, seconds=12.5), make_quota(0, 0)), "CPU throttling")
+def test_throttling_of_the_most_used_quota_above_one_percent_is_a_warning() -> None:
+    for throttled, state in ((10, "ok"), (11, "warning")):
+        found = find(check(make_quota(1000, throttled), make_quota(1000, 0), make_quota(0, 0)), "CPU throttling")
+        assert (found.state, found.finding) == (state, f"{throttled / 10}% of 1,000 periods")
+    found = find(check(make_quota(200, 50, seconds=12.5)), "CPU throttling")
     assert found.finding == "25.0% of 200 periods, 12.5 s in total"
 
 
@@ -95,32 +92,30 @@ def test_workers_that_are_not_forked_start_slowly(method: str) -> None:
     assert "multiprocessing_context='fork'" in found.fix
 
 
-def test_a_long_folder_for_temporary_files_is_a_warning(tmp_path: Path) -> None:
+def test_a_long_folder_for_temporary_files_is_a_warning_and_a_read_only_folder_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert find(check_folders("/tmp/" + "x" * 90, tmp_path), "TMPDIR").state == "warning"
-
-
-def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     assert find(check_folders("/tmp", tmp_path), "this folder").state == "problem"
 
 
-@pytest.mark.parametrize("file", ["autotune/__init__.py", "autotune.py"])
-def test_another_module_of_our_name_is_a_warning(tmp_path: Path, file: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "installed", "found", "fix"),
+    [
+        ("autotune/__init__.py", ["dltune"], "{folder}/autotune/__init__.py", "rename it"),
+        ("autotune.py", ["dltune"], "{folder}/autotune.py", "rename it"),
+        ("autotune/notes.txt", ["dltune", "autotune"], "distribution autotune", "pip uninstall autotune"),
+        ("autotune/notes.txt", [], "none", ""),
+    ],
+)
+def test_another_package_of_the_same_name_is_a_warning(
+    tmp_path: Path, file: str, installed: list[str], found: str, fix: str
+) -> None:
     write_files(tmp_path, {file: ""})
-    found = check_packages([str(tmp_path), str(tmp_path), str(tmp_path / "missing")], ["dltune"])
-    assert (found.state, found.finding) == ("warning", str((tmp_path / file).resolve()))
-    assert "rename it" in found.fix
-
-
-def test_another_distribution_of_our_name_is_a_warning() -> None:
-    found = check_packages([], ["dltune", "autotune", "autotune"])
-    assert (found.state, found.finding) == ("warning", "distribution autotune")
-    assert "pip uninstall autotune" in found.fix
-
-
-def test_a_folder_without_an_init_file_is_no_package(tmp_path: Path) -> None:
-    write_files(tmp_path, {"autotune/notes.txt": ""})
-    assert check_packages([str(tmp_path)], ()).state == "ok"
+    one = check_packages([str(tmp_path), str(tmp_path / "missing")], installed)
+    assert (one.state == "ok", one.finding) == (not fix, found.format(folder=tmp_path.resolve()))
+    assert fix in one.fix
 
 
 def test_the_command_prints_the_same_for_people_and_programs(workdir: Path) -> None:
