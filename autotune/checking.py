@@ -15,14 +15,7 @@ from autotune.errors import UsageError
 from autotune.planning.plan import Plan
 from autotune.planning.space import choose_probe_sizes
 from autotune.preparation import prepare_run, rebuild_request
-from autotune.profiles.match import (
-    Difference,
-    compare_age,
-    compare_hardware,
-    compare_software,
-    compare_workloads,
-    select_profile,
-)
+from autotune.profiles.load import Difference, compare, compare_age, select_profile
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import warn_if_others_can_write
 from autotune.progress import ProgressListener
@@ -33,8 +26,7 @@ from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import identify
 from autotune.request import TuningRequest
 from autotune.runner.runner import start_runner
-from autotune.system.hardware import Hardware, Software
-from autotune.system.machine import describe_local_hardware, read_machine
+from autotune.system.machine import Hardware, Software, describe_local_hardware, read_machine
 from autotune.system.software import read_start_method, read_torch
 from autotune.validation.runs import CandidateRuns, NoiseMonitor, measure_run, validate
 
@@ -123,7 +115,7 @@ def check(
         except OSError as error:
             raise spawn_error(error) from None
     differences = _compare(chosen, machine.hardware(found.accelerator), found.software)
-    workload = compare_workloads(chosen.workload, identify(request.workload, found))
+    workload = compare(chosen.workload, identify(request.workload, found))
     return _conclude(chosen, [*differences, *workload, *age])
 
 
@@ -142,7 +134,7 @@ def verify(
     with start_runner(request, progress) as runner:
         plan = prepare_run(request, read_machine(), None, runner, progress, time_budget)
         found = [*_compare(profile, plan.hardware, plan.workload.software), *differences]
-        found += compare_workloads(profile.workload, plan.identity)
+        found += compare(profile.workload, plan.identity)
         if any(one.requires_retune for one in found):
             return _conclude(profile, found)
         if excess := plan.describe_excess(profile.config):
@@ -195,7 +187,7 @@ def _compare_with_prediction(
 
 
 def _compare(profile: TunedProfile, here: Hardware, software: Software) -> list[Difference]:
-    return [*compare_hardware(profile.hardware, here), *compare_software(profile.software, software)]
+    return [*compare(profile.hardware, here), *compare(profile.software, software)]
 
 
 def _conclude(

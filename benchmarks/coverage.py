@@ -22,8 +22,7 @@ from autotune.protocol.messages import TrialRequest
 from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.settings import config_from_values
-from autotune.system.hardware import Software
-from autotune.system.machine import MachineProfile
+from autotune.system.machine import MachineProfile, Software
 from autotune.validation.decision import Decision, decide
 from autotune.validation.runs import validate
 

@@ -42,6 +42,7 @@ class Library(NamedTuple):
         option: How dltune is given it.
         package: The library.
         gives_dataset: Whether the function returns a dataset, for a DataLoader of torch.
+        has_batch_size: Whether dltune can set the batch size; a loader prepared by accelerate has a batch sampler.
         epochs: Length of the predicted run and of the whole runs: a few seconds.
     """
 
@@ -49,6 +50,7 @@ class Library(NamedTuple):
     option: str
     package: str
     gives_dataset: bool = False
+    has_batch_size: bool = True
     epochs: int = 2
 
     @property
@@ -76,6 +78,7 @@ LIBRARIES: Final = (
     Library("hugging_face:hf_iterable", "--dataset", "datasets", gives_dataset=True),
     Library("hugging_face:hf_streaming", "--dataset", "datasets", gives_dataset=True),
     Library("trainers:trainer_function", "--loader", "transformers"),
+    Library("trainers:trainer_loader", "--dataset", "transformers", has_batch_size=False),
     Library("trainers:accelerate_prepared", "--loader", "accelerate"),
     Library("trainers:lightning_data_module", "--dataset", "lightning"),
     Library("trainers:lightning_combined", "--loader", "lightning"),
@@ -183,7 +186,8 @@ def find_compared(profile: TunedProfile) -> tuple[LoaderConfig, float | None]:
 
 def _tune(library: Library, folder: str) -> TunedProfile:
     command = [sys.executable, "-m", "autotune", library.option, library.factory]
-    command += ["--step-time", f"{STEP_SECONDS * 1000:g}ms", "--batch-size", "32", "--epochs", str(library.epochs)]
+    command += ["--step-time", f"{STEP_SECONDS * 1000:g}ms", "--epochs", str(library.epochs)]
+    command += ["--batch-size", "32"] if library.has_batch_size else []
     return TunedProfile.model_validate_json(_run([*command, "--json"], folder))
 
 

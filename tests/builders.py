@@ -28,8 +28,7 @@ from autotune.protocol.measurement import EpochTrace, Measurement, TrialKind, Tr
 from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.system.cgroups import CpuCounters, CpuThrottling
-from autotune.system.hardware import Accelerator, Hardware, Software
-from autotune.system.machine import MachineProfile
+from autotune.system.machine import Accelerator, Hardware, MachineProfile, Software
 from autotune.validation.runs import CandidateRuns
 
 KIB = 1024
@@ -266,7 +265,7 @@ def make_search_record(**changes: Any) -> SearchRecord:
         "phase_seconds": {"profiling": 5.0, "search": 20.0, "validation": 10.0},
         "stop_reason": "less than 2% gain in the last 4 trials",
         "scaling": tuple(
-            ScalingPoint(num_workers=workers, samples_per_second=rate, relative_error=0.04)
+            ScalingPoint(num_workers=workers, samples_per_second=rate)
             for workers, rate in ((0, 980.0), (2, 1400.0), (4, 1780.0), (8, 1760.0))
         ),
         "batch_samples": 64,

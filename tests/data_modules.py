@@ -1,4 +1,4 @@
-"""Data modules and datasets of other libraries, for tests that hand them to a real child."""
+"""Data modules, datasets and loaders of other libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLES = 64
 
 
 class Numbers(LightningDataModule):
-    """Insists on Lightning's order of calls."""
+    """Requires Lightning's order of calls."""
 
     def __init__(self, batch_size: int = 8) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class StatefulNumbers(Numbers):
 
 
 class FilesOfItsOwn(LightningDataModule):
-    """Reads a folder that goes when the module goes."""
+    """Reads a folder that is removed with the module."""
 
     def prepare_data(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -72,14 +72,14 @@ class Files(Dataset[float]):
 
 
 class ModelWithData(LightningModule):
-    """A whole model, which may hand out its data itself."""
+    """A model with its own data."""
 
     def train_dataloader(self) -> Any:
         return DataLoader(make_numbers(), batch_size=8)
 
 
 class Idle(LightningModule):
-    """Trains one weight on whatever comes."""
+    """Trains one weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,16 +97,7 @@ def make_numbers() -> TensorDataset:
     return TensorDataset(torch.arange(float(SAMPLES)))
 
 
-def make_model() -> ModelWithData:
-    return ModelWithData()
-
-
 MODEL = ModelWithData()
-
-
-def make_from_datasets() -> LightningDataModule:
-    module: LightningDataModule = LightningDataModule.from_datasets(make_numbers(), batch_size=16)
-    return module
 
 
 def make_splits() -> Any:
@@ -119,7 +110,7 @@ def make_combined() -> Any:
 
 
 def make_multi_epochs() -> Any:
-    """Make timm's loader; its file is read by itself, since timm as a whole wants torchvision."""
+    """Make timm's loader from its source file, since timm as a whole requires torchvision."""
     place = Path(find_spec("timm").origin).parent / "data" / "loader.py"  # type: ignore[union-attr, arg-type]  # installed
     tree = ast.parse(place.read_text())
     wanted = [node for node in tree.body if getattr(node, "name", "") in ("MultiEpochsDataLoader", "_RepeatSampler")]
@@ -130,3 +121,14 @@ def make_multi_epochs() -> Any:
 
 def make_prepared(batch_size: int = 8, num_workers: int = 0) -> Any:
     return Accelerator(cpu=True).prepare(DataLoader(make_numbers(), batch_size=batch_size, num_workers=num_workers))
+
+
+def make_trainer_loader() -> Any:
+    """Make the loader of transformers' Trainer."""
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        output_dir=tempfile.gettempdir(), use_cpu=True, per_device_train_batch_size=8, dataloader_num_workers=1
+    )
+    rows = [{"input_ids": [number], "labels": [number]} for number in range(SAMPLES)]
+    return Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=rows).get_train_dataloader()

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,9 +39,6 @@ class Honest(Dataset[torch.Tensor]):
         return torch.full((self._floats,), float(index))
 
 
-make_honest = Honest
-
-
 class LazilyOpened(Honest):
     """Opens its file when it is first read, as recommended; a handle of another process is useless."""
 
@@ -58,9 +56,6 @@ class LazilyOpened(Honest):
         return torch.tensor(list(file.read(self._floats)))
 
 
-make_lazily_opened = LazilyOpened
-
-
 class Waiting(Honest):
     """Sleeps for each sample: several times as many workers as CPUs are useful."""
 
@@ -71,9 +66,6 @@ class Waiting(Honest):
     def __getitem__(self, index: int) -> Any:
         time.sleep(self._seconds)
         return super().__getitem__(index)
-
-
-make_waiting = Waiting
 
 
 def make_telling(note: str | None = None) -> Honest:
@@ -133,15 +125,9 @@ def make_hanging() -> NoReturn:
 
 
 def make_chatty() -> Honest:
-    sys.stdout.write('{"op": "ready"}\n')
-    sys.stdout.flush()
-    os.write(1, b'{"op":"probed"}\n' * 1000)
+    os.write(1, b'{"op": "ready"}\n' + b'{"op":"probed"}\n' * 1000)
     os.write(2, b"\x00\xff noise\n")
     return Honest()
-
-
-def make_empty() -> Honest:
-    return Honest(samples=0)
 
 
 def make_with_grandchild() -> Honest:
@@ -230,6 +216,7 @@ class QueriesBatches(Honest):
         return [super(QueriesBatches, self).__getitem__(index) for index in indices]
 
 
+make_honest, make_lazily_opened, make_waiting, make_empty = Honest, LazilyOpened, Waiting, partial(Honest, samples=0)
 make_fails_in_workers, make_fails_at_one_sample, make_damaged = FailsInWorkers, FailsAtOneSample, Damaged
 make_hangs_in_workers, make_kills_its_worker, make_ends_early = HangsInWorkers, KillsItsWorker, EndsEarly
 make_unsharded, make_sharded, make_queries_batches = Unsharded, Sharded, QueriesBatches
@@ -240,8 +227,7 @@ def make_loader() -> DataLoader[Any]:
 
 
 def make_own_batches() -> Workload:
-    batches = [[0, 1], [2, 3, 4], [5]] * 8
-    return Workload(dataset=Honest(), batch_sampler=batches)
+    return Workload(dataset=Honest(), batch_sampler=[[0, 1], [2, 3, 4], [5]] * 8)
 
 
 def make_raising_step() -> NoReturn:
@@ -274,12 +260,8 @@ def _leave_byte() -> None:
 
 
 def make_counting_step() -> Callable[[Any], None]:
-    """Leave a byte in the file named by CALLS_FILE at every call."""
-
-    def step(batch: Any) -> None:
-        _leave_byte()
-
-    return step
+    """Write a byte to the file named by CALLS_FILE at every call."""
+    return lambda batch: _leave_byte()
 
 
 def make_step_that_fails() -> Callable[[Any], None]:

@@ -9,8 +9,8 @@ import pytest
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.export import export
 from autotune.profiles.schema import TunedProfile
-from autotune.report.code import load_code, plain_code
-from autotune.report.html import render_html
+from autotune.report.render import render_html
+from autotune.report.sections import load_code, plain_code
 from autotune.settings import (
     SETTINGS,
     Setting,

@@ -1,186 +1,299 @@
-"""Is a ready loader a plain DataLoader, and if not: how is the user's own to be measured as it is?"""
+"""Custom loaders: subclasses of DataLoader, and functions of the settings that return any loader.
+
+A subclass that changes how loaders are built or iterate is rebuilt by its constructor, with the arguments recorded
+while the user's factory ran. A setting can be changed if the signature accepts it.
+"""
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, get_args
 
 from torch.utils.data import DataLoader
 
-from autotune.child.constructor_calls import LOADER_SETTINGS, ConstructorCall, ConstructorCalls, describe_class
-from autotune.child.errors import name_error, shut_down_workers
-from autotune.child.factory_calls import FactoryCall, MeasuredLoader
-from autotune.child.loader import StoppableDataLoader
-from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.child.errors import shut_down_workers
+from autotune.child.loader import StoppableDataLoader, StoppableSampler, make_stoppable
+from autotune.config import LoaderConfig
 from autotune.errors import UsageError
+from autotune.profiles.loaders import choose_arguments, list_parameters, takes
 from autotune.settings import SETTINGS, SettingName
 
-TELLING_METHODS: Final = (  # a class that has one of its own is made, or iterates, in another way than DataLoader
-    "__init__",
-    "__new__",
-    "__iter__",
-    "__next__",
-    "__len__",
-    "__getattribute__",
-    "_get_iterator",
-    "_index_sampler",
-    "_auto_collation",
+LOADER_SETTINGS: Final[tuple[SettingName, ...]] = tuple(
+    name for name in get_args(SettingName) if SETTINGS[name].section == "dataloader"
 )
-ITERATING_METHODS: Final = ("__iter__", "__next__", "_get_iterator", "_index_sampler")
+NEEDING_WORKERS: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context", "timeout")
+LOOPS: Final = ("__iter__", "__next__")
+ITERATORS: Final = (*LOOPS, "_get_iterator", "_index_sampler")
+OVERRIDES: Final = ("__init__", "__new__", *ITERATORS, "__len__", "__getattribute__", "_auto_collation")
+REMEDY: Final = "pass a function of the settings that makes it, with --loader"
+
+
+class IterableLoader:
+    """A loader of another library, or an iterator, which is made again for each epoch.
+
+    An iterator with a length restarts by itself, as Lightning's CombinedLoader does. Epochs can be abandoned, not ended
+    early, and samples are counted as they arrive.
+    """
+
+    ends_with_sampler = delivers_as_sampled = drop_last = False
+
+    def __init__(self, make: Callable[[], Any], batches: Any, batch_size: int | None) -> None:
+        self._make = make
+        self._is_new = True
+        self.batches = batches
+        self.batch_size = batch_size
+        self.index_source = StoppableSampler(())
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._is_new and isinstance(self.batches, Iterator) and not hasattr(type(self.batches), "__len__"):
+            self.batches = self._make()
+        self._is_new = False
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def open(self, max_batches: int | None = None, last_batch_samples: int | None = None) -> None:
+        """Do nothing: its epochs cannot be limited."""
+
+    def close(self, epoch_batches: int | None) -> None:
+        """Do nothing: its epochs cannot be ended early."""
+
+
+MeasuredLoader = StoppableDataLoader | IterableLoader
 
 
 @dataclass(frozen=True)
-class OwnLoader:
-    """How the user's own loader is measured.
+class CustomLoader:
+    """How a custom loader is made with other settings, and measured.
 
     Attributes:
-        call: Makes one with other settings.
-        fixed: Settings that it does not let anybody change, with the values that it has.
-        ends_with_sampler: Whether its epochs end when its sampler has no more. Those of a class that never restarts its
-            workers do not: its sampler repeats for ever, and an epoch is left where it is.
-        delivers_as_sampled: Whether it hands out the batches that its sampler asks for: not surely where it iterates in
-            a way of its own, which may leave some out.
-        takes_batch_size: Whether a function makes it, whose parameter sets the batch size, whatever makes the batches.
-        cls: The class of it.
+        name: Qualified name of its class, or import string of the function that makes it.
+        maker: The class or function.
+        arguments: Arguments besides the settings, by name.
+        fixed: Settings that are not accepted, with their values.
+        takes_batch_size: Whether the function has a parameter for the batch size; None for a class.
+        ends_with_sampler: Whether its epochs end when its sampler does. Those of a class that never restarts its
+            workers do not.
+        delivers_as_sampled: Whether it returns the batches that its sampler requests, which its own loop may drop.
     """
 
-    call: ConstructorCall | FactoryCall
-    fixed: Mapping[SettingName, Any] = field(default_factory=dict)
+    name: str
+    maker: Callable[..., Any]
+    arguments: Mapping[str, Any] = field(repr=False)
+    fixed: Mapping[SettingName, Any]
+    takes_batch_size: bool | None = None
     ends_with_sampler: bool = True
     delivers_as_sampled: bool = True
-    takes_batch_size: bool | None = None  # None where its parts tell
-    cls: type = DataLoader
 
-    def make(self, settings: dict[str, Any]) -> MeasuredLoader:
-        """Make one with these arguments of DataLoader."""
-        loader = self.call.repeat(settings)
-        loader.ends_with_sampler = self.ends_with_sampler
-        loader.delivers_as_sampled = self.delivers_as_sampled
-        return loader
+    def make(self, settings: Mapping[str, Any]) -> MeasuredLoader:
+        """Make the loader with these arguments of DataLoader.
 
-    def read_given(self, name: str) -> Any:
-        """Read what its maker was given by this name, or what was put in its place afterwards."""
-        changed = self.call.changed if isinstance(self.call, ConstructorCall) else {}
-        return changed.get(name, self.call.arguments.get(name))
+        Raises:
+            UsageError: It has other settings, or is not iterable.
+        """
+        is_class = isinstance(self.maker, type)
+        known = {*LOADER_SETTINGS, *(one.name for one in list_parameters(self.maker))}  # a function may set the rest
+        wanted = {n: value for n, value in settings.items() if n not in self.fixed and (is_class or n in known)}
+        given = choose_arguments(self.maker, wanted)
+        dropped = NEEDING_WORKERS if is_class and not settings["num_workers"] else ()
+        arguments = {name: value for name, value in self.arguments.items() if name not in dropped} | given
 
-    def collate_by(self, collate: Any) -> Self:
-        """Give the same with another `collate_fn`."""
-        call = replace(self.call, arguments={**self.call.arguments, "collate_fn": collate})
-        if isinstance(call, ConstructorCall):
-            kept = {name: value for name, value in call.changed.items() if name != "collate_fn"}
-            call = replace(call, changed=kept)
-        return replace(self, call=call)
+        def make() -> Any:
+            with _replace_new(lambda cls, *_, **__: object.__new__(make_stoppable(cls))):
+                return self.maker(**arguments)
+
+        try:
+            made = make()
+        except TypeError as error:
+            if is_class:
+                raise UsageError(f"{self.name} failed with {', '.join(given)}: {error}. Instead, {REMEDY}.") from error
+            raise
+        if isinstance(made, DataLoader):
+            check_settings(made, given, self.name)
+        if isinstance(made, StoppableDataLoader):
+            made.ends_with_sampler, made.delivers_as_sampled = self.ends_with_sampler, self.delivers_as_sampled
+            return made
+        if isinstance(made, Mapping | list | tuple | str) or not hasattr(made, "__iter__"):
+            raise UsageError(f"{self.name} returned {describe(made)}. Return one loader.")
+        return IterableLoader(make, made, wanted.get("batch_size"))
 
     def describe(self) -> str:
-        """Say that it is what is measured, and which settings it decides by itself."""
-        decided = ", ".join(f"{name}={value}" for name, value in self.fixed.items())
-        rest = f" It decides by itself: {decided}." if decided else ""
-        left = "" if self.ends_with_sampler else " Long epochs cannot be ended early, and are left where they are."
-        return f"What is measured is your own loader, {self.call.name}, made anew for each trial.{rest}{left}"
+        """Describe what is measured, and which settings it does not accept."""
+        values = ", ".join(f"{name}={value}" for name, value in self.fixed.items())
+        fixed = f" Settings that it does not accept: {values}." if values else ""
+        long = "" if self.ends_with_sampler else " Its long epochs are abandoned, since they cannot be ended early."
+        return f"Each trial measures your own loader, {self.name}.{fixed}{long}"
 
 
-def adopt_loader(loader: DataLoader[Any], own: LoaderConfig, calls: ConstructorCalls, source: str) -> OwnLoader | None:
-    """Find out how a ready loader is to be measured; None for as a plain one, which its attributes describe in full.
+RecordedCalls = Sequence[tuple[DataLoader[Any], type, tuple[Any, ...], dict[str, Any]]]
 
-    Args:
-        loader: The loader.
-        own: Its settings.
-        calls: How loaders were made while the user's factory ran.
-        source: What made it, for messages.
+
+@contextmanager
+def record_constructor_calls() -> Iterator[RecordedCalls]:
+    """Record the arguments of each DataLoader that is constructed in the block, those of its own class."""
+    calls: list[Any] = []
+
+    def make(cls: type[DataLoader[Any]], *arguments: Any, **named: Any) -> DataLoader[Any]:
+        loader: DataLoader[Any] = object.__new__(cls)
+        calls.append((loader, cls, arguments, named))
+        return loader
+
+    with _replace_new(make):
+        yield calls
+
+
+@contextmanager
+def _replace_new(make: Callable[..., DataLoader[Any]]) -> Iterator[None]:
+    """Replace `DataLoader.__new__`, which Python calls with the arguments of the outermost `__init__`.
+
+    It cannot be removed again: CPython remembers that the class had one, and object's own then refuses arguments. So a
+    plain one remains.
+    """
+    _set_new(make)
+    try:
+        yield
+    finally:
+        _set_new(lambda cls, *_, **__: object.__new__(cls))
+
+
+def _set_new(make: Any) -> None:
+    make.__signature__ = inspect.signature(DataLoader.__init__)  # of the class, for code that inspects it
+    type.__setattr__(DataLoader, "__new__", staticmethod(make))
+
+
+def adopt_loader(
+    loader: DataLoader[Any], baseline: LoaderConfig, calls: RecordedCalls, source: str, ends: bool | None = None
+) -> CustomLoader | None:
+    """Return how to rebuild a loader; None if its attributes describe it in full, as those of a plain one.
+
+    `source` is the factory, for messages; `ends` tells whether epochs end with the sampler, None to find out.
 
     Raises:
-        UsageError: Its class is no plain one, and cannot be made again with other settings.
+        UsageError: It cannot be rebuilt with another number of workers.
     """
-    methods = list_own_methods(type(loader))
+    cls, methods = type(loader), list_overrides(type(loader))
     if not methods:
         return None
-    name, call = describe_class(type(loader)), calls.find(loader)
-    if call is None:
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    arguments = _find_arguments(loader, calls)
+    if arguments is None:
         raise UsageError(
-            f"{source} returned a {name}, which has its own {', '.join(methods)}: a plain DataLoader in its place "
-            "would not be what trains, and dltune did not see how it was made. Give a function that makes it of the "
-            f"settings, with --loader, or have the factory call its class and return it as it is."
+            f"{source} returned a {name}, which overrides {', '.join(methods)}, and dltune did not see its constructor "
+            f"call. Return the loader as its class makes it, or {REMEDY}."
         )
-    fixed = _find_fixed(call, own.dataloader)
-    if "num_workers" in fixed:
+    is_settable = {one: takes(cls, one) for one in LOADER_SETTINGS}
+    if not is_settable["num_workers"]:
         raise UsageError(
-            f"{source} returned a {name}, which lets nobody set num_workers, neither dltune nor your training code"
-            f"{_explain_refusal(call)}. "
-            "Let its __init__ take num_workers, prefetch_factor, pin_memory and persistent_workers, or **kwargs, and "
-            f"hand them on to DataLoader; or give a function that makes it of the settings, with --loader."
-            f""
+            f"{source} returned a {name}, whose __init__ does not accept num_workers. Let it accept the settings of "
+            f"DataLoader, or **kwargs, and pass them on to DataLoader; or {REMEDY}."
         )
-    call = replace(call, fixed=frozenset(fixed))
-    return OwnLoader(call, _read_values(fixed, own), *_look_at_iterating(call, methods), cls=type(loader))
+    is_settable["batch_size"] |= baseline.dataloader.batch_size is None  # a batch sampler sets it
+    fixed = {one: SETTINGS[one].read(baseline) for one in LOADER_SETTINGS if not is_settable[one]}
+    return check_epochs(CustomLoader(name, cls, arguments, fixed), loader, ends)
 
 
-def adopt_factory(call: FactoryCall, made: MeasuredLoader, own: LoaderConfig) -> OwnLoader:
-    """Find out how what a function makes is to be measured; `made` and `own` are what it makes by itself."""
-    fixed, takes_batch_size = _read_values(call.fixed, own), "batch_size" not in call.fixed
-    if not isinstance(made, DataLoader):
-        return OwnLoader(call, fixed, False, False, takes_batch_size, type(made.batches))
-    look = _look_at_iterating(call, list_own_methods(type(made)))
-    return OwnLoader(call, fixed, *look, takes_batch_size, type(made))
+def list_overrides(cls: type) -> list[str]:
+    """Return the methods by which a class of loaders is built, or iterates, in another way than DataLoader."""
+    own = itertools.takewhile(lambda base: base is not DataLoader, cls.__mro__)
+    found = {name for base in own if base is not StoppableDataLoader for name in vars(base)}
+    return [name for name in OVERRIDES if name in found]
 
 
-def list_own_methods(cls: type[DataLoader[Any]]) -> list[str]:
-    """List the methods by which a class of loaders differs from DataLoader in how it is made or iterates."""
-    below = itertools.takewhile(lambda base: base is not DataLoader, cls.__mro__)
-    found = {name for base in below if base is not StoppableDataLoader for name in vars(base)}
-    return [name for name in TELLING_METHODS if name in found]
+def _find_arguments(loader: DataLoader[Any], calls: RecordedCalls) -> dict[str, Any] | None:
+    """Return the arguments of a loader's constructor by name; None if unknown, or if some have no name."""
+    for made, cls, arguments, named in calls:
+        if made is loader and type(loader) is cls and (arguments or named):
+            names = _list_positional(cls) or _list_positional(DataLoader)  # *args are assumed to be passed on
+            if len(arguments) <= len(names):
+                return {**dict(zip(names, arguments, strict=False)), **named}
+    return None
 
 
-def _read_values(names: Iterable[SettingName], own: LoaderConfig) -> dict[SettingName, Any]:
-    return {name: SETTINGS[name].read(own) for name in names}
+def _list_positional(cls: type) -> list[str]:
+    return [one.name for one in list_parameters(cls) if one.kind is one.POSITIONAL_OR_KEYWORD]
 
 
-def _find_fixed(call: ConstructorCall, own: DataLoaderSettings) -> list[SettingName]:
-    """Find the settings that a class does not take as they are given, by giving it another value of each."""
-    others: dict[SettingName, Any] = {
-        "num_workers": 2 if own.num_workers == 1 else 1,
-        "prefetch_factor": (own.prefetch_factor or SETTINGS["prefetch_factor"].default) + 1,
-        "pin_memory": not own.pin_memory,
-        "persistent_workers": not own.persistent_workers,
-        "in_order": not own.in_order,
-    }
-    if own.batch_size is not None:
-        others["batch_size"] = own.batch_size + 1
-    return [name for name in LOADER_SETTINGS if name in others and not _is_taken(call, name, others[name])]
+def check_epochs(own: CustomLoader, made: Any, ends: bool | None) -> CustomLoader:
+    """Return how a loader like `made` is measured; if `ends` is not known, one batch of one worker shows it."""
+    methods = {*list_overrides(type(made))}
+    if isinstance(made, DataLoader) and methods.isdisjoint(ITERATORS):
+        return own
+    ends = ends if isinstance(made, DataLoader) else False
+    if ends is None:
+        loader = own.make({"num_workers": 1})
+        loader.index_source.open(max_batches=1)
+        try:
+            ends = sum(1 for _ in itertools.islice(loader, 2)) == 1
+        except Exception as error:  # of an `__iter__` that does not expect the end, or of the dataset, as in the trials
+            ends = False
+            shut_down_workers(error)
+    return replace(own, ends_with_sampler=ends, delivers_as_sampled=ends and methods.isdisjoint(LOOPS))
 
 
-def _explain_refusal(call: ConstructorCall) -> str:
+def check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], source: str) -> None:
+    """Raise UsageError if a factory does not accept these arguments, or requires others."""
     try:
-        call.repeat({"num_workers": 1})
-    except Exception as error:  # whatever its constructor says
-        return f" ({name_error(error)})"
-    return ""
-
-
-def _is_taken(call: ConstructorCall, name: SettingName, value: Any) -> bool:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # of a compiled function
+        return
     try:
-        loader = call.repeat({"num_workers": 1, name: value})
-    except Exception:  # whatever its constructor says to a value that it does not want
-        return False
-    return bool(getattr(loader, name, None) == value)
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise UsageError(
+            f"{source}: {error}. Its arguments are {', '.join(signature.parameters) or 'none'}: pass them with "
+            f"--arg NAME=VALUE (JSON or a bare word), or write a function that calls {source.partition(':')[2]}."
+        ) from None
 
 
-def _look_at_iterating(call: ConstructorCall | FactoryCall, methods: Sequence[str]) -> tuple[bool, bool]:
-    """Tell whether epochs end with their sampler, and whether what arrives is what it asked for."""
-    ends = not set(ITERATING_METHODS) & set(methods) or _ends_with_sampler(call)
-    return ends, ends and not set(methods) & {"__iter__", "__next__"}
+def check_settings(loader: DataLoader[Any], given: Mapping[str, Any], maker: str) -> None:
+    """Raise UsageError if a loader has other settings than its class or function was given."""
+    for name in LOADER_SETTINGS:
+        has = read_setting(loader, name)
+        is_known = has is not None or (name != "batch_size" and hasattr(loader, name))  # the dataset may make batches
+        is_capped = name == "num_workers" and 0 < (has or 0) < given.get(name, 0)  # in training, too
+        if name in given and is_known and has != given[name] and not is_capped:
+            raise UsageError(
+                f"{maker} was given {name}={given[name]} and made a loader with {has}. Pass {name} on to DataLoader, "
+                f"or {REMEDY}."
+            )
 
 
-def _ends_with_sampler(call: ConstructorCall | FactoryCall) -> bool:
-    """Tell whether an epoch ends cleanly after one batch, loaded by one worker, when the sampler has no more.
+def read_setting(loader: DataLoader[Any], name: SettingName) -> Any:
+    """Read a setting of a loader; its batch size may be that of its batch sampler."""
+    value = getattr(loader, name, None)
+    return getattr(loader.batch_sampler, name, None) if value is None and name == "batch_size" else value
 
-    A dataset that fails here will fail in the trials, which name it.
-    """
-    loader = call.repeat({"num_workers": 1})
-    loader.index_source.open(max_batches=1)
-    try:
-        return sum(1 for _ in itertools.islice(loader, 2)) == 1
-    except Exception as error:  # of the dataset, or of an `__iter__` that goes on when there is nothing more
-        shut_down_workers(error)
-        return False
+
+def describe(made: Any) -> str:
+    """Name the type of an object, as in `a datasets.Dataset`."""
+    cls = type(made)
+    module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
+    return "None" if made is None else f"a {module}{cls.__qualname__}"
+
+
+def only_iterates(entry: Any) -> bool:
+    """Return whether an object can only be iterated, as loaders of other libraries; a set is part of a sample."""
+    return hasattr(entry, "__iter__") and not isinstance(entry, type | Set) and not hasattr(entry, "__getitem__")
+
+
+def refuse_loader(made: Any, source: str) -> NoReturn:
+    """Raise UsageError for a loader that is not torch's, naming the DataLoaders that it contains."""
+    found = find_loaders(made)
+    kind = f"which contains a DataLoader: {', '.join(found)}" if found else "which can only be iterated"
+    better = "Return one DataLoader" if found else "Return the Dataset that it reads (an IterableDataset for a stream)"
+    raise UsageError(f"{source} returned {describe(made)}, {kind}. {better}, or {REMEDY}.")
+
+
+def find_loaders(made: Any) -> list[str]:
+    """Return the attributes of an object that are DataLoaders, or collections of them."""
+
+    def contains(value: Any) -> bool:
+        entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        return any(isinstance(one, DataLoader) for one in (value, *entries))
+
+    return [f"`.{name}`" for name, value in getattr(made, "__dict__", {}).items() if contains(value)]

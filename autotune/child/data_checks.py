@@ -18,9 +18,9 @@ import torch
 from torch.utils.data import default_collate, default_convert, get_worker_info
 
 from autotune.child.copied_memory import MIN_HEAP_BYTES, describe_growth, read_copied_bytes
+from autotune.child.custom_loaders import MeasuredLoader
 from autotune.child.errors import shut_down_workers
-from autotune.child.factory_calls import MeasuredLoader
-from autotune.child.loader_building import build_plain_loader
+from autotune.child.loader import build_plain_loader
 from autotune.child.sample_checks import DUPLICATED_RATIO, count_samples
 from autotune.child.sample_reader import HashedDataset
 from autotune.child.trial import list_workers
@@ -31,7 +31,8 @@ from autotune.system.processes import measure_pss, read_smaps, read_thread_secon
 
 MAX_SECONDS: Final = 1.0  # after the first batch
 BATCH: Final = 2  # samples: with small batches workers take turns often
-MEMORY_BATCH: Final = 8  # samples, when nothing but memory is watched
+MAX_MEMORY_BATCH: Final = 32  # samples, when nothing but memory is watched
+MEMORY_BATCH_SECONDS: Final = 0.05
 MIN_DIFFERING: Final = 4  # samples; fewer may be rare draws from a generator of the dataset's own
 USAGE_BATCHES: Final = (2, 6)  # between them a worker's threads are measured; libraries start theirs before
 MIN_BATCHES: Final = 8
@@ -140,7 +141,7 @@ def check_workers(workload: LoadedWorkload, profile: WorkloadProfile, digests: M
     """Watch two workers for a moment, and return the profile with what they did; `digests` are of another process."""
     seen = Observation(reads_worker_info=workload.own is not None)  # a custom loader sets up workers its own way
     try:
-        _watch_workers(workload, digests, seen)
+        _watch_workers(workload, profile, digests, seen)
     except Exception as error:
         shut_down_workers(error)
     differing = [index for index, digest in zip(digests, seen.digests, strict=False) if digests[index] != digest]
@@ -160,10 +161,14 @@ def check_workers(workload: LoadedWorkload, profile: WorkloadProfile, digests: M
     return profile.model_copy(update=changes | {"notes": (*profile.notes, *filter(None, notes))})
 
 
-def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: Observation) -> None:
+def _watch_workers(
+    workload: LoadedWorkload, profile: WorkloadProfile, digests: Mapping[int, str], seen: Observation
+) -> None:
     is_growing = workload.forks_workers and read_smaps("self")["Anonymous"] >= MIN_HEAP_BYTES
+    many = int(MEMORY_BATCH_SECONDS / max(1e-9, profile.load_cost.per_item_seconds))
     goal = len(digests) or DUPLICATED_RATIO * (workload.sample_counts.samples or 0)
-    loader = _build_watched_loader(workload, digests, is_growing=is_growing)
+    memory_batch = min(MAX_MEMORY_BATCH, max(BATCH, many)) if is_growing else 0
+    loader = _build_watched_loader(workload, digests, memory_batch)
     batches = iter(loader)
     pids = [worker.pid or 0 for worker in list_workers(batches)]
     deadline = next_reading = math.inf
@@ -190,15 +195,16 @@ def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: O
             return
 
 
-def _build_watched_loader(workload: LoadedWorkload, digests: Mapping[int, str], *, is_growing: bool) -> MeasuredLoader:
-    """Build a loader of hashes, or else of the workload's own batches, which say which worker made them."""
+def _build_watched_loader(workload: LoadedWorkload, digests: Mapping[int, str], memory_batch: int) -> MeasuredLoader:
+    """Build a loader of hashes, then of further samples; or else of the workload's own batches by worker."""
     parts = workload.parts
     changes: dict[str, Any] = {"worker_init_fn": WatchedInit(parts.dataset, parts.worker_init_fn)}
     if digests:
-        indices, length = list(digests), len(parts.dataset) if is_growing else 0  # type: ignore[arg-type]  # it has one
+        indices, length = list(digests), len(parts.dataset) if memory_batch else 0  # type: ignore[arg-type]  # it has one
         changes |= {"dataset": HashedDataset(parts.dataset, digests), "collate_fn": list}
         pairs = (indices[start : start + BATCH] for start in range(0, len(indices), BATCH))
-        others = (range(start, min(length, start + MEMORY_BATCH)) for start in range(0, length, MEMORY_BATCH))
+        starts = range(0, length, memory_batch or 1)
+        others = (range(start, min(length, start + memory_batch)) for start in starts)
         changes["batch_sampler"] = chain(pairs, others)
     elif workload.kind == "iterable":
         collate = parts.collate_fn or (default_collate if parts.batched else default_convert)

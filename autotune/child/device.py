@@ -14,7 +14,7 @@ import torch
 
 from autotune.child.timers import CudaStepTimer, HostStepTimer, StepTimer
 from autotune.errors import UsageError
-from autotune.system.hardware import Accelerator
+from autotune.system.machine import Accelerator
 
 CALIBRATION_CYCLES: Final = 50_000_000  # 25 to 50 ms: an idle GPU takes as long to raise its clock
 

@@ -9,7 +9,7 @@ import time
 from typing import Final
 
 from autotune.child.device import single_thread
-from autotune.child.loader_building import build_plain_loader
+from autotune.child.loader import build_plain_loader
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.workload_profile import CostlyLine
 from autotune.system.code_places import is_library

@@ -1,28 +1,35 @@
-"""A DataLoader, or one of the user's own class, whose epochs can be ended early.
-
-Closing its sampler ends an epoch the natural way: nothing more is handed out, and what is under way arrives.
-"""
+"""Builds the loader of a configuration, whose epochs end early when its sampler closes: batches in flight arrive."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch.utils.data import DataLoader
+from torch.multiprocessing import set_sharing_strategy
+from torch.utils.data import DataLoader, IterableDataset
 
+from autotune.child.stack_dump import DumpingWorker
 from autotune.child.stopping import align_to_workers
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.profiles.loaders import make_worker_init
+from autotune.system.software import read_start_method_in_force
+
+if TYPE_CHECKING:
+    from autotune.child.custom_loaders import MeasuredLoader
+    from autotune.child.workload import LoadedWorkload
+    from autotune.request import Workload
 
 
 class StoppableSampler:
-    """Stands between the sampler, or batch sampler, and the loader; counts what passes and can be closed."""
+    """Wraps a sampler or batch sampler; counts the indices that it returns, and can be closed."""
 
     def __init__(self, source: Iterable[Any]) -> None:
         self.source = source
         self.open()
 
     def open(self, max_batches: int | None = None, last_batch_samples: int | None = None) -> None:
-        """Make ready for an epoch that closes after so many batches, if any, and cuts the last of them so short."""
+        """Start an epoch that ends after `max_batches`, the last of which has `last_batch_samples`."""
         self.closed = False
         self._sizes: list[int] = []
         self._last: Any = ()
@@ -31,25 +38,21 @@ class StoppableSampler:
 
     @property
     def batches(self) -> int:
-        """Batches handed out so far."""
+        """Batches requested so far."""
         return len(self._sizes)
 
     def count_samples(self, batches: int) -> int:
-        """Count the samples of the first so many batches handed out, whatever shape they arrive in."""
+        """Count the samples of the first requested batches."""
         return sum(self._sizes[:batches])
 
-    @property
-    def min_batches(self) -> int:
-        """The fewest batches that it can close after: one more than now, if the last one is to be cut."""
-        return self.batches + (self._last_batch_samples is not None)
-
     def was_last(self, index: int) -> bool:
-        """Tell whether a sample is one of the batch that was handed out last."""
+        """Return whether a sample is in the batch that was requested last."""
         return index in self._last if isinstance(self._last, list | tuple) else bool(index == self._last)
 
-    def close_after(self, batches: int) -> None:
-        """Hand out nothing more in this epoch once so many batches have passed, or as many as have by now."""
-        self._max_batches = max(batches, self.batches)
+    def close(self, workers: int, epoch_batches: int | None) -> None:
+        """End the epoch with the workers' round, after one more batch if the last one is to be shortened."""
+        batches = self.batches + (self._last_batch_samples is not None)
+        self._max_batches = align_to_workers(batches, workers, epoch_batches)
 
     def __iter__(self) -> Iterator[Any]:
         for index in self.source:
@@ -57,7 +60,7 @@ class StoppableSampler:
                 self.closed = True
                 return
             if self.batches + 1 == self._max_batches and self._last_batch_samples is not None:
-                index = index[: self._last_batch_samples]  # noqa: PLW2901  # what is handed out instead
+                index = index[: self._last_batch_samples]  # noqa: PLW2901  # the shortened batch
             self._sizes.append(_count_indices(index))
             self._last = index
             yield index
@@ -67,70 +70,129 @@ class StoppableSampler:
 
 
 def _count_indices(index: Any) -> int:
-    """Count the samples that a sampler asks for at once; a batch of indices may be any sequence, array or tensor."""
-    if isinstance(index, str | bytes | Mapping):
-        return 1
+    """Count the samples of a batch of indices (any sequence, array or tensor), or 1 for a single index."""
     try:
-        return len(index)
+        return 1 if isinstance(index, str | bytes | Mapping) else len(index)
     except TypeError:  # a number, also as an array or tensor without dimensions
         return 1
 
 
 class StoppableDataLoader(DataLoader[Any]):
-    """A DataLoader whose epochs can be ended early without leaving batches behind.
+    """A DataLoader whose epochs can be ended early without leaving batches behind."""
 
-    Attributes:
-        user_class: What it is beside that.
-        ends_with_sampler: Whether its epochs end when its sampler has no more; else they can only be left.
-        delivers_as_sampled: Whether each batch that is handed out arrives, and as it was.
-    """
-
-    user_class: ClassVar[type[DataLoader[Any]]] = DataLoader
-    ends_with_sampler = True
-    delivers_as_sampled = True
+    user_class: ClassVar[type[DataLoader[Any]]] = DataLoader  # that it derives from
+    ends_with_sampler = True  # otherwise its epochs can only be abandoned
+    delivers_as_sampled = True  # each batch that the sampler requests arrives unchanged
 
     @property
     def index_source(self) -> StoppableSampler:
-        """Where this loader takes its indices from."""
+        """The sampler of indices, which can be closed."""
         behind = super()._index_sampler
         source: StoppableSampler | None = self.__dict__.get("_index_source")
-        if source is None or source.source is not behind:  # the user's class may put another sampler into its place
+        if source is None or source.source is not behind:  # the user's class may replace its sampler
             source = self.__dict__["_index_source"] = StoppableSampler(behind)
         return source
 
     def open(self, max_batches: int | None = None, last_batch_samples: int | None = None) -> None:
-        """Make ready for an epoch that ends after so many batches, if any, where it can be ended."""
+        """Start an epoch that ends after `max_batches` if the loader ends with its sampler."""
         if self.ends_with_sampler:
             self.index_source.open(max_batches, last_batch_samples)
 
     def close(self, epoch_batches: int | None) -> None:
         """End the epoch soon, with as many batches in the workers' last round as a whole epoch has there, if known.
 
-        A round that is not full takes as long as a full one; ending on one would make the epoch look slower. And its
-        last batch is cut as short as that of a whole epoch, where the sampler was told so, and takes what that takes.
+        An incomplete round takes as long as a complete one; ending on one would make the epoch look slower.
         """
         if self.ends_with_sampler:
-            source = self.index_source
-            source.close_after(align_to_workers(source.min_batches, self.num_workers, epoch_batches))
+            self.index_source.close(self.num_workers, epoch_batches)
 
     @property
-    def _index_sampler(self) -> StoppableSampler:  # the one place where torch's iterators take their indices from
+    def _index_sampler(self) -> StoppableSampler:  # the only source of indices of torch's iterators
         return self.index_source
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Travel to a worker as the user's own class, one of whose methods may be what collates there."""
+        """Pickle as the user's own class, whose method may be the `collate_fn` of a worker."""
         parts: Any = super().__reduce_ex__(protocol)
         return (object.__new__, (self.user_class,), *parts[2:])
 
 
 @cache
-def _make_class(cls: Any) -> Any:
+def make_stoppable(cls: Any) -> Any:
+    """Return the subclass of a class of loaders whose epochs can be ended early; each is made once."""
+    if cls is DataLoader or issubclass(cls, StoppableDataLoader):
+        return StoppableDataLoader if cls is DataLoader else cls
     return type(cls.__name__, (StoppableDataLoader, cls), {"__module__": cls.__module__, "user_class": cls})
 
 
-def make_stoppable(cls: type[DataLoader[Any]]) -> type[StoppableDataLoader]:
-    """Give the class whose loaders are those of `cls`, and can be ended early; each is made once."""
-    if issubclass(cls, StoppableDataLoader):
-        return cls
-    found: type[StoppableDataLoader] = StoppableDataLoader if cls is DataLoader else _make_class(cls)  # type: ignore[arg-type]  # a class has a hash
-    return found
+def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> MeasuredLoader:
+    """Build the loader of a configuration and set its sharing strategy; workers start with the first epoch."""
+    parts, settings = workload.parts, config.loader_kwargs()
+    set_sharing_strategy(config.process.sharing_strategy)
+    are_forked = is_forking(config.process)
+    init = make_worker_init(config.process, parts.worker_init_fn, are_forked=are_forked)
+    init = init if are_forked else DumpingWorker(init)
+    if config.dataloader.num_workers and (workload.own is None or init is not parts.worker_init_fn):
+        settings["worker_init_fn"] = init
+    if workload.own is not None:
+        return workload.own.make(settings)
+    settings |= {"timeout": parts.timeout} if config.dataloader.num_workers else {}
+    fixed = {"collate_fn": parts.collate_fn, "generator": parts.generator, **_list_order(parts)}
+    return StoppableDataLoader(parts.dataset, **settings, **fixed)
+
+
+def _list_order(parts: Workload) -> dict[str, Any]:
+    """Return the arguments of DataLoader that decide which samples are in which batch, except the batch size."""
+    if parts.batch_sampler is not None:
+        return {"batch_sampler": parts.batch_sampler}
+    order: dict[str, Any] = {"drop_last": parts.drop_last} if parts.batched else {"batch_size": None}
+    if isinstance(parts.dataset, IterableDataset):
+        return order
+    if parts.sampler is not None:
+        return order | {"sampler": parts.sampler}
+    return order | {"shuffle": parts.shuffle is not False}
+
+
+def is_forking(process: ProcessSettings) -> bool:
+    """Return whether workers are forked with these settings."""
+    return (process.multiprocessing_context or read_start_method_in_force()) == "fork"
+
+
+def build_plain_loader(
+    workload: LoadedWorkload,
+    batch_size: int | None,
+    workers: int = 0,
+    prefetch_factor: int = 2,
+    process: ProcessSettings | None = None,
+) -> MeasuredLoader:
+    """Build a loader for the probe, with the workload's own batches and start method, if it has any."""
+    size = None if workload.batching == "user" else workload.fixed.get("batch_size", batch_size)
+    extra = {"num_workers": workers, "prefetch_factor": prefetch_factor} if workers else {}
+    process = process or ProcessSettings(multiprocessing_context=workload.start_method)
+    settings = DataLoaderSettings(batch_size=size, **extra)
+    return build_loader(workload, LoaderConfig(dataloader=settings, process=process))
+
+
+def count_epoch_batches(loader: MeasuredLoader, workload: LoadedWorkload) -> int | None:
+    """Count the batches of a whole epoch; None if neither the sampler nor the dataset has a length."""
+    try:
+        if _has_own_length(loader):
+            return len(loader)
+        if workload.kind == "map":
+            return len(loader.index_source)
+    except Exception:  # a missing length is reported by many exceptions
+        return None
+    if (samples := workload.promised_samples) is None or loader.batch_size is None:
+        return samples
+    return samples // loader.batch_size if loader.drop_last else -(-samples // loader.batch_size)
+
+
+def count_epoch_samples(loader: MeasuredLoader, workload: LoadedWorkload) -> int | None:
+    """Count the samples of a whole epoch; None if the dataset has no length, or the user's code makes the batches."""
+    samples = workload.promised_samples
+    if samples is None or loader.batch_size is None or workload.batching == "user" or _has_own_length(loader):
+        return None
+    return samples - samples % loader.batch_size if loader.drop_last else samples
+
+
+def _has_own_length(loader: MeasuredLoader) -> bool:
+    return type(loader).__len__ is not DataLoader.__len__

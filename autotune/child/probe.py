@@ -24,7 +24,7 @@ from autotune.child.device import (
     warn_of_device,
 )
 from autotune.child.hot_code import find_costly_lines
-from autotune.child.loader_building import build_plain_loader, count_epoch_batches
+from autotune.child.loader import build_plain_loader, count_epoch_batches
 from autotune.child.probe_workers import MAX_CHECKED_SECONDS, ROUND_BATCH_SIZE, SMALL_BATCH_DIVISOR, OnPhase
 from autotune.child.sample_checks import SampleCountError, check_epoch_length, check_handed_out, count_samples
 from autotune.child.sample_reader import SampleReader
@@ -35,7 +35,7 @@ from autotune.errors import WorkloadError
 from autotune.profiles.device_prefetch import DeviceCopier, find_tensors, move_batch
 from autotune.protocol.messages import IdentityReport, ProbeCommand, ProbeReport
 from autotune.protocol.workload_profile import H2DBandwidth, WorkloadProfile
-from autotune.system.hardware import Software
+from autotune.system.machine import Software
 from autotune.system.processes import read_resident
 from autotune.system.software import read_own_version, read_start_method_in_force, read_thread_variables
 
@@ -58,7 +58,8 @@ class SizeProfile(NamedTuple):
     load: CallSeconds  # mean
     step: CallSeconds  # median; CPU time of all threads
     sample_bytes: int
-    tensors: list[torch.Tensor]
+    tensors: int
+    on_accelerator: bool
     h2d: H2DBandwidth | None
     peak_gpu_bytes: int
 
@@ -99,20 +100,21 @@ def profile_workload(
         h2d=sizes[0].h2d,
         gpu_bytes=fit_bytes([(one.samples, one.peak_gpu_bytes) for one in sizes]),
         sample_bytes=usual.sample_bytes,
-        batch_tensors=len(usual.tensors),
-        on_accelerator=any(tensor.device.type != "cpu" for tensor in usual.tensors),
+        batch_tensors=usual.tensors,
+        on_accelerator=usual.on_accelerator,
         has_getitems=hasattr(parts.dataset, "__getitems__"),
         costly_lines=costly_lines,
         shards=next((count for count in shards if type(count) is int and count > 0), None),
         baseline=workload.baseline,
-        loader_class=None if own is None else own.call.name,
+        loader_class=None if own is None else own.name,
         fixed_settings=dict(workload.fixed),
         loader_decides=() if own is None else tuple(own.fixed),
+        ends_with_sampler=workload.ends_with_sampler,
         multiprocessing_context=workload.start_method,
         software=read_software(),
         pinning=device.type == "cuda",
         rss_bytes=rss_bytes,
-        notes=tuple(filter(None, (None if own is None else own.describe(), *warnings))),
+        notes=tuple(filter(None, (workload.note, *warnings))),
         accelerator=read_accelerator(device),
         gpu_room_bytes=gpu_room_bytes,
     )
@@ -174,12 +176,14 @@ def _profile_size(
     step_seconds = _time_step(step, batch, device)
     peak = read_peak(device)
     on_phase("copying to the device")
+    tensors = list(find_tensors(batch))
     return SizeProfile(
         samples=statistics.fmean(samples),
         load=CallSeconds(statistics.fmean(one.wall for one in warm), statistics.fmean(one.cpu for one in warm)),
         step=step_seconds,
         sample_bytes=count_bytes(batch) // max(1, samples[-1]),
-        tensors=list(find_tensors(batch)),
+        tensors=len(tensors),
+        on_accelerator=any(tensor.device.type != "cpu" for tensor in tensors),
         h2d=measure_h2d(batch, device) if device.type == "cuda" else None,
         peak_gpu_bytes=peak,
     )
@@ -231,8 +235,9 @@ def _time_step(step: Step, batch: Any, device: torch.device) -> CallSeconds:
     if device.type == "cpu":
         for _ in range(WARM_UP_STEPS):
             step(batch)
-        times, deadline = [time_call(lambda: step(batch))], time.perf_counter() + STEP_SECONDS
-        while len(times) < MAX_STEPS and time.perf_counter() < deadline:
+        times: list[CallSeconds] = []
+        deadline = time.perf_counter() + STEP_SECONDS
+        while not times or (len(times) < MAX_STEPS and time.perf_counter() < deadline):
             times.append(time_call(lambda: step(batch)))
         return CallSeconds(*map(statistics.median, zip(*times, strict=True)))
     step(batch)  # as it comes; an error in it is the user's
@@ -304,7 +309,7 @@ def identify_workload(
         kind=workload.kind,
         samples=workload.promised_samples,
         sample_bytes=count_bytes(batch) // max(1, samples[-1]),
-        loader_class=None if workload.own is None else workload.own.call.name,
+        loader_class=None if workload.own is None else workload.own.name,
         loader_decides=() if workload.own is None else tuple(workload.own.fixed),
         software=read_software(),
         accelerator=read_accelerator(device),

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from autotune.child.data_checks import RecordingCollate, WatchedInit, check_workers
 from autotune.child.errors import shut_down_workers
-from autotune.child.loader_building import build_plain_loader
+from autotune.child.loader import build_plain_loader
 from autotune.child.timers import fit_cost
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.messages import ProbeCommand
@@ -46,8 +46,10 @@ def complete_profile(
     """Return the profile with what workers cost; what cannot be measured keeps its value."""
     count = min(2 * count_whole_cpus(command.usable_cpus), MAX_ROUND_WORKERS)
     load_seconds = profile.load_cost.per_batch(workload.fixed.get("batch_size") or ROUND_BATCH_SIZE)
-    on_phase("starting workers")
-    few, many = time_worker_round(workload, 1), time_worker_round(workload, count)
+    on_phase("starting a worker")
+    few = time_worker_round(workload, 1)
+    on_phase(f"starting {count} workers")
+    many = time_worker_round(workload, count)
     if few is not None and many is not None:
         start = fit_worker_start(few, many, count, load_seconds)
         note = () if workload.forks_workers else describe_start(workload, start)

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from autotune.child.device import single_thread
-from autotune.child.loader_building import build_plain_loader
+from autotune.child.loader import build_plain_loader
 from autotune.child.sample_checks import count_samples
 from autotune.child.workload import LoadedWorkload
 from autotune.system.machine import read_memory_limit

@@ -39,7 +39,7 @@ class ProcessTaintedError(Exception):
 
 
 class TrialServer:
-    """Carries out the tuner's commands one after another, as one of several ranks if there is a world of them."""
+    """Carries out the tuner's commands one after another; with a `world`, as one of several ranks."""
 
     _workload: LoadedWorkload  # these three exist once the workload has been loaded
     _step: Step
@@ -108,7 +108,7 @@ class TrialServer:
             self._ranks = self._world.init_process_group()
         self._where = "dataset"
         self._show(f"calling {request.dataset}")
-        loaded = load_workload(request)
+        loaded = load_workload(request, command.ends_with_sampler)
         self._workload = loaded if self._world is None or self._world.size == 1 else take_share(loaded)
         self._workload.sample_counts.samples = command.counted_samples
         self._workload.sample_counts.reads_worker_info = command.reads_worker_info
@@ -179,18 +179,16 @@ class TrialServer:
 
             self._show("counting samples that raise")
             words = "\n".join(filter(None, (words, describe_failures(self._workload))))
-        report = messages.FailureReport(
-            where=where, error=words, details=format_error(error), on_device=self._uses_device()
-        )
-        if self._trial is None or self._where != "trial":
-            return report
-        return report.model_copy(update=self._trial.locate_failure(error))
+        reached: dict[str, Any] = {}
+        if self._trial is not None and self._where == "trial":
+            reached = self._trial.locate_failure(error)
+        details, on_device = format_error(error), self._uses_device()
+        return messages.FailureReport(where=where, error=words, details=details, on_device=on_device, **reached)
 
     def _uses_device(self) -> bool:
         """Return whether this process uses an accelerator, for the step or in the dataset."""
-        if self._where in ("import", "device"):
-            return False
-        return self._device.type != "cpu" or bool(sys.modules["torch"].cuda.is_initialized())
+        is_early = self._where in ("import", "device")
+        return not is_early and (self._device.type != "cpu" or bool(sys.modules["torch"].cuda.is_initialized()))
 
     def _note_batches(self, batches: int) -> None:
         if time.monotonic() - self._last_progress > PROGRESS_INTERVAL_SECONDS:

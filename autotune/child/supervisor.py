@@ -6,7 +6,7 @@ One JSON object per packet:
     {"start": {"folder": ..., "working_dir": ..., "interpreter": ...}} with two descriptors, connection and log
                                                                        -> {"pid": N} with a pidfd, or {"errno": N}
     {"status": N}                                                      -> {"status": exit code or null}
-    {"end": null}                                                      -> {"survivors": [...]}
+    {"end": [processes that were seen to belong to the trial]}         -> {"survivors": [...]}
 
 The supervisor has one thread, never runs the user's code, and is a child subreaper: whatever a trial starts stays its
 descendant, also if it leaves the session, clears its environment or loses its parent. It imports torch once, so that a
@@ -30,12 +30,13 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from autotune.child.stack_dump import dump_stacks_on_signal
 from autotune.system.processes import adopt_orphans, count_threads, die_with_parent, is_cleaner, list_tree
-from autotune.system.shared_memory import list_mapped_segments, remove_segments
+from autotune.system.shared_memory import list_empty_segments, list_used_segments, remove_segments
 
 MAX_REQUEST_BYTES: Final = 2**16
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
@@ -87,7 +88,7 @@ class Supervisor:
                 self._reap()
                 self._send({"status": self._statuses.get(request["status"])})
             else:
-                self._send({"survivors": self.end_trial()})
+                self._send({"survivors": self.end_trial(request["end"])})
         except OSError:
             return False
         return True
@@ -121,27 +122,33 @@ class Supervisor:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 self._statuses[ended[0]] = os.waitstatus_to_exitcode(ended[1])
 
-    def end_trial(self) -> list[int]:
+    def end_trial(self, seen: Sequence[int] = ()) -> list[int]:
         """Kill all descendants, remove what they leave, and return those that cannot be killed.
 
         torch_shm_manager and multiprocessing's resource tracker are spared for a moment: they remove names in /dev/shm.
         """
         descendants = list_tree(os.getpid())[1:]
-        segments = {name for pid in descendants for name in list_mapped_segments(pid)}
+        _signal_all((pid for pid in descendants if not is_cleaner(pid)), signal.SIGSTOP)  # so that segments are final
+        segments = {name for pid in descendants for name in list_used_segments(pid)}
         deadline = time.monotonic() + CLEANER_GRACE_SECONDS
         while descendants and time.monotonic() < deadline + CLEANER_GRACE_SECONDS:
-            for pid in descendants:
-                spared = is_cleaner(pid) and time.monotonic() < deadline
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGCONT if spared else signal.SIGKILL)
+            spared = [pid for pid in descendants if is_cleaner(pid)] if time.monotonic() < deadline else []
+            _signal_all(spared, signal.SIGCONT)
+            _signal_all(set(descendants).difference(spared), signal.SIGKILL)
             time.sleep(KILL_INTERVAL_SECONDS)
             self._reap()
             descendants = list_tree(os.getpid())[1:]
-        remove_segments(segments)
+        remove_segments(segments | list_empty_segments(seen))
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
         return descendants
+
+
+def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
 
 
 def _fork() -> int:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.child.custom_loaders import MeasuredLoader
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.distributed import RankSync
 from autotune.child.errors import annotate_dead_workers, find_requested_index
-from autotune.child.factory_calls import MeasuredLoader
-from autotune.child.loader import StoppableDataLoader
-from autotune.child.loader_building import (
+from autotune.child.loader import (
+    StoppableDataLoader,
     build_loader,
     build_plain_loader,
     count_epoch_batches,
@@ -34,7 +34,7 @@ from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.protocol.measurement import EpochTrace, Measurement
 from autotune.protocol.messages import TrialRequest
-from autotune.system.shared_memory import list_mapped_segments, list_names
+from autotune.system.shared_memory import list_names, list_used_segments
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +57,7 @@ class EpochRecorder:
     def note_batch(self, batch: Any) -> None:
         """Record a batch after its step."""
         self.batches += 1
-        if self._is_counted:
-            self.delivered += count_samples(batch, self._loader.batch_size or 1)
+        self.delivered += count_samples(batch, self._loader.batch_size or 1) if self._is_counted else 0
 
     @property
     def is_closing(self) -> bool:
@@ -72,9 +71,8 @@ class EpochRecorder:
 
     def count_samples(self) -> int:
         """Return the number of samples up to the current batch."""
-        if self._is_map:
-            return self._loader.index_source.count_samples(self.batches + 1)
-        return self.delivered + (self._loader.batch_size or 1)
+        counted = self.delivered + (self._loader.batch_size or 1)
+        return self._loader.index_source.count_samples(self.batches + 1) if self._is_map else counted
 
     def snapshot(self) -> EpochTrace:
         """Return the epoch as far as the device has finished it, as if it were closed now."""
@@ -85,9 +83,8 @@ class EpochRecorder:
         """Return the epoch after its end."""
         ended = time.perf_counter() - self._started
         moments, waited = self._timer.read()
-        closed = self._closed_after
-        if closed is None and self._loader.index_source.closed:
-            closed = len(moments)  # at the length of a mini-epoch
+        length = len(moments) if self._loader.index_source.closed else None  # of a mini-epoch
+        closed = length if self._closed_after is None else self._closed_after
         return self._make_trace(moments, waited, max([ended, *moments[-1:]]), closed)
 
     def _make_trace(self, moments: Sequence[float], waited: float, end: float, closed_after: int | None) -> EpochTrace:
@@ -112,18 +109,10 @@ def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, con
     process = ProcessSettings(multiprocessing_context=config.process.multiprocessing_context)
     loader = build_plain_loader(workload, settings.batch_size, min(1, settings.num_workers), 1, process)
     loader.index_source.open(max_batches=1)
-    steps = WARM_UP_STEPS if device.type == "cpu" else DEVICE_WARM_UP_STEPS
     for batch in itertools.islice(loader, 1):
-        for _ in range(steps):
+        for _ in range(WARM_UP_STEPS if device.type == "cpu" else DEVICE_WARM_UP_STEPS):
             step(batch)
     synchronize(device)
-
-
-def set_epoch(loader: MeasuredLoader, number: int) -> None:
-    """Call `set_epoch` of a loader and its sampler, as training code does."""
-    for part in (loader, getattr(loader, "sampler", None)):
-        if callable(getattr(part, "set_epoch", None)):
-            part.set_epoch(number)  # type: ignore[union-attr]
 
 
 def list_workers(iterator: Iterator[Any] | None) -> list[BaseProcess]:
@@ -133,10 +122,7 @@ def list_workers(iterator: Iterator[Any] | None) -> list[BaseProcess]:
 
 
 class TrialRun:
-    """A trial: its loader, its stopping rule and its epochs.
-
-    `on_batch` is called with the number of batches so far; `ranks` synchronizes several training processes.
-    """
+    """A trial; `on_batch` is called with the number of batches so far, `ranks` synchronizes training processes."""
 
     def __init__(
         self,
@@ -157,7 +143,6 @@ class TrialRun:
         self._epoch_batches = count_epoch_batches(self._loader, workload)
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
         self._stopping = StoppingRule(request, self._epoch_batches)
-        self._max_gpu_bytes = request.gpu_bytes
         self._copier = DeviceCopier(device) if request.config.process.device_prefetch else None
         self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
@@ -172,12 +157,12 @@ class TrialRun:
         """Return the `samples` up to an error, and the `index` of the sample that failed in this process if known."""
         current = 0 if self._recorder is None else self._recorder.count_samples()
         index = find_requested_index(error)
-        known = index if index is not None and self._loader.index_source.was_last(index) else None
-        return {"samples": sum(trace.samples for trace in self._traces) + current, "index": known}
+        is_current = index is not None and self._loader.index_source.was_last(index)
+        return {"samples": sum(one.samples for one in self._traces) + current, "index": index if is_current else None}
 
     def run(self) -> Measurement:
         """Measure until the stopping rule ends the trial; workers live until this object is dropped."""
-        limit_memory(self._device, self._max_gpu_bytes)
+        limit_memory(self._device, self._stopping.request.gpu_bytes)
         reset_peak(self._device)
         gc.collect()  # else a full collection may come due in every worker, and copy what it touches
         self._ranks.start()
@@ -206,31 +191,32 @@ class TrialRun:
     def end_workers(self) -> bool:
         """Stop persistent workers, and return whether batches that nobody fetched remain in /dev/shm.
 
-        An iterator that refers to its loader, as litdata's does, is part of a cycle; the garbage collector could close
-        its queues first, and torch would wait 5 s for each worker.
+        The garbage collector may close their queues first, and torch would wait 5 s for each worker.
         """
         self._iterator = self._batch = None
         if isinstance(self._loader, StoppableDataLoader):
             self._loader._iterator = None
-        return bool(list_names(self._worker_pids, self._names_before) - list_mapped_segments())
+        return bool(list_names(self._worker_pids, self._names_before) - list_used_segments())
 
     def _elapsed(self) -> float:
         """Return the seconds of the trial, since all workers have started if they are not forked."""
         elapsed = time.perf_counter() - self._started
-        under_way = 0 if self._recorder is None else self._recorder.batches
-        if self._start_seconds is None and (self._traces or under_way >= self._workers):
+        has_started = self._traces or (self._recorder is not None and self._recorder.batches >= self._workers)
+        if self._start_seconds is None and has_started:
             self._start_seconds = elapsed
         return 0.0 if self._start_seconds is None else elapsed - self._start_seconds
 
     def _run_epoch(self, max_batches: int) -> EpochTrace:
-        set_epoch(self._loader, self._ranks.start_epoch())
+        number = self._ranks.start_epoch()
+        for part in (self._loader, getattr(self._loader, "sampler", None)):
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(number)
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
         if not self._loader.ends_with_sampler:  # stop an abandoned epoch's workers before the clock starts
             self._iterator = self._batch = None
-        last_samples = None  # of the last batch of a whole epoch, if it is not full
-        if self._is_map and self._epoch_samples and self._workload.batching != "user":
-            last_samples = self._epoch_samples % (self._loader.batch_size or 1) or None
-        self._loader.open(limit, last_samples)
+        is_divided = self._is_map and self._workload.batching != "user"
+        rest = (self._epoch_samples or 0) % (self._loader.batch_size or 1)  # samples of a last batch that is not full
+        self._loader.open(limit, (rest or None) if is_divided else None)
         timer = make_step_timer(self._device)
         recorder = EpochRecorder(self._loader, timer, is_map=self._is_map, is_counted=self._is_counted)
         self._recorder = recorder

@@ -64,8 +64,7 @@ def doctor(json: bool) -> None:
         from importlib.metadata import packages_distributions
 
         from autotune.system.cgroups import read_cpu_throttling
-        from autotune.system.hardware import read_gpus
-        from autotune.system.machine import read_machine
+        from autotune.system.machine import read_gpus, read_machine
         from autotune.system.software import read_start_method, read_torch
 
         found = [

@@ -38,7 +38,7 @@ def seconds(text: str) -> float:
 def processes(text: str) -> int:
     """Parse a number of training processes; `auto` is one for each visible GPU, at least one."""
     if text == "auto":
-        from autotune.system.hardware import read_gpus
+        from autotune.system.machine import read_gpus
 
         return max(1, len(read_gpus()))
     if not re.fullmatch("[0-9]{1,9}", text):

@@ -28,10 +28,10 @@ REPORT_MARKS: Final = (b"### dltune: ", b'content="dltune report"')
 def show(file: str, profile: str | None, json: bool) -> None:
     """Show the profiles of a tuned file."""
     with exit_on_error():
-        from autotune.profiles.match import select_profile
+        from autotune.profiles.load import select_profile
         from autotune.profiles.schema import TunedFile
         from autotune.profiles.store import format_file, read_file
-        from autotune.report.text import render_profile
+        from autotune.report.render import render_profile
 
         found = read_file(Path(file)) if profile is None else TunedFile(profiles=(select_profile(Path(file), profile),))
         texts = [render_profile(one, file, name=name_in(file, one.workload_id)) for one in found.profiles]
@@ -53,9 +53,8 @@ def report(file: str, profile: str | None, output: str | None, force: bool, **fo
     The page loads nothing else. An earlier report is replaced, another file only with --force.
     """
     with exit_on_error():
-        from autotune.profiles.match import select_profile
-        from autotune.report.html import render_html
-        from autotune.report.text import render_markdown
+        from autotune.profiles.load import select_profile
+        from autotune.report.render import render_html, render_markdown
 
         chosen, is_page = select_profile(Path(file), profile), form["format"] == "html"
         text = (render_html if is_page else render_markdown)(chosen, file, name_in(file, chosen.workload_id))
@@ -77,7 +76,7 @@ def export(file: str, profile: str | None, to: Target, output: str | None, force
     """
     with exit_on_error():
         from autotune.profiles.export import export as export_profile
-        from autotune.profiles.match import select_profile
+        from autotune.profiles.load import select_profile
 
         made = export_profile(select_profile(Path(file), profile), to)
         write_or_print(made.text, output, force=force, source=file)

@@ -78,7 +78,7 @@ def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> boo
         return False
     from autotune.checking import verify
     from autotune.preparation import find_stored
-    from autotune.report.text import render_verified
+    from autotune.report.render import render_verified
     from autotune.system.machine import read_machine
 
     if (stored := find_stored(request, read_machine(), validated=True)) is None:
@@ -100,7 +100,7 @@ def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tun
 
     with raise_on_signals():
         with Launcher(request.workload.nproc_per_node) as launcher:  # it imports torch while Optuna is imported here
-            from autotune.report.text import render_summary
+            from autotune.report.render import render_summary
             from autotune.tuning import tune
 
             with RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:
@@ -138,7 +138,7 @@ def retune(file: str, profile: str | None, trials: int | None, output: str | Non
     """
     with exit_on_error(interrupted=NOTHING_MEASURED):
         from autotune.preparation import rebuild_request
-        from autotune.profiles.match import select_profile
+        from autotune.profiles.load import select_profile
         from autotune.profiles.store import warn_if_others_can_write
 
         earlier = select_profile(Path(file), profile)

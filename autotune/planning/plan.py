@@ -18,8 +18,7 @@ from autotune.protocol.throughput import ThroughputEstimate, estimate
 from autotune.protocol.workload_profile import WorkloadProfile, identify
 from autotune.request import TuningRequest
 from autotune.settings import SETTINGS, config_from_values, describe_difference, differing_settings, setting_values
-from autotune.system.hardware import Hardware
-from autotune.system.machine import MachineProfile, count_whole_cpus
+from autotune.system.machine import Hardware, MachineProfile, count_whole_cpus
 
 MAX_EXTRAPOLATION_FACTOR: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
 GUESS_ERROR: Final = 0.25  # of the logarithm of a guess, root mean square; 0.05 to 0.33 on the five recorded grids

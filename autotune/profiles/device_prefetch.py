@@ -14,17 +14,16 @@ import torch
 
 def find_tensors(batch: Any) -> Iterator[torch.Tensor]:
     """Yield every tensor in a batch, in a stable order."""
+    parts: Iterable[Any] = ()
     if isinstance(batch, torch.Tensor):
         yield batch
-        return
-    parts: Iterable[Any] = ()
-    if isinstance(batch, Mapping):
+    elif isinstance(batch, Mapping):
         parts = list(batch.values())
     elif isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
         parts = batch
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         parts = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    elif type(batch).__module__ != "builtins" and hasattr(batch, "__dict__"):
+    elif type(batch).__module__ != "builtins" and hasattr(batch, "__dict__"):  # a custom type
         parts = list(vars(batch).values())
     for part in parts:
         yield from find_tensors(part)
@@ -130,8 +129,7 @@ class DevicePrefetcher:
 def device_prefetch(loader: Iterable[Any], device: torch.device | str | int | None = None) -> DevicePrefetcher:
     """Return a loader whose next batch is copied to the device while the step computes on the current one.
 
-    The loader needs `pin_memory=True`: copies from pageable memory block the host and hardly overlap. The device needs
-    memory for one more batch. Only CUDA devices copy asynchronously.
+    The loader needs `pin_memory=True`, and the device memory for one more batch. Only CUDA copies asynchronously.
 
     Args:
         loader: A DataLoader, or any iterable that can be iterated again.

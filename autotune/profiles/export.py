@@ -29,15 +29,10 @@ _EVERY: Final = _SAME | {name: name for name in ProcessSettings.model_fields}
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A configuration in the format of one target.
-
-    Attributes:
-        text: The export.
-        notes: Unsupported settings and other remarks; also comments of the text, if its format has comments.
-    """
+    """A configuration in the format of one target."""
 
     text: str
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # unsupported settings and other remarks, which are also comments if the format has them
 
 
 def _write_python(arguments: Arguments) -> str:
@@ -49,8 +44,7 @@ def _write_yaml(arguments: Arguments, indent: str = "") -> str:
 
 
 def _write_flags(arguments: Arguments) -> str:
-    flags = ((name, value) for name, value in arguments.items() if value is not False)
-    return " ".join(name if value is True else f"{name} {value}" for name, value in flags)
+    return " ".join(n if value is True else f"{n} {value}" for n, value in arguments.items() if value is not False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,15 +119,7 @@ NO_RESUMING: Final = "With in_order=False, StatefulDataLoader does not guarantee
 
 
 def export(profile: TunedProfile, to: Target) -> Export:
-    """Export a tuned configuration in another library's format.
-
-    Args:
-        profile: A profile of a tuned file; it is exported as tuned, not scaled down to this machine.
-        to: The target.
-
-    Raises:
-        UsageError: There is no such target.
-    """
+    """Export a configuration in another library's format, as tuned: it is not scaled down to this machine."""
     if to not in TARGETS:
         raise UsageError(f"{to!r} is not one of {', '.join(TARGETS)}.")
     target, size = _FORMATS[to], profile.dataloader.batch_size

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import shlex
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
@@ -13,20 +18,177 @@ from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import ProfileError, UsageError
 from autotune.profiles.export import Library, translate
 from autotune.profiles.loaders import choose_arguments, list_kept, make_worker_init, replace_loader
-from autotune.profiles.match import clamp_config, compare_hardware, measure_distance, select_profile
-from autotune.profiles.schema import TunedProfile
+from autotune.profiles.schema import TunedProfile, WorkloadIdentity
+from autotune.profiles.store import read_file
 from autotune.settings import SETTINGS
-from autotune.system.hardware import Hardware
-from autotune.system.machine import describe_local_hardware, read_machine
+from autotune.system.machine import Hardware, MachineProfile, Software, describe_local_hardware, read_machine
 from autotune.system.software import read_local_world_size, read_start_method_in_force
+from autotune.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
-NEEDS_WORKERS: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context")
 OnMismatch = Literal["warn", "error", "default"]
 Fit = Literal["exact", "clamped", "default"]
 Target = TypeVar("Target")
+Facts = TypeVar("Facts", Hardware, Software, WorkloadIdentity)
+NEEDS_WORKERS: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context")
+DAY_SECONDS: Final = 86400.0
+MAX_BYTES_CHANGE: Final = 0.02  # of memory or /dev/shm: a kernel update changes them by less
+MAX_SHM_SHARE: Final = 0.8  # of /dev/shm that batches may fill
+MAX_MEMORY_SHARE: Final = 0.8
+RESERVED_FILES: Final = 128  # open files of the process itself and of the batches in flight
+MAX_FILES_PER_WORKER: Final = 8  # in the training process
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that has changed since a profile was tuned."""
+
+    name: str
+    was: str
+    here: str
+    requires_retune: bool = True  # else it is informational
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.was} → {self.here}"
+
+
+_COMPARED: Final[dict[str, tuple[str, float | None]]] = {
+    "gpu": ("GPU", 0.0),
+    "gpu_count": ("GPUs", 0.0),
+    "usable_cpus": ("CPUs", 0.0),
+    "memory_limit_bytes": ("memory", MAX_BYTES_CHANGE),
+    "shm_limit_bytes": ("/dev/shm", MAX_BYTES_CHANGE),
+    "nofile_limit": ("open files", 0.0),
+    "cpu": ("processor", None),
+    "torch": ("torch", None),
+    "cuda": ("CUDA", None),
+    "python": ("Python", None),
+    "start_method": ("start method", 0.0),
+    "thread_variables": ("thread limits", None),
+    "dataset": ("dataset", 0.0),
+    "split": ("split", 0.0),
+    "loader_class": ("loader class", 0.0),
+    "step": ("step", 0.0),
+    "sample_bytes": ("sample size", 0.1),  # augmentation and padding change the mean by less
+    "samples": ("samples", 0.5),  # they matter for short epochs only
+}  # names of fields, and the relative change from which they require retuning; None if they never do
+
+
+def compare(was: Facts, here: Facts) -> tuple[Difference, ...]:
+    """List how hardware, software or workload differ from those that a profile was tuned with."""
+    found: list[Difference] = []
+    then, now = dict[str, Any](was), dict[str, Any](here)
+    for field in filter(then.__contains__, _COMPARED):
+        name, tolerance = _COMPARED[field]
+        old, new = then[field], now[field]
+        is_unknown = tolerance and None in (old, new)  # the length of an iterable dataset
+        if old == new or is_unknown or (tolerance and abs(new - old) <= tolerance * old):
+            continue
+        is_other_gpu = field == "gpu_count" and then["gpu"] != now["gpu"]  # which requires it already
+        retune = tolerance is not None and not is_other_gpu
+        found.append(Difference(name, _write(field, old), _write(field, new), retune))
+    return tuple(found)
+
+
+def _write(field: str, value: Any) -> str:
+    if isinstance(value, dict):
+        value = " ".join(f"{name}={text}" for name, text in value.items()) or None
+    if value is None or isinstance(value, str):
+        return value or "none"
+    return format_bytes(value) if field.endswith("_bytes") else f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def compare_age(created_at: datetime, now: datetime, max_seconds: float | None) -> tuple[Difference, ...]:
+    """Return a difference if a profile is older than allowed; None allows any age."""
+    age = (now - created_at).total_seconds()
+    if max_seconds is None or age <= max_seconds:
+        return ()
+    limit, written = (
+        f"{seconds / DAY_SECONDS:.0f} days" if seconds >= 2 * DAY_SECONDS else format_seconds(seconds)
+        for seconds in (max_seconds, age)
+    )
+    return (Difference("age", f"at most {limit}", written),)
+
+
+def select_profile(
+    path: Path, name: str | None = None, machine: MachineProfile | None = None, nproc_per_node: int | None = None
+) -> TunedProfile:
+    """Select the profile for the nearest machine, with this many training processes; of equals a validated, new one.
+
+    Args:
+        path: The tuned file.
+        name: Id, label, workload, workload id or machine class of the profile.
+        machine: The machine; None reads this one.
+        nproc_per_node: Training processes on the host; None accepts any number.
+
+    Raises:
+        ProfileError: The file is not valid, has no such profile, or has profiles of several workloads to choose from.
+    """
+    profiles, here = read_file(path).profiles, machine or read_machine()
+    if not profiles:
+        raise ProfileError(f"{path} has no profiles. Tune with dltune --dataset pkg.mod:make_dataset.")
+    names = [
+        {None, one.id, one.label, one.workload.title, one.workload.dataset, one.workload_id, one.machine_class}
+        for one in profiles
+    ]
+    named = [one for one, known in zip(profiles, names, strict=True) if name in known]
+    titles = _list_titles(named or profiles)
+    if not named:
+        raise ProfileError(f"{path} has no profile {name!r}; it has {', '.join(titles)}.")
+    if len(titles) > 1:
+        example = f"profile={json.dumps(titles[0])} or --profile {shlex.quote(titles[0])}"
+        raise ProfileError(f"{path} has profiles of several workloads: {', '.join(titles)}. Name one with {example}.")
+
+    def rank(profile: TunedProfile) -> tuple[Any, ...]:
+        other_processes = nproc_per_node not in (None, profile.workload.nproc_per_node)
+        other_gpu, distance = measure_distance(profile.hardware, describe_local_hardware(here, profile.hardware))
+        return other_gpu, other_processes, distance, not profile.is_validated, -profile.created_at.timestamp()
+
+    return min(named, key=rank)
+
+
+def _list_titles(profiles: Iterable[TunedProfile]) -> list[str]:
+    """Return a name for each workload; workloads that differ only in their arguments are named by their ids."""
+    titles: dict[str, dict[str, str]] = {}
+    for one in profiles:
+        same = titles.setdefault(one.label or one.workload.title, {})
+        same[json.dumps(one.workload.dataset_args, sort_keys=True)] = one.workload_id
+    return [name for title, same in titles.items() for name in ([title] if len(same) == 1 else same.values())]
+
+
+def measure_distance(there: Hardware, here: Hardware) -> tuple[bool, float]:
+    """Return whether the accelerators differ, and by how many powers of two CPUs, memory and accelerators differ."""
+    pairs = [(there.usable_cpus, here.usable_cpus), (there.gpu_count, here.gpu_count)]
+    if abs(here.memory_limit_bytes - there.memory_limit_bytes) > MAX_BYTES_CHANGE * there.memory_limit_bytes:
+        pairs.append((there.memory_limit_bytes, here.memory_limit_bytes))
+    distances = (abs(math.log2(max(1e-4, was)) - math.log2(max(1e-4, now))) for was, now in pairs)
+    return there.gpu != here.gpu, sum(distances) if there.machine_class != here.machine_class else 0.0
+
+
+def clamp_config(profile: TunedProfile, here: MachineProfile, nproc_per_node: int = 1) -> LoaderConfig:
+    """Return a profile's configuration, with fewer workers and batches if this machine has less for each process."""
+    settings, there = profile.dataloader, profile.hardware
+    workers, prefetch = settings.num_workers, settings.prefetch_factor or 1
+    crowding = nproc_per_node / profile.workload.nproc_per_node  # processes per host, relative to tuning
+    limits = [workers, math.ceil(workers * here.usable_cpus / crowding / there.usable_cpus)]
+    if here.memory_limit_bytes / crowding < there.memory_limit_bytes and profile.result.peak_host_bytes:
+        share = MAX_MEMORY_SHARE * here.memory_limit_bytes / nproc_per_node / profile.result.peak_host_bytes
+        limits.append(int(workers * share))
+    if here.nofile_limit < there.nofile_limit:
+        limits.append((here.nofile_limit - RESERVED_FILES) // MAX_FILES_PER_WORKER)
+    batch_bytes = profile.workload.sample_bytes * (settings.batch_size or profile.search.batch_samples)
+    batches = workers * prefetch  # for /dev/shm, prefetched batches are reduced before workers
+    if here.shm_limit_bytes / crowding < there.shm_limit_bytes and batch_bytes:
+        in_shm = int(MAX_SHM_SHARE * here.shm_limit_bytes / nproc_per_node) // batch_bytes
+        batches = min(batches, in_shm - 2)  # two more are in use
+    workers = min(*limits, batches)
+    clamped = DataLoaderSettings(batch_size=settings.batch_size, pin_memory=settings.pin_memory)
+    if workers > 0:
+        changes = {"num_workers": workers, "prefetch_factor": min(prefetch, batches // workers)}
+        clamped = settings.model_copy(update=changes)
+    return profile.config.model_copy(update={"dataloader": clamped})
 
 
 class TunedLoader:
@@ -35,8 +197,7 @@ class TunedLoader:
     Attributes:
         profile: The profile.
         config: Its configuration, scaled down if this machine has less.
-        fit: `exact`; `clamped` for a profile of another machine, scaled down to this one; or `default` for PyTorch's
-            defaults.
+        fit: `exact`, `clamped` for the scaled-down profile of another machine, or `default` for PyTorch's defaults.
     """
 
     def __init__(self, profile: TunedProfile, config: LoaderConfig, fit: Fit = "exact") -> None:
@@ -69,8 +230,7 @@ class TunedLoader:
 
     def apply_process_settings(self) -> None:
         """Set the tuned sharing strategy. Call it before workers start."""
-        strategy = self.config.process.sharing_strategy
-        if strategy != SETTINGS["sharing_strategy"].default:
+        if (strategy := self.config.process.sharing_strategy) != SETTINGS["sharing_strategy"].default:
             from torch.multiprocessing import set_sharing_strategy
 
             set_sharing_strategy(strategy)
@@ -111,8 +271,7 @@ class TunedLoader:
         """Return a loader like the given one with the tuned settings; all other arguments are unchanged.
 
         Args:
-            target: A DataLoader; or a LightningDataModule or LightningModule, whose `train_dataloader` returns a loader
-                with the tuned settings from now on.
+            target: A DataLoader; or a Lightning module or data module, whose `train_dataloader` is tuned from now on.
             **own: Further arguments of DataLoader, which replace the tuned ones.
 
         Raises:
@@ -165,7 +324,12 @@ def load(
     is_exact = measure_distance(found.hardware, here) == (False, 0) and found.workload.nproc_per_node == processes
     if is_exact and clamped == found.config:
         return TunedLoader(found, found.config)
-    mismatch = _describe_mismatch(found, here, processes)
+    reasons, tuned_for = [], found.workload.nproc_per_node
+    if tuned_for != processes:
+        reasons.append(f"for {tuned_for} training processes on the host, not for {processes}")
+    if changed := [str(one) for one in compare(found.hardware, here) if one.requires_retune]:
+        reasons.append(f"on another machine: {', '.join(changed)}")
+    mismatch = " and ".join(reasons) or "with slightly more memory"
     if on_mismatch == "error":
         raise ProfileError(f"{path}: profile {found.id} was tuned {mismatch}. Retune here.")
     if on_mismatch == "default":
@@ -174,13 +338,3 @@ def load(
     tuned = TunedLoader(found, clamped, "clamped")
     warnings.warn(f"{path}: profile {found.id} was tuned {mismatch}. Using {tuned.loader_kwargs()}.", stacklevel=2)
     return tuned
-
-
-def _describe_mismatch(profile: TunedProfile, here: Hardware, nproc_per_node: int) -> str:
-    """Describe for how many processes and on which machine a profile was tuned, if that is not here."""
-    tuned_for, parts = profile.workload.nproc_per_node, []
-    if tuned_for != nproc_per_node:
-        parts.append(f"for {tuned_for} training processes on the host, not for {nproc_per_node}")
-    if changed := [str(one) for one in compare_hardware(profile.hardware, here) if one.requires_retune]:
-        parts.append(f"on another machine: {', '.join(changed)}")
-    return " and ".join(parts) or "with slightly more memory"

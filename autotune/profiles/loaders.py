@@ -33,8 +33,22 @@ def list_parameters(make: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def takes(make: Callable[..., Any], name: str) -> bool:
-    """Return whether a function or class has a parameter of this name, or accepts any."""
-    return any(one.kind is one.VAR_KEYWORD or one.name == name for one in list_parameters(make))
+    """Return whether a function or class accepts an argument of this name.
+
+    `**kwargs` of a function accepts any. That of a constructor is assumed to be passed on to that of the base class.
+    """
+    if not isinstance(make, type):
+        return any(one.kind is one.VAR_KEYWORD or one.name == name for one in list_parameters(make))
+    accepts_any = False
+    for cls in make.__mro__[:-1]:  # without object
+        if "__init__" in vars(cls):
+            parameters = list_parameters(cls)
+            if any(one.name == name for one in parameters):
+                return True
+            accepts_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+            if not accepts_any:
+                return False
+    return accepts_any
 
 
 def choose_arguments(make: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from autotune.config import (
     Interval,
     Workers,
 )
-from autotune.system.hardware import Hardware, Software
+from autotune.system.machine import Hardware, Software
 
 SCHEMA_VERSION: Final = 1
 ID_DIGITS: Final = 8  # of the hash that identifies a workload
@@ -34,9 +34,7 @@ class WorkloadIdentity(FrozenModel):
     """The workload that a profile was tuned for.
 
     Attributes:
-        dataset: Import string of the factory.
-        dataset_args: Its keyword arguments.
-        split: Name of one of several loaders or datasets that the factory returns.
+        dataset: Import string of the factory, called with `dataset_args`; `split` selects one of several results.
         samples: Samples per epoch; None if an iterable dataset has no length.
         sample_bytes: Bytes of tensors per sample, mean.
         step: Import string of the step, `simulated 35.0 ms` or `built-in`.
@@ -79,14 +77,7 @@ class WorkloadIdentity(FrozenModel):
 
 
 class Baseline(Configured):
-    """The configuration that the recommended one is compared with.
-
-    Attributes:
-        config: Its settings.
-        description: Its name, such as `PyTorch's defaults`.
-        samples_per_second: Its throughput in the validation, median.
-        wait_share: Share of its time that the training loop waits for data.
-    """
+    """The configuration that the recommended one is compared with, such as `PyTorch's defaults`, and its median run."""
 
     description: str
     samples_per_second: BoundedRate
@@ -94,13 +85,10 @@ class Baseline(Configured):
 
 
 class Contribution(FrozenModel):
-    """Contribution of one or a few settings to the throughput.
+    """Contribution of settings such as `num_workers=4`: the throughput with them, and over that without them.
 
     Attributes:
-        setting: The setting, such as `num_workers=4`.
-        samples_per_second: Throughput with it.
-        speedup: Throughput over the configuration without it.
-        speedup_ci95: Its 95% interval; None if unknown.
+        speedup_ci95: 95% interval of the speedup; None if unknown.
         is_estimate: Whether the model estimated it from the trials of the search.
     """
 
@@ -112,37 +100,23 @@ class Contribution(FrozenModel):
 
 
 class ValidationRun(FrozenModel):
-    """One measurement in a fresh process.
-
-    Attributes:
-        number: Number of the run; candidates with the same number ran next to each other.
-        samples_per_second: Measured throughput.
-    """
+    """One measurement in a fresh process; runs of several candidates with the same number are next to each other."""
 
     number: Annotated[BoundedCount, Field(ge=1)]
     samples_per_second: BoundedRate
 
 
 class CandidateResult(Configured):
-    """Raw measurements of one configuration in the validation.
-
-    Attributes:
-        config: Its settings.
-        runs: Runs that completed.
-        failures: Failed runs, in words.
-    """
+    """Raw measurements of one configuration in the validation: runs that completed, and why others failed."""
 
     runs: tuple[ValidationRun, ...] = ()
     failures: tuple[str, ...] = ()
 
 
 class BatchWaits(FrozenModel):
-    """Time that the training loop waited for a batch, in seconds, without the first batch of each epoch.
+    """Percentiles of the wait for a batch, in seconds, without the first batch of each epoch.
 
     Attributes:
-        p50: Median.
-        p95: 95th percentile.
-        p99: 99th percentile.
         pause: Mean of the long waits if batches arrive in bursts; else 0.
         pause_share: Share of batches that follow such a wait; else 0.
     """
@@ -155,10 +129,9 @@ class BatchWaits(FrozenModel):
 
 
 class ProcessWaits(FrozenModel):
-    """How one of several training processes on the host kept up with the others.
+    """How one of several training processes kept up with the others: its mean wait for a batch.
 
     Attributes:
-        wait_seconds: Mean wait for a batch, in seconds.
         late_share: Share of the steps in which its batch arrived last, at least a millisecond after the first.
     """
 
@@ -176,23 +149,18 @@ class ProfileResult(FrozenModel):
         epochs: Length of the training run, in epochs.
         baseline: The configuration that it is compared with; None if the baseline failed.
         speedup: Throughput over the baseline's; None if the baseline failed.
-        speedup_ci95: Its 95% interval; None without validation.
         verdict: `faster`, or `no_change` if the speedup is not significant and the baseline is recommended.
         upper_bound_samples_per_second: Throughput if data were always ready.
         wait_share: Share of the time that the training loop waits for data.
         batch_waits: Percentiles of the wait for a batch; None if unknown.
         bottleneck: Training step, CPU-bound or I/O-bound loading, transfer between processes, copy, or epoch restart.
         peak_host_bytes: Peak host memory of the process tree, /dev/shm included.
-        peak_shm_bytes: Peak use of /dev/shm.
         peak_gpu_bytes: Peak device memory of the allocator; 0 on the CPU.
-        copy_bytes_per_second: Rate of copies to the device; None on the CPU.
-        copy_bound_bytes_per_second: Rate of copies alone; None on the CPU.
+        copy_bytes_per_second: Rate of copies to the device, and of copies alone (`copy_bound`); None on the CPU.
         processes: How the training processes kept up with each other, by rank; empty for one process.
-        candidates: Raw validation runs of the baseline and every candidate.
         gains: Measured gains of settings that are not at their recommended default or that change training.
         contributions: Contribution of each setting, in the usual order of manual tuning.
         advice: Improvements besides the loader's settings.
-        warnings: Warnings about the workload, the machine or the measurement.
     """
 
     samples_per_second: BoundedRate
@@ -221,15 +189,7 @@ class ProfileResult(FrozenModel):
 
 
 class RecordedBudgets(FrozenModel):
-    """Resource limits of one training process during tuning.
-
-    Attributes:
-        memory_bytes: Host memory of the process and its workers.
-        shm_bytes: Their use of /dev/shm.
-        nofile: Open files per process.
-        gpu_bytes: Device memory; None on the CPU.
-        max_workers: Maximum of num_workers.
-    """
+    """Resource limits of one training process with its workers during tuning; open files are per process."""
 
     memory_bytes: BoundedBytes
     shm_bytes: BoundedBytes
@@ -242,15 +202,11 @@ class TrialSummary(Configured):
     """One trial of the search.
 
     Attributes:
-        config: The configuration.
         number: Position in the search, from 1.
         outcome: `stopped_early` if it could not become the best, `skipped` if it was predicted to break a limit.
         samples_per_second: Throughput in the warm process of the search; None if it did not complete.
         relative_error: Half-width of its 95% interval as a share; None if unknown.
-        predicted_samples_per_second: Prediction before the trial.
         peak_host_bytes: Peak host memory; 0 if not sampled.
-        peak_shm_bytes: Peak use of /dev/shm; 0 if not sampled.
-        reason: Why it failed or was skipped; else empty.
     """
 
     number: BoundedCount
@@ -264,30 +220,18 @@ class TrialSummary(Configured):
 
 
 class ScalingPoint(FrozenModel):
-    """Expected throughput at a number of workers, with all other settings as recommended.
-
-    Attributes:
-        num_workers: Number of workers.
-        samples_per_second: Expectation of the model after the search.
-        relative_error: One standard deviation as a share.
-    """
+    """Throughput that the model expects at a number of workers, with all other settings as recommended."""
 
     num_workers: Workers
     samples_per_second: BoundedRate
-    relative_error: BoundedRate
 
 
 class SearchRecord(FrozenModel):
     """How the configuration was found.
 
     Attributes:
-        trials: Every trial of the search, in order.
         sampler: `model`, or the name of one of Optuna's samplers.
-        seed: Seed of the sampler.
         seconds: Duration of the whole run.
-        phase_seconds: Duration of each phase.
-        stop_reason: Why the search ended.
-        scaling: Expected throughput over the number of workers.
         batch_samples: Samples in a batch; a mean if the workload makes its own batches.
     """
 
@@ -307,12 +251,6 @@ class TunedProfile(Configured):
     Attributes:
         config: The recommended configuration.
         label: Name given with `--profile`; None identifies the profile by machine class and workload.
-        hardware: The machine that it was measured on.
-        software: Versions that it was measured with.
-        workload: The workload.
-        result: The measurements.
-        budgets: Resource limits of the run.
-        search: How it was found.
         request: The tuning request, to repeat it.
         is_complete: Whether the run came to its end; an interrupted run stores its best so far.
         created_at: End of the run.
@@ -331,7 +269,7 @@ class TunedProfile(Configured):
 
     @property
     def machine_class(self) -> str:
-        """Accelerators, CPUs and memory of the machine, such as `h100x1-12c-64g`."""
+        """Class of the machine, such as `h100x1-12c-64g`."""
         return self.hardware.machine_class
 
     @property
@@ -351,12 +289,7 @@ class TunedProfile(Configured):
 
 
 class TunedFile(FrozenModel):
-    """The content of dltune.json.
-
-    Attributes:
-        schema_version: Version of the schema.
-        profiles: One for each machine class and workload.
-    """
+    """The content of dltune.json: a profile for each machine class and workload."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     profiles: tuple[TunedProfile, ...] = ()

@@ -17,10 +17,7 @@ T = TypeVar("T")
 
 
 class SharedList(Sequence[T]):
-    """An immutable list whose entries are pickled in two tensors.
-
-    Forked workers share the memory of the tensors; torch passes them to other workers through shared memory.
-    """
+    """An immutable list, pickled in two tensors, whose memory all workers share, whether they are forked or not."""
 
     def __init__(self, items: Iterable[T]) -> None:
         import torch
@@ -43,10 +40,8 @@ class SharedList(Sequence[T]):
 
     def __getitem__(self, index: int | slice) -> T | list[T]:
         if isinstance(index, slice):
-            return [self._read(position) for position in range(*index.indices(len(self)))]
-        return self._read(range(len(self))[index])
-
-    def _read(self, position: int) -> T:
+            return [self[position] for position in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
         begin, end = self._ends[position : position + 2].tolist()
         entry: T = pickle.loads(self._data[begin:end].numpy().data)  # noqa: S301  # pickled by this class
         return entry

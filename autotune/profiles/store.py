@@ -36,19 +36,6 @@ def read_file(path: Path) -> TunedFile:
         ProfileError: It cannot be read, is not a regular file, is too large, or is not valid.
     """
     try:
-        return TunedFile.model_validate_json(_read_bytes(path))
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False, include_input=False)
-    kinds = {repr(".".join(map(str, problem["loc"])))[1:-1]: problem["type"] for problem in reversed(problems)}
-    unknown = [field for field, kind in kinds.items() if kind == "extra_forbidden"]
-    if "schema_version" in kinds or unknown:
-        problem = f"has the unknown field {unknown[-1]}" if unknown else f"is not of schema version {SCHEMA_VERSION}"
-        raise ProfileError(f"{path} {problem}: another version of dltune, or another program, wrote it.")
-    raise ProfileError(f"{path} is not a tuned file: {list(kinds)[-1]}: {problems[0]['msg']}.")
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -56,10 +43,18 @@ def _read_bytes(path: Path) -> bytes:
             if status.st_size > MAX_FILE_BYTES:
                 size, limit = format_bytes(status.st_size), format_bytes(MAX_FILE_BYTES)
                 raise ProfileError(f"{path} has {size}; the limit for a tuned file is {limit}.")
-            return stream.read(MAX_FILE_BYTES)
+            return TunedFile.model_validate_json(stream.read(MAX_FILE_BYTES))
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
     except (OSError, ValueError) as error:
         hint = " Tune first: dltune --dataset MODULE:NAME." if isinstance(error, FileNotFoundError) else ""
         raise ProfileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.{hint}") from None
+    kinds = {repr(".".join(map(str, problem["loc"])))[1:-1]: problem["type"] for problem in reversed(problems)}
+    unknown = [field for field, kind in kinds.items() if kind == "extra_forbidden"]
+    if "schema_version" in kinds or unknown:
+        problem = f"has the unknown field {unknown[-1]}" if unknown else f"is not of schema version {SCHEMA_VERSION}"
+        raise ProfileError(f"{path} {problem}: another version of dltune, or another program, wrote it.")
+    raise ProfileError(f"{path} is not a tuned file: {list(kinds)[-1]}: {problems[0]['msg']}.")
 
 
 def read_profiles(path: Path) -> tuple[TunedProfile, ...]:
@@ -76,17 +71,16 @@ def format_file(file: TunedFile) -> str:
 
 def merge_profiles(files: Iterable[TunedFile]) -> TunedFile:
     """Join the profiles of several files; of profiles with the same id the newest validated one stays in use."""
-    profiles = sorted((one for file in files for one in file.profiles), key=lambda one: one.created_at)
-    return TunedFile(profiles=_keep_newest(profiles))
+    return _join(sorted((one for file in files for one in file.profiles), key=lambda one: one.created_at))
 
 
-def _keep_newest(profiles: Iterable[TunedProfile]) -> tuple[TunedProfile, ...]:
+def _join(profiles: Iterable[TunedProfile]) -> TunedFile:
     """Keep the last validated profile of each id, and the last one after it that is not validated."""
     kept: dict[str, list[TunedProfile]] = {}
     for profile in profiles:
         validated = [one for one in kept.get(profile.id, ()) if one.is_validated and not profile.is_validated]
         kept[profile.id] = [*validated, profile]
-    return tuple(profile for same in kept.values() for profile in same)
+    return TunedFile(profiles=tuple(profile for same in kept.values() for profile in same))
 
 
 def save_profile(path: Path, *profiles: TunedProfile, lock_seconds: float = LOCK_SECONDS) -> None:
@@ -103,23 +97,16 @@ def save_profile(path: Path, *profiles: TunedProfile, lock_seconds: float = LOCK
     try:
         with _lock(real, lock_seconds):
             stored = read_file(path).profiles if path.exists() else ()
-            text = format_file(TunedFile(profiles=_keep_newest((*stored, *profiles))))
+            text, limit = format_file(_join((*stored, *profiles))), format_bytes(MAX_FILE_BYTES)
             if len(text.encode()) > MAX_FILE_BYTES:
-                raise OutputError(
-                    f"{path} would exceed {format_bytes(MAX_FILE_BYTES)}. Choose another file with --output."
-                )
+                raise OutputError(f"{path} would exceed {limit}. Choose another file with --output.")
             write_atomically(real, text)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
 
 
 def check_writable(path: Path) -> None:
-    """Reject an output path that cannot be written.
-
-    Raises:
-        OutputError: It is a folder, or its folder is missing or read-only.
-        ProfileError: It holds something other than a tuned file.
-    """
+    """Raise OutputError for a path that cannot be written, ProfileError for one of another kind of file."""
     folder = Path(os.path.realpath(path)).parent
     if path.is_dir():
         raise OutputError(f"{path} is a folder. Choose a file with --output.")
@@ -131,11 +118,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of a file, also through a symlink; readers see the old or the new text, never a part.
-
-    Raises:
-        OSError: It cannot be written, or is not a regular file; its content is unchanged.
-    """
+    """Replace the content of a regular file, also through a symlink; readers see the old or the new text."""
     path = Path(os.path.realpath(path))
     mode = path.stat().st_mode if path.exists() else stat.S_IFREG | NEW_MODE
     if not stat.S_ISREG(mode):
@@ -163,7 +146,7 @@ def _lock(path: Path, seconds: float) -> Iterator[None]:
     """Hold the lock file of a path, and remove it at the end; file systems without locks are used without one."""
     from filelock import FileLock, Timeout  # loading a profile never needs it
 
-    lock = FileLock(path.with_name(f".{path.name}.lock"), seconds, poll_interval=0.05)
+    lock = FileLock(path.with_name(f".{path.name}.lock"), seconds)
     try:
         lock.acquire()
     except Timeout:

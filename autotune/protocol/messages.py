@@ -27,7 +27,7 @@ from autotune.protocol.measurement import Measurement, TrialResult
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
 from autotune.settings import SettingName
-from autotune.system.hardware import Accelerator, Software
+from autotune.system.machine import Accelerator, Software
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 MAX_PAUSE_SECONDS: Final = 10.0  # within a message, before the other process counts as gone
@@ -61,6 +61,7 @@ class LoadCommand(FrozenModel):
         ranks: Training processes to load it in.
         counted_samples: Samples of an epoch, as another process counted them; None if unknown.
         reads_worker_info: Whether the dataset reads the number of its worker, or of all workers.
+        ends_with_sampler: Whether an epoch of the loader ends when its sampler does; None if unknown.
     """
 
     op: Literal["load"] = "load"
@@ -69,6 +70,7 @@ class LoadCommand(FrozenModel):
     ranks: Annotated[int, Field(ge=1)] = 1
     counted_samples: BoundedCount | None = None
     reads_worker_info: bool = False
+    ends_with_sampler: bool | None = None
 
 
 class ProbeCommand(FrozenModel):

@@ -20,7 +20,7 @@ from autotune.config import (
 from autotune.profiles.schema import WorkloadIdentity
 from autotune.request import WorkloadRequest
 from autotune.settings import SettingName
-from autotune.system.hardware import Accelerator, Software
+from autotune.system.machine import Accelerator, Software
 
 if TYPE_CHECKING:
     from autotune.protocol.messages import IdentityReport
@@ -98,6 +98,7 @@ class WorkloadProfile(FrozenModel):
         loader_class: Class of a custom loader; None for a plain DataLoader.
         fixed_settings: Settings that the loader or the dataset decides, with their values.
         loader_decides: Those of them that a custom loader decides.
+        ends_with_sampler: Whether an epoch of the loader ends when its sampler does.
         multiprocessing_context: Start method of the workload; None for Python's default.
         gpu_room_bytes: Device memory that the process held or could get when the probe began; 0 on the CPU.
         pinning: Whether pin_memory has an effect on the device in use.
@@ -138,6 +139,7 @@ class WorkloadProfile(FrozenModel):
     loader_class: LongText | None = None
     fixed_settings: dict[SettingName, int | bool | None] = Field(default_factory=dict)
     loader_decides: tuple[SettingName, ...] = ()
+    ends_with_sampler: bool = True
     multiprocessing_context: StartMethod | None = None
     software: Software
     accelerator: Accelerator | None = None

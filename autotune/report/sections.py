@@ -1,14 +1,14 @@
-"""The sections of a report, made once from a profile; `text` and `html` print them."""
+"""The sections of a report, made once from a profile; `render` prints them as text, Markdown and HTML."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from autotune.config import Interval
 from autotune.profiles.schema import TunedProfile
-from autotune.report.code import load_code, plain_code
 from autotune.settings import RANGES, SETTINGS, describe_config
 from autotune.units import format_bytes, format_percent, format_rate, format_seconds
 
@@ -35,7 +35,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a result says. `step_times` are label, waiting and other seconds of `step_samples` samples."""
+    """Everything that a result says. `step_times` are label, waiting and other seconds of a step's samples."""
 
     title: str
     headline: str
@@ -46,10 +46,8 @@ class Report:
     advice: tuple[str, ...]
     plain_code: str
     load_code: str
-    step_samples: int
     step_times: tuple[tuple[str, float, float], ...]
-    settings: Table
-    tables: tuple[Table, ...]
+    tables: tuple[Table, ...]  # the settings come first
 
 
 def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Report:
@@ -64,27 +62,25 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
         speedup = f"{_factor(result.speedup)} faster"
         headline = f"{speedup}: {number(base.samples_per_second)} → {rate}"
         throughput += f", {speedup} than {base.description}{_interval(result.speedup_ci95, _factor)}"
-    runs, cut = result.validation_runs, "" if profile.is_complete else " Interrupted: run the same command to continue."
+    runs = result.validation_runs
     evidence = f"Validated in {runs} alternating run{'s' if runs > 1 else ''}." if runs else "Not validated."
+    evidence += "" if profile.is_complete else " Interrupted: run the same command to continue."
     measured = (("before", base), ("after", result)) if base else (("now", result),)
     times = [(label, samples / max(one.samples_per_second, 1e-9), one.wait_share) for label, one in measured]
     memory = f" · peak memory {format_bytes(result.peak_host_bytes)}" if result.peak_host_bytes else ""
     brief = f"waiting for data {' → '.join(format_percent(share) for _, _, share in times)}{memory}"
-    settings, *tables = _tables(profile)
     return Report(
         title=f"{profile.workload.title} · {profile.machine_class} · {profile.created_at:%Y-%m-%d %H:%M} UTC",
         headline=headline,
         throughput=throughput,
         brief=f"{brief} · bottleneck{' now' if base else ''}: {BOTTLENECKS[result.bottleneck]}",
-        evidence=evidence + cut,
+        evidence=evidence,
         warnings=tuple(_warnings(profile)),
         advice=result.advice,
         plain_code=plain_code(profile),
         load_code=load_code(profile, file, name),
-        step_samples=samples,
         step_times=tuple((label, share * seconds, (1 - share) * seconds) for label, seconds, share in times),
-        settings=settings,
-        tables=tuple(table for table in tables if table.rows),
+        tables=tuple(table for table in _tables(profile) if table.rows),
     )
 
 
@@ -122,19 +118,21 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
     shown = ((name, *(str(values[name]).replace("None", "-") for values in (before, after))) for name in names)
     yield Table("Settings", ("Setting", "Before", "Recommended"), tuple(shown))
 
-    rate, bound, processes = result.samples_per_second, result.upper_bound_samples_per_second, result.processes
-    together, waits = profile.workload.nproc_per_node * rate, result.batch_waits
+    rate, bound, waits = result.samples_per_second, result.upper_bound_samples_per_second, result.batch_waits
     copied, copy_bound = result.copy_bytes_per_second, result.copy_bound_bytes_per_second
+    together = profile.workload.nproc_per_node * rate
     quantiles = () if waits is None else (("median", waits.p50), ("95th percentile", waits.p95), ("99th", waits.p99))
-    used = (result.peak_host_bytes, result.peak_shm_bytes, result.peak_gpu_bytes)
-    limits = (budgets.memory_bytes, budgets.shm_bytes, budgets.gpu_bytes or 0)
-    peaks = zip(("Peak host memory", "Peak /dev/shm", "Peak GPU memory"), used, limits, strict=True)
+    peaks = (
+        ("Peak host memory", result.peak_host_bytes, budgets.memory_bytes),
+        ("Peak /dev/shm", result.peak_shm_bytes, budgets.shm_bytes),
+        ("Peak GPU memory", result.peak_gpu_bytes, budgets.gpu_bytes or 0),
+    )
     metrics = (
         ("Throughput", f"{number(rate)} samples/s in a training run of {result.epochs} epochs"),
         ("All processes", f"{number(together)} samples/s" if together > rate else ""),
         ("Waiting for data", f"{format_percent(result.wait_share)} of the time"),
         ("Wait for a batch", ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in quantiles)),
-        ("Mean wait by rank", ", ".join(format_seconds(process.wait_seconds) for process in processes)),
+        ("Mean wait by rank", ", ".join(format_seconds(one.wait_seconds) for one in result.processes)),
         ("Bottleneck", BOTTLENECKS[result.bottleneck]),
         ("Upper bound", f"{number(bound)} samples/s, {format_percent(rate / bound)} reached" if bound else ""),
         *((name, f"{format_bytes(peak)} of {format_bytes(limit)}" if peak else "") for name, peak, limit in peaks),
@@ -149,21 +147,19 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
         rows.append((part.setting, number(part.samples_per_second), _factor(part.speedup), ci95, source))
     yield Table("Contribution of each setting", ("Setting", "Samples/s", "Speedup", "95% CI", "Source"), tuple(rows))
 
-    rows = []
-    for one in result.candidates:
-        rates = ", ".join(number(run.samples_per_second) for run in one.runs)
-        rows.append((describe_config(one.config), rates or "-", "; ".join(one.failures) or "-"))
+    runs = ((one, ", ".join(number(run.samples_per_second) for run in one.runs)) for one in result.candidates)
+    rows = [(describe_config(one.config), rates or "-", "; ".join(one.failures) or "-") for one, rates in runs]
     yield Table("Validation runs", ("Configuration", "Samples/s", "Failures"), tuple(rows))
 
     rows = []
-    for trial in search.trials:
-        measured = "-" if trial.samples_per_second is None else number(trial.samples_per_second)
-        memory = (format_bytes(peak) if peak else "-" for peak in (trial.peak_host_bytes, trial.peak_shm_bytes))
-        error = f"{trial.relative_error:.1%}" if trial.relative_error else "-"
-        marks = ["recommended"] if trial.config == profile.config else []
-        outcome = ". ".join([trial.outcome.replace("_", " "), *marks, *filter(None, [trial.reason])])
-        predicted = number(trial.predicted_samples_per_second)
-        rows.append((str(trial.number), describe_config(trial.config), measured, error, predicted, *memory, outcome))
+    for one in search.trials:
+        rates = "-" if one.samples_per_second is None else number(one.samples_per_second)
+        measured = rates, f"{one.relative_error:.1%}" if one.relative_error else "-"
+        memory = (format_bytes(peak) if peak else "-" for peak in (one.peak_host_bytes, one.peak_shm_bytes))
+        outcome = one.outcome.replace("_", " ") + ". recommended" * (one.config == profile.config)
+        outcome += f". {one.reason}" if one.reason else ""
+        predicted = number(one.predicted_samples_per_second)
+        rows.append((str(one.number), describe_config(one.config), *measured, predicted, *memory, outcome))
     columns = ("Trial", "Configuration", "Samples/s", "±", "Predicted", "Memory", "/dev/shm", "Outcome")
     yield Table("All trials", columns, tuple(rows))
 
@@ -180,3 +176,52 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
         ("Time", f"{format_seconds(search.seconds)} ({phases})"),
     )
     yield Table("Run", ("Fact", "Value"), facts)
+
+
+def plain_code(profile: TunedProfile) -> str:
+    """Write the loader in plain PyTorch, with the lines that other settings need."""
+    config, workload = profile.config, profile.workload
+    kwargs = workload.accepted(config.loader_kwargs())
+    if workload.loader_class is None:  # a loader of the user's own may have other defaults than PyTorch's
+        off = {name for name, setting in SETTINGS.items() if not setting.is_range}
+        kwargs = {name: v for name, v in kwargs.items() if name not in off or v != SETTINGS[name].default}
+    changed = ((setting, setting.read(config)) for setting in SETTINGS.values())
+    lines = [one.setup.format(value=value) for one, value in changed if one.setup and value != one.default]
+    lines += ["import autotune"] if config.process.device_prefetch else []
+    return "\n".join([*lines, _write_loader(profile, "", kwargs)])
+
+
+def load_code(profile: TunedProfile, file: str, name: str | None = None) -> str:
+    """Write the code that loads the recommended settings from a file; `name` is the profile to load."""
+    label = name or profile.label
+    tuned = f"autotune.load({json.dumps(file)}{'' if label is None else f', profile={json.dumps(label)}'})"
+    return f"import autotune\n{_write_loader(profile, f'{tuned}.make_loader', {})}"
+
+
+def _write_loader(profile: TunedProfile, make_loader: str, settings: dict[str, Any]) -> str:
+    """Write the call that makes the loader, and how batches are copied to the device if that is a setting."""
+    workload, process, choice = profile.workload, profile.process, ""
+    maker = (workload.loader_class or "DataLoader").replace(":", ".")
+    short = maker.rpartition(".")[2]
+    if short != "DataLoader":
+        maker = short if short.isidentifier() else "make_loader"  # no expression from a file becomes code to paste
+    if workload.has_loader_function:
+        arguments = [f"{name}={value!r}" for name, value in workload.dataset_args.items() if name.isidentifier()]
+        if workload.split is not None:
+            choice = f"[{workload.split if workload.split.isdecimal() else repr(workload.split)}]"
+    elif workload.loader_class is not None:
+        arguments = ["**your_arguments"]
+    elif profile.dataloader.batch_size is None:
+        arguments = ["dataset", "batch_size=None" if workload.kind == "iterable" else "batch_sampler=batch_sampler"]
+    else:
+        sampler = "shuffle=True" if workload.nproc_per_node == 1 else "sampler=DistributedSampler(dataset)"
+        arguments = ["dataset", *([sampler] if workload.kind == "map" else [])]  # others cannot be shuffled
+    written = [f"{name}={value!r}" for name, value in settings.items()]
+    size = [word for word in written if word.startswith("batch_size=")]
+    arguments = [*arguments[:1], *size, *arguments[1:], *(word for word in written if word not in size)]
+    given = [maker, *arguments] if make_loader and workload.loader_class is not None else arguments
+    line = f"loader = {make_loader or maker}({', '.join(given)}){choice}"
+    if process.device_prefetch:
+        return f"{line}\nloader = autotune.device_prefetch(loader, device)"
+    is_asynchronous = process.non_blocking and profile.hardware.gpu is not None
+    return f"{line}\n# copy batches with batch.to(device, non_blocking=True)" if is_asynchronous else line

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
@@ -162,12 +163,16 @@ class Launcher:
             return KILLED
         return status
 
-    def end_trial(self) -> list[int]:
-        """End the running trial with everything that it started, and return the processes that cannot be killed."""
+    def end_trial(self, seen: Iterable[int] = ()) -> list[int]:
+        """End the running trial with everything that it started, and return the processes that cannot be killed.
+
+        Args:
+            seen: Processes that were seen to belong to it, of which some may have ended.
+        """
         if self._connection is None:
             return []
         try:
-            survivors: list[int] = self._ask({"end": None})[0]["survivors"]
+            survivors: list[int] = self._ask({"end": list(seen)})[0]["survivors"]
         except SupervisorError:
             self.close()
             return []

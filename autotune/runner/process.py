@@ -174,7 +174,7 @@ class TrialProcess:
     def end(self) -> None:
         """End it with every process that it started, and remove what they left."""
         self._channel.close()
-        if survivors := self._launcher.end_trial():
+        if survivors := self._launcher.end_trial(self._monitor.seen):
             self._on_warning(describe_survivors(survivors))
         self._process.close()
         shutil.rmtree(self._folder, ignore_errors=True)  # if the supervisor was killed

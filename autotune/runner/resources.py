@@ -70,6 +70,7 @@ class ResourceMonitor:
     Attributes:
         peak: Peaks of the running command.
         is_near_budget: Whether the next reading should come soon.
+        seen: Processes that were seen to belong to the trial.
     """
 
     def __init__(self, supervisor: int, budgets: Budgets) -> None:
@@ -81,7 +82,7 @@ class ResourceMonitor:
         self._names_before = list_names(())
         self._next_walk = 0.0
         self._bound = 0  # of the memory outside /dev/shm, from the last walk
-        self._seen: set[int] = set()
+        self.seen: set[int] = set()
         self._available = AvailableMemory()
         self._memory_groups = find_own_memory_groups()
         self._kills_before = self._count_oom_kills()
@@ -93,7 +94,7 @@ class ResourceMonitor:
     def list_processes(self) -> list[int]:
         """List the processes of the trial."""
         tree = list_tree(self._supervisor)[1:]
-        self._seen.update(tree)
+        self.seen.update(tree)
         return tree
 
     def read(self, *, exact: bool = False) -> ResourceUsage:
@@ -102,7 +103,7 @@ class ResourceMonitor:
         shm_bytes = max(0, self._shm_free_before - shm_free)
         if exact:
             processes = self.list_processes()
-            names = list_names(self._seen, self._names_before)
+            names = list_names(self.seen, self._names_before)
             shm_bytes, unmapped = measure_segments(processes, names)
             host_bytes = measure_pss([self._supervisor, *processes]) + unmapped
         else:

@@ -211,6 +211,7 @@ class TrialRunner:
             ranks=self._ranks,
             counted_samples=known.counted_samples if known and self._ranks == 1 else None,  # ranks may divide an epoch
             reads_worker_info=known is not None and known.reads_worker_info,
+            ends_with_sampler=None if known is None else known.ends_with_sampler,
         )
         with self._report_load():
             watchdog = replace(self._watch(math.inf), stall_seconds=self._stall_seconds * MAX_LOAD_STALLS)

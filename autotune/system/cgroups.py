@@ -1,4 +1,4 @@
-"""Limits and counters of our cgroup and its ancestors (version 2, then version 1), and of CPU time."""
+"""Limits and counters of our cgroup and its ancestors, of versions 2 and 1, and of CPU time."""
 
 from __future__ import annotations
 
@@ -10,48 +10,46 @@ from typing import Final
 from autotune.system.processes import CGROUP, PROC, read_int, read_numbers, read_text
 
 UNLIMITED_V1: Final = 1 << 60  # version 1 writes "no limit" as 9223372036854771712
+MEMORY_FILES: Final = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)  # limit, use, and reclaimable file cache in memory.stat, of versions 2 and 1
 
 
-def walk_ancestors(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
-    """Yield our cgroup's folder and its ancestors up to the root of the mount; `controller` is empty for version 2.
+def walk_ancestors(proc: Path, cgroup: Path, *controllers: str) -> Iterator[Path]:
+    """Yield our cgroup's folder and its ancestors up to the root of the mount; controller `""` is version 2.
 
     A container often reads the host's path in /proc/self/cgroup but mounts only its own subtree, so folders that do not
     exist are skipped.
     """
-    for line in read_text(proc / "self" / "cgroup").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controller not in controllers.split(","):
-            continue
-        names = (controllers, controller) if controller else ("unified", "")
-        root = next((cgroup / name for name in names if (cgroup / name).is_dir()), None)
-        if root is not None:
-            folder = root / path.lstrip("/")
-            above = (folder, *folder.parents)
-            yield from (ancestor for ancestor in above[: above.index(root) + 1] if ancestor.is_dir())
+    lines = [(*line.split(":", 2), "", "")[1:3] for line in read_text(proc / "self" / "cgroup").splitlines()]
+    for controller in controllers:
+        for joint, path in lines:
+            names = (joint, controller) if controller else ("unified", "")
+            root = next((cgroup / name for name in names if (cgroup / name).is_dir()), None)
+            if controller in joint.split(",") and root is not None:
+                above = (root / path.lstrip("/"), *(root / path.lstrip("/")).parents)
+                yield from (folder for folder in above[: above.index(root) + 1] if folder.is_dir())
 
 
 def read_cpu_quota(proc: Path = PROC, cgroup: Path = CGROUP) -> float | None:
     """Return the smallest CPU quota of our cgroup and its ancestors, in CPUs."""
-    written = [read_text(folder / "cpu.max").split() for folder in walk_ancestors(proc, cgroup, "")]
-    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    written += [[read_text(folder / name) for name in names] for folder in walk_ancestors(proc, cgroup, "cpu")]
-    limits = [[int(text) for text in texts if text.strip().isdecimal()] for texts in written]  # neither "max" nor -1
-    return min((limit[0] / limit[1] for limit in limits if len(limit) == 2 and all(limit)), default=None)
+    quotas = []
+    for folder in walk_ancestors(proc, cgroup, "", "cpu"):
+        names = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")  # of version 2; of version 1
+        words = " ".join(read_text(folder / name) for name in names).split()
+        limit = [int(word) for word in words if word.isdecimal()]  # neither "max" nor -1
+        quotas += [limit[0] / limit[1]] if len(limit) == 2 and all(limit) else []
+    return min(quotas, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuThrottling:
-    """Use of one cgroup's CPU quota since the cgroup was created.
-
-    Attributes:
-        periods: Enforcement periods in which the cgroup ran; 0 without a quota.
-        throttled_periods: Periods in which it was stopped before the end.
-        throttled_seconds: Time that its CPUs were stopped, in total; 0 if unknown.
-    """
+    """Use of one cgroup's CPU quota since the cgroup was created: enforcement periods, and those cut short."""
 
     periods: int
     throttled_periods: int
-    throttled_seconds: float = 0.0
+    throttled_seconds: float = 0.0  # of all its CPUs; 0 if unknown
 
     @property
     def throttled_share(self) -> float:
@@ -61,8 +59,7 @@ class CpuThrottling:
 
 def read_cpu_throttling(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[CpuThrottling, ...]:
     """Return the use of each CPU quota that applies to us: our own cgroup's first, then each ancestor's."""
-    folders = (folder for controller in ("", "cpu") for folder in walk_ancestors(proc, cgroup, controller))
-    counted = (read_numbers(folder / "cpu.stat") for folder in folders)
+    counted = (read_numbers(folder / "cpu.stat") for folder in walk_ancestors(proc, cgroup, "", "cpu"))
     return tuple(
         CpuThrottling(
             periods=numbers["nr_periods"],
@@ -76,18 +73,11 @@ def read_cpu_throttling(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[CpuTh
 
 @dataclass(frozen=True, slots=True)
 class CpuCounters:
-    """The kernel's CPU counters since boot.
+    """The kernel's counters since boot, over all CPUs, and the use of the CPU quota of our cgroup and its ancestors."""
 
-    Attributes:
-        busy_seconds: CPU time of all processes and of the kernel, over all CPUs of the machine.
-        total_seconds: The same with idle, waiting and stolen time.
-        steal_seconds: CPU time that the host gave to other virtual machines.
-        throttling: Use of the CPU quota of our own cgroup and of each ancestor.
-    """
-
-    busy_seconds: float
-    total_seconds: float
-    steal_seconds: float
+    busy_seconds: float  # of all processes and of the kernel
+    total_seconds: float  # with idle, waiting and stolen time
+    steal_seconds: float  # that the host gave to other virtual machines
     throttling: tuple[CpuThrottling, ...] = ()
 
 
@@ -130,51 +120,27 @@ def _divide(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
-    """A memory limit that applies to us, and the cgroup that sets it."""
-
-    limit_bytes: int
-    folder: Path
-    usage_name: str
-    cache_key: str
-
-    def read_available(self) -> int:
-        """Return the bytes left under the limit; reclaimable file cache counts as free."""
-        usage = read_int(self.folder / self.usage_name) or 0
-        cache = read_numbers(self.folder / "memory.stat").get(self.cache_key, 0)
-        return max(0, self.limit_bytes - max(0, usage - cache))
-
-
-def list_memory_limits(proc: Path = PROC, cgroup: Path = CGROUP) -> list[MemoryLimit]:
-    """List the memory limits of our cgroup and its ancestors."""
-    kinds = (
-        ("", "memory.max", "memory.current", "inactive_file"),
-        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    )  # versions 2 and 1
+def list_memory_limits(proc: Path = PROC, cgroup: Path = CGROUP) -> list[tuple[int, Path, str]]:
+    """List the memory limits of our cgroup and its ancestors: bytes, file of the use, key of its reclaimable cache."""
     return [
-        MemoryLimit(limit, folder, usage_name, cache_key)
-        for controller, limit_name, usage_name, cache_key in kinds
-        for folder in walk_ancestors(proc, cgroup, controller)
+        (limit, folder / usage_name, cache_key)
+        for folder in walk_ancestors(proc, cgroup, "", "memory")
+        for limit_name, usage_name, cache_key in MEMORY_FILES
         if (limit := read_int(folder / limit_name)) is not None and limit < UNLIMITED_V1
     ]
 
 
+def read_available(limit_bytes: int, usage: Path, cache_key: str) -> int:
+    """Return the bytes left under a memory limit; reclaimable file cache counts as free."""
+    cache = read_numbers(usage.with_name("memory.stat")).get(cache_key, 0)
+    return max(0, limit_bytes - max(0, (read_int(usage) or 0) - cache))
+
+
 def find_own_memory_groups(proc: Path = PROC, cgroup: Path = CGROUP) -> list[Path]:
     """Find our own memory cgroups, of both versions, which count OOM kills of our processes."""
-    found = (next(walk_ancestors(proc, cgroup, controller), None) for controller in ("", "memory"))
-    return [folder for folder in found if folder is not None]
+    return [folder for one in ("", "memory") for folder in [*walk_ancestors(proc, cgroup, one)][:1]]
 
 
 def count_oom_kills(folder: Path) -> int:
     """Return the OOM kills that a memory cgroup has counted; 0 if unknown."""
-    found = (read_numbers(folder / name).get("oom_kill") for name in ("memory.events", "memory.oom_control"))
-    return next((count for count in found if count is not None), 0)
-
-
-def read_memory_use(folder: Path) -> int:
-    """Return the anonymous and shared memory of a cgroup's processes, in bytes, without file cache."""
-    numbers = read_numbers(folder / "memory.stat")
-    if "total_rss" in numbers:  # version 1
-        return numbers["total_rss"] + numbers.get("total_shmem", 0)
-    return numbers.get("anon", 0) + numbers.get("shmem", 0)
+    return (read_numbers(folder / "memory.events") | read_numbers(folder / "memory.oom_control")).get("oom_kill", 0)

@@ -1,23 +1,88 @@
-"""CPUs, memory, /dev/shm and open files that this machine and its container allow.
+"""Hardware and limits of this machine and its container, and the versions that a profile stores.
 
 `os.cpu_count()` ignores affinity and cgroup quotas; torch's suggested number of workers ignores the quota.
+GPUs are listed without starting torch or CUDA.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import resource
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from autotune.system.cgroups import list_memory_limits, read_cpu_quota
-from autotune.system.hardware import Accelerator, Hardware, may_have, read_gpus
+from pydantic import Field
+
+from autotune.config import BoundedBytes, BoundedCount, BoundedCpus, FrozenModel, StartMethod
+from autotune.system.cgroups import list_memory_limits, read_available, read_cpu_quota
 from autotune.system.processes import CGROUP, DEV, PROC, SHM, read_field
 
+VISIBLE_DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 MAX_NOFILE: Final = 1 << 20  # open files of a process without a limit: the kernel's default maximum
+
+
+class Accelerator(FrozenModel):
+    """The accelerator of a process: its model with the slice if it is partitioned (MIG), and its memory if known."""
+
+    name: str
+    count: BoundedCount = 1
+    memory_bytes: BoundedBytes = 0
+
+
+class Hardware(FrozenModel):
+    """The hardware that a profile was measured on.
+
+    Attributes:
+        gpu: Name of the accelerator; None on a machine without one.
+        gpu_count: Accelerators of that name.
+        cpu: Model of the CPU; None if unknown.
+        usable_cpus: The smaller of affinity and every cgroup quota, in CPUs.
+        memory_limit_bytes: The smaller of physical memory and every cgroup limit.
+        shm_limit_bytes: Size of `/dev/shm`.
+        nofile_limit: Limit of open files per process.
+    """
+
+    gpu: str | None
+    gpu_count: BoundedCount
+    cpu: str | None
+    usable_cpus: BoundedCpus
+    memory_limit_bytes: BoundedBytes
+    shm_limit_bytes: BoundedBytes
+    nofile_limit: BoundedCount
+
+    @property
+    def machine_class(self) -> str:
+        """Accelerators, CPUs and memory, such as `h100x1-12c-64g`; machines of one class share profiles."""
+        gib = self.memory_limit_bytes / 2**30
+        memory = f"{gib:.0f}g" if gib >= 1 else f"{gib * 1024:.0f}m"
+        gpus = "cpu"
+        if self.gpu is not None:
+            model = re.search(r"[A-Z]+\d\w*", self.gpu)
+            gpus = f"{(model[0] if model else self.gpu.split()[-1]).lower()}x{self.gpu_count}"
+        return f"{gpus}-{self.usable_cpus:g}c-{memory}"
+
+
+class Software(FrozenModel):
+    """The software that a profile was measured with.
+
+    Attributes:
+        cuda: Version of CUDA that torch was built with; None for a CPU build.
+        start_method: Default start method of workers.
+        thread_variables: Environment variables that limit the threads of libraries.
+    """
+
+    dltune: str
+    torch: str
+    cuda: str | None
+    python: str
+    start_method: StartMethod
+    thread_variables: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +90,8 @@ class MachineProfile:
     """Resources that a training process on this machine may use.
 
     Attributes:
-        cpu: Model name of the processor; None if unknown.
-        affinity_cpus: CPUs of our affinity.
         quota_cpus: Smallest cgroup CPU quota; None without one.
-        memory_limit_bytes: Smallest of physical memory and every cgroup limit.
         memory_available_bytes: Memory that is free now or can be reclaimed.
-        shm_limit_bytes: Size of /dev/shm; 0 if there is none.
         nofile_limit: Soft limit of open files.
     """
 
@@ -47,8 +108,7 @@ class MachineProfile:
     @property
     def usable_cpus(self) -> float:
         """The smaller of affinity and quota."""
-        affinity = float(self.affinity_cpus)
-        return affinity if self.quota_cpus is None else min(affinity, self.quota_cpus)
+        return float(min(self.affinity_cpus, self.quota_cpus or math.inf))
 
     @property
     def cpu_source(self) -> str:
@@ -61,22 +121,14 @@ class MachineProfile:
 
     def hardware(self, accelerator: Accelerator | None) -> Hardware:
         """Return the hardware that a profile stores."""
-        return Hardware(
-            gpu=accelerator and accelerator.name,
-            gpu_count=accelerator.count if accelerator else 0,
-            gpu_memory_bytes=accelerator.memory_bytes if accelerator else 0,
-            cpu=self.cpu,
-            usable_cpus=self.usable_cpus,
-            memory_limit_bytes=self.memory_limit_bytes,
-            shm_limit_bytes=self.shm_limit_bytes,
-            nofile_limit=self.nofile_limit,
-        )
+        gpu, count = (accelerator.name, accelerator.count) if accelerator else (None, 0)
+        names = ("cpu", "usable_cpus", "memory_limit_bytes", "shm_limit_bytes", "nofile_limit")
+        return Hardware(gpu=gpu, gpu_count=count, **{name: getattr(self, name) for name in names})
 
 
 def read_machine(proc: Path = PROC, cgroup: Path = CGROUP, shm: Path = SHM) -> MachineProfile:
     """Read the limits of the machine and the container."""
-    shm_size, shm_free = read_shm(shm)
-    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    (shm_size, shm_free), (nofile, _) = read_shm(shm), resource.getrlimit(resource.RLIMIT_NOFILE)
     return MachineProfile(
         cpu=read_field(proc / "cpuinfo", "model name"),
         affinity_cpus=len(os.sched_getaffinity(0)),
@@ -86,39 +138,20 @@ def read_machine(proc: Path = PROC, cgroup: Path = CGROUP, shm: Path = SHM) -> M
         shm_limit_bytes=shm_size,
         shm_free_bytes=shm_free,
         shm_writable=os.access(shm, os.W_OK),
-        nofile_limit=MAX_NOFILE if soft_limit == resource.RLIM_INFINITY else soft_limit,
+        nofile_limit=MAX_NOFILE if nofile == resource.RLIM_INFINITY else nofile,
     )
-
-
-def describe_local_hardware(
-    machine: MachineProfile, there: Hardware, *, gpus: Sequence[str] | None = None, dev: Path = DEV
-) -> Hardware:
-    """Return this machine's hardware, to compare with a profile's; `gpus` are the names that the driver lists.
-
-    If there are accelerators of several models, only those of the profile's model count. An accelerator that only torch
-    can name is assumed to be the profile's if its device file exists.
-    """
-    listed, tuned = read_gpus() if gpus is None else gpus, there.gpu
-    if not listed and tuned and may_have(tuned, dev):
-        return machine.hardware(Accelerator(name=tuned, count=there.gpu_count))
-    # The driver does not name the slice of a partitioned GPU.
-    names = [tuned if tuned and one.endswith(" MIG") and tuned.startswith(f"{one} ") else one for one in listed]
-    gpu = tuned if tuned in names else next(iter(names), None)
-    return machine.hardware(None if gpu is None else Accelerator(name=gpu, count=names.count(gpu)))
 
 
 def read_shm(shm: Path = SHM) -> tuple[int, int]:
     """Return the size and the free space of /dev/shm, in bytes; zeros if there is none."""
-    try:
-        status = os.statvfs(shm)
-    except OSError:
-        return 0, 0
-    return status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail
+    with suppress(OSError):
+        return shutil.disk_usage(shm)[::2]
+    return 0, 0
 
 
 def read_memory_limit(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     """Return the smallest of physical memory and every memory limit of our cgroup and its ancestors, in bytes."""
-    return min([_read_memory(proc, "MemTotal"), *(limit.limit_bytes for limit in list_memory_limits(proc, cgroup))])
+    return min([_read_memory(proc, "MemTotal"), *(limit for limit, *_ in list_memory_limits(proc, cgroup))])
 
 
 class AvailableMemory:
@@ -130,7 +163,7 @@ class AvailableMemory:
 
     def read(self) -> int:
         """Return the bytes: the smallest of MemAvailable and the bytes left under each cgroup limit."""
-        return min([_read_memory(self._proc, "MemAvailable"), *(limit.read_available() for limit in self._limits)])
+        return min([_read_memory(self._proc, "MemAvailable"), *(read_available(*limit) for limit in self._limits)])
 
 
 def _read_memory(proc: Path, name: str) -> int:
@@ -141,3 +174,46 @@ def _read_memory(proc: Path, name: str) -> int:
 def count_whole_cpus(usable_cpus: float) -> int:
     """Round usable CPUs up to whole ones, at least one."""
     return max(1, math.ceil(usable_cpus))
+
+
+def read_gpus(proc: Path = PROC, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """List the NVIDIA GPUs that a training process here would see, as torch names them; a slice ends in `MIG`."""
+    files = sorted(proc.glob("driver/nvidia/gpus/*/information"))
+    gpus = [(read_field(file, "Model") or "unknown GPU", read_field(file, "GPU UUID") or "") for file in files]
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(model for model, _ in gpus)
+    names = []
+    for entry in map(str.strip, visible.split(",")):  # numbers, or beginnings of UUIDs
+        found = gpus[int(entry) :] if entry.isdecimal() else [gpu for gpu in gpus if entry and gpu[1].startswith(entry)]
+        if entry.startswith("MIG-"):
+            found = [(f"{model} MIG", "") for model, _ in gpus]
+        if not found:
+            break  # CUDA ignores the entries after an invalid one
+        names.append(found[0][0])
+    return tuple(names)
+
+
+def describe_local_hardware(
+    machine: MachineProfile, there: Hardware, *, gpus: Sequence[str] | None = None, dev: Path = DEV
+) -> Hardware:
+    """Return this machine's hardware, to compare with a profile's; `gpus` are the names that the driver lists.
+
+    If there are accelerators of several models, only those of the profile's model count. An accelerator that only torch
+    can name is assumed to be the profile's if its device file exists.
+    """
+    listed, tuned = read_gpus() if gpus is None else gpus, there.gpu
+    if not listed and tuned and _has_device_file(tuned, dev):
+        return machine.hardware(Accelerator(name=tuned, count=there.gpu_count))
+    # The driver does not name the slice of a partitioned GPU.
+    names = [tuned if tuned and one.endswith(" MIG") and tuned.startswith(f"{one} ") else one for one in listed]
+    gpu = tuned if tuned in names else next(iter(names), None)
+    return machine.hardware(None if gpu is None else Accelerator(name=gpu, count=names.count(gpu)))
+
+
+def _has_device_file(gpu: str, dev: Path) -> bool:
+    """Return whether a visible accelerator of AMD or Intel, or of NVIDIA in WSL, may be this one."""
+    if any(os.environ.get(name, "unset").strip() in ("", "-1") for name in VISIBLE_DEVICES):
+        return False
+    is_amd = re.search(r"\b(AMD|Radeon|Instinct)\b", gpu) is not None
+    return any(dev.glob("dri/renderD*" if gpu == "xpu" else "kfd" if is_amd else "dxg"))

@@ -1,25 +1,43 @@
 """Tensors in /dev/shm: which ones some processes use, their size, and the removal of names that nobody else removes.
 
 Process IDs repeat across containers that share /dev/shm (`--ipc=host`), and torch's names contain nothing else: so a
-name is removed only if a process of this run has mapped it.
+name is removed only if a process of this run has mapped or opened it, or if it has no content.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
 from autotune.system.processes import PROC, SHM, read_text
 
+MIN_EMPTY_SECONDS: Final = 0.5  # a new segment has no content for some microseconds
 DELETED: Final = " (deleted)"  # follows the path of a file without a name
 
 
-def list_mapped_segments(pid: int | str = "self", proc: Path = PROC) -> set[str]:
-    """Return torch's names in /dev/shm that a process has mapped."""
+def list_used_segments(pid: int | str = "self", proc: Path = PROC) -> set[str]:
+    """Return torch's names in /dev/shm that a process has mapped or opened."""
     lines = (line for line in read_text(proc / str(pid) / "maps").splitlines() if "/torch_" in line)
-    return {Path(line.split(maxsplit=5)[5].removesuffix(DELETED)).name for line in lines}
+    paths = [line.split(maxsplit=5)[5] for line in lines]
+    with contextlib.suppress(OSError):
+        for descriptor in (proc / str(pid) / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                paths.append(str(descriptor.readlink()))
+    return {Path(path.removesuffix(DELETED)).name for path in paths if "/torch_" in path}
+
+
+def list_empty_segments(pids: Collection[int], shm: Path = SHM) -> set[str]:
+    """Return names of these processes without content: torch leaves them where /dev/shm is full."""
+    found = set()
+    for name in list_names(pids, shm=shm):
+        with contextlib.suppress(OSError):
+            status = (shm / name).stat()
+            if name.startswith("torch_") and not status.st_blocks and time.time() - status.st_ctime > MIN_EMPTY_SECONDS:
+                found.add(name)
+    return found
 
 
 def remove_segments(names: Iterable[str], spared: Collection[str] = (), shm: Path = SHM) -> None:

@@ -19,12 +19,7 @@ from typing import Final
 # three times a second.
 DEBOUNCE_SECONDS: Final = 0.4
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-
-
-class _Received:
-    """Whether an interrupt was raised during the current command."""
-
-    interrupt = False
+_received: Final[set[str]] = set()  # "interrupt" if one was raised during the current command
 
 
 @contextmanager
@@ -32,35 +27,31 @@ def raise_on_signals() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM and on SIGINT, even if a shell has set SIGINT to be ignored."""
 
     def interrupt() -> None:
-        _Received.interrupt = True
+        _received.add("interrupt")
         raise KeyboardInterrupt
 
     try:
         with _handle(SIGNALS, interrupt):
             yield
     finally:
-        _Received.interrupt = False
+        _received.clear()
 
 
 def raise_lost_interrupt() -> None:
     """Raise an interrupt again that Python printed and discarded because it arrived in a finalizer or a callback."""
-    if _Received.interrupt:
+    if _received:
         raise KeyboardInterrupt
 
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Ignore the first interrupt while a run is ending; a second one raises KeyboardInterrupt.
-
-    Signals without a Python handler keep their behavior.
-    """
-    is_first = True
+    """Ignore the first interrupt while a run is ending; a second one raises. Other handlers than Python's are kept."""
+    ignored: list[bool] = []
 
     def defer() -> None:
-        nonlocal is_first
-        if not is_first:
+        if ignored:
             raise KeyboardInterrupt
-        is_first = False
+        ignored.append(True)
 
     with _handle([number for number in SIGNALS if callable(signal.getsignal(number))], defer):
         yield

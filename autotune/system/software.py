@@ -27,19 +27,16 @@ _ASSIGNMENT: Final = re.compile(r"^(__version__|cuda)\b[^=\n]*= *'([^'\n]+)'$", 
 
 
 class TorchVersion(NamedTuple):
-    """A build of torch."""
+    """A build of torch: its version, such as `2.13.0+cu130`, and the version of CUDA that it was built with."""
 
-    version: str  # such as `2.13.0+cu130`
-    cuda: str | None  # version of CUDA that it was built with
+    version: str
+    cuda: str | None
 
 
 def read_torch(folder: Path | None = None) -> TorchVersion | None:
-    """Read the version of the torch that would be imported, or that is in a folder; None if there is none.
-
-    Its `version.py` is read, because the metadata of a wheel do not contain CUDA's version.
-    """
-    if folder is None and (spec := find_spec("torch")) is not None and spec.submodule_search_locations:
-        folder = Path(next(iter(spec.submodule_search_locations)))
+    """Read `version.py`, which has CUDA's version, of the torch that would be imported, or is in a folder."""
+    if folder is None and (spec := find_spec("torch")) is not None and spec.origin:
+        folder = Path(spec.origin).parent
     values = dict(_ASSIGNMENT.findall(read_text(folder / "version.py"))) if folder is not None else {}
     version = values.get("__version__") or _read_metadata("torch")
     return None if version is None else TorchVersion(version, values.get("cuda"))

@@ -226,7 +226,6 @@ def trace_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tup
         schema.ScalingPoint(
             num_workers=changed.dataloader.num_workers,
             samples_per_second=min(expected.samples_per_second, MAX_RATE),
-            relative_error=min(expected.relative_error, MAX_RATE),
         )
         for changed, expected in zip(swept, found.model.surrogate.predict(swept), strict=True)
     )

@@ -13,7 +13,7 @@ from autotune.child.copied_memory import describe_growth, read_copied_bytes
 from autotune.child.data_checks import Observation, _watch_workers
 from autotune.child.workload import LoadedWorkload
 from autotune.request import Workload
-from tests.builders import write_files
+from tests.builders import make_workload, write_files
 
 MIB = 2**20
 SHARED = "Anonymous: 2000 kB\nPrivate_Dirty: 500 kB\n"
@@ -106,7 +106,8 @@ class Names(Images):
 
 def test_workers_that_read_a_list_are_seen_to_copy_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.child.data_checks.MIN_HEAP_BYTES", 0)
+    monkeypatch.setattr("autotune.child.data_checks.MAX_SECONDS", 3.0)
     workload = LoadedWorkload(parts=Workload(dataset=Names(names=[f"{number:0500}" for number in range(1_000_000)])))
     seen = Observation(reads_worker_info=False)
-    _watch_workers(workload, dict.fromkeys(range(64), ""), seen)
+    _watch_workers(workload, make_workload(), dict.fromkeys(range(64), ""), seen)
     assert seen.copied[-1][1] - seen.copied[0][1] > MIB

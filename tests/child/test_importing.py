@@ -16,13 +16,14 @@ from autotune.import_strings import check_import_string
 from tests.builders import write_files
 
 
-@pytest.mark.parametrize("text", ["train.py:loader", "../my data/x-1.py:Class.method", "/a/b.c/données.py:créer"])
-def test_a_script_is_named_by_its_path(text: str) -> None:
-    assert check_import_string("--dataset", text) == text
-
-
-@pytest.mark.parametrize("text", ["data:make", "pkg.data.images:make", "pkg:Class.method", "_a.b1:_c", "données:créer"])
-def test_an_import_string_is_a_dotted_module_and_a_dotted_attribute(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("train.py:loader", "../my data/x-1.py:Class.method", "/a/b.c/données.py:créer"),
+        *("data:make", "pkg.data.images:make", "pkg:Class.method", "_a.b1:_c", "données:créer"),
+    ],
+)
+def test_an_import_string_is_a_module_or_script_and_a_dotted_attribute(text: str) -> None:
     assert check_import_string("--dataset", text) == text
 
 
@@ -47,7 +48,7 @@ def test_an_import_string_is_a_dotted_module_and_a_dotted_attribute(text: str) -
         ("pkg:make\n", "package.module:attribute"),
     ],
 )
-def test_anything_else_is_refused_with_the_option_and_a_hint(text: str, hint: str) -> None:
+def test_any_other_text_is_refused_with_the_option_and_a_hint(text: str, hint: str) -> None:
     with pytest.raises(UsageError, match="--dataset") as caught:
         check_import_string("--dataset", text)
     assert hint in str(caught.value)
@@ -63,56 +64,39 @@ def test_an_attribute_of_an_attribute_can_be_imported() -> None:
     assert import_attribute("pathlib:Path.cwd")() == Path.cwd()
 
 
-def test_a_missing_attribute_is_reported_with_the_file_its_module_came_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_files(tmp_path, {"dltune_test_shapes.py": "class Shape:\n    sides = 4\n"})
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Modules of the user that cannot all be imported."""
+    broken = {"dltune_broken.py": "raise ZeroDivisionError('their own')\n", "dltune_needy.py": "import dltune_absent\n"}
+    write_files(tmp_path, broken | {"dltune_shapes.py": "class Shape: pass\n", "dltune_folder/data.txt": ""})
     monkeypatch.syspath_prepend(tmp_path)
-    assert import_attribute("dltune_test_shapes:Shape.sides") == 4
-    with pytest.raises(UsageError, match=r"Shape\.corners") as caught:
-        import_attribute("dltune_test_shapes:Shape.corners")
-    assert str(tmp_path / "dltune_test_shapes.py") in str(caught.value)
+    return tmp_path
 
 
-def test_a_missing_attribute_is_reported_with_a_name_that_is_close(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_files(tmp_path, {"dltune_test_close.py": "train_loader = 3\n"})
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UsageError, match=r"Did you mean train_loader\?"):
-        import_attribute("dltune_test_close:trainloader")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dltune_shapes:Shape.corners", r"imported from .*dltune_shapes\.py but has no 'Shape\.corners'"),
+        ("dltune_shapes:Shap", r"has no 'Shap'\. Did you mean Shape\?"),
+        ("dltune_folder:make", "imported from a namespace package but has no"),
+        ("dltune_no_such_module:make", "No module named 'dltune_no_such_module'"),
+        ("no_such_script.py:make", "no such file"),
+    ],
+)
+@pytest.mark.usefixtures("modules")
+def test_a_missing_module_or_attribute_is_reported(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        import_attribute(text)
 
 
-def test_a_missing_attribute_of_a_folder_without_init_is_reported_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "dltune_test_folder").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UsageError, match="namespace package"):
-        import_attribute("dltune_test_folder:make")
+@pytest.mark.usefixtures("modules")
+def test_an_error_of_the_users_module_is_not_changed() -> None:
+    with pytest.raises(ZeroDivisionError, match="their own"):
+        import_attribute("dltune_broken:make")
+    with pytest.raises(ModuleNotFoundError, match="dltune_absent"):
+        import_attribute("dltune_needy:make")
 
 
-def test_what_the_module_itself_raises_reaches_the_caller_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_files(tmp_path, {"dltune_test_broken.py": "raise ZeroDivisionError('of their own')\n"})
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ZeroDivisionError, match="of their own"):
-        import_attribute("dltune_test_broken:make")
-
-
-def test_a_module_that_is_not_there_is_a_usage_error_but_one_that_it_imports_is_the_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_files(tmp_path, {"dltune_test_needy.py": "import dltune_test_absent\n"})
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UsageError, match="No module named 'dltune_test_no_such_module'"):
-        import_attribute("dltune_test_no_such_module:make")
-    with pytest.raises(ModuleNotFoundError, match="dltune_test_absent"):
-        import_attribute("dltune_test_needy:make")
-
-
-WORKERS = 2
 DATA = """
 import torch
 class Numbers(torch.utils.data.Dataset):
@@ -130,59 +114,44 @@ if __name__ == "__main__": raise SystemExit("this would train")
 LOAD = """
 import sys
 sys.path.insert(0, "")
-from autotune.child.importing import import_attribute
-from autotune.child.importing import become_script
+from autotune.child.importing import become_script, import_attribute
 from torch.utils.data import DataLoader
-main, dataset, method, workers = sys.argv[1:]
+main, dataset, method = sys.argv[1:]
 become_script(main, dataset)
-loader = DataLoader(import_attribute(dataset)(), num_workers=int(workers), multiprocessing_context=method)
+loader = DataLoader(import_attribute(dataset)(), num_workers=2, multiprocessing_context=method)
 print(sorted(batch.item() for batch in loader))
 """
 
 
-def count_imports(folder: Path, main: str, dataset: str, method: str = "spawn", workers: int = WORKERS) -> int:
-    """Load a dataset with workers in a process that has become a script, and count who imported the script."""
-    command = [sys.executable, "-c", LOAD, main, dataset, method, str(workers)]
-    environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
-    found = subprocess.run(
-        command, check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=100
-    )
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("files", "main", "dataset", "method", "imports"),
+    [
+        pytest.param({"train.py": NOTES + GUARD}, "train.py", "data:make_numbers", "spawn", 2, id="workers"),
+        pytest.param({"train.py": DATA + NOTES + GUARD}, "train.py", "train:make_numbers", "spawn", 3, id="factory"),
+        pytest.param({"pkg/t.py": DATA + NOTES + GUARD}, "pkg.t", "pkg.t:make_numbers", "spawn", 3, id="module"),
+        pytest.param(
+            {"scripts/train.py": NOTES + "import near" + GUARD, "scripts/near.py": ""},
+            *("scripts/train.py", "data:make_numbers", "spawn", 2),
+            id="folder",
+        ),
+        pytest.param({"train.py": NOTES + GUARD}, "train.py", "data:make_numbers", "fork", 0, id="forked"),
+    ],
+)
+def test_spawned_workers_import_the_script_once_and_its_process_only_if_it_has_the_factory(
+    tmp_path: Path, files: dict[str, str], main: str, dataset: str, method: str, imports: int
+) -> None:
+    write_files(tmp_path, {"data.py": DATA, "pkg/__init__.py": "", **files})
+    command = [sys.executable, "-c", LOAD, main, dataset, method]
+    environ = os.environ | {"PYTHONPATH": str(Path.cwd())}
+    found = subprocess.run(command, check=False, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100)
     assert found.stdout.strip() == "[0, 1, 2, 3]", found.stderr
-    return len(list(folder.glob("imported_*")))
-
-
-@pytest.mark.slow
-def test_spawned_workers_import_the_script_which_does_not_run_beside_them(tmp_path: Path) -> None:
-    write_files(tmp_path, {"train.py": NOTES + GUARD, "data.py": DATA})
-    assert count_imports(tmp_path, "train.py", "data:make_numbers") == WORKERS
-
-
-def test_a_script_that_holds_the_factory_is_imported_once_by_every_process(tmp_path: Path) -> None:
-    write_files(tmp_path, {"train.py": DATA + NOTES + GUARD})
-    assert count_imports(tmp_path, "train.py", "train:make_numbers") == 1 + WORKERS
-
-
-@pytest.mark.slow
-def test_a_module_may_be_the_script(tmp_path: Path) -> None:
-    write_files(tmp_path, {"pkg/__init__.py": "", "pkg/train.py": DATA + NOTES + GUARD})
-    assert count_imports(tmp_path, "pkg.train", "pkg.train:make_numbers") == 1 + WORKERS
-
-
-@pytest.mark.slow
-def test_a_script_imports_what_lies_beside_it(tmp_path: Path) -> None:
-    script = NOTES + "import beside" + GUARD
-    write_files(tmp_path, {"scripts/train.py": script, "scripts/beside.py": "", "data.py": DATA})
-    assert count_imports(tmp_path, "scripts/train.py", "data:make_numbers") == WORKERS
-
-
-def test_forked_workers_import_nothing_anew(tmp_path: Path) -> None:
-    write_files(tmp_path, {"train.py": NOTES + GUARD, "data.py": DATA})
-    assert count_imports(tmp_path, "train.py", "data:make_numbers", method="fork") == 0
+    assert len(list(tmp_path.glob("imported_*"))) == imports
 
 
 @pytest.mark.parametrize(
     ("main", "words"), [("absent.py", "no such file"), ("absent", "neither a file"), ("absent.deep", "neither a file")]
 )
-def test_a_script_that_is_not_there_is_refused(main: str, words: str) -> None:
+def test_a_missing_script_is_refused(main: str, words: str) -> None:
     with pytest.raises(UsageError, match=f"--main {main}: {words}"):
         become_script(main, "data:make")

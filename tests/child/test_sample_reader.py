@@ -170,9 +170,7 @@ def test_after_a_few_failures_without_a_success_the_whole_dataset_fails() -> Non
     assert dataset.asked == 20
 
 
-@pytest.mark.parametrize(
-    ("dataset", "parts"), [(damage(), {}), (Stream(), {}), (damage(1), {"sampler": [1, 2]})], ids=str
-)
+@pytest.mark.parametrize(("dataset", "parts"), [(damage(), {}), (Stream(), {}), (damage(1), {"sampler": [1, 2]})])
 def test_nothing_is_said_of_samples_that_do_not_raise_or_have_no_index(
     dataset: Dataset[Any], parts: dict[str, Any]
 ) -> None:

@@ -1,7 +1,9 @@
+"""A dataset, loader or one of several becomes a workload, whose epochs can be ended early."""
+
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from autotune.child.loader import StoppableSampler
-from autotune.child.loader_building import build_loader
+from autotune.child.loader import StoppableSampler, build_loader
 from autotune.child.stopping import align_to_workers
-from autotune.child.workload import LoadedWorkload, wrap_dataset
+from autotune.child.workload import LoadedWorkload, choose_split, load_workload, wrap_dataset
 from autotune.errors import UsageError
-from autotune.request import Workload
+from autotune.request import Workload, WorkloadRequest
+from tests import own_loaders
 from tests.builders import make_config
 
 
 @given(batches=st.integers(0, 1000), workers=st.integers(0, 64), epoch_batches=st.integers(0, 10**6))
-def test_an_epoch_cut_short_ends_on_a_round_as_full_as_that_of_a_whole_one(
+def test_a_shortened_epoch_ends_with_as_many_batches_in_its_last_round_as_a_whole_one(
     batches: int, workers: int, epoch_batches: int
 ) -> None:
     completed = align_to_workers(batches, workers, epoch_batches)
@@ -30,7 +32,7 @@ def test_an_epoch_cut_short_ends_on_a_round_as_full_as_that_of_a_whole_one(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_closed_loader_delivers_what_is_under_way_and_ends(workers: int) -> None:
+def test_a_closed_loader_delivers_the_batches_in_flight_and_ends(workers: int) -> None:
     workload = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(320, 1))))
     loader = build_loader(workload, make_config(workers, batch_size=8))
     delivered = 0
@@ -56,7 +58,7 @@ INDICES = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
 @pytest.mark.parametrize("make_batch", [list, tuple, np.array, torch.tensor, array.array])
-def test_a_batch_of_indices_counts_as_many_samples_whatever_it_is_made_of(make_batch: Callable[..., Any]) -> None:
+def test_a_batch_of_indices_of_any_type_counts_its_samples(make_batch: Callable[..., Any]) -> None:
     batches: list[Any] = [
         make_batch("l", batch) if make_batch is array.array else make_batch(batch) for batch in INDICES
     ]
@@ -85,37 +87,100 @@ def test_a_dataset_without_a_length_is_loaded_in_the_order_of_its_sampler(order:
     assert [batch.flatten().tolist() for batch in loader] == [[4, 2]]
 
 
-def test_a_dataset_without_a_length_or_a_sampler_is_refused() -> None:
-    with pytest.raises(UsageError, match="it lacks __len__"):
-        wrap_dataset(Workload(dataset=WithoutLength()), "pkg.data:make")
-
-
 class Prefetches:
-    """Wraps a loader as timm's PrefetchLoader does."""
+    """Wraps a loader as timm's PrefetchLoader."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.loader = loader
+    def __init__(self) -> None:
+        self.loader = DataLoader(TensorDataset(torch.zeros(8, 1)))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Any:
         return iter(self.loader)
 
-    def __len__(self) -> int:
-        return len(self.loader)
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (WithoutLength(), r"WithoutLength, which is not a Dataset \(with __getitem__ and __len__\)"),
+        (Prefetches(), r"test_workload\.Prefetches, which contains a DataLoader: `\.loader`\. .*--loader"),
+        (own_loaders.Wraps(), r"own_loaders\.Wraps, which contains a DataLoader: `\.pipeline`\. .*--loader"),
+        (own_loaders.Batches(), r"own_loaders\.Batches, which can only be iterated\..*IterableDataset.*--loader"),
+        (Workload(dataset={"train": own_loaders.Numbers()}), "returned a dict as one dataset"),  # type: ignore[arg-type]
+        (own_loaders.Numbers(0), "of length 0: there is nothing to load"),
+        (None, "returned None, which is not a Dataset"),
+    ],
+)
+def test_anything_else_than_a_dataset_or_loader_is_refused(made: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        wrap_dataset(made, "pkg:make")
 
 
-class Streams:
-    """Can only be gone through, as a loader of another library."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
+# Several loaders or datasets
 
 
-def test_what_wraps_a_loader_is_refused_with_the_way_to_the_loader() -> None:
-    wrapped = Prefetches(DataLoader(TensorDataset(torch.zeros(8, 1))))
-    with pytest.raises(UsageError, match=r"test_workload\.Prefetches, which holds a DataLoader: `\.loader`"):
-        wrap_dataset(wrapped, "pkg:make")
+def load(name: str, split: str | None = None, *, is_loader: bool = False) -> LoadedWorkload:
+    return load_workload(WorkloadRequest(dataset=f"tests.own_loaders:{name}", split=split, is_loader=is_loader))
 
 
-def test_what_can_only_be_gone_through_is_refused_with_what_to_return_instead() -> None:
-    with pytest.raises(UsageError, match=r"test_workload\.Streams, which can only be gone through.*IterableDataset"):
-        wrap_dataset(Streams(), "pkg:make")
+@pytest.mark.parametrize(
+    ("name", "is_loader", "words"),
+    [
+        ("make_several", False, r"returned a dict with 'val', 'train'\. Choose one with --split train\."),
+        ("make_pair", False, r"returned a tuple with '0', '1'\. Choose one with --split 0\."),
+        ("DATASETS", False, r"returned a dict with 'train', 'val'\. Choose one with --split train\."),
+        ("make_several_of_settings", True, r"a dict with 'train', 'val'\. Choose one with --split train"),
+    ],
+)
+def test_several_are_refused_with_the_names_to_choose_from(name: str, is_loader: bool, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        load(name, is_loader=is_loader)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "samples"),
+    [
+        ("make_several", "val", 20),
+        ("make_pair", "1", 20),
+        ("DATASETS", "train", 60),
+        ("make_several", "train", 60),
+    ],
+)
+def test_the_one_of_the_given_name_is_tuned(name: str, split: str, samples: int) -> None:
+    assert load(name, split).promised_samples == samples
+
+
+@pytest.mark.parametrize(
+    ("name", "is_loader", "split", "batches"),
+    [
+        ("make_several", False, "train", 15),
+        ("make_several_of_settings", True, "train", 15),
+        ("make_several_of_settings", True, "val", 3),
+    ],
+)
+def test_a_custom_loader_of_several_is_rebuilt(name: str, is_loader: bool, split: str, batches: int) -> None:
+    loader = build_loader(load(name, split, is_loader=is_loader), make_config(0, batch_size=4))
+    assert isinstance(loader, own_loaders.Doubling) is (split == "train")
+    assert len(list(loader)) == batches
+
+
+@pytest.mark.parametrize(
+    ("name", "is_loader", "split", "words"),
+    [
+        ("make_several", False, "trian", r"^--split trian: .* 'val', 'train'\. Choose one of these\."),
+        ("make_positional", False, "train", r"^--split train: .*Doubling, not several .* Omit --split\."),
+        ("NESTED", False, "train", r"returned a dict as one dataset\. Return one of those"),
+        ("ONE_LIST", False, "0", r"^--split 0: .* a list, not several .* Omit --split\."),
+        ("Batches", True, "train", r"^--split train: .* Omit --split\."),
+    ],
+)
+def test_a_name_of_nothing_is_refused(name: str, is_loader: bool, split: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        load(name, split, is_loader=is_loader)
+
+
+def test_a_list_of_samples_is_one_dataset() -> None:
+    assert load("ONE_LIST").promised_samples == 4
+
+
+def test_a_name_with_a_space_is_quoted_for_the_shell() -> None:
+    with pytest.raises(UsageError, match=r"--split 'train set'\.$"):
+        choose_split({"train set": TensorDataset(), "test set": TensorDataset()}, None, "pkg:make")

@@ -24,7 +24,7 @@ from autotune.config import LoaderConfig
 from autotune.profiles.schema import TunedProfile
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
-from autotune.report.text import render_summary, render_verified
+from autotune.report.render import render_summary, render_verified
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.tuning import tune
 from tests.builders import (

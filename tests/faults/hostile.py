@@ -49,8 +49,8 @@ class MuteError(Exception):
         raise RuntimeError("no words")
 
 
-def _raise(error: BaseException | Callable[[], BaseException]) -> NoReturn:
-    raise error() if callable(error) else error
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _raise_local() -> NoReturn:
@@ -87,23 +87,19 @@ def _hang() -> None:
     time.sleep(3600)
 
 
-CUDA_ERRORS: dict[str, Callable[[], Exception]] = {
-    "allocator": lambda: torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.20 GiB is "
-        "free."
+_PINNING = "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
+CUDA_ERRORS: dict[str, Exception] = {
+    "allocator": torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of"
     ),
-    "driver": lambda: RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"),
-    "pinning": lambda: RuntimeError(
-        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
-        '  File "torch/utils/data/_utils/pin_memory.py", line 41, in do_one_step\n    data = pin_memory(data, device)\n'
-        "RuntimeError: CUDA error: invalid argument\n"
+    "driver": RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"),
+    "pinning": RuntimeError(
+        f'{_PINNING}  File "torch/utils/data/_utils/pin_memory.py", line 41, in do_one_step\n'
+        "    data = pin_memory(data, device)\nRuntimeError: CUDA error: invalid argument\n"
     ),
-    "sticky": lambda: RuntimeError("CUDA error: an illegal memory access was encountered"),
-    "lost": lambda: RuntimeError("CUDA error: uncorrectable ECC error encountered"),
-    "pinning without memory": lambda: RuntimeError(
-        "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
-        "RuntimeError: CUDA error: out of memory\n"
-    ),
+    "sticky": RuntimeError("CUDA error: an illegal memory access was encountered"),
+    "lost": RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+    "pinning without memory": RuntimeError(f"{_PINNING}RuntimeError: CUDA error: out of memory\n"),
 }
 DEEDS: dict[str, Callable[[], Any]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -160,9 +156,6 @@ class Hanging(HangsInWorkers):
         return super().__getitem__(index)
 
 
-make_hanging_workers = Hanging
-
-
 class Given(Honest):
     """Returns the result of a function of the index."""
 
@@ -216,9 +209,6 @@ class ShortQueries(Honest):
         return [self[index] for index in indices[: max(1, len(indices) // 2)]]
 
 
-make_short_queries = ShortQueries
-
-
 def collate_by_hand(samples: list[torch.Tensor]) -> torch.Tensor:
     """Make a batch in private memory, which is moved to shared memory when the worker sends it."""
     return torch.stack(list(samples)).clone()
@@ -259,7 +249,10 @@ def make_nothing() -> Stream:
     return Stream(lambda: iter(()))
 
 
+make_hanging_workers, make_short_queries = Hanging, ShortQueries
 make_shuffled_unsharded, make_sharded_twice = ShuffledUnsharded, ShardedTwice
+make_many_samples = partial(Honest, samples=4000)
+make_large_samples = partial(Honest, floats=2 * MIB)  # 8 MiB each: a queue of batches fills any small /dev/shm
 
 
 def make_dropped() -> Workload:
@@ -285,28 +278,19 @@ def make_from_path(path: str, registered: bool) -> Dataset[Any]:
     return made
 
 
-class Large(Honest):
-    """Samples of 1 MiB; may hang at one index."""
-
-    def __init__(self, hang_at: int | None) -> None:
-        super().__init__(floats=MIB // 4)
-        self._hang_at = hang_at
-
-    def __getitem__(self, index: int) -> Any:
-        if index == self._hang_at:
-            _hang()
-        return super().__getitem__(index)
-
-
 def make_large(hang_at: int | None = None) -> Workload:
-    return Workload(dataset=Large(hang_at), shuffle=False)
+    """Make samples of 1 MiB; may hang at one index."""
+
+    def read(index: int) -> torch.Tensor:
+        if index == hang_at:
+            _hang()
+        return torch.zeros(MIB // 4)
+
+    return Workload(dataset=Given(read), shuffle=False)
 
 
 def make_large_collated() -> Workload:
-    return Workload(dataset=Large(None), collate_fn=collate_by_hand)
-
-
-make_many_samples = partial(Honest, samples=4000)
+    return Workload(dataset=Honest(floats=MIB // 4), collate_fn=collate_by_hand)
 
 
 def make_hoarding_step() -> Callable[[Any], None]:
@@ -458,7 +442,7 @@ def make_parent_killer() -> NoReturn:
 
 
 def make_step_without_memory() -> Callable[[Any], None]:
-    return lambda batch: _raise(CUDA_ERRORS["allocator"]())
+    return lambda batch: _raise(CUDA_ERRORS["allocator"])
 
 
 OBJECTS = 16_000  # read by one sample: about two MiB of pages
@@ -485,9 +469,6 @@ def make_copy_on_write() -> Dataset[Any]:
         return torch.tensor([float(len(objects[start : start + OBJECTS]))])
 
     return Given(read, samples=4096)
-
-
-make_large_samples = partial(Honest, floats=2 * MIB)  # 8 MiB each: a queue of batches fills any small /dev/shm
 
 
 LIES = {

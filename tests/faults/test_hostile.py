@@ -12,12 +12,13 @@ import psutil
 import pytest
 
 from autotune.config import MAX_TEXT_LENGTH
-from autotune.errors import UsageError, WorkloadError
+from autotune.errors import WorkloadError
 from tests.faults.hostile import LIES
 from tests.faults.stage import LIMITS, MIB, Play, Scene, list_trial_processes, probe, read_all, refuse, run, run_cli
 
 STALL_SECONDS = 4.0
 ALONE, SPAWN = Play(workers=0), Play(method="spawn")
+RAISES = "Factory raises / missing import / SyntaxError / RecursionError / `sys.exit(0)`"
 NO_MEMORY = Scene(factory="misbehaving:make_honest", step="faults.hostile:make_step_without_memory")
 
 
@@ -211,6 +212,7 @@ REFUSED: dict[str, list[Any]] = {
     "Factory forks a child": [
         (hostile("make_fork_that_stays", stall_seconds=30.0), "exited with code 0 without a result"),
     ],
+    RAISES: [(hostile("faults.no_such_module:make"), "No module named 'tests.faults.no_such_module'")],
     "Factory kills group / parent": [(hostile("make_group_killer"), "was killed by SIGKILL")],
     "Exception in getitem": [(sabotage("key error", place="both", index=3), "KeyError: 'label' ... hostile.py")],
     "CUDA OOM / pinned failure": [
@@ -249,15 +251,6 @@ def test_an_exception_has_the_same_cause_and_line_in_a_worker_and_in_the_trainin
     assert re.fullmatch(r"KeyError at hostile\.py:\d+", results[0].cause)
     assert results[0].cause == results[1].cause
     assert all("hostile.py" in result.details for result in results)
-
-
-@pytest.mark.fault("Exception in getitem", needs="plain")
-def test_an_exception_without_workers_ends_the_run_with_one_sentence() -> None:
-    arguments = ("--arg", 'deed="key error"', "--arg", 'place="both"', "--arg", "samples=4000")
-    finished = run_cli("faults.hostile:make_sabotaged", *arguments, "--arg", "index=300", "--quiet")
-    assert finished.returncode == 2, finished.stderr
-    assert "The dataset fails even without workers: it raised KeyError: 'label'" in finished.stderr
-    assert finished.stdout == ""
 
 
 @pytest.mark.fault("Worker SEGV / ABRT", needs="plain")
@@ -349,11 +342,20 @@ def test_a_module_that_spawned_workers_cannot_import_is_named(
 # Data
 
 
-@pytest.mark.fault("StopIteration in map dataset", needs="plain")
-def test_a_dataset_that_ends_early_is_refused_by_the_run() -> None:
-    finished = run_cli("misbehaving:make_ends_early", "--trials", "3")
+KEY_ERROR = ("--arg", 'deed="key error"', "--arg", 'place="both"', "--arg", "samples=4000", "--arg", "index=300")
+ENDED: dict[str, list[Any]] = {
+    "Exception in getitem": [
+        ("faults.hostile:make_sabotaged", KEY_ERROR, "fails even without workers: it raised KeyError: 'label'"),
+    ],
+    "StopIteration in map dataset": [("misbehaving:make_ends_early", (), "StopIteration")],
+}
+
+
+@pytest.mark.parametrize(("factory", "arguments", "text"), list_cases(ENDED))
+def test_a_dataset_that_fails_without_workers_ends_the_run(factory: str, arguments: list[str], text: str) -> None:
+    finished = run_cli(factory, *arguments, "--trials", "3", "--quiet")
     assert finished.returncode == 2, finished.stderr
-    assert "StopIteration" in finished.stderr
+    assert text in finished.stderr
     assert finished.stdout == ""
 
 
@@ -379,8 +381,6 @@ def test_a_dataset_without_an_end_is_measured_for_the_time_of_a_trial() -> None:
 
 # Factories
 
-RAISES = "Factory raises / missing import / SyntaxError / RecursionError / `sys.exit(0)`"
-
 
 @pytest.mark.parametrize(
     ("code", "text"),
@@ -401,13 +401,6 @@ def test_a_module_that_fails_is_quoted_with_the_users_line(code: str, text: str,
     assert text in str(error)
     assert "user_module.py" in read_all(error)
     assert "autotune/child" not in read_all(error)
-
-
-@pytest.mark.fault(RAISES, needs="plain")
-def test_a_missing_module_is_a_usage_error() -> None:
-    error = refuse("faults.no_such_module:make")
-    assert isinstance(error, UsageError)
-    assert "No module named 'tests.faults.no_such_module'" in str(error)
 
 
 @pytest.mark.fault("Factory prints junk, fake JSON, 100 MB", needs="plain")

@@ -28,7 +28,7 @@ from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import REPORT, ProbeReport, TrialReport, TrialRequest
 from autotune.protocol.throughput import estimate
-from autotune.report.text import render_profile
+from autotune.report.render import render_profile
 from autotune.search.loop import search
 from autotune.search.study import TrialRecord
 from tests.builders import (

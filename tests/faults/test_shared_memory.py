@@ -149,7 +149,7 @@ def test_what_a_hung_trial_held_of_shm_is_free_before_the_next() -> None:
         "faults.hostile:make_large",
         arguments={"hang_at": 40},
         stall_seconds=3.0,
-        plays=tuple(Play(batch_size=1, strategy="file_system") for _ in range(2)),
+        plays=tuple(Play(batch_size=1, strategy="file_system", seconds=10.0) for _ in range(2)),
     )
     assert [result.kind for result in review.results] == ["stalled"] * 2, [r.message for r in review.results]
     assert review.left == ()

@@ -27,28 +27,23 @@ def make_command(*options: str) -> list[str]:
     return [sys.executable, "-m", "autotune", *options]
 
 
-def run(command: Sequence[str], at_first_trial: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, and do something when it has shown its first trial."""
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def run(command: Sequence[str], at_first_trial: Callable[[], None] = lambda: None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, and do something when it has printed its first trial."""
+    environment, pipe = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.PIPE
+    process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
     assert process.stderr is not None
-    said = ""
-    while at_first_trial is not None and (line := process.stderr.readline()):
-        said += line
+    printed = ""
+    while line := process.stderr.readline():
+        printed += line
         if line.startswith("trial"):
             at_first_trial()
             break
     stdout, stderr = process.communicate(timeout=120)
-    return subprocess.CompletedProcess(command, process.returncode, stdout, said + stderr)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, printed + stderr)
 
 
 def run_on_small_disk(workdir: Path, how: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run dltune beside a file system of 512 KiB at `small`, which is spoilt after the first trial."""
+    """Run dltune with a file system of 512 KiB at `small`, which is damaged after the first trial."""
     small, trigger = workdir / "small", workdir / "trigger"
     small.mkdir()
     arguments = {"folder": small, "trigger": trigger, "how": how}
@@ -57,10 +52,6 @@ def run_on_small_disk(workdir: Path, how: str, *options: str) -> subprocess.Comp
     script = f'mount -t tmpfs -o size=512k tmpfs {small} && "$@"; code=$?; ls -A {small} >listing; exit $code'
     command = [*find_namespace(), "sh", "-c", script, "sh", *make_command(*factory, *BRIEF, *options)]
     return run(command, trigger.touch)
-
-
-def list_small(workdir: Path) -> list[str]:
-    return (workdir / "listing").read_text().split()
 
 
 def count_trials(file: Path) -> int:
@@ -90,7 +81,7 @@ def test_a_result_that_cannot_be_written_is_printed_instead(workdir: Path, how: 
     assert "Traceback" not in finished.stderr
     (workdir / "rescued.json").write_text(finished.stdout)
     assert count_trials(workdir / "rescued.json") == 2
-    assert set(list_small(workdir)) <= {"filler"}
+    assert set((workdir / "listing").read_text().split()) <= {"filler"}
 
 
 @pytest.mark.fault(FULL_DISK, needs="mount")

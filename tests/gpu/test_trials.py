@@ -106,6 +106,5 @@ def test_a_whole_run_gives_a_profile_of_this_device(workdir: Path) -> None:
     )
     profile: TunedProfile = tune(request).profile
     assert profile.hardware.gpu is not None
-    assert profile.hardware.gpu_memory_bytes > 0
     assert profile.result.copy_bound_bytes_per_second is not None
     assert load(workdir / "dltune.json").fit == "exact"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 import warnings
@@ -20,8 +18,7 @@ from autotune.errors import ProfileError, UsageError
 from autotune.profiles.load import TunedLoader, load
 from autotune.profiles.loaders import WorkerSetup, make_worker_init
 from autotune.profiles.schema import TunedProfile
-from autotune.system.hardware import Accelerator, Hardware, read_gpus
-from autotune.system.machine import read_machine
+from autotune.system.machine import Accelerator, Hardware, read_gpus, read_machine
 from tests.builders import make_config, make_profile, write_profiles
 from tests.own_loaders import PicksItsPrefetch, make_of_settings
 
@@ -41,14 +38,10 @@ def make_hardware_here(**changes: Any) -> Hardware:
     return read_machine().hardware(gpu).model_copy(update=changes)
 
 
-def make_here(**changes: Any) -> TunedProfile:
-    """Build a profile of this machine."""
-    return make_profile(hardware=make_hardware_here(), **changes)
-
-
-def make_larger(**changes: Any) -> TunedProfile:
-    """Build a profile of a machine with more CPUs."""
-    return make_profile(hardware=make_hardware_here(usable_cpus=10_000.0), **changes)
+def make_here(usable_cpus: float | None = None, **changes: Any) -> TunedProfile:
+    """Build a profile of this machine, or of one with so many CPUs."""
+    cpus = {} if usable_cpus is None else {"usable_cpus": usable_cpus}
+    return make_profile(hardware=make_hardware_here(**cpus), **changes)
 
 
 # Loading
@@ -57,12 +50,12 @@ def make_larger(**changes: Any) -> TunedProfile:
 def test_a_profile_of_this_machine_is_used_without_a_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = load(write_profiles(tmp_path, make_larger(), make_here()))
+        found = load(write_profiles(tmp_path, make_here(usable_cpus=10_000.0), make_here()))
     assert (found.fit, found.config) == ("exact", make_here().config)
 
 
 def test_a_profile_of_a_larger_machine_is_scaled_down_with_a_warning_that_names_the_difference(tmp_path: Path) -> None:
-    path = write_profiles(tmp_path, make_larger(dataloader=make_config(4000, 2).dataloader))
+    path = write_profiles(tmp_path, make_here(10_000.0, dataloader=make_config(4000, 2).dataloader))
     with pytest.warns(UserWarning, match=r"was tuned on another machine: CPUs 10000 → [\d.]+\. Using") as caught:
         found = load(path)
     assert [one.filename for one in caught] == [__file__]
@@ -87,21 +80,13 @@ def test_the_same_machine_with_a_small_dev_shm_gets_fewer_batches_with_a_warning
 
 
 def test_on_mismatch_error_raises_and_default_returns_pytorchs_defaults(tmp_path: Path) -> None:
-    path = write_profiles(tmp_path, make_larger())
+    path = write_profiles(tmp_path, make_here(10_000.0))
     with pytest.raises(ProfileError, match="tuned on another machine"):
         load(path, on_mismatch="error")
     found = load(path, on_mismatch="default")
     assert (found.fit, found.config) == ("default", make_config(0, batch_size=64))
     with pytest.raises(ProfileError, match="'ignore' is not one of warn, error, default"):
         load(path, on_mismatch="ignore")  # type: ignore[arg-type]  # this is the mistake under test
-
-
-def test_several_workloads_need_a_name(tmp_path: Path) -> None:
-    other = make_profile().workload.model_copy(update={"dataset": "other:make_dataset"})
-    path = write_profiles(tmp_path, make_here(), make_here(workload=other, dataloader=make_config(1).dataloader))
-    with pytest.raises(ProfileError, match=r'Name one with profile="pkg\.data:make_dataset" or --profile pkg.data'):
-        load(path)
-    assert load(path, profile="other:make_dataset").config == make_config(1)
 
 
 def make_for_processes(processes: int, workers: int) -> TunedProfile:
@@ -129,20 +114,10 @@ def test_a_profile_for_one_process_is_divided_among_several_with_a_warning(tmp_p
         load(path, nproc_per_node=4, on_mismatch="error")
 
 
-def test_a_time_without_a_time_zone_is_rejected(tmp_path: Path) -> None:
-    path = write_profiles(tmp_path, make_here())
-    document = json.loads(path.read_text())
-    document["profiles"][0]["created_at"] = "2026-01-01T00:00:00"
-    path.write_text(json.dumps(document))
-    with pytest.raises(ProfileError, match="created_at"):
-        load(path)
-
-
 def test_loading_imports_nothing_heavy(tmp_path: Path) -> None:
-    code = "import sys, autotune; autotune.load(sys.argv[1]); heavy = {'torch', 'optuna', 'click', 'rich', 'numpy', "
-    code += "'jinja2', 'filelock'}; print(sorted(heavy & sys.modules.keys()))"
-    command = [sys.executable, "-W", "ignore", "-c", code, str(write_profiles(tmp_path, make_here()))]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = f"import sys, autotune; autotune.load({str(write_profiles(tmp_path, make_here()))!r}); heavy = "
+    code += "{'torch', 'optuna', 'click', 'rich', 'numpy', 'jinja2', 'filelock'}; print(heavy & sys.modules.keys())"
+    assert run(code) == ["set()"]
 
 
 # Using
@@ -187,28 +162,19 @@ class TestMakeLoader:
         assert caught == []
 
     def test_arguments_of_the_caller_replace_the_tuned_ones(self) -> None:
-        loader = make_tuned(dataloader=make_config(0).dataloader).make_loader(DATA, batch_size=5)
-        assert [len(batch) for batch in loader] == [5, 5]
-
-    def test_a_batch_sampler_of_the_caller_replaces_the_tuned_batch_size(self) -> None:
         sampler = BatchSampler(SequentialSampler(DATA), batch_size=3, drop_last=False)
-        loader = make_tuned(dataloader=make_config(0).dataloader).make_loader(DATA, batch_sampler=sampler)
-        assert [len(batch) for batch in loader] == [3, 3, 3, 1]
+        tuned = make_tuned(dataloader=make_config(0).dataloader)
+        assert [len(batch) for batch in tuned.make_loader(DATA, batch_size=5)] == [5, 5]
+        assert [len(batch) for batch in tuned.make_loader(DATA, batch_sampler=sampler)] == [3, 3, 3, 1]
+        assert [len(batch) for batch in make_tuned().make_loader(DATA, num_workers=0)] == [10]
 
-    def test_a_caller_who_debugs_without_workers_gets_a_loader_without_workers(self) -> None:
-        loader = make_tuned().make_loader(DATA, num_workers=0)
-        assert sum(len(batch) for batch in loader) == 10
-
-    def test_a_loader_class_gets_the_settings_that_it_accepts(self) -> None:
+    def test_a_loader_class_or_function_gets_the_settings_that_it_accepts(self) -> None:
         tuned = make_tuned(dataloader=make_config(2, batch_size=3).dataloader)
         loader = tuned.make_loader(PicksItsPrefetch, dataset=DATA)
         assert (type(loader), loader.num_workers, loader.batch_size) == (PicksItsPrefetch, 2, 3)
         assert (loader.prefetch_factor, loader.persistent_workers) == (5, True)
-
-    def test_a_function_gets_the_settings_that_it_accepts(self) -> None:
-        loader = make_tuned(dataloader=make_config(0, batch_size=7).dataloader).make_loader(
-            make_of_settings, samples=14
-        )
+        plain = make_tuned(dataloader=make_config(0, batch_size=7).dataloader)
+        loader = plain.make_loader(make_of_settings, samples=14)
         assert (loader.num_workers, loader.prefetch_factor, len(loader)) == (0, None, 2)
 
     def test_settings_that_the_users_loader_does_not_accept_are_not_among_its_arguments(self) -> None:
@@ -233,7 +199,6 @@ class TestMakeLoader:
         code = f"""
 import multiprocessing
 from torch.utils.data import TensorDataset
-from autotune.profiles.loaders import WorkerSetup
 from tests.profiles.test_load import make_tuned
 {before}
 loader = make_tuned().make_loader(TensorDataset())
@@ -241,35 +206,21 @@ is_forked = loader.worker_init_fn is None
 multiprocessing.set_start_method("spawn", force={bool(before)})  # raises where it has been decided
 print(is_forked == ({not before} and multiprocessing.get_all_start_methods()[0] == "fork"))
 """
-        shown = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-        assert shown.stdout.strip() == "True"
-
-    def test_forked_workers_keep_the_callers_own_setup(self) -> None:
-        def setup(worker: int) -> None: ...
-
-        loader = make_tuned(process=ProcessSettings(multiprocessing_context="fork")).make_loader(
-            DATA, worker_init_fn=setup
-        )
-        assert loader.worker_init_fn is setup
+        assert run(code) == ["True"]
 
 
 # Workers
 
 
 def run(code: str) -> list[str]:
-    command = [sys.executable, "-c", code]
-    environ = os.environ | {"PYTHONPATH": str(Path.cwd())}
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.split()
-
-
-def fail_in_worker(worker_id: int) -> None:
-    raise AssertionError(worker_id)
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_forked_workers_need_a_setup_only_to_limit_threads() -> None:
-    assert make_worker_init(ProcessSettings(), fail_in_worker, are_forked=True) is fail_in_worker
-    limited = make_worker_init(ProcessSettings(worker_threads=1), fail_in_worker, are_forked=True)
-    assert limited == WorkerSetup(get_sharing_strategy(), fail_in_worker, 1)
+    assert make_worker_init(ProcessSettings(), print, are_forked=True) is print
+    limited = make_worker_init(ProcessSettings(worker_threads=1), print, are_forked=True)
+    assert limited == WorkerSetup(get_sharing_strategy(), print, 1)
 
 
 def test_threads_are_limited_by_variables_and_by_the_functions_of_imported_libraries() -> None:

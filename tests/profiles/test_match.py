@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import ProfileError
-from autotune.profiles.match import (
+from autotune.profiles.load import (
     clamp_config,
+    compare,
     compare_age,
-    compare_hardware,
-    compare_software,
-    compare_workloads,
     measure_distance,
     select_profile,
 )
@@ -45,73 +43,60 @@ def make_identity(**changes: Any) -> WorkloadIdentity:
 # Comparing
 
 
+def make_facts(**changes: Any) -> tuple[Any, Any]:
+    """Return the hardware, software or workload of a profile, and the same with changes."""
+    facts = (HERE, make_software(), make_identity())
+    was = next(one for one in facts if changes.keys() <= type(one).model_fields.keys())
+    return was, was.model_copy(update=changes)
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "words", "retune"),
     [
-        ({"usable_cpus": 2.0}, "CPUs 4 → 2"),
-        ({"usable_cpus": 64.0}, "CPUs 4 → 64"),
-        ({"memory_limit_bytes": 8 * GIB}, "memory 16.0 GiB → 8.0 GiB"),
-        ({"shm_limit_bytes": 64 * MIB}, "/dev/shm 8.0 GiB → 64.0 MiB"),
-        ({"nofile_limit": 256}, "open files 1,024 → 256"),
-        (GPU, "GPU none → NVIDIA H100 80GB HBM3"),
+        ({"usable_cpus": 2.5}, "CPUs 4 → 2.5", True),
+        ({"memory_limit_bytes": 8 * GIB}, "memory 16.0 GiB → 8.0 GiB", True),
+        ({"shm_limit_bytes": 64 * MIB}, "/dev/shm 8.0 GiB → 64.0 MiB", True),
+        ({"nofile_limit": 256}, "open files 1,024 → 256", True),
+        ({"gpu": "NVIDIA H100"}, "GPU none → NVIDIA H100", True),
+        ({"gpu_count": 2}, "GPUs 0 → 2", True),
+        ({"cpu": "Newer"}, "processor Test CPU → Newer", False),
+        ({"torch": "2.14.0"}, "torch 2.13.0 → 2.14.0", False),
+        ({"start_method": "forkserver"}, "start method fork → forkserver", True),
+        ({"thread_variables": {"OMP_NUM_THREADS": "1"}}, "thread limits none → OMP_NUM_THREADS=1", False),
+        ({"sample_bytes": 8192}, "sample size 4.0 KiB → 8.0 KiB", True),
+        ({"dataset": "c:d"}, "dataset a:b → c:d", True),
+        ({"split": "val"}, "split none → val", True),
+        ({"samples": 9000}, "samples 1,000 → 9,000", True),
+        ({"loader_class": "m.L"}, "loader class none → m.L", True),
     ],
 )
-def test_other_hardware_requires_retuning_and_is_described_with_both_values(
-    changes: dict[str, Any], words: str
+def test_a_difference_has_both_values_and_requires_retuning_or_informs(
+    changes: dict[str, Any], words: str, retune: bool
 ) -> None:
-    found = [one for one in compare_hardware(HERE, HERE.model_copy(update=changes)) if one.requires_retune]
-    assert [str(one) for one in found] == [words]
-
-
-def test_another_processor_is_information_and_a_slightly_different_kernel_is_nothing() -> None:
-    assert [one.requires_retune for one in compare_hardware(HERE, HERE.model_copy(update={"cpu": "Newer"}))] == [False]
-    assert compare_hardware(HERE, HERE.model_copy(update={"memory_limit_bytes": 16 * GIB - 100 * MIB})) == ()
-    assert compare_hardware(HERE, HERE) == ()
-
-
-def test_versions_are_information_and_the_start_method_requires_retuning() -> None:
-    variables = {"OMP_NUM_THREADS": "1"}
-    here = make_software().model_copy(
-        update={"torch": "2.14.0", "start_method": "forkserver", "thread_variables": variables}
-    )
-    found = {str(one): one.requires_retune for one in compare_software(make_software(), here)}
-    assert found == {
-        "torch 2.13.0 → 2.14.0": False,
-        "start method fork → forkserver": True,
-        "thread limits none → OMP_NUM_THREADS=1": False,
-    }
+    assert [(str(one), one.requires_retune) for one in compare(*make_facts(**changes))] == [(words, retune)]
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"sample_bytes": 8192}, "sample size 4.0 KiB → 8.0 KiB"),
-        ({"dataset": "c:d"}, "dataset a:b → c:d"),
-        ({"split": "val"}, "split none → val"),
-        ({"samples": 9000}, "samples 1,000 → 9,000"),
-        ({"loader_class": "m.L"}, "loader DataLoader → m.L"),
-    ],
+    "changes", [{}, {"memory_limit_bytes": 16 * GIB - 100 * MIB}, {"sample_bytes": 4200}, {"samples": 1200}]
 )
-def test_another_workload_requires_retuning(changes: dict[str, Any], words: str) -> None:
-    (difference,) = compare_workloads(make_identity(), make_identity(**changes))
-    assert (str(difference), difference.requires_retune) == (words, True)
+def test_small_differences_are_none(changes: dict[str, Any]) -> None:
+    assert compare(*make_facts(**changes)) == ()
 
 
-@pytest.mark.parametrize("changes", [{"sample_bytes": 4200}, {"samples": 1200}, {"samples": None}])
-def test_small_or_unknown_differences_do_not_make_another_workload(changes: dict[str, Any]) -> None:
-    assert compare_workloads(make_identity(), make_identity(**changes)) == ()
+def test_an_unknown_length_is_no_difference_and_another_gpu_requires_retuning_once() -> None:
+    assert compare(*make_facts(samples=None)) == compare(*reversed(make_facts(samples=None))) == ()
+    assert [one.requires_retune for one in compare(HERE, HERE.model_copy(update=GPU))] == [True, False]
+
+
+@pytest.mark.parametrize(("days", "limit"), [(20, 30 * 86400.0), (4000, None), (4000, 1e300), (4000, 1e16)])
+def test_a_profile_that_is_not_too_old_is_no_difference(days: int, limit: float | None) -> None:
+    assert compare_age(NOW - timedelta(days=days), NOW, limit) == ()
 
 
 def test_a_profile_can_be_too_old() -> None:
-    (old,) = compare_age(NOW - timedelta(days=40), NOW, 30 * 86400.0)
-    assert str(old) == "age at most 30 days → 40 days"
-    assert compare_age(NOW - timedelta(days=20), NOW, 30 * 86400.0) == ()
-    assert compare_age(NOW - timedelta(days=4000), NOW, None) == ()
-
-
-@pytest.mark.parametrize("most_seconds", [1e300, 99999999999 * 86400.0])
-def test_any_maximum_age_is_accepted(most_seconds: float) -> None:
-    assert compare_age(NOW - timedelta(days=4000), NOW, most_seconds) == ()
+    assert [str(one) for one in compare_age(NOW - timedelta(days=40), NOW, 30 * 86400.0)] == [
+        "age at most 30 days → 40 days"
+    ]
 
 
 @given(cpus=st.floats(0.1, 512), memory=st.integers(MIB, 2**50), other=st.floats(0.1, 512))
@@ -149,24 +134,20 @@ def test_the_profile_of_the_nearest_machine_is_selected_not_the_newest(tmp_path:
     assert found.hardware.usable_cpus == nearest
 
 
-def test_a_machine_with_the_same_accelerator_is_nearer_than_one_with_the_same_cpus(tmp_path: Path) -> None:
-    with_gpu = make_for(hardware=make_hardware(**GPU), created_at=NOW)
-    assert select(tmp_path, with_gpu, make_for(hardware=make_hardware(usable_cpus=64.0))).hardware.gpu is None
-
-
-def test_a_validated_profile_is_preferred_to_a_newer_unvalidated_one(tmp_path: Path) -> None:
-    assert select(tmp_path, make_for(), make_for(is_complete=False, created_at=NOW)).is_complete
-
-
-def test_the_newest_of_equal_profiles_is_selected(tmp_path: Path) -> None:
-    new, old = make_for(created_at=NOW), make_for(created_at=NOW - timedelta(days=1), workload={"step": "other"})
-    assert select(tmp_path, new, old) == new
-
-
-def test_a_profile_for_as_many_processes_is_preferred(tmp_path: Path) -> None:
-    four, one = make_for(workload={"nproc_per_node": 4}), make_for(created_at=NOW)
-    assert select(tmp_path, four, one, nproc_per_node=4) == four
-    assert select(tmp_path, four, one, nproc_per_node=1) == one
+@pytest.mark.parametrize(
+    ("wanted", "other"),
+    [
+        ({"hardware": make_hardware(usable_cpus=64.0)}, {"hardware": make_hardware(**GPU), "created_at": NOW}),
+        ({}, {"is_complete": False, "created_at": NOW}),
+        ({"created_at": NOW}, {"created_at": NOW - timedelta(days=1), "workload": {"step": "other"}}),
+        ({"workload": {"nproc_per_node": 4}}, {"created_at": NOW}),
+    ],
+    ids=["the same accelerator", "validated", "newest", "as many processes"],
+)
+def test_the_better_of_two_profiles_is_selected(tmp_path: Path, wanted: dict[str, Any], other: dict[str, Any]) -> None:
+    processes = wanted.get("workload", {}).get("nproc_per_node", 1)
+    profiles = make_for(**dict(other)), make_for(**dict(wanted))
+    assert select(tmp_path, *profiles, nproc_per_node=processes) == profiles[1]
 
 
 @pytest.mark.parametrize("name", ["a:b", "a:b [train]", "mine", "cpu-4c-16g/mine", "cpu-4c-16g"])
@@ -189,13 +170,9 @@ def test_a_file_with_several_workloads_needs_a_name_and_lists_them(tmp_path: Pat
 
 def test_workloads_that_differ_only_in_their_arguments_are_listed_by_their_ids(tmp_path: Path) -> None:
     profiles = [make_for(workload={"dataset_args": {"root": root}}) for root in ("cifar", "imagenet")]
-    ids = ", ".join(profile.workload.id for profile in profiles)
-    with pytest.raises(ProfileError, match=f"several workloads: {ids}"):
+    with pytest.raises(ProfileError, match=f"several workloads: {', '.join(one.workload.id for one in profiles)}"):
         select(tmp_path, *profiles)
     assert select(tmp_path, *profiles, name=profiles[0].workload.id) == profiles[0]
-
-
-def test_an_empty_file_is_an_error_that_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="dltune --dataset"):
         select(tmp_path)
 
@@ -204,7 +181,8 @@ def test_an_empty_file_is_an_error_that_names_the_command(tmp_path: Path) -> Non
 
 
 def make_tuned(workers: int, prefetch: int = 2, batch_size: int | None = 64, **changes: Any) -> TunedProfile:
-    return make_profile(dataloader=make_config(workers, prefetch, batch_size).dataloader, **changes)
+    flags = {name: changes.pop(name) for name in ("in_order", "persistent_workers") if name in changes}
+    return make_profile(dataloader=make_config(workers, prefetch, batch_size, **flags).dataloader, **changes)
 
 
 def count_workers(profile: TunedProfile, processes: int = 1, **machine: Any) -> int:
@@ -212,18 +190,26 @@ def count_workers(profile: TunedProfile, processes: int = 1, **machine: Any) -> 
 
 
 def test_a_configuration_is_unchanged_if_the_machine_has_at_least_as_much() -> None:
-    profile = make_profile(dataloader=make_config(4, 2, 64, in_order=False, persistent_workers=True).dataloader)
+    profile = make_tuned(4, in_order=False, persistent_workers=True)
     assert clamp_config(profile, make_machine()) == profile.config
     assert clamp_config(profile, make_machine(affinity_cpus=64, nofile_limit=2**20)) == profile.config
 
 
-def test_workers_are_reduced_with_cpus_memory_open_files_and_processes() -> None:
+@pytest.mark.parametrize(
+    ("machine", "processes", "workers"),
+    [
+        ({"affinity_cpus": 2}, 1, 6),
+        ({"memory_limit_bytes": 5 * GIB}, 1, 6),
+        ({"nofile_limit": 160}, 1, 4),
+        ({"nofile_limit": 512}, 1, 12),
+        ({}, 4, 3),
+    ],
+)
+def test_workers_are_reduced_with_cpus_memory_open_files_and_processes(
+    machine: dict[str, Any], processes: int, workers: int
+) -> None:
     profile = make_tuned(12, result=make_profile_result(peak_host_bytes=8 * GIB))
-    assert count_workers(profile, affinity_cpus=2) == 6
-    assert count_workers(profile, memory_limit_bytes=5 * GIB) == 6
-    assert count_workers(profile, nofile_limit=160) == 4
-    assert count_workers(profile, nofile_limit=512) == 12
-    assert count_workers(profile, processes=4) == 3
+    assert count_workers(profile, processes, **machine) == workers
 
 
 def test_a_profile_for_several_processes_gives_one_process_no_more_than_it_had() -> None:

@@ -10,11 +10,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.schema import TunedProfile
-from autotune.report.code import load_code, plain_code
+from autotune.report.sections import load_code, plain_code
 from autotune.settings import SETTINGS, config_from_values, setting_values
 from tests.builders import make_config, make_hardware, make_profile
-
-ECHO = "dltune() { printf '%s\\0' \"$@\"; }; "  # prints the words that the shell reads
 
 
 class Stream(IterableDataset[int]):
@@ -39,10 +37,9 @@ def test_plain_code_makes_a_loader_for_the_kind_of_dataset(kind: Literal["map", 
 
 @pytest.mark.parametrize("config", [make_config(), make_config(3, 4, 16, in_order=False, pin_memory=True)])
 def test_plain_code_passes_every_argument_that_is_not_the_default(config: LoaderConfig) -> None:
-    given: dict[str, Any] = {}
-    exec(
-        plain_code(make_profile(config=config)), {"DataLoader": lambda _, **kwargs: given.update(kwargs), "dataset": 0}
-    )
+    names = {"DataLoader": lambda _, **kwargs: kwargs, "dataset": 0}
+    exec(plain_code(make_profile(config=config)), names)
+    given: Any = names["loader"]
     kwargs = config.loader_kwargs()
     assert given.items() <= {**kwargs, "shuffle": True}.items()
     assert all(value == SETTINGS[name].default for name, value in kwargs.items() if name not in given)
@@ -53,9 +50,8 @@ def test_every_setting_that_is_not_the_default_appears_in_plain_code(name: str) 
     usual = setting_values(make_config(4, pin_memory=True))
     value = next(choice for choice in reversed(SETTINGS[name].choices) if choice != SETTINGS[name].default)
     code = plain_code(make_profile(config=config_from_values({**usual, name: value})))
-    assert (SETTINGS[name].setup or f"{name}={{value!r}}").format(
-        value=value
-    ) in code or "autotune.device_prefetch" in code
+    line = (SETTINGS[name].setup or f"{name}={{value!r}}").format(value=value)
+    assert line in code or "autotune.device_prefetch" in code
 
 
 def test_batches_of_the_users_own_are_an_argument() -> None:
@@ -72,11 +68,7 @@ def test_several_processes_get_a_distributed_sampler() -> None:
     ("loader", "plain", "loaded"),
     [
         ("timm.data.loader.MultiEpochsDataLoader", "MultiEpochsDataLoader(**your", "(MultiEpochsDataLoader, **your"),
-        (
-            "torch_geometric.loader.DataLoader",
-            "torch_geometric.loader.DataLoader(**your",
-            "(torch_geometric.loader.Data",
-        ),
+        ("pyg.loader.DataLoader", "pyg.loader.DataLoader(**your", "(pyg.loader.DataLoader, **your"),
         ("mypkg.data:make_loader", "make_loader(root='/data', batch_size=4", "make_loader(make_loader, root='/data')"),
         ("x(); import os; f", "make_loader(**your", "(make_loader, **your"),
     ],

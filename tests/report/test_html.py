@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.profiles.schema import Contribution, ProfileResult, ScalingPoint, SearchRecord, TunedProfile
-from autotune.report.html import make_ticks, render_html
-from autotune.report.text import render_markdown, render_profile, render_summary
+from autotune.report.render import make_ticks, render_html, render_markdown, render_profile, render_summary
 from tests.builders import (
     make_config,
     make_full_profile,
@@ -57,8 +56,7 @@ class Page(HTMLParser):
     def count(self, tag: str) -> int:
         return sum(name == tag for name, _ in self.elements)
 
-    @property
-    def text(self) -> str:
+    def read_text(self) -> str:
         return " ".join(" ".join(self.texts["main"]).split())
 
 
@@ -72,26 +70,12 @@ def find(chart: Element, kind: str) -> list[Element]:
     return [element for element in chart.iter() if element.get("class") == kind]
 
 
-def place(mark: Element) -> tuple[float, float]:
-    """Return where a mark is drawn."""
-    if mark.tag == "circle":
-        return float(mark.get("cx", "")), float(mark.get("cy", ""))
-    x, y = re.findall(r"[\d.]+", mark.get("transform", ""))
-    return float(x), float(y)
-
-
 def test_the_result_comes_first_and_the_sections_follow() -> None:
     page = Page(make_full_profile())
     assert page.texts["h1"] == ["1.80x faster: 1,000 → 1,800 samples/s"]
-    assert page.texts["h2"] == [
-        "Tips",
-        "Metrics",
-        "Contribution of each setting",
-        "Validation runs",
-        "All trials",
-        "Run",
-    ]
-    first = page.text[: page.text.index("Tips")]
+    sections = ["Metrics", "Contribution of each setting", "Validation runs", "All trials", "Run"]
+    assert page.texts["h2"] == ["Tips", *sections]
+    first = page.read_text()[: page.read_text().index("Tips")]
     for words in ("95% CI 1,750-1,850", "num_workers 0 4", "The samples differ in size.", "num_workers=4", "waiting"):
         assert words in first
 
@@ -115,18 +99,18 @@ def test_a_faster_trial_is_higher_and_one_with_more_workers_is_further_right() -
     rates = {2: 500.0, 8: 1500.0}
     trials = tuple(make_trial_summary(n, make_config(n), samples_per_second=rate) for n, rate in rates.items())
     chart, _ = draw(make_full_profile(search=make_search_record(trials=trials)))
-    (left, low), (right, high) = (place(mark) for mark in find(chart, "trial"))
-    assert left < right
+    (left, low), (right, high) = ([float(mark.get(name, "")) for name in ("cx", "cy")] for mark in find(chart, "trial"))
     assert high < low
     assert (right - 58) == pytest.approx(4 * (left - 58), abs=0.5)  # 58 is where the axis starts
 
 
 def test_bars_are_as_long_as_the_seconds() -> None:
     _, bar = draw(make_full_profile())
-    waiting = [float(element.get("width", "")) for element in find(bar, "waiting") if element.tag == "rect"]
-    step = [float(element.get("width", "")) for element in find(bar, "step") if element.tag == "rect"]
-    assert waiting[0] + step[0] == pytest.approx(420, abs=0.2)
+    waiting, step = (
+        [float(one.get("width", "")) for one in find(bar, kind) if one.tag == "rect"] for kind in ("waiting", "step")
+    )
     assert waiting[0] == pytest.approx(0.7 * 420, abs=0.2)
+    assert waiting[0] + step[0] == pytest.approx(420, abs=0.2)
     assert waiting[1] + step[1] == pytest.approx(420 / 1.8, abs=0.2)
     assert "before 64.0 ms:" in "".join(bar.itertext())
 
@@ -143,8 +127,8 @@ def test_hostile_text_neither_runs_nor_adds_an_element() -> None:
     page, plain = Page(make_hostile_profile(), HOSTILE), Page(make_full_profile())
     assert [page.count(tag) for tag in ("script", "style", "img")] == [1, 1, 0]
     assert page.texts["script"] == plain.texts["script"]
-    assert page.text.count("<script>alert('1')</script>") > 10
-    assert "{{ 7 * 7 }}" in page.text
+    assert page.read_text().count("<script>alert('1')</script>") > 10
+    assert "{{ 7 * 7 }}" in page.read_text()
     for tag, attributes in page.elements:
         assert not [name for name in attributes if name.startswith("on") or name in ("style", "src", "href")], tag
 
@@ -152,11 +136,8 @@ def test_hostile_text_neither_runs_nor_adds_an_element() -> None:
 def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else() -> None:
     metas = [attributes for tag, attributes in Page(make_full_profile()).elements if tag == "meta"]
     (policy,) = [meta["content"] for meta in metas if meta.get("http-equiv") == "Content-Security-Policy"]
-    rules = dict(rule.strip().split(" ", 1) for rule in (policy or "").split(";"))
-    assert set(rules) == {"default-src", "base-uri", "form-action", "style-src", "script-src"}
-    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
-    assert re.fullmatch(r"'sha256-[\w+/]{43}='", rules["style-src"])
-    assert re.fullmatch(r"'sha256-[\w+/]{43}='", rules["script-src"])
+    digest, nothing = r"'sha256-[\w+/]{43}='", "base-uri 'none'; form-action 'none'"
+    assert re.fullmatch(f"default-src 'none'; style-src {digest}; script-src {digest}; {nothing}", policy or "")
 
 
 RATES = st.just(0.0) | st.floats(min_value=1e-6, max_value=1e12)
@@ -167,13 +148,13 @@ TRIALS = st.builds(
     make_trial_summary,
     st.integers(0, 10**6),
     CONFIGS,
-    outcome=st.sampled_from(["completed", "stopped_early", "skipped", "failed"]),
+    outcome=st.sampled_from(["completed", "failed"]),
     samples_per_second=st.none() | RATES,
     relative_error=st.none() | RATES,
     predicted_samples_per_second=RATES,
     peak_host_bytes=BYTES,
 )
-POINTS = st.builds(ScalingPoint, num_workers=st.integers(0, 500), samples_per_second=RATES, relative_error=RATES)
+POINTS = st.builds(ScalingPoint, num_workers=st.integers(0, 500), samples_per_second=RATES)
 SEARCHES = st.builds(
     make_search_record,
     trials=st.lists(TRIALS, max_size=5).map(tuple),
@@ -208,31 +189,20 @@ def test_every_valid_file_has_a_report_in_every_form(search: SearchRecord, resul
     assert render_summary(profile, "dltune.json")
 
 
-def read_colours() -> dict[str, dict[str, str]]:
-    """Read the colours of both schemes from the page's style."""
-    light, dark = re.findall(r":root \{([^}]*)\}", "".join(Page(make_full_profile()).texts["style"]))[:2]
-    schemes = {"light": dict(re.findall(r"--([\w-]+): (#\w{6})", light))}
-    schemes["dark"] = schemes["light"] | dict(re.findall(r"--([\w-]+): (#\w{6})", dark))
-    return schemes
-
-
-def measure_contrast(one: str, other: str) -> float:
-    """Return the contrast of two colours as WCAG 2.2 defines it."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
-        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
+def measure_luminance(colour: str) -> float:
+    """Return the relative luminance of a colour as WCAG 2.2 defines it."""
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_and_marks_contrast_with_what_is_behind_them(scheme: str) -> None:
-    colours = read_colours()[scheme]
-    for ground in ("page", "card", "code", "note"):
-        assert measure_contrast(colours["text"], colours[ground]) >= 7, ground
-        assert measure_contrast(colours["muted"], colours[ground]) >= 4.5, ground
-    for mark in ("chosen", "trial", "bad", "axis"):
-        assert measure_contrast(colours[mark], colours["card"]) >= 3, mark
+    light, dark = re.findall(r":root \{([^}]*)\}", render_html(make_full_profile(), "x"))[:2]
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", light if scheme == "light" else light + dark))
+    grounds = ("page", "card", "code", "note")
+    least = {("text", ground): 7 for ground in grounds} | {("muted", ground): 4.5 for ground in grounds}
+    least |= {(mark, "card"): 3 for mark in ("chosen", "trial", "bad", "axis")}
+    for pair, contrast in least.items():
+        low, high = sorted(measure_luminance(colours[name]) + 0.05 for name in pair)
+        assert high / low >= contrast, pair

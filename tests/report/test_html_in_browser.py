@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from autotune.profiles.schema import TunedProfile
-from autotune.report.html import render_html
+from autotune.report.render import render_html
 from tests.builders import make_full_profile
 from tests.report.hostile import make_hostile_profile
 
@@ -74,29 +74,22 @@ def visit(browser: Browser, tmp_path: Path) -> Iterator[Visit]:
         assert len(found.requests) == 1
 
 
-def test_both_charts_have_names(visit: Visit) -> None:
-    for name in ("Throughput (samples/s) over workers", "Where the time for 64 samples goes"):
-        box = visit.page.get_by_role("img", name=name, exact=True).bounding_box()
-        assert box is not None
-        assert box["height"] > 40
-    assert visit.page.get_by_role("img").count() == 2
-
-
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
-def test_the_result_its_chart_and_the_code_to_paste_are_in_the_first_screen(visit: Visit, size: dict[str, int]) -> None:
+def test_the_result_both_charts_and_the_code_to_paste_are_in_the_first_screen(
+    visit: Visit, size: dict[str, int]
+) -> None:
     page = visit.page
     page.set_viewport_size(size)
-    parts = (
+    charts = ("Throughput (samples/s) over workers", "Where the time for 64 samples goes")
+    parts = [page.get_by_role("img", name=name, exact=True) for name in charts]
+    parts += [
         page.get_by_role("heading", level=1),
         page.get_by_text("95% CI 1,750-1,850"),
-        page.get_by_role("img", name="Throughput"),
-        page.get_by_role("table").first,
-        page.get_by_role("list", name="Warnings"),
         page.get_by_role("tabpanel"),
-        page.get_by_role("img", name="Where the time"),
-    )
+    ]
+    parts += [page.get_by_role("table").first, page.get_by_role("list", name="Warnings")]
     boxes = [part.first.bounding_box() for part in parts]
-    bottoms = [box["y"] + box["height"] for box in boxes if box is not None]
+    bottoms = [box["y"] + box["height"] for box in boxes if box is not None and box["height"] > 10]
     assert len(bottoms) == len(parts)
     assert max(bottoms) <= size["height"]
 

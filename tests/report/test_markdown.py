@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from autotune.report.text import escape, fence, render_markdown
+from autotune.report.render import escape, fence, render_markdown
 from tests.builders import make_full_profile
 from tests.report.hostile import HOSTILE, make_hostile_profile
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.profiles.schema import BatchWaits, ProcessWaits, TunedProfile
-from autotune.report.text import render_profile, render_summary, render_verified
+from autotune.report.render import render_profile, render_summary, render_verified
 from tests.builders import make_config, make_full_profile, make_profile, make_profile_result
 
 NO_CHANGE: dict[str, Any] = {"verdict": "no_change", "speedup": 1.0, "speedup_ci95": (0.98, 1.02)}
@@ -130,10 +130,10 @@ def test_all_lines_but_those_to_paste_fit_the_terminal(width: int) -> None:
         f"{number} is a sentence that fills more than one line of any usual terminal " * 2 for number in "123"
     )
     profile = make_result_profile(advice=sentences, warnings=sentences)
-    text, _, usage = render_summary(profile, "dltune.json", width=width).partition("\n\n")
+    text, _, usage = render_summary(profile, "all.json", width=width, name="images").partition("\n\n")
     assert all(len(line) <= width for line in text.splitlines())
-    assert "5 more: dltune show." in " ".join(text.split())
-    assert usage.splitlines()[-1].endswith(LOAD)
+    assert "5 more: dltune show all.json --profile images." in " ".join(text.split())
+    assert 'autotune.load("all.json", profile="images")' in usage
 
 
 @pytest.mark.parametrize(
@@ -154,13 +154,6 @@ def test_an_interrupted_run_names_the_command_that_continues_it() -> None:
     words = "Validated in 1 alternating run. Interrupted: run the same command to continue."
     assert words in render_summary(profile, "dltune.json", interrupted=True)
     assert words in render_profile(profile, "dltune.json")
-
-
-def test_a_name_selects_the_profile_in_code_and_commands() -> None:
-    profile = make_result_profile(advice=("One.", "Two."))
-    text = render_summary(profile, "all.json", name="images")
-    assert "dltune show all.json --profile images" in text
-    assert 'autotune.load("all.json", profile="images")' in text
 
 
 def test_several_processes_are_shown_with_their_sum_and_their_waits() -> None:

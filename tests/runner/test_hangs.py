@@ -56,9 +56,7 @@ def test_the_stacks_of_all_threads_are_read() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "Fatal error", '  File "x.py", line 1 in f', "Thread 0x1 (most recent call first):"]
-)
+@pytest.mark.parametrize("text", ["", "Fatal error", '  File "x.py", line 1 in f', "Thread 0x1 (most recent call):"])
 def test_a_text_without_a_stack_is_read_as_none(text: str) -> None:
     assert list(read_stacks(text)) == []
 
@@ -72,13 +70,8 @@ def test_a_stack_is_written_with_its_source_if_it_can_be_read(tmp_path: Path) ->
 @contextmanager
 def start(code: str, folder: Path, lines: int) -> Iterator[subprocess.Popen[str]]:
     """Start Python code in a session of its own, wait until it has written so many lines, and end all of it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(folder)},
-        start_new_session=True,
-    )
+    command, environment = [sys.executable, "-c", code], {**os.environ, "TMPDIR": str(folder)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     assert process.stdout is not None
     with process:
         try:

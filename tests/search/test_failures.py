@@ -32,12 +32,11 @@ def fail(
     kind: TrialKind = "workload_failed",
     samples: int = FEW_SAMPLES,
     *,
-    batch_size: int | None = None,
+    batch_size: int = 32,
     message: str = "raised KeyError: 'handle'. Some advice.",
     cause: str = "KeyError at data.py:3",
 ) -> TrialResult:
-    config = make_config(workers) if batch_size is None else make_config(workers, batch_size=batch_size)
-    cause = cause if kind == "workload_failed" else ""
+    config, cause = make_config(workers, batch_size=batch_size), cause if kind == "workload_failed" else ""
     return TrialResult(kind=kind, config=config, message=message, samples=samples, cause=cause)
 
 
@@ -49,11 +48,10 @@ WORKS = complete(make_config(0))  # 1,000 samples
 
 
 def fail_with_workers(kind: TrialKind = "workload_failed", samples: int = FEW_SAMPLES) -> Trials:
-    def rule(config: LoaderConfig) -> TrialResult:
-        workers = config.dataloader.num_workers
-        return fail(workers, kind, samples).model_copy(update={"config": config}) if workers else complete(config)
-
-    return Trials(rule)
+    failure = fail(1, kind, samples)
+    return Trials(
+        lambda one: failure.model_copy(update={"config": one}) if one.dataloader.num_workers else complete(one)
+    )
 
 
 def judge(check: FailureCheck, *results: TrialResult) -> bool:
@@ -88,24 +86,15 @@ def test_earlier_failures_without_workers_save_the_trials() -> None:
     assert trials.configs == []
 
 
-def test_workers_are_the_cause_if_failures_without_them_are_rare() -> None:
-    check = FailureCheck(CANDIDATES, fail_with_workers())
-    judge(check, fail(0), *[WORKS] * 20, fail(8))
-    assert check.reason is not None
-    assert check.flaw is None
-
-
 def test_trials_without_workers_go_on_until_the_rates_decide() -> None:
-    trials = fail_with_workers(samples=700)
-    check = FailureCheck(CANDIDATES, trials)
-    judge(check, fail(8, samples=700), fail(8, samples=700))
+    check = FailureCheck(CANDIDATES, trials := fail_with_workers(samples=700))
+    judge(check, *[fail(8, samples=700)] * 2)
     assert trials.configs == [make_config(1), *[make_config(0)] * 3]
     assert check.reason is not None
 
 
 def test_rates_that_take_too_long_decide_nothing() -> None:
-    trials = fail_with_workers(samples=MANY_SAMPLES)
-    check = FailureCheck(CANDIDATES, trials)
+    check = FailureCheck(CANDIDATES, trials := fail_with_workers(samples=MANY_SAMPLES))
     assert not judge(check, fail(8, samples=MANY_SAMPLES))
     assert not judge(check, fail(2, samples=MANY_SAMPLES))
     assert trials.configs == [make_config(1), *[make_config(0)] * MAX_TRIALS_WITHOUT_WORKERS]
@@ -126,8 +115,7 @@ def test_batches_of_one_size_that_always_fail_are_no_flaw_of_the_data() -> None:
 
 
 def test_a_failure_that_the_fewest_workers_do_not_show_is_tested_once_and_about_the_configuration() -> None:
-    trials = Trials(complete)
-    check = FailureCheck(CANDIDATES, trials)
+    check = FailureCheck(CANDIDATES, trials := Trials(complete))
     for workers in (8, 2):
         judge(check, fail(workers, "stalled"))
     assert check.reason is None
@@ -182,13 +170,7 @@ def test_failures_are_equal_if_type_and_place_are(other: TrialResult, runs: int)
 
 @pytest.mark.parametrize(
     ("failure", "runs"),
-    [
-        (fail(0), 2),
-        (fail(8, "stalled"), 1),
-        (fail(8, "timed_out"), 1),
-        (fail(8, "out_of_memory"), 1),
-        (complete(make_config(8)), 1),
-    ],
+    [(fail(0), 2), (fail(8, "stalled"), 1), (fail(8, "out_of_memory"), 1), (complete(make_config(8)), 1)],
 )
 def test_a_hang_and_a_resource_that_ran_out_are_not_retried(failure: TrialResult, runs: int) -> None:
     assert count_runs(FailureCheck(CANDIDATES, Trials(complete)), failure, failure) == runs

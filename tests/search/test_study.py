@@ -27,7 +27,7 @@ from autotune.search.study import (
     store_record,
 )
 from autotune.settings import SETTINGS
-from tests.builders import make_limits, make_machine, make_request
+from tests.builders import make_limits, make_machine, make_request, make_result
 from tests.search.formulas import Formula, ResumeListener, io_bound_workload, saturating
 
 URL = "sqlite:///studies.db"
@@ -269,3 +269,18 @@ def test_the_gp_sampler_needs_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"--sampler gp needs scipy: pip install 'dltune\[gp\]'"):
         check_study(make_request(sampler="gp"))
+
+
+@pytest.mark.parametrize(("rate_without", "is_proposed"), [(100.0, False), (400.0, True)])
+def test_after_a_trial_with_workers_none_without_them_is_proposed_unless_it_is_predicted_to_be_the_fastest(
+    rate_without: float, is_proposed: bool
+) -> None:
+    fixed = {"prefetch_factor": 2, "sharing_strategy": "file_descriptor", "in_order": True}
+    request = make_request(search={"batch_size": (32, 64)}, max_workers=1, fixed=fixed)
+    plan = make_plan(request, make_machine(affinity_cpus=2), io_bound_workload(), make_limits())
+    model = TrialModel(plan)
+    alone = [config for config in plan.candidates if not config.dataloader.num_workers]
+    known = [alone[0], *(config for config in plan.candidates if config.dataloader.num_workers)]
+    rates = [rate_without, *[200.0] * (len(known) - 1)]
+    model.fit([model.make_record(config, make_result(config, rate)) for config, rate in zip(known, rates, strict=True)])
+    assert (model.propose() is not None) is is_proposed

@@ -5,34 +5,43 @@ from pathlib import Path
 
 import pytest
 
-from autotune.system.hardware import Accelerator
-from autotune.system.machine import count_whole_cpus, describe_local_hardware, read_machine, read_shm
+from autotune.system.machine import (
+    Accelerator,
+    count_whole_cpus,
+    describe_local_hardware,
+    read_gpus,
+    read_machine,
+    read_shm,
+)
 from tests.builders import make_machine, write_files
+
+GPUS = {
+    "driver/nvidia/gpus/0000:3b:00.0/information": "Model: \t\t NVIDIA A100\nGPU UUID: \t GPU-bbbb-2\n",
+    "driver/nvidia/gpus/0000:05:00.0/information": "Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-aaaa-1\n",
+}
 
 
 def test_without_any_file_there_is_no_quota_and_physical_memory_is_the_limit(tmp_path: Path) -> None:
     machine = read_machine(tmp_path / "proc", tmp_path / "cgroup", tmp_path / "shm")
-    assert machine.cpu is None
-    assert machine.quota_cpus is None
+    assert (machine.cpu, machine.quota_cpus) == (None, None)
     assert machine.memory_limit_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert (machine.shm_limit_bytes, machine.shm_free_bytes, machine.shm_writable) == (0, 0, False)
 
 
 def test_the_processor_is_named_by_its_first_model_name(tmp_path: Path) -> None:
-    proc = write_files(
-        tmp_path / "proc", {"cpuinfo": "processor\t: 0\nmodel name\t: Xeon: Gold\nmodel name\t: Other\n"}
-    )
-    assert read_machine(proc, tmp_path, tmp_path).cpu == "Xeon: Gold"
+    cpuinfo = "processor\t: 0\nmodel name\t: Xeon: Gold\nmodel name\t: Other\n"
+    assert read_machine(write_files(tmp_path, {"cpuinfo": cpuinfo}), tmp_path, tmp_path).cpu == "Xeon: Gold"
 
 
 def test_shared_memory_is_measured_on_its_own_file_system() -> None:
+    status = os.statvfs("/dev/shm")
     size, free = read_shm(Path("/dev/shm"))
+    assert size == status.f_frsize * status.f_blocks
     assert 0 <= free <= size
 
 
 def test_the_smaller_of_affinity_and_quota_is_usable_and_named_as_the_source() -> None:
-    by_quota = make_machine(affinity_cpus=8, quota_cpus=2.5)
-    by_affinity = make_machine(affinity_cpus=2, quota_cpus=2.5)
+    by_quota, by_affinity = (make_machine(affinity_cpus=cpus, quota_cpus=2.5) for cpus in (8, 2))
     assert (by_quota.usable_cpus, by_quota.cpu_source) == (2.5, "cgroup")
     assert (by_affinity.usable_cpus, by_affinity.cpu_source) == (2.0, "affinity")
 
@@ -40,6 +49,25 @@ def test_the_smaller_of_affinity_and_quota_is_usable_and_named_as_the_source() -
 @pytest.mark.parametrize(("usable", "whole"), [(0.25, 1), (1.0, 1), (1.5, 2), (4.0, 4)])
 def test_a_part_of_a_cpu_counts_as_one(usable: float, whole: int) -> None:
     assert count_whole_cpus(usable) == whole
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ("NVIDIA H100", "NVIDIA A100")),  # in the order of their slots
+        ("0,1", ("NVIDIA H100", "NVIDIA A100")),
+        ("1", ("NVIDIA A100",)),
+        ("GPU-bbbb", ("NVIDIA A100",)),
+        ("1,7,0", ("NVIDIA A100",)),
+        ("", ()),
+        ("-1", ()),
+        ("MIG-cccc", ("NVIDIA H100 MIG",)),
+    ],
+)
+def test_gpus_are_listed_as_cuda_would_see_them(visible: str | None, names: tuple[str, ...], tmp_path: Path) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert read_gpus(write_files(tmp_path / "proc", GPUS), environ) == names
+    assert read_gpus(tmp_path, environ) == ()  # without the driver
 
 
 @pytest.mark.parametrize(

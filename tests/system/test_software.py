@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -19,61 +19,38 @@ from autotune.system.software import (
 )
 from tests.builders import write_files
 
-BUILT_FOR_CUDA = """from typing import Optional
-
-__all__ = ['__version__', 'cuda']
-__version__ = '2.13.0+cu130'
-debug = False
-cuda: Optional[str] = '13.0'
-hip: Optional[str] = None
-"""
+BUILT_FOR_CUDA = "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
 
 
-def read_version_file(folder: Path, text: str) -> TorchVersion | None:
-    return read_torch(write_files(folder, {"version.py": text}))
-
-
-def test_the_version_of_cuda_is_read_of_the_build_of_torch(tmp_path: Path) -> None:
-    assert read_version_file(tmp_path, BUILT_FOR_CUDA) == TorchVersion("2.13.0+cu130", "13.0")
-
-
-def test_a_build_without_cuda_has_none(tmp_path: Path) -> None:
-    text = BUILT_FOR_CUDA.replace("'13.0'", "None").replace("+cu130", "+cpu")
-    assert read_version_file(tmp_path, text) == TorchVersion("2.13.0+cpu", None)
-
-
-@pytest.mark.parametrize("text", ["", "cuda = [", "raise SystemExit(1)\n", "__version__ = make()\n", "\x00"])
-def test_a_file_that_tells_nothing_leaves_the_version_to_the_installer_and_is_not_run(
-    tmp_path: Path, text: str
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (BUILT_FOR_CUDA, TorchVersion("2.13.0+cu130", "13.0")),
+        (BUILT_FOR_CUDA.replace("'13.0'", "None").replace("+cu130", "+cpu"), TorchVersion("2.13.0+cpu", None)),
+        *((text, None) for text in ("", "cuda = [", "raise SystemExit(1)\n", "__version__ = make()\n", "\x00")),
+    ],
+)
+def test_the_version_file_of_torch_is_read_and_never_run_and_else_the_metadata_are_read(
+    tmp_path: Path, text: str, version: TorchVersion | None
 ) -> None:
-    found = read_version_file(tmp_path, text)
-    assert found is not None
-    assert found.version.startswith("2.")
-    assert found.cuda is None
+    found = read_torch(write_files(tmp_path, {"version.py": text}))
+    assert found == (version or TorchVersion(metadata.version("torch"), None))
 
 
-def test_what_is_read_is_what_torch_says_of_itself_and_reading_does_not_import_it() -> None:
+def test_versions_and_start_method_are_read_without_importing_torch_or_fixing_the_method() -> None:
     code = """
 import json, sys
-from autotune.system.software import read_start_method, read_torch
+from autotune.system.software import read_start_method, read_start_method_in_force, read_torch
 read, method, is_imported = read_torch(), read_start_method(), "torch" in sys.modules
 import multiprocessing, torch
-said = [str(torch.__version__), torch.version.cuda], multiprocessing.get_start_method()
-print(json.dumps([[list(read), method], said, is_imported]))
+undecided = read_start_method_in_force() == method and multiprocessing.get_start_method(allow_none=True) is None
+actual = [str(torch.__version__), torch.version.cuda], multiprocessing.get_start_method()
+print(json.dumps([[list(read), method], actual, is_imported, undecided]))
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    read, said, is_imported = json.loads(shown)
-    assert read == said
-    assert not is_imported
-
-
-@pytest.mark.parametrize("read", ["read_start_method", "read_start_method_in_force"])
-def test_asking_for_the_start_method_does_not_decide_it(read: str) -> None:
-    assert read_start_method() in multiprocessing.get_all_start_methods()
-    code = f"import multiprocessing; from autotune.system.software import {read}; {read}()"
-    code += "; print(multiprocessing.get_start_method(allow_none=True))"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown.strip() == "None"
+    read, actual, is_imported, undecided = json.loads(shown)
+    assert read == actual
+    assert (is_imported, undecided) == (False, True)
 
 
 def test_the_start_method_in_force_is_the_one_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +60,6 @@ def test_the_start_method_in_force_is_the_one_that_was_chosen(monkeypatch: pytes
     assert read_start_method_in_force() == read_start_method()
 
 
-def test_variables_are_read_that_decide_about_threads_and_no_others() -> None:
+def test_only_variables_that_limit_threads_are_read() -> None:
     environ = {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "HOME": "/root"}
     assert read_thread_variables(environ) == {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}

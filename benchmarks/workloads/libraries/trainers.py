@@ -22,7 +22,20 @@ def accelerate_prepared(**settings: Any) -> Any:
 def trainer_function(
     batch_size: int = BATCH, num_workers: int = 0, prefetch_factor: int | None = None, persistent_workers: bool = False
 ) -> Any:
-    """The loader that the Trainer of transformers makes, of the settings that its TrainingArguments have."""
+    """The loader that the Trainer of transformers makes, as a function of the settings."""
+    return _make_by_trainer(batch_size, num_workers, prefetch_factor, persistent_workers)
+
+
+def trainer_loader(
+    num_workers: int = 0, prefetch_factor: int | None = None, persistent_workers: bool = False, in_order: bool = True
+) -> Any:
+    """The same loader as it is returned: a DataLoaderShard of accelerate."""
+    return _make_by_trainer(BATCH, num_workers, prefetch_factor, persistent_workers, in_order)
+
+
+def _make_by_trainer(
+    batch_size: int, num_workers: int, prefetch_factor: int | None, persistent_workers: bool, in_order: bool = True
+) -> Any:
     admit_torchvision()
     from transformers import Trainer, TrainingArguments
 
@@ -34,6 +47,7 @@ def trainer_function(
         dataloader_num_workers=num_workers,
         dataloader_prefetch_factor=prefetch_factor,
         dataloader_persistent_workers=persistent_workers,
+        dataloader_in_order=in_order,
         dataloader_pin_memory=False,
         report_to=[],
     )

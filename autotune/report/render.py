@@ -1,7 +1,13 @@
-"""A result as plain text: the end of a run, `dltune show`, and Markdown for pull requests."""
+"""Reports of a profile: the text at the end of a run and of `dltune show`, Markdown, and an HTML page.
+
+The page loads nothing: its template escapes all text, and its policy allows no other script than its own.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import math
 import re
 import shlex
 import textwrap
@@ -9,10 +15,11 @@ from typing import Final
 
 from autotune.profiles.schema import TunedProfile
 from autotune.report.sections import Report, Table, make_report, number
-from autotune.settings import format_arguments
+from autotune.settings import describe_config, format_arguments
 from autotune.units import format_seconds
 
 WIDTH: Final = 100  # columns, if the output is not a terminal
+MAX_TICKS: Final = 5
 _INDENT: Final = " " * 8
 _LINKS: Final = re.compile(r"://|www\.|@|#\d", re.IGNORECASE)  # GitHub makes links of these even if they are escaped
 
@@ -52,7 +59,7 @@ def render_profile(profile: TunedProfile, file: str, *, name: str | None = None)
     lines = [report.title, "", report.headline, report.throughput, report.brief, report.evidence]
     lines += [f"Tip     {tip}" for tip in report.advice] + [f"Warning {text}" for text in report.warnings]
     lines += _usage(report)
-    for table in (report.settings, *report.tables):
+    for table in report.tables:
         rows = [[" ".join(cell.split()) for cell in row] for row in (table.columns, *table.rows)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         aligned = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
@@ -84,9 +91,9 @@ def render_markdown(profile: TunedProfile, file: str, name: str | None = None) -
     report = make_report(profile, file, name)
     sentences = [f"{report.throughput}; {report.brief}. {report.evidence}", *report.warnings, *report.advice]
     parts = [f"### dltune: {escape(report.headline)}", "\n".join(f"- {escape(sentence)}" for sentence in sentences)]
-    parts += [_table(report.settings), fence(report.plain_code, "python"), fence(report.load_code, "python")]
+    parts += [_table(report.tables[0]), fence(report.plain_code, "python"), fence(report.load_code, "python")]
     parts.append(f"<details><summary>Details</summary>\n\n{escape(report.title)}")
-    parts += [f"**{table.title}**\n\n{_table(table)}" for table in report.tables]
+    parts += [f"**{table.title}**\n\n{_table(table)}" for table in report.tables[1:]]
     return "\n\n".join([*parts, "</details>\n"])
 
 
@@ -96,7 +103,7 @@ def _table(table: Table) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape whatever Markdown or HTML reads as more than text, in one line; put what becomes a link into code."""
+    """Escape all Markdown and HTML in a text, in one line; put what becomes a link into code."""
     parts = re.split(r"([\s|`]+)", " ".join(text.split()))
     special = r"([\\`*\[\]<|~&]|(?<![^\W_])_|_(?![^\W_]))"
     line = "".join(f"`{part}`" if _LINKS.search(part) else re.sub(special, r"\\\1", part) for part in parts)
@@ -107,3 +114,29 @@ def fence(text: str, language: str) -> str:
     """Write a block of code between fences longer than any in it."""
     ticks = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     return f"{ticks}{language}\n{text}\n{ticks}"
+
+
+def render_html(profile: TunedProfile, file: str, name: str | None = None) -> str:
+    """Write the page; `name` selects the profile if the file holds several workloads."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # not at the end of a run
+
+    jinja = Environment(loader=PackageLoader("autotune.report"), autoescape=True, undefined=StrictUndefined)
+    jinja.filters |= {"number": number, "seconds": format_seconds, "config": describe_config}
+    jinja.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    result, trials, scaling = profile.result, profile.search.trials, profile.search.scaling
+    rates = [point.samples_per_second for point in scaling] + [trial.samples_per_second or 0.0 for trial in trials]
+    workers = [one.dataloader.num_workers for one in (profile, *trials)] + [point.num_workers for point in scaling]
+    return jinja.get_template("report.html").render(
+        profile=profile,
+        report=make_report(profile, file, name),
+        x_ticks=make_ticks(max(MAX_TICKS, *workers)),
+        y_ticks=make_ticks(max([result.samples_per_second, *rates, *(result.samples_per_second_ci95 or ())])),
+    )
+
+
+def make_ticks(high: float) -> list[float]:
+    """Return at most `MAX_TICKS` + 1 round numbers from 0 to at least `high`."""
+    least = max(high, 1e-9) / MAX_TICKS
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(power * one for one in (1, 2, 5, 10) if power * one >= least * (1 - 1e-9))
+    return [step * tick for tick in range(max(1, math.ceil(high / step - 1e-9)) + 1)]
