@@ -1,4 +1,4 @@
-"""No trial exceeds its budget by more than 5% before it is ended, as another process measures it."""
+"""A trial is ended at its budget, as another process measures it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from tests.faults.watcher import Watcher
 
-ROOT = str(Path(__file__).parents[2])
 MIB = 2**20
 GIB = 2**30
-TOLERANCE = 1.05
+ROOT = str(Path(__file__).parents[2])
+SHM_TOLERANCE = 1.05
+MEMORY_TOLERANCE = 150 * MIB  # what fast workers allocate between two readings: 5% of 3 GiB
 HOSTILE = ("make_leak", "make_copy_on_write")
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -61,7 +62,7 @@ def test_a_trial_that_takes_more_and_more_memory_is_ended_at_its_budget(
     assert "out_of_memory" in {result.kind for result in results}
     assert {result.kind for result in results} <= {"out_of_memory", "completed"}
     assert watcher.looks > 50
-    assert watcher.host_bytes <= TOLERANCE * budget, f"{watcher.host_bytes / MIB:.0f} MiB"
+    assert watcher.host_bytes <= budget + MEMORY_TOLERANCE, f"{watcher.host_bytes / MIB:.0f} MiB"
     assert bystander.poll() is None
 
 
@@ -72,4 +73,4 @@ def test_samples_of_8_mib_never_fill_more_of_shm_than_they_may() -> None:
         alone, *crowded = run_trials("make_large_samples", step_seconds=0.2, shm_bytes=budget)
     assert alone.kind == "completed"
     assert {result.kind for result in crowded} == {"shm_exhausted"}
-    assert 0 < watcher.shm_bytes <= TOLERANCE * budget, f"{watcher.shm_bytes / MIB:.0f} MiB"
+    assert 0 < watcher.shm_bytes <= SHM_TOLERANCE * budget, f"{watcher.shm_bytes / MIB:.0f} MiB"
