@@ -1,1 +1,1 @@
-"""Starts, sandboxes, watches and ends trial processes, and says why one failed."""
+"""Starts, limits and ends trials, and explains why one failed."""
