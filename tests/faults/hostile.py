@@ -328,12 +328,22 @@ def make_short_of_addresses() -> Workload:
     return make_sabotaged("ask for memory", "both")
 
 
+class Named(Dataset[torch.Tensor]):
+    def __init__(self, names: Any) -> None:
+        self._names = names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(len(self._names[index]))])
+
+
 def make_many_names(in_a_list: bool, samples: int = 2_500_000) -> Dataset[Any]:
     """Hold many names: in a list of small objects, or in one tensor."""
-    names: Any = torch.ones(samples, 64, dtype=torch.uint8)
     if in_a_list:
-        names = [f"bucket/folder/{number:012d}.jpg" for number in range(samples)]
-    return Given(lambda index: torch.tensor([float(len(names[index]))]), samples)
+        return Named([f"bucket/folder/{number:012d}.jpg" for number in range(samples)])
+    return Named(torch.ones(samples, 64, dtype=torch.uint8))
 
 
 _LOCK = threading.Lock()
