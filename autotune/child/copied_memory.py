@@ -19,6 +19,7 @@ from autotune.units import format_bytes
 
 MIN_HEAP_BYTES: Final = 192 * 2**20  # of the training process
 MIN_NOTED_BYTES: Final = 64 * 2**20  # copied by one worker
+MIN_UNEXPLAINED_BYTES: Final = 512 * 2**20  # copied by one worker, if no collection of objects explains it
 MIN_SEEN_BYTES: Final = 2**20
 MIN_SHARE: Final = 0.1  # of the copies that a collection explains, without what its entries refer to
 SAMPLED_ENTRIES: Final = 64  # of a collection
@@ -45,6 +46,8 @@ def describe_growth(workload: LoadedWorkload, readings: Sequence[tuple[int, int]
         return None
     cure = "Keep names and labels in numpy arrays or tensors instead of lists and dicts."
     size, path, value = max(_list_collections(workload.parts.dataset, "dataset"), default=(0, "", ()))
+    if size <= MIN_SHARE * copied and copied < MIN_UNEXPLAINED_BYTES:
+        return None  # every worker copies a little
     if size > MIN_SHARE * copied:
         entry = next(iter(value.values() if isinstance(value, dict) else value))
         kept = f"autotune.shared({path})" if isinstance(value, list | tuple) else "a numpy array or tensor"

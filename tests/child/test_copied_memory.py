@@ -76,7 +76,6 @@ INFOS = [{"path": f"{number:050}"} for number in range(150_000)]
         (Images(root="x", classes=["a"] * 100, infos=INFOS), "keep it in autotune.shared(dataset.infos)"),
         (Images(datasets=[Images(), Images(infos=INFOS)]), "keep it in autotune.shared(dataset.datasets[1].infos)"),
         (Images(names=dict(enumerate(INFOS))), "Most is in `dataset.names`, a dict of 150,000 objects of type dict"),
-        (Images(pixels=np.zeros(10**6), classes=["a"]), "Keep names and labels in numpy arrays or tensors"),
     ],
 )
 def test_the_note_says_how_much_is_copied_and_names_the_collection(dataset: Images, cure: str) -> None:
@@ -84,6 +83,15 @@ def test_the_note_says_how_much_is_copied_and_names_the_collection(dataset: Imag
     assert "copy up to 140 MiB" in words
     assert "3.9 MiB in 1,000 samples; 8 workers: 1.1 GiB" in words
     assert cure in words
+
+
+@pytest.mark.parametrize(("heap_mib", "is_noted"), [(140, False), (600, True)])
+def test_copies_that_no_collection_explains_are_noted_only_if_they_are_large(
+    heap_mib: int, is_noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.child.copied_memory.read_smaps", lambda pid: {"Anonymous": heap_mib * MIB})
+    words = describe(Images(pixels=np.zeros(10**6), classes=["a"]), per_sample=8192) or ""
+    assert ("Keep names and labels in numpy arrays or tensors" in words) is is_noted
 
 
 @pytest.mark.usefixtures("heap")
