@@ -21,7 +21,7 @@ SHARDS = 8  # of the streamed dataset: more workers than that have nothing to re
 
 
 def make_dataset(sequences: int = 8192) -> datasets.Dataset:
-    """Open the dataset, writing it the first time; it answers whole batches (`__getitems__`) as tensors.
+    """Open the dataset, writing it the first time. It returns whole batches (`__getitems__`) as tensors.
 
     Args:
         sequences: Samples.
@@ -43,6 +43,6 @@ def _write(sequences: int, folder: Path) -> None:
         "input_ids": numbers.integers(0, VOCABULARY, (sequences, TOKENS), dtype=np.int64),
         "label": numbers.integers(0, 2, sequences, dtype=np.int64),
     }
-    beside = folder.with_suffix(".part")
-    datasets.Dataset.from_dict(columns).save_to_disk(beside)
-    beside.replace(folder)
+    partial = folder.with_suffix(".part")
+    datasets.Dataset.from_dict(columns).save_to_disk(partial)
+    partial.replace(folder)

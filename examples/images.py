@@ -76,9 +76,9 @@ def _write_image(number: int, path: Path) -> None:
         corner = numbers.integers(0, SIZE - 64, 2)
         color = tuple(int(part) for part in numbers.integers(0, 255, 3))
         draw.ellipse((*corner.tolist(), *(corner + numbers.integers(16, 64, 2)).tolist()), fill=color)
-    beside = path.with_suffix(".part")
-    image.save(beside, format="JPEG", quality=88)
-    beside.replace(path)
+    partial = path.with_suffix(".part")
+    image.save(partial, format="JPEG", quality=88)
+    partial.replace(path)
 
 
 class SmallNet(nn.Module):
