@@ -126,7 +126,7 @@ $(DOCS_READY): $(READY)
 	@touch $(DOCS_READY)
 
 docs: $(DOCS_READY) ## Build the documentation site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/zensical build --strict
 	@echo "site/index.html opens in a browser; searching needs a server: python3 -m http.server --directory site"
 
 clean: ## Remove everything that make created

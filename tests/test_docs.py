@@ -15,9 +15,8 @@ import yaml
 
 import autotune
 from autotune.profiles.schema import TunedFile
-from autotune.settings import SETTINGS
-from pages.hook import MARKER, on_page_markdown
 from tests.docs.markdown import PAGES, README, ROOT, list_blocks, list_tokens, name_page, read_page
+from tests.docs.settings_table import PAGE, format_table
 
 JOBS = ROOT / "examples" / "jobs"
 SCRIPT_KEYS = ("run", "args")  # where a workflow and a container keep shell scripts
@@ -143,11 +142,8 @@ def test_every_public_name_is_on_the_page_about_python() -> None:
     assert [name for name in autotune.__all__ if not re.search(rf"\b{re.escape(name)}\b", page)] == []
 
 
-def test_the_page_about_the_search_space_has_a_row_for_every_setting() -> None:
-    page = (ROOT / "docs" / "settings.md").read_text()
-    assert MARKER in page
-    rows = re.findall(r"^\| `(\w+)`", on_page_markdown(page), re.MULTILINE)
-    assert rows == list(SETTINGS)
+def test_the_page_about_the_search_space_has_the_table_of_the_settings() -> None:
+    assert format_table() in PAGE.read_text(), "run: python -m tests.docs.settings_table"
 
 
 def test_the_page_about_the_file_has_every_model() -> None:

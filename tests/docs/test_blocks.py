@@ -41,7 +41,7 @@ from tests.docs.markdown import (
 
 LANGUAGES = {"sh", "console", "python", "yaml", "json", "text"}
 PLACEHOLDERS = {"COMMAND", "TARGET", "LABEL", "..."}  # in a sentence, for what the reader knows better
-OURS = ("autotune", "benchmarks", "pages")
+OURS = ("autotune", "benchmarks")
 JOBS = ROOT / "examples" / "jobs"
 WITH_PYTHON = [page for page in PAGES if any(not block.reason for block in list_blocks(page, "python"))]
 

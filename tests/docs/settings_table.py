@@ -1,18 +1,20 @@
-"""Writes the table of the search space into its page, because no ready-made plugin reads `autotune.settings`."""
+"""Writes the table of the search space into its page, from the settings: `python -m tests.docs.settings_table`."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import re
+from typing import Final
 
 from autotune.settings import SETTINGS, Setting
+from tests.docs.markdown import ROOT
 
-MARKER: Final = "<!-- settings -->"
 HEAD: Final = "| setting | description | values | default | recommended |\n| --- | --- | --- | --- | --- |"
+PAGE: Final = ROOT / "docs" / "settings.md"
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the marker by the table when mkdocs builds a page."""
-    return markdown.replace(MARKER, "\n".join([HEAD, *map(_format_row, SETTINGS.values())]))
+def format_table() -> str:
+    """Return the table of all settings."""
+    return "\n".join([HEAD, *map(_format_row, SETTINGS.values())])
 
 
 def _format_row(setting: Setting) -> str:
@@ -26,3 +28,7 @@ def _format_row(setting: Setting) -> str:
 
 def _format_value(value: object) -> str:
     return "unlimited" if value is None else f"`{value}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(re.sub(r"(?m)(^\|.*\n)+", f"{format_table()}\n", PAGE.read_text()))

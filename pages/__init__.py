@@ -1,1 +1,0 @@
-"""Hooks of mkdocs for the documentation site."""
