@@ -27,7 +27,7 @@ from autotune.protocol.workload_profile import identify
 from autotune.request import TuningRequest
 from autotune.runner.runner import start_runner
 from autotune.system.machine import Hardware, Software, describe_local_hardware, read_machine
-from autotune.system.software import read_start_method, read_torch
+from autotune.system.software import read_start_method_in_force, read_torch
 from autotune.validation.runs import CandidateRuns, NoiseMonitor, measure_run, validate
 
 MIN_RATIO: Final = 0.9  # to the prediction, or to the baseline: profiles that are certainly below are retuned
@@ -207,4 +207,4 @@ def read_software(profile: TunedProfile) -> Software:
     if (torch := read_torch()) is None:
         raise UsageError("torch is not installed here. Install it first.")
     versions = {"torch": torch.version, "cuda": torch.cuda, "python": platform.python_version()}
-    return profile.software.model_copy(update={**versions, "start_method": read_start_method()})
+    return profile.software.model_copy(update={**versions, "start_method": read_start_method_in_force()})

@@ -21,7 +21,7 @@ from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.system.machine import describe_local_hardware, read_machine
-from autotune.system.software import read_start_method, read_torch
+from autotune.system.software import read_start_method_in_force, read_torch
 from tests.builders import (
     make_config,
     make_limits,
@@ -173,10 +173,10 @@ def test_what_requires_retuning_is_a_reason_and_the_rest_is_information(tmp_path
 
 
 def test_another_start_method_is_a_reason_to_retune(tmp_path: Path) -> None:
-    other = "spawn" if read_start_method() != "spawn" else "fork"
+    other = "spawn" if read_start_method_in_force() != "spawn" else "fork"
     software = read_software(make_profile()).model_copy(update={"start_method": other})
     found = check(write_profiles(tmp_path, make_here(software=software)), with_workload=False)
-    assert found.reasons == (f"start method {other} → {read_start_method()}",)
+    assert found.reasons == (f"start method {other} → {read_start_method_in_force()}",)
 
 
 def test_versions_are_those_at_hand_whatever_the_profile_says() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -120,17 +119,13 @@ TICKS = os.sysconf("SC_CLK_TCK")
 STAT = "cpu  100 10 50 700 40 5 15 80 60 6\ncpu0 50 5 25 350 20 2 8 40 30 3\nintr 1 2 3\n"
 
 
-def read_counters(root: Path, stat: str = STAT) -> CpuCounters | None:
-    proc, cgroup = write_machine(root, V2, {})
-    (proc / "stat").write_bytes(stat.encode(errors="replace"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("psutil.PROCFS_PATH", str(proc))
-        return read_cpu_counters(proc, cgroup)
-
-
-def test_idle_waiting_and_stolen_time_are_not_busy_and_guests_are_counted_once(tmp_path: Path) -> None:
-    counters = read_counters(tmp_path)
-    assert counters is not None
+def test_idle_waiting_and_stolen_time_are_not_busy_and_guests_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc, cgroup = write_machine(tmp_path, V2, {})
+    write_files(proc, {"stat": STAT})
+    monkeypatch.setattr("psutil.PROCFS_PATH", str(proc))
+    counters = read_cpu_counters(proc, cgroup)
     assert counters.busy_seconds == pytest.approx((100 + 10 + 50 + 5 + 15) / TICKS)
     assert counters.total_seconds == pytest.approx((100 + 10 + 50 + 700 + 40 + 5 + 15 + 80) / TICKS)
     assert counters.steal_seconds == pytest.approx(80 / TICKS)
@@ -138,37 +133,22 @@ def test_idle_waiting_and_stolen_time_are_not_busy_and_guests_are_counted_once(t
 
 def test_this_machine_can_be_read() -> None:
     counters = read_cpu_counters()
-    assert counters is None or 0 <= counters.busy_seconds <= counters.total_seconds
+    assert 0 <= counters.busy_seconds <= counters.total_seconds
 
 
-@pytest.mark.parametrize("stat", ["", "\n", "cpu\n", "cpu 1 2 3\n", "cpu 1 2 3 4\n", "cpu 1 2 3 x\n", "cpu 1 2 3 ²\n"])
-def test_a_garbled_list_of_times_is_unknown(tmp_path: Path, stat: str) -> None:
-    assert read_counters(tmp_path, stat) is None
+def make_use(folder: str, periods: int, throttled: int) -> dict[str, str]:
+    return {f"{folder}/cpu.stat": f"usage_usec 12345\nnr_periods {periods}\nnr_throttled {throttled}\n"}
 
 
-@given(
-    start=st.integers(0, len(STAT)),
-    length=st.integers(0, 20),
-    text=st.text(max_size=30) | st.text("0123456789 \ncpu", max_size=60),
-)
-def test_no_list_of_times_raises(start: int, length: int, text: str) -> None:
-    with TemporaryDirectory() as folder:
-        read_counters(Path(folder), STAT[:start] + text + STAT[start + length :])
-
-
-def make_use(folder: str, periods: int, throttled: int, line: str = "") -> dict[str, str]:
-    return {f"{folder}/cpu.stat": f"usage_usec 12345\nnr_periods {periods}\nnr_throttled {throttled}\n{line}\n"}
-
-
-V2_USE = make_use("pod/box", 200, 20, "throttled_usec 2500000") | make_use("pod", 1000, 5) | make_use("other", 9, 9)
-V1_USE = make_use("cpu,cpuacct/pod/box", 40, 4, "throttled_time 2500000000")
+V2_USE = make_use("pod/box", 200, 20) | make_use("pod", 1000, 5) | make_use("other", 9, 9)
+V1_USE = make_use("cpu,cpuacct/pod/box", 40, 4)
 
 
 @pytest.mark.parametrize(
     ("cgroups", "files", "uses"),
     [
-        (V2, V2_USE, [CpuThrottling(200, 20, 2.5), CpuThrottling(1000, 5)]),
-        (V1, V1_USE, [CpuThrottling(40, 4, 2.5)]),
+        (V2, V2_USE, [CpuThrottling(200, 20), CpuThrottling(1000, 5)]),
+        (V1, V1_USE, [CpuThrottling(40, 4)]),
         (V2, {"pod/box/cpu.stat": "usage_usec 12345\nuser_usec 1\n"}, []),  # no quota
         *((V2, {"pod/box/cpu.stat": f"nr_periods{text}\nnr_throttled 1"}, []) for text in ("", " x", " ²", "\x00 1")),
     ],
