@@ -20,8 +20,6 @@ MAX_RATE: Final = 1e30
 BoundedRate = Annotated[float, Field(ge=0, le=MAX_RATE)]
 BoundedSeconds = Annotated[float, Field(ge=0, le=1e9)]
 BoundedCpus = Annotated[float, Field(ge=1e-4, le=1e6)]
-BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Prefetch = Annotated[int, Field(ge=1, le=2**16)]
 Workers = Annotated[int, Field(ge=0, le=4096)]
 CONFIDENCE: Final = 0.95  # of every interval: probability that it covers the true value
 MAX_TEXT_LENGTH: Final = 20_000  # characters: a traceback is shorter, a tensor's text is not
@@ -63,9 +61,9 @@ class FrozenModel(BaseModel):
 class DataLoaderSettings(FrozenModel):
     """Arguments of `torch.utils.data.DataLoader`, in a combination it accepts; `autotune.settings` describes them."""
 
-    batch_size: BatchSize | None  # None leaves batching to the training code
+    batch_size: Annotated[int, Field(ge=1, le=2**31 - 1)] | None  # None leaves batching to the training code
     num_workers: Workers = 0
-    prefetch_factor: Prefetch | None = None
+    prefetch_factor: Annotated[int, Field(ge=1, le=2**16)] | None = None
     pin_memory: bool = False
     persistent_workers: bool = False
     in_order: bool = True
@@ -74,8 +72,8 @@ class DataLoaderSettings(FrozenModel):
     def _check_combination(self) -> Self:
         if self.num_workers and self.prefetch_factor is None:
             raise ValueError("prefetch_factor is required with num_workers > 0")
-        given = (self.prefetch_factor is not None, self.persistent_workers, not self.in_order)
-        for name, is_given in zip(("prefetch_factor", "persistent_workers", "in_order=False"), given, strict=True):
+        given = {"prefetch_factor": self.prefetch_factor is not None, "persistent_workers": self.persistent_workers}
+        for name, is_given in (given | {"in_order=False": not self.in_order}).items():
             if is_given and not self.num_workers:
                 raise ValueError(f"{name} needs num_workers > 0")
         return self

@@ -156,7 +156,6 @@ _TABLE: Final = (  # in the usual order of manual tuning
 SETTINGS: Final[Mapping[str, Setting]] = {setting.name: setting for setting in _TABLE}
 RANGES: Final = tuple(setting for setting in _TABLE if setting.is_range)
 SWITCHES: Final = tuple(setting for setting in _TABLE if not setting.is_range)
-WORKER_SETTINGS: Final = tuple(one for one in _TABLE if one.section == "process" and one.needs == "num_workers")
 
 
 def setting_values(config: LoaderConfig) -> dict[str, Any]:
@@ -174,12 +173,6 @@ def config_from_values(values: Mapping[str, Any], start_method: StartMethod | No
         dataloader=DataLoaderSettings(**parts["dataloader"]),
         process=ProcessSettings(multiprocessing_context=start_method, **parts["process"]),
     )
-
-
-def process_settings(config: LoaderConfig) -> dict[str, Any]:
-    """Return the settings that take effect outside the DataLoader's arguments, without switches that are off."""
-    active = (setting for setting in _TABLE if setting.section == "process" and setting.is_active(config))
-    return {setting.name: setting.read(config) for setting in active if setting.read(config) is not False}
 
 
 def differing_settings(config: LoaderConfig, other: LoaderConfig) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from autotune.errors import UsageError
-from autotune.import_strings import find_import_string
+from autotune.request import find_import_string
 from autotune.tuning import request_from_object
 from tests.builders import make_request, write_files
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autotune.child.importing import become_script, import_attribute
 from autotune.errors import UsageError
-from autotune.import_strings import check_import_string
+from autotune.request import check_import_string
 from tests.builders import write_files
 
 
