@@ -100,9 +100,7 @@ def tune(
         if found.interrupted_by is None and time_budget.allows_runs(1):
             monitor = NoiseMonitor(plan.machine.usable_cpus, stop_children=runner.close) if run_trial is None else None
             model, gains = found.model, found.model.surrogate.predict_speedups
-            choose = partial(
-                select_candidates, found.records, plan.defaults, model.is_allowed, model.expected(), predict
-            )
+            choose = partial(select_candidates, found.records, plan.defaults, model.is_allowed, model.expected(), gains)
             validation = validate(plan, choose, measure, progress, monitor, time_budget.allows_runs)
         return _save(plan, found, validation, time_budget, runner)
 

@@ -80,18 +80,11 @@ class Contribution(FrozenModel):
     is_estimate: bool = False  # by the model, from the trials of the search
 
 
-class ValidationRun(FrozenModel):
-    """One measurement in a fresh process; runs of several candidates with the same number are next to each other."""
-
-    number: Annotated[BoundedCount, Field(ge=1)]
-    samples_per_second: BoundedRate
-
-
 class CandidateResult(Configured):
-    """Raw measurements of one configuration in the validation: runs that completed, and why others failed."""
+    """Raw measurements of one configuration in the validation, in fresh processes, alternating with the others."""
 
-    runs: tuple[ValidationRun, ...] = ()
-    failures: tuple[str, ...] = ()
+    runs: dict[BoundedCount, BoundedRate] = Field(default_factory=dict)  # samples per second by number of the run
+    failures: tuple[str, ...] = ()  # why other runs failed
 
 
 class BatchWaits(FrozenModel):
@@ -162,13 +155,6 @@ class TrialSummary(Configured):
     reason: str = ""
 
 
-class ScalingPoint(FrozenModel):
-    """Throughput that the model expects at a number of workers, with all other settings as recommended."""
-
-    num_workers: Workers
-    samples_per_second: BoundedRate
-
-
 class SearchRecord(FrozenModel):
     """How the configuration was found."""
 
@@ -178,7 +164,7 @@ class SearchRecord(FrozenModel):
     seconds: BoundedSeconds  # of the whole run
     phase_seconds: dict[Phase, BoundedSeconds] = Field(default_factory=dict)
     stop_reason: str
-    scaling: tuple[ScalingPoint, ...] = ()
+    scaling: dict[Workers, BoundedRate] = Field(default_factory=dict)  # expected samples per second by num_workers
     batch_samples: Annotated[int, Field(ge=1, le=2**63 - 1)] = 1  # a mean if the workload makes its own batches
 
 

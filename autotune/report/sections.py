@@ -147,7 +147,7 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
         rows.append((part.setting, number(part.samples_per_second), _factor(part.speedup), ci95, source))
     yield Table("Contribution of each setting", ("Setting", "Samples/s", "Speedup", "95% CI", "Source"), tuple(rows))
 
-    runs = ((one, ", ".join(number(run.samples_per_second) for run in one.runs)) for one in result.candidates)
+    runs = ((one, ", ".join(map(number, one.runs.values()))) for one in result.candidates)
     rows = [(describe_config(one.config), rates or "-", "; ".join(one.failures) or "-") for one, rates in runs]
     yield Table("Validation runs", ("Configuration", "Samples/s", "Failures"), tuple(rows))
 
