@@ -10,7 +10,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 SharingStrategy = Literal["file_descriptor", "file_system"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
 Bytes = Annotated[int, Field(ge=0)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 # Bounds of numbers from files and other processes: above every machine, so low that sums and products fit in a float.
@@ -120,8 +119,3 @@ class Configured(FrozenModel):
     def dataloader(self) -> DataLoaderSettings:
         """Arguments of the DataLoader."""
         return self.config.dataloader
-
-    @property
-    def process(self) -> ProcessSettings:
-        """Settings of the training process and its workers."""
-        return self.config.process

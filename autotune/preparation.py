@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from pydantic import ValidationError
 
@@ -20,8 +19,6 @@ from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, explain_invalid
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
-
-VALIDATION_RUNS: Final = 6  # two runs of the baseline and two candidates: the time that the search leaves for them
 
 
 def plan_only(request: TuningRequest, *, progress: ProgressListener | None = None) -> Plan:
@@ -55,7 +52,7 @@ def rebuild_request(profile: TunedProfile, output: str, trials: int | None = Non
     """Return the request that a profile was tuned with, for another run in the current folder."""
     changes = {"output": output} | ({} if trials is None else {"trials": trials})
     try:
-        return TuningRequest.model_validate(profile.request | changes).forget_folder()
+        return TuningRequest.model_validate(profile.request | changes)
     except ValidationError as error:
         path, reason = explain_invalid(error)
         problem = f"its request is invalid ({'.'.join(path)}: {reason})"
@@ -84,5 +81,5 @@ def prepare_run(
     progress.show_plan(plan)
     if runner.start_seconds is not None:
         time_budget.note_start(runner.start_seconds)
-    time_budget.begin_search(VALIDATION_RUNS)
+    time_budget.begin_search(6)  # runs of the validation, for which it leaves time: two of the baseline and two others
     return plan

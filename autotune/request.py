@@ -163,13 +163,10 @@ class TuningRequest(FrozenModel):
     def record(self) -> dict[str, Any]:
         """Return the fields that a profile stores; a storage URL, which may contain a password, is omitted."""
         ignored = {"output", "storage", "study_name", "fresh"}  # they do not change the result
-        return self.forget_folder().model_dump(mode="json", exclude=ignored)
-
-    def forget_folder(self) -> Self:
-        """Return the same request for the current folder if its folder is an absolute path of this machine."""
-        if not self.workload.working_dir.startswith("/"):
-            return self
-        return self.model_copy(update={"workload": self.workload.model_copy(update={"working_dir": "."})})
+        found = self.model_dump(mode="json", exclude=ignored)
+        if self.workload.working_dir.startswith("/"):
+            found["workload"]["working_dir"] = "."  # an absolute path is one of this machine
+        return found
 
 
 def explain_invalid(error: ValidationError) -> tuple[list[str], str]:

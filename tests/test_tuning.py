@@ -560,8 +560,8 @@ def tune_on_gpu(bench: Bench, **options: Any) -> TuningResult:
 def test_on_a_gpu_pinning_and_device_prefetch_are_found_and_recorded() -> None:
     profile = tune_on_gpu(Bench(rate_on_gpu)).profile
     assert profile.dataloader.pin_memory
-    assert profile.process.non_blocking
-    assert profile.process.device_prefetch
+    assert profile.config.process.non_blocking
+    assert profile.config.process.device_prefetch
     assert profile.hardware.gpu == "NVIDIA H100 80GB HBM3"
     assert profile.result.copy_bound_bytes_per_second == 12e9
     assert profile.result.copy_bytes_per_second == pytest.approx(profile.result.samples_per_second * 1e6)

@@ -68,12 +68,8 @@ class _Format:
 _FORMATS: Final[Mapping[Target, _Format]] = {
     "hf": _Format(
         reader="transformers.TrainingArguments",
-        names={
-            name: SETTINGS[name].export_names.get("hf", f"dataloader_{name}")
-            for name in DataLoaderSettings.model_fields
-        }
-        | {"multiprocessing_context": "dataloader_multiprocessing_context"}
-        | {"non_blocking": "accelerator_config.non_blocking"},
+        names={name: f"dataloader_{name}" for name in LOADER_ARGUMENTS}
+        | {"batch_size": "per_device_train_batch_size", "non_blocking": "accelerator_config.non_blocking"},
         write=_write_yaml,
         batches="the Trainer makes batches of per_device_train_batch_size, 8 by default",
     ),
@@ -93,7 +89,7 @@ _FORMATS: Final[Mapping[Target, _Format]] = {
     ),
     "timm": _Format(
         reader="timm's train.py",
-        names={name: one.export_names["timm"] for name, one in SETTINGS.items() if "timm" in one.export_names},
+        names={"num_workers": "--workers", "pin_memory": "--pin-mem", "batch_size": "--batch-size"},
         write=_write_flags,
         implied={"prefetch_factor": 2, "in_order": True}
         | dict.fromkeys(("persistent_workers", "non_blocking", "device_prefetch"), True),

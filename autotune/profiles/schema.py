@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
@@ -22,7 +22,6 @@ from autotune.config import (
 )
 from autotune.system.machine import Hardware, Software
 
-SCHEMA_VERSION: Final = 1
 Bottleneck = Literal["step", "cpu", "io", "transfer", "copy", "epoch"]
 Phase = Literal["profiling", "search", "validation"]
 
@@ -51,11 +50,6 @@ class WorkloadIdentity(FrozenModel):
         """Hash of dataset, arguments, split, step and number of processes."""
         named = [self.dataset, self.dataset_args, self.split, self.step, self.nproc_per_node]
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:8]
-
-    @property
-    def has_loader_function(self) -> bool:
-        """Whether a function of the settings makes its loader, not a class."""
-        return self.loader_class is not None and ":" in self.loader_class
 
     def accepted(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings that the user's own loader accepts."""
@@ -206,5 +200,5 @@ class TunedProfile(Configured):
 class TunedFile(FrozenModel):
     """The content of dltune.json: a profile for each machine class and workload."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     profiles: tuple[TunedProfile, ...] = ()
