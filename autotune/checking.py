@@ -42,9 +42,7 @@ class Remeasurement(FrozenModel):
     predicted: BoundedRate  # samples per second in the profile
     speedup: BoundedRate | None = None  # over the baseline in alternating runs; None if the baseline was not measured
     speedup_ci95: Interval | None = None
-    ratio_to_prediction: (
-        BoundedRate  # of the speedup, if the baseline of the profile was measured; else of the throughput
-    )
+    ratio_to_prediction: BoundedRate  # of the speedup if the baseline was measured; else of the throughput
     ratio_to_prediction_ci95: Interval | None  # None if nothing was measured
     machine_change: BoundedRate | None = None  # throughput of the baseline over its throughput in the profile
     noise: tuple[str, ...] = ()  # disturbances of the measurement

@@ -9,7 +9,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 SharingStrategy = Literal["file_descriptor", "file_system"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
-Bytes = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 # Bounds of numbers from files and other processes: above every machine, so low that sums and products fit in a float.
@@ -39,10 +38,8 @@ def _shorten(text: str) -> str:
 
 
 Bounded = Annotated[float, Field(ge=-MAX_RATE, le=MAX_RATE)]
-Interval = Annotated[tuple[Bounded, Bounded], AfterValidator(_refuse_reversed_bounds)]
-"""A 95% confidence interval: lower and upper bound, in the unit of the value."""
-LongText = Annotated[str, AfterValidator(_shorten)]
-"""Text for people, shortened in the middle if it is too long to read."""
+Interval = Annotated[tuple[Bounded, Bounded], AfterValidator(_refuse_reversed_bounds)]  # a 95% confidence interval
+LongText = Annotated[str, AfterValidator(_shorten)]  # for people, shortened in the middle if it is too long to read
 
 
 class FrozenModel(BaseModel):
@@ -79,14 +76,11 @@ class DataLoaderSettings(FrozenModel):
 
 
 class ProcessSettings(FrozenModel):
-    """Settings of the training process that are not arguments of the DataLoader, and the workers' start method.
-
-    With `non_blocking`, training code must copy with `batch.to(device, non_blocking=True)`.
-    """
+    """Settings of the training process that are not arguments of the DataLoader, and the workers' start method."""
 
     sharing_strategy: SharingStrategy = "file_descriptor"
     multiprocessing_context: StartMethod | None = None
-    non_blocking: bool = False
+    non_blocking: bool = False  # training code must copy with batch.to(device, non_blocking=True)
     device_prefetch: bool = False
     worker_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
 

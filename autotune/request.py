@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 SamplerName = Literal["model", "gp", "tpe", "random"]
 SEED_COUNT: Final = 2**32  # numpy's generators take no larger seed
 _NAME: Final = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
-_OF_A_MODULE: Final = re.compile(rf"({_NAME}):({_NAME})")
-_OF_A_SCRIPT: Final = re.compile(rf"([^:\n\0]*[^:/\n\0]\.py):({_NAME})")
+_IMPORT_STRING: Final = re.compile(rf"({_NAME}|[^:\n\0]*[^:/\n\0]\.py):({_NAME})")
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 
 
@@ -40,7 +39,6 @@ def _check_json(value: Any) -> Any:
 
 
 Text = Annotated[str, AfterValidator(_check_json)]
-JsonObject = Annotated[dict[str, Any], AfterValidator(_check_json)]
 
 
 class ValueRange(FrozenModel):
@@ -85,7 +83,7 @@ class WorkloadRequest(FrozenModel):
 
     dataset: Annotated[Text, Field(min_length=1)]  # import string of the factory: `pkg.mod:attr` or `train.py:attr`
     is_loader: bool = False  # whether the factory takes DataLoader settings and returns a loader (`--loader`)
-    dataset_args: JsonObject = Field(default_factory=dict)  # keyword arguments of the factory
+    dataset_args: Annotated[dict[str, Any], AfterValidator(_check_json)] = Field(default_factory=dict)  # of the factory
     split: Text | None = None  # name of one of several loaders or datasets that the factory returns
     collate: Text | None = None  # import string of a `collate_fn`; None keeps the workload's own
     step: Text | None = None  # import string of a factory that returns `step(batch)`; None is a built-in step
@@ -109,8 +107,7 @@ class WorkloadRequest(FrozenModel):
 
     def describe_step(self) -> str:
         """Return the name of the step in reports."""
-        simulated = "built-in" if self.step_seconds is None else f"simulated {format_seconds(self.step_seconds)}"
-        return self.step or simulated
+        return self.step or (f"simulated {format_seconds(self.step_seconds)}" if self.step_seconds else "built-in")
 
     def check_import_strings(self) -> None:
         """Raise UsageError if an import string is malformed."""
@@ -190,17 +187,14 @@ class ImportString(NamedTuple):
 
 def split_import_string(text: str) -> ImportString | None:
     """Split an import string; None if the text is not one."""
-    if found := _OF_A_SCRIPT.fullmatch(text):  # before a module named `train.py`
-        return ImportString(found[1], found[2], is_script=True)
-    if found := _OF_A_MODULE.fullmatch(text):
-        return ImportString(found[1], found[2], is_script=False)
-    return None
+    found = _IMPORT_STRING.fullmatch(text)
+    return None if found is None else ImportString(found[1], found[2], is_script=found[1].endswith(".py"))
 
 
-def check_import_string(option: str, text: str) -> str:
-    """Return an option's import string; raise UsageError if it is malformed."""
+def check_import_string(option: str, text: str) -> None:
+    """Raise UsageError if an option's import string is malformed."""
     if split_import_string(text) is not None:
-        return text
+        return
     hint = ""
     if text.endswith(".py"):
         hint = f" Name a function in the file, as in {text}:make_loader."

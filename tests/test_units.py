@@ -12,7 +12,6 @@ from autotune.units import (
     BYTE_UNITS,
     SECOND_UNITS,
     format_bytes,
-    format_percent,
     format_rate,
     format_seconds,
     parse_budget,
@@ -91,7 +90,7 @@ def test_bytes_are_written_in_the_unit_that_suits_them(count: int, text: str) ->
     assert format_bytes(count) == text
 
 
-@given(st.floats(60, 1e6))
+@given(st.floats(60, 172_000))
 def test_long_durations_are_written_with_rests_below_sixty(seconds: float) -> None:
     text = format_seconds(seconds)
     separator, large, small = ("h", 3600, 60) if "h" in text else ("m", 60, 1)
@@ -124,7 +123,3 @@ def test_a_share_outside_of_0_to_100_percent_is_rejected(text: str) -> None:
 @pytest.mark.parametrize(("rate", "text"), [(0.5, "0.50/s"), (12.34, "12.3/s"), (99.0, "99.0/s"), (1811.4, "1,811/s")])
 def test_rates_keep_three_digits_and_group_thousands(rate: float, text: str) -> None:
     assert format_rate(rate) == text
-
-
-def test_fractions_are_written_as_whole_percentages() -> None:
-    assert format_percent(0.714) == "71%"

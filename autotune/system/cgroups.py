@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from autotune.system.processes import CGROUP, PROC, read_int, read_numbers, read_text
+from autotune.system.processes import CGROUP, PROC, read_numbers, read_text
 
 UNLIMITED_V1: Final = 1 << 60  # version 1 writes "no limit" as 9223372036854771712
 MEMORY_FILES: Final = (
@@ -110,14 +110,14 @@ def list_memory_limits(proc: Path = PROC, cgroup: Path = CGROUP) -> list[tuple[i
         (limit, folder / usage_name, cache_key)
         for folder in walk_ancestors(proc, cgroup, "", "memory")
         for limit_name, usage_name, cache_key in MEMORY_FILES
-        if (limit := read_int(folder / limit_name)) is not None and limit < UNLIMITED_V1
+        if (text := read_text(folder / limit_name).strip()).isdecimal() and (limit := int(text)) < UNLIMITED_V1
     ]
 
 
 def read_available(limit_bytes: int, usage: Path, cache_key: str) -> int:
     """Return the bytes left under a memory limit; reclaimable file cache counts as free."""
     cache = read_numbers(usage.with_name("memory.stat")).get(cache_key, 0)
-    return max(0, limit_bytes - max(0, (read_int(usage) or 0) - cache))
+    return max(0, limit_bytes - max(0, int(read_text(usage) or 0) - cache))
 
 
 def find_own_memory_groups(proc: Path = PROC, cgroup: Path = CGROUP) -> list[Path]:

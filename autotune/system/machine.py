@@ -1,7 +1,4 @@
-"""Hardware and limits of this machine and its container, and the versions that a profile stores.
-
-`os.cpu_count()` and torch's suggestion ignore quotas. GPUs are listed without starting torch or CUDA.
-"""
+"""Hardware and limits of this machine and its container, read without starting torch or CUDA."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup")
 SHM: Final = Path("/dev/shm")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-CLEANERS: Final = ("torch_shm_manager", "multiprocessing.resource_tracker")
 TRIAL_VARIABLE: Final = "DLTUNE_TRIAL"  # in the environment of every process of a trial
 STACK_SIGNAL: Final = signal.SIGRTMIN + 10  # at which a process of a trial dumps its stacks; nobody else uses it
 MIN_EMPTY_SECONDS: Final = 0.5  # a new segment of shared memory has no content for some microseconds
@@ -36,12 +35,12 @@ def read_text(path: Path) -> str:
         return ""
 
 
-def read_int(path: Path) -> int | None:
-    """Read a file that contains one number; None if it contains something else."""
+def list_folder(path: Path) -> list[Path]:
+    """List a folder; empty if it cannot be read."""
     try:
-        return int(read_text(path))
-    except ValueError:
-        return None
+        return list(path.iterdir())
+    except OSError:
+        return []
 
 
 def read_numbers(path: Path) -> dict[str, int]:
@@ -60,26 +59,27 @@ def list_tree(pid: int, proc: Path = PROC) -> list[int]:
     """List a process and its living descendants, the root first."""
     found = [pid]
     for parent in found:
-        for children in proc.glob(f"{parent}/task/*/children"):
-            found += map(int, read_text(children).split())
+        for thread in list_folder(proc / str(parent) / "task"):
+            found += map(int, read_text(thread / "children").split())
     return found
 
 
 def count_threads() -> int:
     """Count the threads of this process, including those of native libraries; 0 if unknown."""
-    return len(list(PROC.glob("self/task/*")))
+    return len(list_folder(PROC / "self" / "task"))
 
 
 def read_thread_seconds(pid: int, proc: Path = PROC) -> dict[int, float]:
     """Return the CPU time of each thread of a process, in seconds, by thread id; empty if unknown."""
-    spent = {int(file.parent.name): read_text(file).split() for file in proc.glob(f"{pid}/task/*/schedstat")}
+    threads = list_folder(proc / str(pid) / "task")
+    spent = {int(thread.name): read_text(thread / "schedstat").split() for thread in threads}
     return {thread: int(nanoseconds[0]) * 1e-9 for thread, nanoseconds in spent.items() if nanoseconds}
 
 
 def is_cleaner(pid: int, proc: Path = PROC) -> bool:
     """Return whether a process removes the names that dead processes leave in /dev/shm."""
     command = read_text(proc / str(pid) / "cmdline")
-    return any(cleaner in command for cleaner in CLEANERS)
+    return any(cleaner in command for cleaner in ("torch_shm_manager", "multiprocessing.resource_tracker"))
 
 
 def read_smaps(pid: int | str, proc: Path = PROC) -> Counter[str]:
@@ -123,10 +123,9 @@ def list_used_segments(pid: int | str = "self", proc: Path = PROC) -> set[str]:
     """Return torch's names in /dev/shm that a process has mapped or opened."""
     lines = (line for line in read_text(proc / str(pid) / "maps").splitlines() if "/torch_" in line)
     paths = [line.split(maxsplit=5)[5] for line in lines]
-    with suppress(OSError):
-        for descriptor in (proc / str(pid) / "fd").iterdir():
-            with suppress(OSError):
-                paths.append(str(descriptor.readlink()))
+    for descriptor in list_folder(proc / str(pid) / "fd"):
+        with suppress(OSError):
+            paths.append(str(descriptor.readlink()))
     return {Path(path.removesuffix(" (deleted)")).name for path in paths if "/torch_" in path}
 
 
@@ -149,30 +148,21 @@ def remove_segments(names: Iterable[str], spared: Collection[str] = (), shm: Pat
 
 
 def measure_segments(pids: Iterable[int], names: Iterable[str], proc: Path = PROC, shm: Path = SHM) -> tuple[int, int]:
-    """Return the bytes of the files in /dev/shm that processes use, and of those that no process has mapped.
-
-    The processes have mapped or opened the files, or `names` are theirs, as of batches on their way.
-    """
-    try:
-        device = shm.stat().st_dev
-    except OSError:
-        return 0, 0
+    """Return the bytes of files in /dev/shm that are mapped, open or named, and of those that are not mapped."""
     mapped: dict[int, int] = {}
     others: dict[int, int] = {}
+    paths = [shm / name for name in names]
     for pid in pids:
+        paths += list_folder(proc / str(pid) / "fd")
         for line in read_text(proc / str(pid) / "maps").splitlines():
             addresses, _, _, _, inode, *rest = line.split(maxsplit=5)
             if rest and rest[0].startswith(f"{shm}/"):
                 first, last = (int(address, 16) for address in addresses.split("-"))
                 mapped[int(inode)] = max(mapped.get(int(inode), 0), last - first)
-    paths = [shm / name for name in names]
-    for pid in pids:
-        with suppress(OSError):
-            paths.extend((proc / str(pid) / "fd").iterdir())
     for path in paths:
         with suppress(OSError):
             status = path.stat()
-            if status.st_dev == device:
+            if status.st_dev == shm.stat().st_dev:
                 others[status.st_ino] = status.st_blocks * 512
     unmapped = sum(size for inode, size in others.items() if inode not in mapped)
     return sum(others.get(inode, size) for inode, size in mapped.items()) + unmapped, unmapped
@@ -180,9 +170,5 @@ def measure_segments(pids: Iterable[int], names: Iterable[str], proc: Path = PRO
 
 def list_names(pids: Collection[int], known: Collection[str] = (), shm: Path = SHM) -> set[str]:
     """Return the names in /dev/shm except known ones and tensors of processes other than these."""
-    try:
-        names = {path.name for path in shm.iterdir()}.difference(known)
-    except OSError:
-        return set()
-    owners = set(map(str, pids))
+    owners, names = set(map(str, pids)), {path.name for path in list_folder(shm)}.difference(known)
     return {name for name in names if not name.startswith("torch_") or name.split("_")[1] in owners}

@@ -20,9 +20,7 @@ THREAD_VARIABLES: Final = (
     *("RAYON_NUM_THREADS", "POLARS_MAX_THREADS", "BLOSC_NTHREADS"),
 )  # most libraries read them on first use
 PLACEMENT_VARIABLES: Final = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "TOKENIZERS_PARALLELISM")
-WORLD_SIZE_VARIABLES: Final = (
-    *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"),
-)  # torchrun, Open MPI, MPICH, srun; sbatch sets Slurm's for torchrun too, so it is last
+RANKS: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 ROOTS: Final = (str(Path(os.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)  # Python's, dltune's
 INSTALLED: Final = {"site-packages", "dist-packages"}
 _ASSIGNMENT: Final = re.compile(r"^(__version__|cuda)\b[^=\n]*= *'([^'\n]+)'$", re.MULTILINE)
@@ -61,7 +59,7 @@ def read_start_method_in_force() -> StartMethod:
 
 def read_local_world_size(environ: Mapping[str, str] = os.environ) -> int:
     """Return the number of training processes on this host, as torchrun, MPI or Slurm sets it; else 1."""
-    texts = (environ.get(name, "") for name in WORLD_SIZE_VARIABLES)
+    texts = (environ.get(name, "") for name in RANKS)  # sbatch sets Slurm's variable for torchrun too, so it is last
     return max(1, next((int(text) for text in texts if text.isdecimal()), 1))
 
 

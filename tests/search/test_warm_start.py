@@ -49,7 +49,7 @@ def profile_of(outcome: SearchOutcome, *, is_complete: bool = True, failed: int 
     return make_profile(
         **{"hardware": plan_on().hardware} | changes,
         dataloader=best.dataloader,
-        process=best.config.process,
+        process=best.process,
         result=make_profile_result(validation_runs=3 if is_complete else 0),
         search=make_search_record(trials=tuple(trials)),
         is_complete=is_complete,
