@@ -238,11 +238,8 @@ def test_the_search_ends_at_the_upper_bound_of_the_step_and_when_nothing_improve
     assert len(set(bench.configs)) == len(bench.configs)
 
 
-def test_a_throughput_above_the_upper_bound_refutes_it_and_ends_nothing() -> None:
-    view = Stops()
-    outcome = run(Bench(lambda config: 4000.0), progress=view)
-    assert "upper bound" not in view.reason
-    assert outcome.profile.result.upper_bound_samples_per_second is None
+def test_a_throughput_above_the_upper_bound_refutes_it() -> None:
+    assert run(Bench(lambda config: 4000.0)).profile.result.upper_bound_samples_per_second is None
 
 
 @pytest.mark.parametrize("own", [make_config(3, 3, 48, pin_memory=True), make_config(11, 5, 48)])
@@ -348,21 +345,6 @@ def make_small_search() -> TuningRequest:
     fixed = {"persistent_workers": True, "in_order": True, "sharing_strategy": "file_descriptor"}
     search = {"batch_size": (32, 64), "num_workers": ValueRange(low=0, high=1)}
     return make_request(search=search, fixed=fixed, sampler="random", trials=100)
-
-
-def test_one_exception_without_workers_costs_no_result() -> None:
-    struck: list[LoaderConfig] = []
-
-    def fails_once(config: LoaderConfig) -> TrialKind | None:
-        if (config.dataloader.num_workers, config.dataloader.batch_size) == (0, 64) and not struck:
-            struck.append(config)
-            return "workload_failed"
-        return None
-
-    outcome = run(Bench(saturating, fails_once), make_small_search())
-    assert struck
-    assert all(record.is_feasible for record in outcome.records)
-    assert any("About 1 of" in warning for warning in outcome.profile.result.warnings)
 
 
 def test_a_step_that_fails_at_one_batch_size_rules_out_that_batch_size_only() -> None:
@@ -490,8 +472,7 @@ def test_an_interrupt_while_the_result_is_saved_does_not_lose_it() -> None:
 
 def rate_on_gpu(config: LoaderConfig) -> float:
     """Pinned copies gain a half, copies ahead a half again."""
-    gain = 1.5 if config.dataloader.pin_memory else 1.0
-    return saturating(config) * gain * (1.5 if config.process.device_prefetch else 1.0)
+    return saturating(config) * 1.5**config.dataloader.pin_memory * 1.5**config.process.device_prefetch
 
 
 def tune_on_gpu(bench: Bench, **options: Any) -> TuningResult:

@@ -249,15 +249,6 @@ JSON = st.recursive(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(text=st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_any_content_is_a_valid_file_or_a_profile_error(tmp_path: Path, text: bytes) -> None:
-    path = tmp_path / "dltune.json"
-    path.write_bytes(text)
-    with contextlib.suppress(ProfileError):
-        assert read_file(path).schema_version == 1
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data(), value=JSON)
 def test_a_changed_field_is_a_valid_file_or_a_profile_error(tmp_path: Path, data: st.DataObject, value: Any) -> None:
     document = json.loads(format_file(TunedFile(profiles=(make_profile(),))))
