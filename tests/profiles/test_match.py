@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import ProfileError
-from autotune.profiles.load import clamp_config, compare, compare_age, measure_distance, select_profile
+from autotune.profiles.load import clamp_config, compare, compare_age, select_profile
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
 from tests.builders import (
     GIB,
@@ -79,15 +79,6 @@ def test_a_profile_can_be_too_old() -> None:
         assert compare_age(NOW - timedelta(days=days), NOW, limit) == []
     old = compare_age(NOW - timedelta(days=40), NOW, 30 * 86400.0)
     assert old == [("age at most 30 days → 40 days", True)]
-
-
-@given(cpus=st.floats(0.1, 512), memory=st.integers(MIB, 2**50), other=st.floats(0.1, 512))
-def test_the_distance_is_zero_on_the_same_class_and_symmetric(cpus: float, memory: int, other: float) -> None:
-    there = make_hardware(usable_cpus=cpus, memory_limit_bytes=memory)
-    here = there.model_copy(update={"usable_cpus": other})
-    assert measure_distance(there, there) == (False, 0.0)
-    assert measure_distance(there, here) == pytest.approx(measure_distance(here, there))
-    assert measure_distance(there, there.model_copy(update=GPU))[0]
 
 
 # Selecting

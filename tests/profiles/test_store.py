@@ -187,9 +187,6 @@ def test_an_output_path_that_cannot_be_written_is_rejected(tmp_path: Path) -> No
     check_writable(write_profiles(tmp_path, make_profile()))
 
 
-# Merging
-
-
 def test_merging_joins_machines_and_keeps_the_newest_validated_profile_in_use() -> None:
     here, there = make_profile(created_at=OLD), make_profile(hardware=make_hardware(usable_cpus=64.0))
     newer, searched = make_profile(created_at=NEW), make_profile(created_at=NEW, result=SEARCHED)

@@ -11,7 +11,6 @@ from autotune.system.machine import (
     describe_local_hardware,
     read_gpus,
     read_machine,
-    read_shm,
 )
 from tests.builders import make_machine, write_files
 
@@ -31,13 +30,6 @@ def test_without_any_file_there_is_no_quota_and_physical_memory_is_the_limit(tmp
 def test_the_processor_is_named_by_its_first_model_name(tmp_path: Path) -> None:
     cpuinfo = "processor\t: 0\nmodel name\t: Xeon: Gold\nmodel name\t: Other\n"
     assert read_machine(write_files(tmp_path, {"cpuinfo": cpuinfo}), tmp_path, tmp_path).cpu == "Xeon: Gold"
-
-
-def test_shared_memory_is_measured_on_its_own_file_system() -> None:
-    status = os.statvfs("/dev/shm")
-    size, free = read_shm(Path("/dev/shm"))
-    assert size == status.f_frsize * status.f_blocks
-    assert 0 <= free <= size
 
 
 def test_the_smaller_of_affinity_and_quota_is_usable_and_a_part_of_a_cpu_counts_as_one() -> None:
