@@ -32,34 +32,11 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = [
-    "CheckResult",
-    "DltuneError",
-    "Export",
-    "LoaderConfig",
-    "NoFeasibleConfigError",
-    "OutputError",
-    "ProfileError",
-    "ResultNotSavedError",
-    "StudyError",
-    "TrialError",
-    "TunedFile",
-    "TunedLoader",
-    "TunedProfile",
-    "TuningRequest",
-    "TuningResult",
-    "UsageError",
-    "Workload",
-    "WorkloadError",
-    "WorkloadRequest",
-    "__version__",
-    "check",
-    "device_prefetch",
-    "export",
-    "load",
-    "shared",
-    "tune",
-]
+__all__ = ["__version__", "check", "device_prefetch", "export", "load", "shared", "tune"]
+__all__ += ["CheckResult", "Export", "LoaderConfig", "TunedFile", "TunedLoader", "TunedProfile", "TuningResult"]
+__all__ += ["TuningRequest", "Workload", "WorkloadRequest"]
+__all__ += ["DltuneError", "NoFeasibleConfigError", "OutputError", "ProfileError", "ResultNotSavedError", "StudyError"]
+__all__ += ["TrialError", "UsageError", "WorkloadError"]
 
 _MODULES: Final = {
     "checking": ("CheckResult", "check"),

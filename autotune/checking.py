@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from autotune.config import FrozenModel, Interval, Rate
+from autotune.config import BoundedRate, FrozenModel, Interval
 from autotune.errors import UsageError
 from autotune.planning.plan import Plan
 from autotune.planning.space import choose_probe_sizes
@@ -26,8 +26,8 @@ from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import identify
 from autotune.request import TuningRequest
 from autotune.runner.runner import start_runner
-from autotune.system.machine import Hardware, Software, describe_local_hardware, read_machine
-from autotune.system.software import read_start_method, read_torch
+from autotune.system.machine import Software, describe_local_hardware, read_machine
+from autotune.system.software import read_start_method_in_force, read_torch
 from autotune.validation.runs import CandidateRuns, NoiseMonitor, measure_run, validate
 
 MIN_RATIO: Final = 0.9  # to the prediction, or to the baseline: profiles that are certainly below are retuned
@@ -38,13 +38,13 @@ USUAL_HALF_WIDTH: Final = 0.1  # relative half-width of the interval of a throug
 class Remeasurement(FrozenModel):
     """A new measurement of a profile, compared with its prediction."""
 
-    samples_per_second: Rate  # in fresh processes, median of the runs
-    predicted: Rate  # samples per second in the profile
-    speedup: Rate | None = None  # over the baseline in alternating runs; None if the baseline was not measured
+    samples_per_second: BoundedRate  # in fresh processes, median of the runs
+    predicted: BoundedRate  # samples per second in the profile
+    speedup: BoundedRate | None = None  # over the baseline in alternating runs; None if the baseline was not measured
     speedup_ci95: Interval | None = None
-    ratio_to_prediction: Rate  # of the speedup, if the baseline of the profile was measured; else of the throughput
+    ratio_to_prediction: BoundedRate  # of the speedup if the baseline was measured; else of the throughput
     ratio_to_prediction_ci95: Interval | None  # None if nothing was measured
-    machine_change: Rate | None = None  # throughput of the baseline over its throughput in the profile
+    machine_change: BoundedRate | None = None  # throughput of the baseline over its throughput in the profile
     noise: tuple[str, ...] = ()  # disturbances of the measurement
 
     @property
@@ -103,7 +103,7 @@ def check(
     age = compare_age(chosen.created_at, datetime.now(UTC), max_age_seconds)
     if not quick and not with_workload:
         here = describe_local_hardware(machine, chosen.hardware)
-        return _conclude(chosen, [*_compare(chosen, here, read_software(chosen)), *age])
+        return _conclude(chosen, [*compare((chosen.hardware, here), (chosen.software, read_software(chosen))), *age])
     warn_if_others_can_write(file)
     request = rebuild_request(chosen, str(file))
     if quick:
@@ -114,9 +114,9 @@ def check(
             found = runner.identify(choose_probe_sizes(request)[0], plan_budgets(machine, request))
         except OSError as error:
             raise spawn_error(error) from None
-    differences = _compare(chosen, machine.hardware(found.accelerator), found.software)
-    workload = compare(chosen.workload, identify(request.workload, found))
-    return _conclude(chosen, [*differences, *workload, *age])
+    here, workload = machine.hardware(found.accelerator), identify(request.workload, found)
+    pairs = ((chosen.hardware, here), (chosen.software, found.software), (chosen.workload, workload))
+    return _conclude(chosen, [*compare(*pairs), *age])
 
 
 def verify(
@@ -133,8 +133,8 @@ def verify(
     progress, time_budget = progress or ProgressListener(), TimeBudget(request)
     with start_runner(request, progress) as runner:
         plan = prepare_run(request, read_machine(), None, runner, progress, time_budget)
-        found = [*_compare(profile, plan.hardware, plan.workload.software), *differences]
-        found += compare(profile.workload, plan.identity)
+        here = ((profile.hardware, plan.hardware), (profile.software, plan.workload.software))
+        found = [*compare(*here, (profile.workload, plan.identity)), *differences]
         if any(one.requires_retune for one in found):
             return _conclude(profile, found)
         if excess := plan.describe_excess(profile.config):
@@ -186,10 +186,6 @@ def _compare_with_prediction(
     return Remeasurement(**found, ratio_to_prediction=ratio, ratio_to_prediction_ci95=(ratio / factor, ratio * factor))
 
 
-def _compare(profile: TunedProfile, here: Hardware, software: Software) -> list[Difference]:
-    return [*compare(profile.hardware, here), *compare(profile.software, software)]
-
-
 def _conclude(
     profile: TunedProfile,
     differences: Sequence[Difference],
@@ -197,7 +193,7 @@ def _conclude(
     remeasured: Remeasurement | None = None,
 ) -> CheckResult:
     """Return the result of a check: differences that require retuning are reasons, others are information."""
-    retune, info = (tuple(str(one) for one in differences if one.requires_retune is kind) for kind in (True, False))
+    retune, info = (tuple(one.text for one in differences if one.requires_retune is kind) for kind in (True, False))
     reasons = (*retune, *reasons)
     return CheckResult(profile=profile.id, is_valid=not reasons, reasons=reasons, info=info, remeasured=remeasured)
 
@@ -207,4 +203,4 @@ def read_software(profile: TunedProfile) -> Software:
     if (torch := read_torch()) is None:
         raise UsageError("torch is not installed here. Install it first.")
     versions = {"torch": torch.version, "cuda": torch.cuda, "python": platform.python_version()}
-    return profile.software.model_copy(update={**versions, "start_method": read_start_method()})
+    return profile.software.model_copy(update={**versions, "start_method": read_start_method_in_force()})

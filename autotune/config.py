@@ -9,8 +9,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 SharingStrategy = Literal["file_descriptor", "file_system"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
-Bytes = Annotated[int, Field(ge=0)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 # Bounds of numbers from files and other processes: above every machine, so low that sums and products fit in a float.
@@ -20,8 +18,6 @@ MAX_RATE: Final = 1e30
 BoundedRate = Annotated[float, Field(ge=0, le=MAX_RATE)]
 BoundedSeconds = Annotated[float, Field(ge=0, le=1e9)]
 BoundedCpus = Annotated[float, Field(ge=1e-4, le=1e6)]
-BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Prefetch = Annotated[int, Field(ge=1, le=2**16)]
 Workers = Annotated[int, Field(ge=0, le=4096)]
 CONFIDENCE: Final = 0.95  # of every interval: probability that it covers the true value
 MAX_TEXT_LENGTH: Final = 20_000  # characters: a traceback is shorter, a tensor's text is not
@@ -42,10 +38,8 @@ def _shorten(text: str) -> str:
 
 
 Bounded = Annotated[float, Field(ge=-MAX_RATE, le=MAX_RATE)]
-Interval = Annotated[tuple[Bounded, Bounded], AfterValidator(_refuse_reversed_bounds)]
-"""A 95% confidence interval: lower and upper bound, in the unit of the value."""
-LongText = Annotated[str, AfterValidator(_shorten)]
-"""Text for people, shortened in the middle if it is too long to read."""
+Interval = Annotated[tuple[Bounded, Bounded], AfterValidator(_refuse_reversed_bounds)]  # a 95% confidence interval
+LongText = Annotated[str, AfterValidator(_shorten)]  # for people, shortened in the middle if it is too long to read
 
 
 class FrozenModel(BaseModel):
@@ -63,9 +57,9 @@ class FrozenModel(BaseModel):
 class DataLoaderSettings(FrozenModel):
     """Arguments of `torch.utils.data.DataLoader`, in a combination it accepts; `autotune.settings` describes them."""
 
-    batch_size: BatchSize | None  # None leaves batching to the training code
+    batch_size: Annotated[int, Field(ge=1, le=2**31 - 1)] | None  # None leaves batching to the training code
     num_workers: Workers = 0
-    prefetch_factor: Prefetch | None = None
+    prefetch_factor: Annotated[int, Field(ge=1, le=2**16)] | None = None
     pin_memory: bool = False
     persistent_workers: bool = False
     in_order: bool = True
@@ -74,22 +68,19 @@ class DataLoaderSettings(FrozenModel):
     def _check_combination(self) -> Self:
         if self.num_workers and self.prefetch_factor is None:
             raise ValueError("prefetch_factor is required with num_workers > 0")
-        given = (self.prefetch_factor is not None, self.persistent_workers, not self.in_order)
-        for name, is_given in zip(("prefetch_factor", "persistent_workers", "in_order=False"), given, strict=True):
+        given = {"prefetch_factor": self.prefetch_factor is not None, "persistent_workers": self.persistent_workers}
+        for name, is_given in (given | {"in_order=False": not self.in_order}).items():
             if is_given and not self.num_workers:
                 raise ValueError(f"{name} needs num_workers > 0")
         return self
 
 
 class ProcessSettings(FrozenModel):
-    """Settings of the training process that are not arguments of the DataLoader, and the workers' start method.
-
-    With `non_blocking`, training code must copy with `batch.to(device, non_blocking=True)`.
-    """
+    """Settings of the training process that are not arguments of the DataLoader, and the workers' start method."""
 
     sharing_strategy: SharingStrategy = "file_descriptor"
     multiprocessing_context: StartMethod | None = None
-    non_blocking: bool = False
+    non_blocking: bool = False  # training code must copy with batch.to(device, non_blocking=True)
     device_prefetch: bool = False
     worker_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
 
@@ -122,8 +113,3 @@ class Configured(FrozenModel):
     def dataloader(self) -> DataLoaderSettings:
         """Arguments of the DataLoader."""
         return self.config.dataloader
-
-    @property
-    def process(self) -> ProcessSettings:
-        """Settings of the training process and its workers."""
-        return self.config.process

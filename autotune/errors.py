@@ -7,12 +7,9 @@ from __future__ import annotations
 
 
 class DltuneError(Exception):
-    """Base class of dltune's exceptions.
+    """Base class of dltune's exceptions; `details` is a traceback or the end of the captured output."""
 
-    `exit_code` is that of the `dltune` process, and `details` a traceback or the end of the captured output.
-    """
-
-    exit_code = 1
+    exit_code = 1  # of the `dltune` process
 
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -20,9 +19,6 @@ from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, explain_invalid
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
-
-NOT_COMPARED: Final = {"timeout_seconds"}  # fields of a request that do not change its result
-VALIDATION_RUNS: Final = 6  # two runs of the baseline and two candidates: the time that the search leaves for them
 
 
 def plan_only(request: TuningRequest, *, progress: ProgressListener | None = None) -> Plan:
@@ -44,24 +40,23 @@ def check_request(request: TuningRequest) -> None:
 
 def find_stored(request: TuningRequest, machine: MachineProfile, *, validated: bool) -> TunedProfile | None:
     """Find the profile of an earlier run of the same request on this class of machine, complete or interrupted."""
-    ignored: dict[str, Any] = dict.fromkeys(NOT_COMPARED)
-    asked = request.record() | ignored
+    ignored = {"timeout_seconds": None}  # it does not change the result
     for profile in read_profiles(Path(request.output)):
         is_here = profile.machine_class == describe_local_hardware(machine, profile.hardware).machine_class
-        if is_here and profile.request | ignored == asked and profile.is_validated is validated:
+        if is_here and profile.request | ignored == request.record() | ignored and profile.is_validated is validated:
             return profile
     return None
 
 
 def rebuild_request(profile: TunedProfile, output: str, trials: int | None = None) -> TuningRequest:
     """Return the request that a profile was tuned with, for another run in the current folder."""
-    changes = {"output": output} if trials is None else {"output": output, "trials": trials}
+    changes = {"output": output} | ({} if trials is None else {"trials": trials})
     try:
-        return TuningRequest.model_validate(profile.request | changes).forget_folder()
+        return TuningRequest.model_validate(profile.request | changes)
     except ValidationError as error:
         path, reason = explain_invalid(error)
-        what = f"{'.'.join(path)}: {reason}"
-        raise ProfileError(f"Profile {profile.id}: its request is invalid ({what}). Tune again with dltune.") from None
+        problem = f"its request is invalid ({'.'.join(path)}: {reason})"
+        raise ProfileError(f"Profile {profile.id}: {problem}. Tune again with dltune.") from None
 
 
 def prepare_run(
@@ -86,5 +81,5 @@ def prepare_run(
     progress.show_plan(plan)
     if runner.start_seconds is not None:
         time_budget.note_start(runner.start_seconds)
-    time_budget.begin_search(VALIDATION_RUNS)
+    time_budget.begin_search(6)  # runs of the validation, for which it leaves time: two of the baseline and two others
     return plan

@@ -1,16 +1,21 @@
-"""The workload to tune and the tuning request, whether it comes from the command line, from Python or a profile."""
+"""The tuning request, and import strings: child processes import the workload by them, without pickle."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from pathlib import Path, PurePath
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from autotune.config import FrozenModel, StartMethod, Workers
-from autotune.import_strings import check_import_string
+from autotune.errors import UsageError
 from autotune.settings import SETTINGS, Choice, SettingName
 from autotune.units import format_seconds
 
@@ -20,8 +25,8 @@ if TYPE_CHECKING:
 
 SamplerName = Literal["model", "gp", "tpe", "random"]
 SEED_COUNT: Final = 2**32  # numpy's generators take no larger seed
-RUN_FIELDS: Final = frozenset({"output", "storage", "study_name", "fresh"})  # they do not change the result
-
+_NAME: Final = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_IMPORT_STRING: Final = re.compile(rf"({_NAME}|[^:\n\0]*[^:/\n\0]\.py):({_NAME})")
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 
 
@@ -34,7 +39,6 @@ def _check_json(value: Any) -> Any:
 
 
 Text = Annotated[str, AfterValidator(_check_json)]
-JsonObject = Annotated[dict[str, Any], AfterValidator(_check_json)]
 
 
 class ValueRange(FrozenModel):
@@ -75,35 +79,20 @@ Values = ValueRange | Annotated[tuple[Choice, ...], Field(min_length=1, max_leng
 
 
 class WorkloadRequest(FrozenModel):
-    """The workload to tune: a dataset or loader, and a training step.
+    """The workload to tune: a dataset or loader, and a training step."""
 
-    Attributes:
-        dataset: Import string of the factory: `pkg.mod:attr` or `train.py:attr`.
-        is_loader: Whether the factory takes DataLoader settings and returns a loader (`--loader`).
-        dataset_args: Keyword arguments of the factory.
-        split: Name of one of several loaders or datasets that the factory returns.
-        collate: Import string of a `collate_fn`; None keeps the workload's own.
-        step: Import string of a factory that returns `step(batch)`; None for a simulated or built-in step.
-        step_seconds: Length of a simulated training step per batch, in seconds; None for a real step.
-        device: `auto`, `cpu`, or a torch device such as `cuda:0`.
-        main: Training script that workers import if they are not forked.
-        start_method: Start method of the workers; None is the workload's own or Python's default.
-        nproc_per_node: Training processes on this host, each with its own loader.
-        working_dir: Folder from which import strings are resolved.
-    """
-
-    dataset: Annotated[Text, Field(min_length=1)]
-    is_loader: bool = False
-    dataset_args: JsonObject = Field(default_factory=dict)
-    split: Text | None = None
-    collate: Text | None = None
-    step: Text | None = None
-    step_seconds: Positive | None = None
-    device: Text = "auto"
-    main: Text | None = None
-    start_method: StartMethod | None = None
-    nproc_per_node: Annotated[int, Field(ge=1, le=64)] = 1
-    working_dir: Text = "."
+    dataset: Annotated[Text, Field(min_length=1)]  # import string of the factory: `pkg.mod:attr` or `train.py:attr`
+    is_loader: bool = False  # whether the factory takes DataLoader settings and returns a loader (`--loader`)
+    dataset_args: Annotated[dict[str, Any], AfterValidator(_check_json)] = Field(default_factory=dict)  # of the factory
+    split: Text | None = None  # name of one of several loaders or datasets that the factory returns
+    collate: Text | None = None  # import string of a `collate_fn`; None keeps the workload's own
+    step: Text | None = None  # import string of a factory that returns `step(batch)`; None is a built-in step
+    step_seconds: Positive | None = None  # length of a simulated training step per batch; None is a real step
+    device: Text = "auto"  # `auto`, `cpu`, or a torch device such as `cuda:0`
+    main: Text | None = None  # training script that workers import if they are not forked
+    start_method: StartMethod | None = None  # of the workers; None is the workload's own or Python's default
+    nproc_per_node: Annotated[int, Field(ge=1, le=64)] = 1  # training processes on this host, each with its own loader
+    working_dir: Text = "."  # folder from which import strings are resolved
 
     @model_validator(mode="after")
     def _check_step(self) -> Self:
@@ -118,8 +107,7 @@ class WorkloadRequest(FrozenModel):
 
     def describe_step(self) -> str:
         """Return the name of the step in reports."""
-        simulated = "built-in" if self.step_seconds is None else f"simulated {format_seconds(self.step_seconds)}"
-        return self.step or simulated
+        return self.step or (f"simulated {format_seconds(self.step_seconds)}" if self.step_seconds else "built-in")
 
     def check_import_strings(self) -> None:
         """Raise UsageError if an import string is malformed."""
@@ -130,49 +118,27 @@ class WorkloadRequest(FrozenModel):
 
 
 class TuningRequest(FrozenModel):
-    """Everything that determines one tuning run.
-
-    Attributes:
-        workload: The workload to tune.
-        fixed: Settings with a fixed value (`--set`).
-        search: Settings with a restricted search range or list of values (`--search`).
-        trials: Maximum number of trials.
-        timeout_seconds: Time limit for the whole run, in seconds; None for no limit.
-        trial_seconds: Seconds per validation trial; search trials use a part of it.
-        stall_seconds: Seconds without progress after which a trial is stopped.
-        epochs: Length of the training run to predict throughput for, in epochs.
-        seed: Seed of the sampler.
-        sampler: `model` is the cost model corrected by the trials; the others are Optuna's samplers.
-        max_memory: Host memory limit, as a size or a percentage of the available memory.
-        max_shm: /dev/shm limit, as a size or a percentage of the free space.
-        max_gpu_memory: GPU memory limit, as a size or a percentage of the whole.
-        max_workers: Maximum of num_workers; None derives it from the workload.
-        output: Path of the tuned file.
-        profile: Label of the profile in the file; None identifies it by machine and workload.
-        storage: Optuna storage URL, or the path of a journal file; None keeps the study in memory.
-        study_name: Name of the Optuna study; None lets Optuna choose one.
-        fresh: Whether to ignore saved trials and results.
-    """
+    """Everything that determines one tuning run."""
 
     workload: WorkloadRequest
-    fixed: dict[SettingName, Choice] = Field(default_factory=dict)
-    search: dict[SettingName, Values] = Field(default_factory=dict)
-    trials: Annotated[int, Field(ge=1)] = 40
-    timeout_seconds: Positive | None = None
-    trial_seconds: Positive = 2.0
-    stall_seconds: Positive = 60.0
-    epochs: Annotated[int, Field(ge=1, le=10**9)] = 10
-    seed: Annotated[int, Field(ge=0, lt=SEED_COUNT)] = 0
-    sampler: SamplerName = "model"
-    max_memory: str = "80%"
-    max_shm: str = "80%"
-    max_gpu_memory: str = "90%"
-    max_workers: Workers | None = None
-    output: str = "dltune.json"
-    profile: Text | None = None
-    storage: Text | None = None
-    study_name: Text | None = None
-    fresh: bool = False
+    fixed: dict[SettingName, Choice] = Field(default_factory=dict)  # settings with a fixed value (`--set`)
+    search: dict[SettingName, Values] = Field(default_factory=dict)  # those with a range or a list (`--search`)
+    trials: Annotated[int, Field(ge=1)] = 40  # at most
+    timeout_seconds: Positive | None = None  # time limit for the whole run
+    trial_seconds: Positive = 2.0  # per validation trial; search trials use a part of it
+    stall_seconds: Positive = 60.0  # without progress, after which a trial is stopped
+    epochs: Annotated[int, Field(ge=1, le=10**9)] = 10  # length of the training run to predict throughput for
+    seed: Annotated[int, Field(ge=0, lt=SEED_COUNT)] = 0  # of the sampler
+    sampler: SamplerName = "model"  # the cost model corrected by the trials, or one of Optuna's samplers
+    max_memory: str = "80%"  # of the available host memory, or a size
+    max_shm: str = "80%"  # of the free space in /dev/shm, or a size
+    max_gpu_memory: str = "90%"  # of the GPU's whole memory, or a size
+    max_workers: Workers | None = None  # None derives it from the workload
+    output: str = "dltune.json"  # path of the tuned file
+    profile: Text | None = None  # label of the profile; None identifies it by machine class and workload
+    storage: Text | None = None  # Optuna storage URL, or the path of a journal file; None keeps the study in memory
+    study_name: Text | None = None  # of the Optuna study; None lets Optuna choose one
+    fresh: bool = False  # whether to ignore saved trials and results
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
@@ -193,16 +159,87 @@ class TuningRequest(FrozenModel):
 
     def record(self) -> dict[str, Any]:
         """Return the fields that a profile stores; a storage URL, which may contain a password, is omitted."""
-        return self.forget_folder().model_dump(mode="json", exclude=set(RUN_FIELDS))
-
-    def forget_folder(self) -> Self:
-        """Return the same request for the current folder if its folder is an absolute path of this machine."""
-        if not self.workload.working_dir.startswith("/"):
-            return self
-        return self.model_copy(update={"workload": self.workload.model_copy(update={"working_dir": "."})})
+        ignored = {"output", "storage", "study_name", "fresh"}  # they do not change the result
+        found = self.model_dump(mode="json", exclude=ignored)
+        if self.workload.working_dir.startswith("/"):
+            found["workload"]["working_dir"] = "."  # an absolute path is one of this machine
+        return found
 
 
 def explain_invalid(error: ValidationError) -> tuple[list[str], str]:
     """Return the path of the first invalid field, and the reason without the full stop."""
     problem = error.errors(include_url=False)[0]
     return [str(part) for part in problem["loc"]], problem["msg"].removeprefix("Value error, ")
+
+
+class ImportString(NamedTuple):
+    """The parts of an import string."""
+
+    place: str  # the module's dotted name, or the path of a script
+    attribute: str  # may be dotted
+    is_script: bool
+
+    @property
+    def module(self) -> str:
+        """The name that it is imported by; a script's is that of its file."""
+        return PurePath(self.place).stem if self.is_script else self.place
+
+
+def split_import_string(text: str) -> ImportString | None:
+    """Split an import string; None if the text is not one."""
+    found = _IMPORT_STRING.fullmatch(text)
+    return None if found is None else ImportString(found[1], found[2], is_script=found[1].endswith(".py"))
+
+
+def check_import_string(option: str, text: str) -> None:
+    """Raise UsageError if an option's import string is malformed."""
+    if split_import_string(text) is not None:
+        return
+    hint = ""
+    if text.endswith(".py"):
+        hint = f" Name a function in the file, as in {text}:make_loader."
+    elif ":" not in text:
+        hint = f" Is the attribute missing, as in {text}:make_dataset?"
+    elif "/" in text:
+        hint = " A module's name has dots: data/images is data.images; or pass the file: data/images.py."
+    raise UsageError(f"{option} {text}: not of the form package.module:attribute or file.py:attribute.{hint}")
+
+
+def find_import_string(value: object) -> str:
+    """Return the import string of an object; raise UsageError if it is no module-level name of a file."""
+    qualified = getattr(value, "__qualname__", None) if callable(value) else None
+    if isinstance(qualified, str) and "<" in qualified:
+        raise UsageError(
+            f"{qualified} is a lambda, or defined inside a function, so a trial cannot import it. Define it at module "
+            "level with def, and pass that."
+        )
+    home = sys.modules.get(getattr(value, "__module__", None) or "")
+    if qualified is not None and home is not None:  # a function or class
+        found = [(home, qualified)]
+    else:
+        modules = [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
+        held = ((module, name) for module in modules for name, one in list(vars(module).items()) if one is value)
+        found = sorted((one for one in held if one[1] != "_"), key=lambda one: one[0].__name__ == "__main__")
+    if not found:
+        raise UsageError(
+            f"This {type(value).__name__} is not a module-level name, so a trial cannot import it. Define a function "
+            "at module level, def make_loader(): ..., and pass that: tune(make_loader)."
+        )
+    module, name = found[0]
+    file, main = (getattr(one, "__file__", None) for one in (module, sys.modules["__main__"]))
+    if module.__name__ != "__main__":
+        if file is not None and main is not None and "." not in module.__name__:
+            folder = Path(file).resolve().parent
+            if folder == Path(main).resolve().parent and folder != Path.cwd().resolve():
+                return f"{os.path.relpath(file)}:{name}"  # only the folder of the script makes the module importable
+        return f"{module.__name__}:{name}"
+    if file is None or not Path(file).is_file():
+        raise UsageError(
+            f"{name} exists only in this notebook or interpreter, and trials import it by name. Write the code that "
+            "makes it to a file (in a notebook, by a cell that begins with %%writefile loaders.py), and import it from "
+            "there: from loaders import train_loader"
+        )
+    spec = getattr(module, "__spec__", None)
+    if spec is not None and spec.name:  # python -m
+        return f"{spec.name.removesuffix('.__main__')}:{name}"
+    return f"{os.path.relpath(file)}:{name}"

@@ -8,7 +8,7 @@ and the documentation derive from the entry.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import TypeAdapter
@@ -44,7 +44,6 @@ class Setting:
     label: str = ""  # short form, as in `w=11 pf=4`; for a switch, the word shown when it is not at its default
     instruction: str | None = None  # change of the training code, in addition to the DataLoader's arguments
     setup: str | None = None  # the line of code for that, when the value is not the default
-    export_names: Mapping[str, str] = field(default_factory=dict)  # in targets that name it otherwise
 
     @property
     def section(self) -> Literal["dataloader", "process"]:
@@ -77,7 +76,6 @@ _TABLE: Final = (  # in the usual order of manual tuning
         is_range=True,
         changes_training=True,
         label="bs",
-        export_names={"hf": "per_device_train_batch_size", "timm": "--batch-size"},
     ),
     Setting(
         "num_workers",
@@ -87,7 +85,6 @@ _TABLE: Final = (  # in the usual order of manual tuning
         description="Worker processes; 0 loads in the main process.",
         is_range=True,
         label="w",
-        export_names={"timm": "--workers"},
     ),
     Setting(
         "prefetch_factor",
@@ -104,7 +101,6 @@ _TABLE: Final = (  # in the usual order of manual tuning
         recommended=True,
         description="Copies batches into page-locked memory, from which a GPU copies faster.",
         label="pin",
-        export_names={"timm": "--pin-mem"},
     ),
     Setting(
         "persistent_workers",
@@ -156,7 +152,6 @@ _TABLE: Final = (  # in the usual order of manual tuning
 SETTINGS: Final[Mapping[str, Setting]] = {setting.name: setting for setting in _TABLE}
 RANGES: Final = tuple(setting for setting in _TABLE if setting.is_range)
 SWITCHES: Final = tuple(setting for setting in _TABLE if not setting.is_range)
-WORKER_SETTINGS: Final = tuple(one for one in _TABLE if one.section == "process" and one.needs == "num_workers")
 
 
 def setting_values(config: LoaderConfig) -> dict[str, Any]:
@@ -174,12 +169,6 @@ def config_from_values(values: Mapping[str, Any], start_method: StartMethod | No
         dataloader=DataLoaderSettings(**parts["dataloader"]),
         process=ProcessSettings(multiprocessing_context=start_method, **parts["process"]),
     )
-
-
-def process_settings(config: LoaderConfig) -> dict[str, Any]:
-    """Return the settings that take effect outside the DataLoader's arguments, without switches that are off."""
-    active = (setting for setting in _TABLE if setting.section == "process" and setting.is_active(config))
-    return {setting.name: setting.read(config) for setting in active if setting.read(config) is not False}
 
 
 def differing_settings(config: LoaderConfig, other: LoaderConfig) -> tuple[str, ...]:

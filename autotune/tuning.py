@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from autotune.config import LoaderConfig
-from autotune.errors import (
-    OutputError,
-    ProfileError,
-    ResultNotSavedError,
-    StudyError,
-    TrialError,
-    UsageError,
-    WorkloadError,
-)
-from autotune.import_strings import find_import_string
+from autotune.errors import DltuneError, OutputError, ProfileError, ResultNotSavedError, UsageError
 from autotune.planning.plan import Plan
 from autotune.preparation import check_request, find_stored, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
@@ -31,7 +21,7 @@ from autotune.protocol.interruption import raise_on_lost_device
 from autotune.protocol.messages import RunTrial
 from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import WorkloadProfile
-from autotune.request import TuningRequest, WorkloadRequest, explain_invalid
+from autotune.request import TuningRequest, WorkloadRequest, explain_invalid, find_import_string
 from autotune.runner.launcher import Launcher
 from autotune.runner.runner import TrialRunner, start_runner
 from autotune.search.loop import SearchOutcome, search
@@ -109,15 +99,10 @@ def tune(
         validation = Validation(CandidateRuns(plan.baseline))
         if found.interrupted_by is None and time_budget.allows_runs(1):
             monitor = NoiseMonitor(plan.machine.usable_cpus, stop_children=runner.close) if run_trial is None else None
-            choose = partial(_select_candidates, plan, found)
+            model, gains = found.model, found.model.surrogate.predict_speedups
+            choose = partial(select_candidates, found.records, plan.defaults, model.is_allowed, model.expected(), gains)
             validation = validate(plan, choose, measure, progress, monitor, time_budget.allows_runs)
         return _save(plan, found, validation, time_budget, runner)
-
-
-def _select_candidates(plan: Plan, found: SearchOutcome) -> list[LoaderConfig]:
-    model = found.model
-    speedups = model.surrogate.predict_speedups
-    return select_candidates(found.records, plan.defaults, model.is_allowed, model.expected(), speedups)
 
 
 def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest:
@@ -150,7 +135,7 @@ def _save(
         save_profile(output, profile)
     except (OutputError, ProfileError) as error:
         raise ResultNotSavedError(str(error), format_file(TunedFile(profiles=(profile,)))) from None
-    if isinstance(interrupted_by, TrialError | WorkloadError | StudyError):
+    if isinstance(interrupted_by, DltuneError):
         message = f"{interrupted_by} The best result so far was saved to {output}."
         raise type(interrupted_by)(message, interrupted_by.details)
     return TuningResult(profile, plan, found.records, interrupted=interrupted_by is not None)

@@ -59,20 +59,17 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a duration in a suitable unit, as in `7.9 ms`, `3.2 s` or `3m12`."""
+    """Write a duration in a suitable unit, as in `7.9 ms`, `3.2 s`, `3m12` or `40 days`."""
     if seconds < 1:
         return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02d}" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}"
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}"
+    return f"{minutes // 60}h{minutes % 60:02d}" if minutes < 48 * 60 else f"{minutes / 24 / 60:.0f} days"
 
 
 def format_rate(per_second: float) -> str:
     """Write samples per second with at least three significant digits, as in `1,811/s`."""
     return f"{per_second:,.{2 if per_second < 10 else 1 if per_second < 100 else 0}f}/s"
-
-
-def format_percent(fraction: float) -> str:
-    """Write a fraction between 0 and 1 as a whole percentage, as in `71%`."""
-    return f"{fraction:.0%}"

@@ -175,7 +175,7 @@ def measure(library: Library, rounds: int) -> LibraryResult:
 def find_compared(profile: TunedProfile) -> tuple[LoaderConfig, float | None]:
     """Return what whole runs compare with the unchanged loader, and its predicted speedup."""
     result = profile.result
-    rates = {one.config: {run.number: run.samples_per_second for run in one.runs} for one in result.candidates}
+    rates = {one.config: one.runs for one in result.candidates}
     others = {config: runs for config, runs in rates.items() if config != profile.config and runs}
     if result.verdict == "faster" or not others:
         return profile.config, result.speedup if result.verdict == "faster" else None

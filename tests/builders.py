@@ -15,12 +15,10 @@ from autotune.profiles.schema import (
     Contribution,
     ProfileResult,
     RecordedBudgets,
-    ScalingPoint,
     SearchRecord,
     TrialSummary,
     TunedFile,
     TunedProfile,
-    ValidationRun,
     WorkloadIdentity,
 )
 from autotune.protocol.budgets import Budgets
@@ -264,10 +262,7 @@ def make_search_record(**changes: Any) -> SearchRecord:
         "seconds": 35.0,
         "phase_seconds": {"profiling": 5.0, "search": 20.0, "validation": 10.0},
         "stop_reason": "less than 2% gain in the last 4 trials",
-        "scaling": tuple(
-            ScalingPoint(num_workers=workers, samples_per_second=rate)
-            for workers, rate in ((0, 980.0), (2, 1400.0), (4, 1780.0), (8, 1760.0))
-        ),
+        "scaling": {0: 980.0, 2: 1400.0, 4: 1780.0, 8: 1760.0},
         "batch_samples": 64,
     }
     return SearchRecord(**usual | changes)
@@ -284,15 +279,7 @@ def make_candidate_results() -> tuple[CandidateResult, ...]:
         make_config(): (990.0, 1000.0, 1010.0),
         make_config(4, 2, 64, persistent_workers=True): (1790.0, 1800.0, 1815.0),
     }
-    ran = [
-        CandidateResult(
-            config=config,
-            runs=tuple(
-                ValidationRun(number=number, samples_per_second=rate) for number, rate in enumerate(seen, start=1)
-            ),
-        )
-        for config, seen in rates.items()
-    ]
+    ran = [CandidateResult(config=config, runs=dict(enumerate(seen, start=1))) for config, seen in rates.items()]
     return (*ran, CandidateResult(config=make_config(8), failures=("crashed: it died",)))
 
 

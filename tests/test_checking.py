@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +20,6 @@ from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.system.machine import describe_local_hardware, read_machine
-from autotune.system.software import read_start_method, read_torch
 from tests.builders import (
     make_config,
     make_limits,
@@ -30,7 +28,6 @@ from tests.builders import (
     make_profile_result,
     make_request,
     make_result,
-    make_software,
     make_workload,
     write_files,
     write_profiles,
@@ -78,13 +75,11 @@ def remeasure_at(profile: TunedProfile, rate: float, baseline_rate: float = 1000
         pytest.param(PROFILE, 1800.0, 1000.0, "", id="as predicted"),
         pytest.param(PROFILE, 1700.0, 1000.0, "", id="within the noise"),
         pytest.param(PROFILE, 900.0, 500.0, "", id="the machine is half as fast"),
-        pytest.param(PROFILE, 3600.0, 2000.0, "", id="the machine is twice as fast"),
         pytest.param(PROFILE, 1800.0, 2500.0, "", id="one run as predicted is sufficient"),
         pytest.param(PROFILE, 1100.0, 1000.0, "it reaches 61% (", id="the speedup is gone"),
         pytest.param(PROFILE, 1500.0, 2000.0, "it is slower than the baseline: 0.75x (", id="slower"),
         pytest.param(PROFILE, 4000.0, 1000.0, "it reaches 222% (", id="tuned for something else"),
         pytest.param(UNCHANGED, 1000.0, 1000.0, "", id="unchanged settings as predicted"),
-        pytest.param(UNCHANGED, 950.0, 1000.0, "", id="unchanged settings within the noise"),
         pytest.param(UNCHANGED, 500.0, 1000.0, "it reaches 50% (", id="unchanged settings are half as fast"),
     ],
 )
@@ -156,34 +151,17 @@ def check_machine(folder: Path, profile: TunedProfile, **options: Any) -> tuple[
     return found.is_valid, [one.split()[0] for one in found.reasons], [one.split()[0] for one in found.info]
 
 
-def test_a_profile_of_this_machine_is_valid(tmp_path: Path) -> None:
-    assert check_machine(tmp_path, make_here()) == (True, [], [])
-
-
 def test_what_requires_retuning_is_a_reason_and_the_rest_is_information(tmp_path: Path) -> None:
     here = make_here()
+    assert check_machine(tmp_path, here) == (True, [], [])
     profile = here.model_copy(
         update={
             "hardware": here.hardware.model_copy(update={"usable_cpus": 640.0}),
-            "software": here.software.model_copy(update={"torch": "1.0"}),
+            "software": here.software.model_copy(update={"torch": "1.0", "start_method": "spawn"}),
             "created_at": here.created_at - timedelta(days=9000),
         }
     )
-    assert check_machine(tmp_path, profile, max_age_seconds=86400.0) == (False, ["CPUs", "age"], ["torch"])
-
-
-def test_another_start_method_is_a_reason_to_retune(tmp_path: Path) -> None:
-    other = "spawn" if read_start_method() != "spawn" else "fork"
-    software = read_software(make_profile()).model_copy(update={"start_method": other})
-    found = check(write_profiles(tmp_path, make_here(software=software)), with_workload=False)
-    assert found.reasons == (f"start method {other} → {read_start_method()}",)
-
-
-def test_versions_are_those_at_hand_whatever_the_profile_says() -> None:
-    elsewhere = make_software().model_copy(update={"torch": "1.0", "cuda": "9.9", "python": "3.0"})
-    found, torch = read_software(make_profile(software=elsewhere)), read_torch()
-    assert torch is not None
-    assert (found.torch, found.cuda, found.python) == (torch.version, torch.cuda, platform.python_version())
+    assert check_machine(tmp_path, profile, max_age_seconds=86400.0) == (False, ["CPUs", "start", "age"], ["torch"])
 
 
 def test_without_torch_nothing_can_be_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -23,74 +24,49 @@ ROOT = str(Path(__file__).parent.parent)
 QUICK = ("--batch-size", "8", "--trial-time", "0.3s", "--epochs", "2", "--max-workers", "2", "--step-time", "1ms")
 WITHOUT_SHM = "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec"
 pytestmark = pytest.mark.usefixtures("leaves_nothing", "workdir")
-Finished = subprocess.CompletedProcess[str]
 
 
 def make_command(factory: str, *options: str) -> list[str]:
     return [sys.executable, "-m", "autotune", "--dataset", f"tests.misbehaving:{factory}", *options]
 
 
-def start(factory: str, *options: str, folder: Path | None = None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        make_command(factory, *QUICK, *options),
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": ROOT},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(factory: str, *options: str) -> subprocess.Popen[str]:
+    command, environment = make_command(factory, *QUICK, *options), {**os.environ, "PYTHONPATH": ROOT}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def run(factory: str, *options: str, folder: Path | None = None) -> Finished:
-    process = start(factory, *options, folder=folder)
+def run(factory: str, *options: str) -> subprocess.CompletedProcess[str]:
+    process = start(factory, *options)
     stdout, stderr = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def await_trials(process: subprocess.Popen[str], count: int) -> list[str]:
-    """Read stderr until so many trials have been reported, and give their lines."""
+    """Read stderr until so many trials have been reported, and return their lines."""
     assert process.stderr is not None
-    seen: list[str] = []
-    while len(seen) < count:
-        line = process.stderr.readline()
-        assert line, "the run ended before enough trials were seen"
-        if re.match(r" +\d+ ", line):  # a row of the table
-            seen.append(line)
+    rows = (line for line in process.stderr if re.match(r" +\d+ ", line))
+    seen = list(islice(rows, count))
+    assert len(seen) == count, "the run ended before enough trials were seen"
     return seen
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("quiet")
-
-
-@pytest.fixture(scope="module")
-def quiet(folder: Path) -> Finished:
-    return run("make_honest", "--trials", "4", "--quiet", folder=folder)
-
-
-@pytest.fixture(scope="module")
-def chatty(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return run("make_chatty", "--trials", "1", "--json", "--verbose", folder=tmp_path_factory.mktemp("chatty"))
-
-
-def test_a_quiet_run_prints_its_result_and_saves_arguments_that_a_loader_takes(quiet: Finished, folder: Path) -> None:
+def test_a_quiet_run_prints_its_result_and_saves_arguments_that_a_loader_takes(workdir: Path) -> None:
+    quiet = run("make_honest", "--trials", "4", "--quiet")
     assert quiet.returncode == 0, quiet.stderr
     assert quiet.stderr == ""
     assert quiet.stdout.startswith("Result")
     assert "Saved to dltune.json" in quiet.stdout
-    loader = DataLoader(make_honest(), shuffle=True, **load(folder / "dltune.json").loader_kwargs())
+    tuned = load(workdir / "dltune.json")
+    loader = DataLoader(make_honest(), shuffle=True, **tuned.loader_kwargs())
     assert sum(len(batch) for batch in loader) == 64
-    assert {path.name for path in folder.iterdir()} == {"dltune.json"}
+    seconds = tuned.profile.search.phase_seconds
+    assert list(seconds) == ["profiling", "search", "validation"]
+    assert sum(seconds.values()) == pytest.approx(tuned.profile.search.seconds, abs=0.1)
+    assert {path.name for path in workdir.iterdir()} == {"dltune.json"}
 
 
-def test_the_phases_of_a_run_add_up_to_its_duration(quiet: Finished, folder: Path) -> None:
-    record = load(folder / "dltune.json").profile.search
-    assert list(record.phase_seconds) == ["profiling", "search", "validation"]
-    assert sum(record.phase_seconds.values()) == pytest.approx(record.seconds, abs=0.1)
-
-
-def test_json_is_one_document_on_stdout_and_details_are_on_stderr(chatty: Finished) -> None:
+def test_json_is_one_document_on_stdout_and_details_are_on_stderr() -> None:
+    chatty = run("make_chatty", "--trials", "1", "--json", "--verbose")
     assert chatty.returncode == 0, chatty.stderr
     assert json.loads(chatty.stdout)["workload"]["dataset"] == "tests.misbehaving:make_chatty"
     assert "Limits: memory" in chatty.stderr

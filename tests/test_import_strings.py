@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from autotune.errors import UsageError
-from autotune.import_strings import find_import_string
+from autotune.request import find_import_string
 from autotune.tuning import request_from_object
 from tests.builders import make_request, write_files
 
@@ -25,11 +25,8 @@ def make_numbers() -> list[int]:
 NUMBERS = object()
 
 
-def test_a_function_has_the_import_string_of_its_module() -> None:
+def test_a_function_or_object_has_the_import_string_of_its_module_level_name() -> None:
     assert find_import_string(make_numbers) == "tests.test_import_strings:make_numbers"
-
-
-def test_an_object_has_the_import_string_of_a_module_level_name() -> None:
     assert find_import_string(NUMBERS) == "tests.test_import_strings:NUMBERS"
 
 

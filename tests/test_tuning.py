@@ -21,7 +21,6 @@ from autotune.errors import (
     UsageError,
     WorkloadError,
 )
-from autotune.preparation import prepare_run
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file
 from autotune.progress import ProgressListener
@@ -30,7 +29,6 @@ from autotune.protocol.messages import TrialRequest
 from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange, WorkloadRequest
-from autotune.runner.runner import TrialRunner
 from autotune.tuning import TuningResult, tune
 from autotune.validation.runs import MIN_RUNS
 from tests.builders import (
@@ -94,9 +92,8 @@ def run(
     return tune(request or make_request(), run_trial=bench, **usual | parts)
 
 
-def saved(path: str = "dltune.json") -> TunedProfile:
-    """Return the first profile of a tuned file."""
-    return read_file(Path(path)).profiles[0]
+def saved() -> TunedProfile:
+    return read_file(Path("dltune.json")).profiles[0]
 
 
 pytestmark = pytest.mark.usefixtures("workdir")
@@ -152,10 +149,7 @@ def test_a_configuration_over_a_budget_is_skipped_not_tried() -> None:
 
 
 def test_a_configuration_that_fails_is_never_chosen() -> None:
-    def fails(config: LoaderConfig) -> TrialKind | None:
-        return "shm_exhausted" if config.dataloader.num_workers > 4 else None
-
-    outcome = run(Bench(saturating, fails))
+    outcome = run(Bench(saturating, lambda config: "shm_exhausted" if config.dataloader.num_workers > 4 else None))
     assert outcome.profile.dataloader.num_workers == 4
     assert count_trials(outcome.profile, "failed") > 0
 
@@ -196,18 +190,14 @@ def interrupted_after(count: int) -> Bench:
     return after(count, lambda: signal.raise_signal(signal.SIGINT))
 
 
-def test_an_interrupted_search_saves_the_best_so_far() -> None:
-    bench = interrupted_after(6)
-    outcome = run(bench)
-    assert outcome.interrupted
-    assert outcome.profile.result.validation_runs == 0
-    assert outcome.profile.result.samples_per_second == pytest.approx(max(map(saturating, bench.configs)), rel=0.01)
-
-
-def test_an_interrupt_before_the_first_result_has_nothing_to_save(workdir: Path) -> None:
+def test_an_interrupted_search_saves_the_best_so_far_if_there_is_a_result(workdir: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(interrupted_after(0))
     assert not (workdir / "dltune.json").exists()
+    bench = interrupted_after(6)
+    outcome = run(bench)
+    assert (outcome.interrupted, outcome.profile.result.validation_runs) == (True, 0)
+    assert outcome.profile.result.samples_per_second == pytest.approx(max(map(saturating, bench.configs)), rel=0.01)
 
 
 class Stops(ProgressListener):
@@ -232,17 +222,8 @@ def test_an_interrupted_run_is_continued_with_its_trials_by_the_same_request() -
     assert not set(interrupted.configs) & set(continued.configs)
 
 
-def test_an_interrupted_run_never_replaces_a_validated_profile() -> None:
-    validated = run(Bench(saturating)).profile
-    run(interrupted_after(3), make_request(fresh=True))
-    assert saved() == validated
-    assert [profile.is_complete for profile in read_file(Path("dltune.json")).profiles] == [True, False]
-
-
 @pytest.mark.parametrize("options", [{"fresh": True}, {"epochs": 3}], ids=["fresh", "another request"])
-def test_trials_of_an_interrupted_run_are_ignored_by_a_fresh_run_and_by_another_request(
-    options: dict[str, Any],
-) -> None:
+def test_a_fresh_run_and_another_request_ignore_the_trials_of_an_interrupted_run(options: dict[str, Any]) -> None:
     view = Stops()
     run(interrupted_after(6))
     run(Bench(saturating), make_request(**options), progress=view)
@@ -257,40 +238,18 @@ def test_the_search_ends_at_the_upper_bound_of_the_step_and_when_nothing_improve
     assert len(set(bench.configs)) == len(bench.configs)
 
 
-def test_a_throughput_above_the_upper_bound_refutes_it_and_ends_nothing() -> None:
-    view = Stops()
-    outcome = run(Bench(lambda config: 4000.0), progress=view)
-    assert "upper bound" not in view.reason
-    assert outcome.profile.result.upper_bound_samples_per_second is None
+def test_a_throughput_above_the_upper_bound_refutes_it() -> None:
+    assert run(Bench(lambda config: 4000.0)).profile.result.upper_bound_samples_per_second is None
 
 
-@pytest.mark.parametrize(
-    ("own", "options"),
-    [
-        (make_config(3, 3, 48, pin_memory=True), {}),
-        (make_config(11, 5, 48), {}),
-        (make_config(3, 3, 48), {"search": {"batch_size": (32, 64)}}),
-    ],
-)
-def test_the_search_ends_as_early_with_the_users_own_loader_as_without(
-    own: LoaderConfig, options: dict[str, Any]
-) -> None:
-    view = Stops()
-    request = TuningRequest(workload=WorkloadRequest(dataset="pkg:make"), **options)
+@pytest.mark.parametrize("own", [make_config(3, 3, 48, pin_memory=True), make_config(11, 5, 48)])
+def test_the_search_ends_as_early_with_the_users_own_loader_as_without(own: LoaderConfig) -> None:
+    request = TuningRequest(workload=WorkloadRequest(dataset="pkg:make"))
     workload = waiting_workload().model_copy(update={"baseline": own})
-    outcome = run(Bench(saturating), request, workload=workload, progress=view)
-    assert "all 40 trials" not in view.reason
+    outcome = run(Bench(saturating), request, workload=workload)
     assert len(outcome.profile.search.trials) < 25
     assert outcome.profile.result.baseline is not None
     assert outcome.profile.result.baseline.dataloader == own.dataloader
-
-
-def test_a_warm_search_ends_early_with_the_users_own_loader() -> None:
-    workload = waiting_workload().model_copy(update={"baseline": make_config(3, 3, 48, pin_memory=True)})
-    request = TuningRequest(workload=WorkloadRequest(dataset="pkg:make"))
-    earlier = run(Bench(saturating), request, workload=workload).profile
-    again = run(Bench(saturating), request.model_copy(update={"trials": 13}), workload=workload, earlier=earlier)
-    assert len(again.profile.search.trials) < 10
 
 
 def test_a_small_space_is_exhausted_without_endless_repeats() -> None:
@@ -351,12 +310,7 @@ def test_workers_that_always_fail_are_ruled_out_after_three_recorded_trials() ->
 
 
 class Flaky(Bench):
-    """Goes through 1,000 samples a trial, in which the data raises at some of them, workers or not.
-
-    Args:
-        period: Samples from one failure to the next.
-        first: Samples before the first.
-    """
+    """Reads 1,000 samples a trial; the data raises after the first so many, and then once in a period."""
 
     def __init__(self, period: int, first: int) -> None:
         super().__init__(saturating)
@@ -373,9 +327,8 @@ class Flaky(Bench):
 
 
 def test_a_dataset_that_raises_now_and_then_ends_the_run_without_blaming_workers() -> None:
-    with pytest.raises(
-        WorkloadError, match=r"about \d+ of [\d,]+ samples raise ValueError: bits.*without workers"
-    ) as caught:
+    words = r"about \d+ of [\d,]+ samples raise ValueError: bits.*without workers"
+    with pytest.raises(WorkloadError, match=words) as caught:
         run(Flaky(period=480, first=1500))
     assert "num_workers > 0 fails" not in str(caught.value)
 
@@ -394,26 +347,9 @@ def make_small_search() -> TuningRequest:
     return make_request(search=search, fixed=fixed, sampler="random", trials=100)
 
 
-def test_one_exception_without_workers_costs_no_result() -> None:
-    struck: list[LoaderConfig] = []
-
-    def fails_once(config: LoaderConfig) -> TrialKind | None:
-        if (config.dataloader.num_workers, config.dataloader.batch_size) == (0, 64) and not struck:
-            struck.append(config)
-            return "workload_failed"
-        return None
-
-    outcome = run(Bench(saturating, fails_once), make_small_search())
-    assert struck
-    assert all(record.is_feasible for record in outcome.records)
-    assert any("About 1 of" in warning for warning in outcome.profile.result.warnings)
-
-
 def test_a_step_that_fails_at_one_batch_size_rules_out_that_batch_size_only() -> None:
-    def fails(config: LoaderConfig) -> TrialKind | None:
-        return "workload_failed" if config.dataloader.batch_size == 64 else None
-
-    outcome = run(Bench(saturating, fails), make_small_search())
+    bench = Bench(saturating, lambda config: "workload_failed" if config.dataloader.batch_size == 64 else None)
+    outcome = run(bench, make_small_search())
     assert (outcome.profile.dataloader.batch_size, outcome.profile.dataloader.num_workers) == (32, 1)
 
 
@@ -436,9 +372,8 @@ def test_a_step_that_always_fails_is_blamed_and_not_the_dataset() -> None:
 
 def test_data_that_starts_to_fail_ends_the_run_as_the_users_error_and_saves_the_best_so_far() -> None:
     bench = Bench(saturating, lambda config: "workload_failed" if len(bench.asked) > 3 else None)
-    with pytest.raises(
-        WorkloadError, match=r"with and without workers.*The best result so far was saved to dltune\.json"
-    ):
+    words = r"with and without workers.*The best result so far was saved to dltune\.json"
+    with pytest.raises(WorkloadError, match=words):
         run(bench)
     found = saved()
     assert found.search.stop_reason == "the dataset failed"
@@ -493,37 +428,26 @@ def test_if_only_fresh_processes_fail_the_best_of_the_search_is_saved_with_the_r
 # Failures outside the trials
 
 
-def test_a_result_that_cannot_be_saved_is_in_the_error(workdir: Path) -> None:
-    (workdir / "out").mkdir()
-    with pytest.raises(ResultNotSavedError, match=r"out/dltune\.json cannot be written") as caught:
-        run(after(5, (workdir / "out").rmdir), make_request(output="out/dltune.json"))
-    (workdir / "rescued.json").write_text(caught.value.details)
-    assert saved("rescued.json").dataloader.num_workers > 0
-
-
-def test_a_file_that_becomes_invalid_during_the_run_is_not_replaced(
-    workdir: Path,
-) -> None:
-    path = workdir / "dltune.json"
-    with pytest.raises(ResultNotSavedError, match="not of schema version 1"):
-        run(after(5, lambda: path.write_text('{"schema_version": 3}')))
-    assert path.read_text() == '{"schema_version": 3}'
-
-
-def refuse() -> None:
-    raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+def test_a_result_that_cannot_be_saved_is_in_the_error_and_a_file_that_became_invalid_is_kept(workdir: Path) -> None:
+    path, foreign = workdir / "dltune.json", '{"schema_version": 3}'
+    with pytest.raises(ResultNotSavedError, match="not of schema version 1") as caught:
+        run(after(5, lambda: path.write_text(foreign)))
+    assert path.read_text() == foreign
+    path.write_text(caught.value.details)
+    assert saved().dataloader.num_workers > 0
 
 
 def test_a_machine_that_starts_no_more_processes_ends_the_run_with_the_best_so_far_if_there_is_one(
     workdir: Path,
 ) -> None:
-    with pytest.raises(TrialError, match=r"Trials can no longer be run: Resource temporarily unavailable\.$"):
+    def refuse() -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    bench, words = after(4, refuse), "Trials can no longer be run: Resource temporarily unavailable"
+    with pytest.raises(TrialError, match=rf"{words}\.$"):
         run(after(0, refuse))
     assert not (workdir / "dltune.json").exists()
-    bench = after(4, refuse)
-    with pytest.raises(
-        TrialError, match=r"Resource temporarily unavailable\. The best result so far was saved to dltune"
-    ):
+    with pytest.raises(TrialError, match=rf"{words}\. The best result so far was saved to dltune"):
         run(bench)
     found = saved()
     assert found.search.stop_reason == "trials could no longer be run"
@@ -548,8 +472,7 @@ def test_an_interrupt_while_the_result_is_saved_does_not_lose_it() -> None:
 
 def rate_on_gpu(config: LoaderConfig) -> float:
     """Pinned copies gain a half, copies ahead a half again."""
-    gain = 1.5 if config.dataloader.pin_memory else 1.0
-    return saturating(config) * gain * (1.5 if config.process.device_prefetch else 1.0)
+    return saturating(config) * 1.5**config.dataloader.pin_memory * 1.5**config.process.device_prefetch
 
 
 def tune_on_gpu(bench: Bench, **options: Any) -> TuningResult:
@@ -560,8 +483,8 @@ def tune_on_gpu(bench: Bench, **options: Any) -> TuningResult:
 def test_on_a_gpu_pinning_and_device_prefetch_are_found_and_recorded() -> None:
     profile = tune_on_gpu(Bench(rate_on_gpu)).profile
     assert profile.dataloader.pin_memory
-    assert profile.process.non_blocking
-    assert profile.process.device_prefetch
+    assert profile.config.process.non_blocking
+    assert profile.config.process.device_prefetch
     assert profile.hardware.gpu == "NVIDIA H100 80GB HBM3"
     assert profile.result.copy_bound_bytes_per_second == 12e9
     assert profile.result.copy_bytes_per_second == pytest.approx(profile.result.samples_per_second * 1e6)
@@ -583,18 +506,6 @@ def test_a_step_that_breaks_the_device_without_workers_ends_the_run_with_its_mes
         tune_on_gpu(Bench(rate_on_gpu, lambda config: "device_failed"))
 
 
-def test_a_probe_uses_the_quota_of_the_cpus() -> None:
-    class RecordsCpus(TrialRunner):
-        def probe(self, *arguments: Any) -> WorkloadProfile:
-            _, _, self.usable_cpus, _ = arguments
-            return make_workload()
-
-    request, machine = make_request(), make_machine(affinity_cpus=64, quota_cpus=2.0)
-    with RecordsCpus(request.workload, request.stall_seconds) as runner:
-        prepare_run(request, machine, None, runner, ProgressListener(), TimeBudget(request))
-    assert runner.usable_cpus == 2.0
-
-
 # Time limits
 
 
@@ -611,21 +522,23 @@ class SlowBench(Bench):
         return super().__call__(request)
 
 
-LIMITS_OF_TIME = (8.0, 30.0, 45.0, *(pytest.param(longer, marks=pytest.mark.slow) for longer in (60.0, 90.0, 150.0)))
+def run_slowly(start_seconds: float, request: TuningRequest, rate: Rate = saturating) -> tuple[TuningResult, float]:
+    """Run on a clock of its own, on which each process takes this long to start; return also the seconds passed."""
+    bench = SlowBench(start_seconds, rate)
+    time_budget = TimeBudget(request, lambda: bench.now)
+    time_budget.note_start(start_seconds)
+    return run(bench, request, time_budget=time_budget), bench.now
 
 
-@pytest.mark.parametrize("timeout_seconds", LIMITS_OF_TIME)
+@pytest.mark.parametrize("timeout_seconds", [8.0, 30.0, 45.0])
 @pytest.mark.parametrize("start_seconds", [0.5, 5.0, 20.0])
 def test_a_run_exceeds_its_time_by_one_measurement_at_most_and_warns_of_missing_runs(
     timeout_seconds: float, start_seconds: float
 ) -> None:
-    bench = SlowBench(start_seconds)
     request = make_request(timeout_seconds=timeout_seconds, sampler="random", search={"batch_size": (16, 32)})
-    time_budget = TimeBudget(request, lambda: bench.now)
-    time_budget.note_start(start_seconds)
-    result = run(bench, request, time_budget=time_budget).profile.result
-    final_seconds = start_seconds + request.trial_seconds
-    assert bench.now <= timeout_seconds + final_seconds
+    found, passed_seconds = run_slowly(start_seconds, request)
+    result, final_seconds = found.profile.result, start_seconds + request.trial_seconds
+    assert passed_seconds <= timeout_seconds + final_seconds
     if timeout_seconds > 2 * final_seconds:
         assert result.validation_runs >= 1
         assert result.speedup is not None
@@ -633,16 +546,8 @@ def test_a_run_exceeds_its_time_by_one_measurement_at_most_and_warns_of_missing_
     assert len(said) == (result.validation_runs < MIN_RUNS)
 
 
-def run_out_of_time(rate: Rate) -> TuningResult:
-    """Run with a time limit that leaves no time for the validation."""
-    bench, request = SlowBench(60.0, rate), make_request(timeout_seconds=20.0)
-    time_budget = TimeBudget(request, lambda: bench.now)
-    time_budget.note_start(60.0)
-    return run(bench, request, time_budget=time_budget)
-
-
 def test_a_run_without_time_for_the_validation_saves_its_best_and_is_continued_by_the_next() -> None:
-    view, result = Stops(), run_out_of_time(saturating).profile.result
+    view, result = Stops(), run_slowly(60.0, make_request(timeout_seconds=20.0))[0].profile.result
     assert (result.validation_runs, result.samples_per_second_ci95) == (0, None)
     assert any("--timeout left time for 0" in warning for warning in result.warnings)
     run(Bench(saturating), progress=view)
@@ -650,5 +555,6 @@ def test_a_run_without_time_for_the_validation_saves_its_best_and_is_continued_b
 
 
 def test_a_baseline_that_is_the_best_when_time_is_over_is_kept() -> None:
-    found = run_out_of_time(lambda config: 100.0 / (1 + config.dataloader.num_workers)).profile
-    assert (found.dataloader.num_workers, found.result.verdict) == (0, "no_change")
+    request = make_request(timeout_seconds=20.0)
+    found, _ = run_slowly(60.0, request, lambda config: 100.0 / (1 + config.dataloader.num_workers))
+    assert (found.profile.dataloader.num_workers, found.profile.result.verdict) == (0, "no_change")

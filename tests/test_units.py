@@ -12,7 +12,6 @@ from autotune.units import (
     BYTE_UNITS,
     SECOND_UNITS,
     format_bytes,
-    format_percent,
     format_rate,
     format_seconds,
     parse_budget,
@@ -25,15 +24,7 @@ NUMBERS = st.from_regex(r"[0-9]{1,400}(\.[0-9]{1,5})?", fullmatch=True)
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [
-        ("24GiB", 24 * 2**30),
-        ("24G", 24 * 10**9),
-        ("24 gb", 24 * 10**9),
-        ("1.5MiB", 3 * 2**19),
-        (".5k", 500),
-        (" 1000000 ", 1_000_000),
-        ("1.9", 1),
-    ],
+    [("24GiB", 24 * 2**30), ("24 gb", 24 * 10**9), ("1.5MiB", 3 * 2**19), (".5k", 500), (" 10 ", 10), ("1.9", 1)],
 )
 def test_bytes_are_read_with_binary_and_decimal_units_and_rounded_down(text: str, count: int) -> None:
     assert parse_bytes(text) == count
@@ -77,21 +68,13 @@ def test_formatted_bytes_read_back_within_half_of_their_last_digit(count: int) -
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (int(38.5 * 2**20), "38.5 MiB"),
-        (1000 * 2**20, "1.0 GiB"),
-        (5000 * 2**40, "5000 TiB"),
-    ],
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1000 * 2**20, "1.0 GiB"), (5000 * 2**40, "5000 TiB")],
 )
 def test_bytes_are_written_in_the_unit_that_suits_them(count: int, text: str) -> None:
     assert format_bytes(count) == text
 
 
-@given(st.floats(60, 1e6))
+@given(st.floats(60, 172_000))
 def test_long_durations_are_written_with_rests_below_sixty(seconds: float) -> None:
     text = format_seconds(seconds)
     separator, large, small = ("h", 3600, 60) if "h" in text else ("m", 60, 1)
@@ -102,7 +85,7 @@ def test_long_durations_are_written_with_rests_below_sixty(seconds: float) -> No
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(25e-6, "25 us"), (0.0079, "7.9 ms"), (3.2, "3.2 s"), (192, "3m12"), (3599.7, "1h00"), (7500, "2h05")],
+    [(25e-6, "25 us"), (0.0079, "7.9 ms"), (3.2, "3.2 s"), (192, "3m12"), (3599.7, "1h00"), (3456e3, "40 days")],
 )
 def test_durations_are_written_in_the_unit_that_suits_them(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
@@ -124,7 +107,3 @@ def test_a_share_outside_of_0_to_100_percent_is_rejected(text: str) -> None:
 @pytest.mark.parametrize(("rate", "text"), [(0.5, "0.50/s"), (12.34, "12.3/s"), (99.0, "99.0/s"), (1811.4, "1,811/s")])
 def test_rates_keep_three_digits_and_group_thousands(rate: float, text: str) -> None:
     assert format_rate(rate) == text
-
-
-def test_fractions_are_written_as_whole_percentages() -> None:
-    assert format_percent(0.714) == "71%"

@@ -12,7 +12,7 @@ from autotune.child.device import single_thread
 from autotune.child.loader import build_plain_loader
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.workload_profile import CostlyLine
-from autotune.system.code_places import is_library
+from autotune.system.software import is_library
 
 SECONDS: Final = 0.2
 MAX_FUNCTIONS: Final = 5

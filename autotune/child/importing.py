@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from autotune.errors import UsageError
-from autotune.import_strings import ImportString, split_import_string
-from autotune.system.code_places import find_module
+from autotune.request import ImportString, split_import_string
+from autotune.system.software import find_module
 
 NAME_IN_WORKERS: Final = "__mp_main__"  # of the script; its `if __name__ == "__main__"` is then false
 

@@ -21,7 +21,7 @@ from autotune.child.sample_checks import count_samples
 from autotune.child.workload import LoadedWorkload
 from autotune.system.machine import read_memory_limit
 from autotune.system.processes import PROC, read_numbers
-from autotune.units import format_bytes, format_percent
+from autotune.units import format_bytes
 
 MAX_SECONDS: Final = 1.0
 BATCH: Final = 2  # samples
@@ -149,7 +149,7 @@ class SampleReader:
             return None
         return (
             f"An epoch reads about {format_bytes(epoch_bytes)}, and memory has {format_bytes(memory_bytes)}: training "
-            f"will read from the storage what came from the page cache here ({format_percent(1 - stored)} of the bytes "
+            f"will read from the storage what came from the page cache here ({1 - stored:.0%} of the bytes "
             f"of {self.samples} samples). This is a warm-cache throughput."
         )
 

@@ -35,8 +35,16 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from autotune.child.stack_dump import dump_stacks_on_signal
-from autotune.system.processes import adopt_orphans, count_threads, die_with_parent, is_cleaner, list_tree
-from autotune.system.shared_memory import list_empty_segments, list_used_segments, remove_segments
+from autotune.system.processes import (
+    adopt_orphans,
+    count_threads,
+    die_with_parent,
+    is_cleaner,
+    list_empty_segments,
+    list_tree,
+    list_used_segments,
+    remove_segments,
+)
 
 MAX_REQUEST_BYTES: Final = 2**16
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names

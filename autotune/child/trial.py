@@ -34,7 +34,7 @@ from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.protocol.measurement import EpochTrace, Measurement
 from autotune.protocol.messages import TrialRequest
-from autotune.system.shared_memory import list_names, list_used_segments
+from autotune.system.processes import list_names, list_used_segments
 
 if TYPE_CHECKING:
     import torch

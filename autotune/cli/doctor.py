@@ -15,7 +15,7 @@ import click
 
 from autotune.cli.console import exit_on_error, print_result
 from autotune.cli.options import epilog, option
-from autotune.units import format_bytes, format_seconds
+from autotune.units import format_bytes
 
 if TYPE_CHECKING:
     from autotune.system.cgroups import CpuThrottling
@@ -65,11 +65,11 @@ def doctor(json: bool) -> None:
 
         from autotune.system.cgroups import read_cpu_throttling
         from autotune.system.machine import read_gpus, read_machine
-        from autotune.system.software import read_start_method, read_torch
+        from autotune.system.software import read_start_method_in_force, read_torch
 
         found = [
             *check_machine(read_machine(), read_cpu_throttling()),
-            *check_python(read_torch(), read_gpus(), read_start_method()),
+            *check_python(read_torch(), read_gpus(), read_start_method_in_force()),
             *check_folders(tempfile.gettempdir(), Path.cwd()),
             check_packages([str(Path.cwd()), *sys.path], packages_distributions().get("autotune", ())),
         ]
@@ -86,12 +86,12 @@ def _warn(name: str, finding: str, fix: str, *, is_bad: Any) -> Finding:
 
 def check_machine(machine: MachineProfile, quotas: Iterable[CpuThrottling]) -> Iterator[Finding]:
     """Check CPUs and the most used up of their quotas, memory, /dev/shm and the limit of open files."""
-    cpus = f"{machine.usable_cpus:g} of {os.cpu_count() or 1} usable ({machine.cpu_source})"
-    yield _warn("CPUs", cpus, WHOLE_CPUS, is_bad=machine.cpu_source == "cgroup")
+    has_quota = machine.usable_cpus < machine.affinity_cpus
+    cpus = f"{machine.usable_cpus:g} of {os.cpu_count() or 1} usable ({'cgroup' if has_quota else 'affinity'})"
+    yield _warn("CPUs", cpus, WHOLE_CPUS, is_bad=has_quota)
     worst = max((one for one in quotas if one.periods), key=lambda one: one.throttled_share, default=None)
     if worst is not None:
-        stopped = f", {format_seconds(worst.throttled_seconds)} in total" if worst.throttled_seconds else ""
-        share = f"{worst.throttled_share:.1%} of {worst.periods:,} periods{stopped}"
+        share = f"{worst.throttled_share:.1%} of {worst.periods:,} periods"
         yield _warn("CPU throttling", share, WHOLE_CPUS, is_bad=worst.throttled_share > MAX_THROTTLED_SHARE)
     available, limit = machine.memory_available_bytes, machine.memory_limit_bytes
     memory = f"{format_bytes(available)} of {format_bytes(limit)} available"

@@ -15,7 +15,7 @@ from autotune.cli.options import FILE, OUTPUT, PROFILE, TUNE_PARAMS, TUNES, Tune
 from autotune.cli.show import name_in
 from autotune.errors import UsageError
 from autotune.system.signals import defer_interrupts, raise_on_signals
-from autotune.units import format_percent, format_rate
+from autotune.units import format_rate
 
 if TYPE_CHECKING:
     from autotune.checking import CheckResult
@@ -180,6 +180,6 @@ def describe_check(found: CheckResult, file: str) -> str:
     if (now := found.remeasured) is not None:
         rate = f"{format_rate(now.samples_per_second)} of the predicted {format_rate(now.predicted)}"
         speedup = f", {now.speedup:.2f}x faster than the baseline" if now.speedup is not None else ""
-        change = f"; the baseline reaches {format_percent(now.machine_change)} of before" if now.machine_change else ""
+        change = f"; the baseline reaches {now.machine_change:.0%} of before" if now.machine_change else ""
         lines += [f"re-measured: {rate}{speedup}{change}", *(f"warning: {sentence}" for sentence in now.noise)]
     return "\n  ".join(lines)

@@ -79,18 +79,10 @@ class DeviceCopier:
         """Make the current stream wait for the copy; its source in host memory exists until then."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(done)
-        record_stream(moved, current)
+        for tensor in find_tensors(moved):
+            if tensor.device.type != "cpu":
+                tensor.record_stream(current)  # else the allocator may reuse its memory before the step is done
         return moved
-
-
-def record_stream(batch: Any, stream: Any) -> None:
-    """Keep the allocator from reusing memory, allocated on another stream, before this stream has finished with it."""
-    if not isinstance(batch, torch.Tensor) and hasattr(batch, "record_stream"):
-        batch.record_stream(stream)  # of a custom type
-        return
-    for tensor in find_tensors(batch):
-        if tensor.device.type != "cpu":
-            tensor.record_stream(stream)
 
 
 def prefetch_batches(batches: Iterator[Any], copier: DeviceCopier) -> Iterator[Any]:
@@ -136,6 +128,5 @@ def device_prefetch(loader: Iterable[Any], device: torch.device | str | int | No
         device: The target; None is the current accelerator, or the CPU.
     """
     if device is None:  # `is_available`: a build for CUDA has a current accelerator even on a machine without a GPU
-        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return DevicePrefetcher(loader, found or torch.device("cpu"))
-    return DevicePrefetcher(loader, torch.device(device))
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return DevicePrefetcher(loader, torch.device("cpu" if device is None else device))

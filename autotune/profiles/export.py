@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
-from autotune.settings import SETTINGS, WORKER_SETTINGS, process_settings
+from autotune.settings import SETTINGS
 
 Library = Literal["hf", "lightning", "accelerate", "timm", "statefuldataloader"]
 Target = Literal[Library, "json", "yaml"]
@@ -24,6 +24,9 @@ INSTRUCTIONS: Final = {
     "non_blocking": "copy batches with batch.to(device, non_blocking=True)",
 } | {setting.name: setting.instruction for setting in SETTINGS.values() if setting.instruction is not None}
 _SAME: Final = {name: name for name in LOADER_ARGUMENTS}
+WORKER_SETTINGS: Final = {
+    one.name: one.default for one in SETTINGS.values() if one.section == "process" and one.needs == "num_workers"
+}
 _EVERY: Final = _SAME | {name: name for name in ProcessSettings.model_fields}
 
 
@@ -57,7 +60,7 @@ class _Format:
     defaults: Arguments = field(default_factory=dict)  # for arguments that the configuration does not have
     implied: Arguments = field(default_factory=dict)  # values of other settings that it uses anyway
     skipped: tuple[str, ...] = ()  # settings of the loader that the user makes
-    remarks: Mapping[str, str] = field(default_factory=dict)  # on settings that it does not support
+    batches: str = ""  # why it needs a batch size, if it makes batches itself
     hint: str = ""
     has_comments: bool = True
 
@@ -65,14 +68,10 @@ class _Format:
 _FORMATS: Final[Mapping[Target, _Format]] = {
     "hf": _Format(
         reader="transformers.TrainingArguments",
-        names={
-            name: SETTINGS[name].export_names.get("hf", f"dataloader_{name}")
-            for name in DataLoaderSettings.model_fields
-        }
-        | {"multiprocessing_context": "dataloader_multiprocessing_context"}
-        | {"non_blocking": "accelerator_config.non_blocking"},
+        names={name: f"dataloader_{name}" for name in LOADER_ARGUMENTS}
+        | {"batch_size": "per_device_train_batch_size", "non_blocking": "accelerator_config.non_blocking"},
         write=_write_yaml,
-        remarks={"batch_size": "the Trainer makes batches of per_device_train_batch_size, 8 by default"},
+        batches="the Trainer makes batches of per_device_train_batch_size, 8 by default",
     ),
     "lightning": _Format(
         reader="lightning.pytorch.cli.LightningCLI",
@@ -85,20 +84,16 @@ _FORMATS: Final[Mapping[Target, _Format]] = {
         reader="accelerate.utils.DataLoaderConfiguration",
         names={"non_blocking": "non_blocking", "split_batches": "split_batches"},
         defaults={"split_batches": False},  # keeps the batch size per process
-        skipped=(*LOADER_ARGUMENTS, *(setting.name for setting in WORKER_SETTINGS)),
+        skipped=(*LOADER_ARGUMENTS, *WORKER_SETTINGS),
         hint="Make the loader with autotune.load(...).make_loader(dataset): Accelerator.prepare() keeps its settings.",
     ),
     "timm": _Format(
         reader="timm's train.py",
-        names={name: one.export_names["timm"] for name, one in SETTINGS.items() if "timm" in one.export_names},
+        names={"num_workers": "--workers", "pin_memory": "--pin-mem", "batch_size": "--batch-size"},
         write=_write_flags,
-        implied={"prefetch_factor": 2, "persistent_workers": True, "non_blocking": True, "device_prefetch": True},
-        remarks={
-            "batch_size": "timm makes batches of --batch-size, 128 by default",
-            "prefetch_factor": "timm uses PyTorch's default of 2",
-            "persistent_workers": "timm keeps its workers alive",
-            "in_order": "timm returns batches in order",
-        },
+        implied={"prefetch_factor": 2, "in_order": True}
+        | dict.fromkeys(("persistent_workers", "non_blocking", "device_prefetch"), True),
+        batches="timm makes batches of --batch-size, 128 by default",
         has_comments=False,
     ),
     "statefuldataloader": _Format(
@@ -115,7 +110,6 @@ _CREATE_LOADER: Final = replace(
     names={name: name for name in ("batch_size", "num_workers", "pin_memory", "persistent_workers")},
     defaults={"persistent_workers": False},  # its own is True, which versions before 1.0.31 pass without workers, too
 )
-NO_RESUMING: Final = "With in_order=False, StatefulDataLoader does not guarantee to resume at the same sample."
 
 
 def export(profile: TunedProfile, to: Target) -> Export:
@@ -141,23 +135,25 @@ def translate(workload: WorkloadIdentity, config: LoaderConfig, library: Library
 
 
 def _translate(target: _Format, workload: WorkloadIdentity, config: LoaderConfig) -> tuple[dict[str, Any], list[str]]:
+    active = (one for one in SETTINGS.values() if one.section == "process" and one.is_active(config))
+    process = {one.name: one.read(config) for one in active if one.read(config) is not False}
     copies = {"non_blocking": True} if config.process.non_blocking else {}
-    settings = {**target.defaults, **workload.accepted(config.loader_kwargs() | copies | process_settings(config))}
+    settings = {**target.defaults, **workload.accepted(config.loader_kwargs() | copies | process)}
     if settings.get("in_order") is True and target.names is not _EVERY:
         del settings["in_order"]  # the default; older versions of libraries reject the argument
     arguments: dict[str, Any] = {}
     for name in filter(target.names.__contains__, settings):
         outer, _, inner = target.names[name].partition(".")
         arguments[outer] = {inner: settings[name]} if inner else settings[name]
-    advice = {**INSTRUCTIONS, **target.remarks}
-    implied = {setting.name: setting.default for setting in WORKER_SETTINGS} | {**target.implied}
+    implied = {**WORKER_SETTINGS, **target.implied}
+    advice = INSTRUCTIONS | {name: f"it uses {value}" for name, value in target.implied.items()}
     notes = [
         f"{name}={value!r} is not supported by {target.reader}: {advice[name].format(value=value)}."
         for name, value in settings.items()
         if name not in target.names and name not in target.skipped and implied.get(name) != value
     ]
-    if "batch_size" in target.remarks and "batch_size" not in settings:
-        notes.insert(0, f"The profile has no batch size, and {target.remarks['batch_size']}.")
+    if target.batches and "batch_size" not in settings:
+        notes.insert(0, f"The profile has no batch size, and {target.batches}.")
     if target is _FORMATS["statefuldataloader"] and not config.dataloader.in_order:
-        notes.append(NO_RESUMING)
+        notes.append("With in_order=False, StatefulDataLoader does not guarantee to resume at the same sample.")
     return arguments, notes

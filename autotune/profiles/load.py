@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, get_args
 
-from autotune.config import DataLoaderSettings, LoaderConfig
+from autotune.config import DataLoaderSettings, FrozenModel, LoaderConfig
 from autotune.errors import ProfileError, UsageError
 from autotune.profiles.export import Library, translate
 from autotune.profiles.loaders import choose_arguments, list_kept, make_worker_init, replace_loader
-from autotune.profiles.schema import TunedProfile, WorkloadIdentity
+from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file
 from autotune.settings import SETTINGS
-from autotune.system.machine import Hardware, MachineProfile, Software, describe_local_hardware, read_machine
+from autotune.system.machine import Hardware, MachineProfile, describe_local_hardware, read_machine
 from autotune.system.software import read_local_world_size, read_start_method_in_force
 from autotune.units import format_bytes, format_seconds
 
@@ -29,29 +29,19 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
 OnMismatch = Literal["warn", "error", "default"]
-Fit = Literal["exact", "clamped", "default"]
 Target = TypeVar("Target")
-Facts = TypeVar("Facts", Hardware, Software, WorkloadIdentity)
 NEEDS_WORKERS: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context")
-DAY_SECONDS: Final = 86400.0
 MAX_BYTES_CHANGE: Final = 0.02  # of memory or /dev/shm: a kernel update changes them by less
-MAX_SHM_SHARE: Final = 0.8  # of /dev/shm that batches may fill
-MAX_MEMORY_SHARE: Final = 0.8
+MAX_SHARE: Final = 0.8  # of memory or /dev/shm that loaders may fill
 RESERVED_FILES: Final = 128  # open files of the process itself and of the batches in flight
 MAX_FILES_PER_WORKER: Final = 8  # in the training process
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Something that has changed since a profile was tuned."""
+class Difference(NamedTuple):
+    """Something that has changed since a profile was tuned, such as `CPUs 8 → 4`."""
 
-    name: str
-    was: str
-    here: str
+    text: str
     requires_retune: bool = True  # else it is informational
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.was} → {self.here}"
 
 
 _COMPARED: Final[dict[str, tuple[str, float | None]]] = {
@@ -76,20 +66,17 @@ _COMPARED: Final[dict[str, tuple[str, float | None]]] = {
 }  # names of fields, and the relative change from which they require retuning; None if they never do
 
 
-def compare(was: Facts, here: Facts) -> tuple[Difference, ...]:
-    """List how hardware, software or workload differ from those that a profile was tuned with."""
-    found: list[Difference] = []
-    then, now = dict[str, Any](was), dict[str, Any](here)
-    for field in filter(then.__contains__, _COMPARED):
-        name, tolerance = _COMPARED[field]
-        old, new = then[field], now[field]
-        is_unknown = tolerance and None in (old, new)  # the length of an iterable dataset
-        if old == new or is_unknown or (tolerance and abs(new - old) <= tolerance * old):
-            continue
-        is_other_gpu = field == "gpu_count" and then["gpu"] != now["gpu"]  # which requires it already
-        retune = tolerance is not None and not is_other_gpu
-        found.append(Difference(name, _write(field, old), _write(field, new), retune))
-    return tuple(found)
+def compare(*pairs: tuple[FrozenModel, FrozenModel]) -> list[Difference]:
+    """List how hardware, software or workload differ from the first of each pair, with which a profile was tuned."""
+    found = []
+    for was, here in pairs:
+        for field in filter(type(was).model_fields.__contains__, _COMPARED):
+            (name, tolerance), old, new = _COMPARED[field], getattr(was, field), getattr(here, field)
+            is_unknown = tolerance and None in (old, new)  # the length of an iterable dataset
+            if old != new and not is_unknown and not (tolerance and abs(new - old) <= tolerance * old):
+                text = f"{name} {_write(field, old)} → {_write(field, new)}"
+                found.append(Difference(text, requires_retune=tolerance is not None))
+    return found
 
 
 def _write(field: str, value: Any) -> str:
@@ -100,16 +87,12 @@ def _write(field: str, value: Any) -> str:
     return format_bytes(value) if field.endswith("_bytes") else f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def compare_age(created_at: datetime, now: datetime, max_seconds: float | None) -> tuple[Difference, ...]:
+def compare_age(created_at: datetime, now: datetime, max_seconds: float | None) -> list[Difference]:
     """Return a difference if a profile is older than allowed; None allows any age."""
     age = (now - created_at).total_seconds()
     if max_seconds is None or age <= max_seconds:
-        return ()
-    limit, written = (
-        f"{seconds / DAY_SECONDS:.0f} days" if seconds >= 2 * DAY_SECONDS else format_seconds(seconds)
-        for seconds in (max_seconds, age)
-    )
-    return (Difference("age", f"at most {limit}", written),)
+        return []
+    return [Difference(f"age at most {format_seconds(max_seconds)} → {format_seconds(age)}")]
 
 
 def select_profile(
@@ -117,11 +100,7 @@ def select_profile(
 ) -> TunedProfile:
     """Select the profile for the nearest machine, with this many training processes; of equals a validated, new one.
 
-    Args:
-        path: The tuned file.
-        name: Id, label, workload, workload id or machine class of the profile.
-        machine: The machine; None reads this one.
-        nproc_per_node: Training processes on the host; None accepts any number.
+    `name` is the id, label, workload, workload id or machine class of the profile.
 
     Raises:
         ProfileError: The file is not valid, has no such profile, or has profiles of several workloads to choose from.
@@ -174,14 +153,14 @@ def clamp_config(profile: TunedProfile, here: MachineProfile, nproc_per_node: in
     crowding = nproc_per_node / profile.workload.nproc_per_node  # processes per host, relative to tuning
     limits = [workers, math.ceil(workers * here.usable_cpus / crowding / there.usable_cpus)]
     if here.memory_limit_bytes / crowding < there.memory_limit_bytes and profile.result.peak_host_bytes:
-        share = MAX_MEMORY_SHARE * here.memory_limit_bytes / nproc_per_node / profile.result.peak_host_bytes
+        share = MAX_SHARE * here.memory_limit_bytes / nproc_per_node / profile.result.peak_host_bytes
         limits.append(int(workers * share))
     if here.nofile_limit < there.nofile_limit:
         limits.append((here.nofile_limit - RESERVED_FILES) // MAX_FILES_PER_WORKER)
     batch_bytes = profile.workload.sample_bytes * (settings.batch_size or profile.search.batch_samples)
     batches = workers * prefetch  # for /dev/shm, prefetched batches are reduced before workers
     if here.shm_limit_bytes / crowding < there.shm_limit_bytes and batch_bytes:
-        in_shm = int(MAX_SHM_SHARE * here.shm_limit_bytes / nproc_per_node) // batch_bytes
+        in_shm = int(MAX_SHARE * here.shm_limit_bytes / nproc_per_node) // batch_bytes
         batches = min(batches, in_shm - 2)  # two more are in use
     workers = min(*limits, batches)
     clamped = DataLoaderSettings(batch_size=settings.batch_size, pin_memory=settings.pin_memory)
@@ -191,19 +170,13 @@ def clamp_config(profile: TunedProfile, here: MachineProfile, nproc_per_node: in
     return profile.config.model_copy(update={"dataloader": clamped})
 
 
+@dataclass(frozen=True, repr=False)
 class TunedLoader:
-    """A tuned configuration for this machine.
+    """A tuned configuration for this machine."""
 
-    Attributes:
-        profile: The profile.
-        config: Its configuration, scaled down if this machine has less.
-        fit: `exact`, `clamped` for the scaled-down profile of another machine, or `default` for PyTorch's defaults.
-    """
-
-    def __init__(self, profile: TunedProfile, config: LoaderConfig, fit: Fit = "exact") -> None:
-        self.profile = profile
-        self.config = config
-        self.fit = fit
+    profile: TunedProfile
+    config: LoaderConfig  # of the profile, scaled down if this machine has less
+    fit: Literal["exact", "clamped", "default"] = "exact"  # `clamped` to this machine, or PyTorch's defaults
 
     def __repr__(self) -> str:
         return f"TunedLoader(profile={self.profile.id!r}, fit={self.fit!r}, {self.loader_kwargs()})"
@@ -327,7 +300,7 @@ def load(
     reasons, tuned_for = [], found.workload.nproc_per_node
     if tuned_for != processes:
         reasons.append(f"for {tuned_for} training processes on the host, not for {processes}")
-    if changed := [str(one) for one in compare(found.hardware, here) if one.requires_retune]:
+    if changed := [one.text for one in compare((found.hardware, here)) if one.requires_retune]:
         reasons.append(f"on another machine: {', '.join(changed)}")
     mismatch = " and ".join(reasons) or "with slightly more memory"
     if on_mismatch == "error":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
@@ -22,38 +22,23 @@ from autotune.config import (
 )
 from autotune.system.machine import Hardware, Software
 
-SCHEMA_VERSION: Final = 1
-ID_DIGITS: Final = 8  # of the hash that identifies a workload
 Bottleneck = Literal["step", "cpu", "io", "transfer", "copy", "epoch"]
-DatasetKind = Literal["map", "iterable"]
 Phase = Literal["profiling", "search", "validation"]
-TrialOutcome = Literal["completed", "stopped_early", "skipped", "failed"]
 
 
 class WorkloadIdentity(FrozenModel):
-    """The workload that a profile was tuned for.
+    """The workload that a profile was tuned for."""
 
-    Attributes:
-        dataset: Import string of the factory, called with `dataset_args`; `split` selects one of several results.
-        samples: Samples per epoch; None if an iterable dataset has no length.
-        sample_bytes: Bytes of tensors per sample, mean.
-        step: Import string of the step, `simulated 35.0 ms` or `built-in`.
-        kind: `map` or `iterable`; a loader can shuffle only the former.
-        loader_class: The user's own loader class or loader function; None for a plain DataLoader.
-        loader_decides: Settings that this loader determines and does not accept.
-        nproc_per_node: Training processes on the host, each with its own loader.
-    """
-
-    dataset: str
+    dataset: str  # import string of the factory, called with `dataset_args`
     dataset_args: dict[str, Any] = Field(default_factory=dict)
-    split: str | None = None
-    samples: BoundedCount | None
-    sample_bytes: BoundedBytes
-    step: str
-    kind: DatasetKind = "map"
-    loader_class: str | None = None
-    loader_decides: tuple[str, ...] = ()
-    nproc_per_node: Annotated[int, Field(ge=1, le=2**31)] = 1
+    split: str | None = None  # name of one of several results of the factory
+    samples: BoundedCount | None  # per epoch; None if an iterable dataset has no length
+    sample_bytes: BoundedBytes  # of tensors per sample, mean
+    step: str  # import string of the step, `simulated 35.0 ms` or `built-in`
+    kind: Literal["map", "iterable"] = "map"  # a loader can shuffle only a map-style dataset
+    loader_class: str | None = None  # the user's loader class or loader function; None for a plain DataLoader
+    loader_decides: tuple[str, ...] = ()  # settings that this loader does not accept
+    nproc_per_node: Annotated[int, Field(ge=1, le=2**31)] = 1  # training processes on the host
 
     @property
     def title(self) -> str:
@@ -64,12 +49,7 @@ class WorkloadIdentity(FrozenModel):
     def id(self) -> str:
         """Hash of dataset, arguments, split, step and number of processes."""
         named = [self.dataset, self.dataset_args, self.split, self.step, self.nproc_per_node]
-        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:ID_DIGITS]
-
-    @property
-    def has_loader_function(self) -> bool:
-        """Whether a function of the settings makes its loader, not a class."""
-        return self.loader_class is not None and ":" in self.loader_class
+        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:8]
 
     def accepted(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings that the user's own loader accepts."""
@@ -85,106 +65,64 @@ class Baseline(Configured):
 
 
 class Contribution(FrozenModel):
-    """Contribution of settings such as `num_workers=4`: the throughput with them, and over that without them.
-
-    Attributes:
-        speedup_ci95: 95% interval of the speedup; None if unknown.
-        is_estimate: Whether the model estimated it from the trials of the search.
-    """
+    """Contribution of settings such as `num_workers=4`: the throughput with them, and over that without them."""
 
     setting: str
     samples_per_second: BoundedRate
     speedup: BoundedRate
-    speedup_ci95: Interval | None = None
-    is_estimate: bool = False
-
-
-class ValidationRun(FrozenModel):
-    """One measurement in a fresh process; runs of several candidates with the same number are next to each other."""
-
-    number: Annotated[BoundedCount, Field(ge=1)]
-    samples_per_second: BoundedRate
+    speedup_ci95: Interval | None = None  # None if unknown
+    is_estimate: bool = False  # by the model, from the trials of the search
 
 
 class CandidateResult(Configured):
-    """Raw measurements of one configuration in the validation: runs that completed, and why others failed."""
+    """Raw measurements of one configuration in the validation, in fresh processes, alternating with the others."""
 
-    runs: tuple[ValidationRun, ...] = ()
-    failures: tuple[str, ...] = ()
+    runs: dict[BoundedCount, BoundedRate] = Field(default_factory=dict)  # samples per second by number of the run
+    failures: tuple[str, ...] = ()  # why other runs failed
 
 
 class BatchWaits(FrozenModel):
-    """Percentiles of the wait for a batch, in seconds, without the first batch of each epoch.
-
-    Attributes:
-        pause: Mean of the long waits if batches arrive in bursts; else 0.
-        pause_share: Share of batches that follow such a wait; else 0.
-    """
+    """Percentiles of the wait for a batch, in seconds, without the first batch of each epoch."""
 
     p50: BoundedSeconds
     p95: BoundedSeconds
     p99: BoundedSeconds
-    pause: BoundedSeconds = 0.0
-    pause_share: Fraction = 0.0
+    pause: BoundedSeconds = 0.0  # mean of the long waits if batches arrive in bursts; else 0
+    pause_share: Fraction = 0.0  # share of the batches that follow such a wait; else 0
 
 
 class ProcessWaits(FrozenModel):
-    """How one of several training processes kept up with the others: its mean wait for a batch.
-
-    Attributes:
-        late_share: Share of the steps in which its batch arrived last, at least a millisecond after the first.
-    """
+    """How one of several training processes kept up with the others: its mean wait for a batch."""
 
     wait_seconds: BoundedSeconds
-    late_share: Fraction
+    late_share: Fraction  # share of the steps in which its batch arrived last, at least 1 ms after the first
 
 
 class ProfileResult(FrozenModel):
-    """Measured result of the recommended configuration; of each process if several share the host.
+    """Measured result of the recommended configuration; of each process if several share the host."""
 
-    Attributes:
-        samples_per_second: Throughput of a training run of `epochs` epochs, median of the validation runs.
-        samples_per_second_ci95: Its 95% interval; None without validation.
-        validation_runs: Alternating runs in fresh processes; 0 without validation.
-        epochs: Length of the training run, in epochs.
-        baseline: The configuration that it is compared with; None if the baseline failed.
-        speedup: Throughput over the baseline's; None if the baseline failed.
-        verdict: `faster`, or `no_change` if the speedup is not significant and the baseline is recommended.
-        upper_bound_samples_per_second: Throughput if data were always ready.
-        wait_share: Share of the time that the training loop waits for data.
-        batch_waits: Percentiles of the wait for a batch; None if unknown.
-        bottleneck: Training step, CPU-bound or I/O-bound loading, transfer between processes, copy, or epoch restart.
-        peak_host_bytes: Peak host memory of the process tree, /dev/shm included.
-        peak_gpu_bytes: Peak device memory of the allocator; 0 on the CPU.
-        copy_bytes_per_second: Rate of copies to the device, and of copies alone (`copy_bound`); None on the CPU.
-        processes: How the training processes kept up with each other, by rank; empty for one process.
-        gains: Measured gains of settings that are not at their recommended default or that change training.
-        contributions: Contribution of each setting, in the usual order of manual tuning.
-        advice: Improvements besides the loader's settings.
-    """
-
-    samples_per_second: BoundedRate
-    samples_per_second_ci95: Interval | None
-    validation_runs: BoundedCount
-    epochs: Annotated[int, Field(ge=1, le=2**63 - 1)]
-    baseline: Baseline | None
-    speedup: BoundedRate | None
+    samples_per_second: BoundedRate  # of a training run of `epochs` epochs, median of the validation runs
+    samples_per_second_ci95: Interval | None  # None without validation
+    validation_runs: BoundedCount  # alternating runs in fresh processes
+    epochs: Annotated[int, Field(ge=1, le=2**63 - 1)]  # length of the training run
+    baseline: Baseline | None  # the configuration that it is compared with; None if that failed
+    speedup: BoundedRate | None  # over the baseline; None if that failed
     speedup_ci95: Interval | None
-    verdict: Literal["faster", "no_change"]
-    upper_bound_samples_per_second: BoundedRate | None
-    wait_share: Fraction
-    batch_waits: BatchWaits | None = None
-    bottleneck: Bottleneck
-    peak_host_bytes: BoundedBytes
+    verdict: Literal["faster", "no_change"]  # `no_change` recommends the baseline: the speedup is not significant
+    upper_bound_samples_per_second: BoundedRate | None  # if data were always ready
+    wait_share: Fraction  # share of the time that the training loop waits for data
+    batch_waits: BatchWaits | None = None  # None if unknown
+    bottleneck: Bottleneck  # `cpu` and `io` are data loading, `transfer` is between processes, `epoch` is its restart
+    peak_host_bytes: BoundedBytes  # of the process tree, /dev/shm included
     peak_shm_bytes: BoundedBytes
-    peak_gpu_bytes: BoundedBytes = 0
-    copy_bytes_per_second: BoundedRate | None = None
-    copy_bound_bytes_per_second: BoundedRate | None = None
-    processes: tuple[ProcessWaits, ...] = ()
+    peak_gpu_bytes: BoundedBytes = 0  # of the allocator; 0 on the CPU
+    copy_bytes_per_second: BoundedRate | None = None  # to the device; None on the CPU
+    copy_bound_bytes_per_second: BoundedRate | None = None  # of copies alone
+    processes: tuple[ProcessWaits, ...] = ()  # by rank; empty for one process
     candidates: tuple[CandidateResult, ...] = ()
-    gains: tuple[Contribution, ...] = ()
-    contributions: tuple[Contribution, ...] = ()
-    advice: tuple[str, ...] = ()
+    gains: tuple[Contribution, ...] = ()  # measured, of settings that are not recommended defaults or change training
+    contributions: tuple[Contribution, ...] = ()  # of each setting, in the usual order of manual tuning
+    advice: tuple[str, ...] = ()  # improvements besides the loader's settings
     warnings: tuple[str, ...] = ()
 
 
@@ -199,73 +137,44 @@ class RecordedBudgets(FrozenModel):
 
 
 class TrialSummary(Configured):
-    """One trial of the search.
+    """One trial of the search, stopped early if it could not become the best."""
 
-    Attributes:
-        number: Position in the search, from 1.
-        outcome: `stopped_early` if it could not become the best, `skipped` if it was predicted to break a limit.
-        samples_per_second: Throughput in the warm process of the search; None if it did not complete.
-        relative_error: Half-width of its 95% interval as a share; None if unknown.
-        peak_host_bytes: Peak host memory; 0 if not sampled.
-    """
-
-    number: BoundedCount
-    outcome: TrialOutcome
-    samples_per_second: BoundedRate | None = None
-    relative_error: BoundedRate | None = None
+    number: BoundedCount  # position in the search, from 1
+    outcome: Literal["completed", "stopped_early", "skipped", "failed"]  # `skipped`: predicted to break a limit
+    samples_per_second: BoundedRate | None = None  # in the warm process of the search; None if it did not complete
+    relative_error: BoundedRate | None = None  # half-width of its 95% interval as a share; None if unknown
     predicted_samples_per_second: BoundedRate = 0.0
-    peak_host_bytes: BoundedBytes = 0
+    peak_host_bytes: BoundedBytes = 0  # 0 if not sampled
     peak_shm_bytes: BoundedBytes = 0
     reason: str = ""
 
 
-class ScalingPoint(FrozenModel):
-    """Throughput that the model expects at a number of workers, with all other settings as recommended."""
-
-    num_workers: Workers
-    samples_per_second: BoundedRate
-
-
 class SearchRecord(FrozenModel):
-    """How the configuration was found.
-
-    Attributes:
-        sampler: `model`, or the name of one of Optuna's samplers.
-        seconds: Duration of the whole run.
-        batch_samples: Samples in a batch; a mean if the workload makes its own batches.
-    """
+    """How the configuration was found."""
 
     trials: tuple[TrialSummary, ...] = ()
-    sampler: str
+    sampler: str  # `model`, or the name of one of Optuna's samplers
     seed: BoundedCount
-    seconds: BoundedSeconds
+    seconds: BoundedSeconds  # of the whole run
     phase_seconds: dict[Phase, BoundedSeconds] = Field(default_factory=dict)
     stop_reason: str
-    scaling: tuple[ScalingPoint, ...] = ()
-    batch_samples: Annotated[int, Field(ge=1, le=2**63 - 1)] = 1
+    scaling: dict[Workers, BoundedRate] = Field(default_factory=dict)  # expected samples per second by num_workers
+    batch_samples: Annotated[int, Field(ge=1, le=2**63 - 1)] = 1  # a mean if the workload makes its own batches
 
 
 class TunedProfile(Configured):
-    """One profile of dltune.json: the recommended configuration for one workload on one class of machines.
+    """One profile of dltune.json: the recommended configuration for one workload on one class of machines."""
 
-    Attributes:
-        config: The recommended configuration.
-        label: Name given with `--profile`; None identifies the profile by machine class and workload.
-        request: The tuning request, to repeat it.
-        is_complete: Whether the run came to its end; an interrupted run stores its best so far.
-        created_at: End of the run.
-    """
-
-    label: Annotated[str, Field(min_length=1)] | None = None
+    label: Annotated[str, Field(min_length=1)] | None = None  # given with `--profile`
     hardware: Hardware
     software: Software
     workload: WorkloadIdentity
     result: ProfileResult
     budgets: RecordedBudgets
     search: SearchRecord
-    request: dict[str, Any] = Field(default_factory=dict)
-    is_complete: bool = True
-    created_at: AwareDatetime
+    request: dict[str, Any] = Field(default_factory=dict)  # the tuning request, to repeat it
+    is_complete: bool = True  # an interrupted run stores its best so far
+    created_at: AwareDatetime  # end of the run
 
     @property
     def machine_class(self) -> str:
@@ -291,5 +200,5 @@ class TunedProfile(Configured):
 class TunedFile(FrozenModel):
     """The content of dltune.json: a profile for each machine class and workload."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     profiles: tuple[TunedProfile, ...] = ()

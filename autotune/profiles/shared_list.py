@@ -48,8 +48,5 @@ class SharedList(Sequence[T]):
 
 
 def shared(items: Iterable[T]) -> SharedList[T]:
-    """Store a long list of picklable entries so that all workers share it.
-
-    Each read of the immutable list creates a new object, which takes some microseconds for a small dict.
-    """
+    """Store a long list of picklable entries so that all workers share it; each read creates a new object."""
     return SharedList(items)

@@ -6,10 +6,8 @@ Files are not trusted: they are parsed, and nothing that a field names is import
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import stat
-import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,14 +17,11 @@ from typing import Final
 from pydantic import ValidationError
 
 from autotune.errors import OutputError, ProfileError
-from autotune.profiles.schema import SCHEMA_VERSION, TunedFile, TunedProfile
+from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.units import format_bytes
 
 MAX_FILE_BYTES: Final = 16 * 2**20  # a profile has about 4 KiB
 NEW_MODE: Final = 0o644  # others who can write the file could have their code executed
-STALE_SECONDS: Final = 3600.0  # age of a temporary file whose writer was killed; writing takes less than a second
-LOCK_SECONDS: Final = 30.0
-NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # from some network file systems
 
 
 def read_file(path: Path) -> TunedFile:
@@ -52,7 +47,7 @@ def read_file(path: Path) -> TunedFile:
     kinds = {repr(".".join(map(str, problem["loc"])))[1:-1]: problem["type"] for problem in reversed(problems)}
     unknown = [field for field, kind in kinds.items() if kind == "extra_forbidden"]
     if "schema_version" in kinds or unknown:
-        problem = f"has the unknown field {unknown[-1]}" if unknown else f"is not of schema version {SCHEMA_VERSION}"
+        problem = f"has the unknown field {unknown[-1]}" if unknown else "is not of schema version 1"
         raise ProfileError(f"{path} {problem}: another version of dltune, or another program, wrote it.")
     raise ProfileError(f"{path} is not a tuned file: {list(kinds)[-1]}: {problems[0]['msg']}.")
 
@@ -83,7 +78,7 @@ def _join(profiles: Iterable[TunedProfile]) -> TunedFile:
     return TunedFile(profiles=tuple(profile for same in kept.values() for profile in same))
 
 
-def save_profile(path: Path, *profiles: TunedProfile, lock_seconds: float = LOCK_SECONDS) -> None:
+def save_profile(path: Path, *profiles: TunedProfile, lock_seconds: float = 30.0) -> None:
     """Save profiles in a tuned file, in place of those with the same id, and keep the others.
 
     A profile that is not validated is saved next to the validated one with its id, which stays in use.
@@ -123,10 +118,6 @@ def write_atomically(path: Path, text: str) -> None:
     mode = path.stat().st_mode if path.exists() else stat.S_IFREG | NEW_MODE
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "It is not a regular file")
-    for stale in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
-        with suppress(OSError):
-            if time.time() - stale.stat().st_mtime > STALE_SECONDS:
-                stale.unlink()
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, NEW_MODE)
     try:
@@ -152,7 +143,7 @@ def _lock(path: Path, seconds: float) -> Iterator[None]:
     except Timeout:
         raise OutputError(f"{path} has been locked by another process for {seconds:g} s.") from None
     except OSError as error:
-        if error.errno not in NO_LOCKS:
+        if error.errno not in {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}:  # of some network file systems
             raise
     try:
         yield

@@ -124,8 +124,8 @@ def render_html(profile: TunedProfile, file: str, name: str | None = None) -> st
     jinja.filters |= {"number": number, "seconds": format_seconds, "config": describe_config}
     jinja.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     result, trials, scaling = profile.result, profile.search.trials, profile.search.scaling
-    rates = [point.samples_per_second for point in scaling] + [trial.samples_per_second or 0.0 for trial in trials]
-    workers = [one.dataloader.num_workers for one in (profile, *trials)] + [point.num_workers for point in scaling]
+    rates = [*scaling.values(), *(trial.samples_per_second or 0.0 for trial in trials)]
+    workers = [*scaling, *(one.dataloader.num_workers for one in (profile, *trials))]
     return jinja.get_template("report.html").render(
         profile=profile,
         report=make_report(profile, file, name),

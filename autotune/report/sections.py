@@ -10,7 +10,7 @@ from typing import Any, Final
 from autotune.config import Interval
 from autotune.profiles.schema import TunedProfile
 from autotune.settings import RANGES, SETTINGS, describe_config
-from autotune.units import format_bytes, format_percent, format_rate, format_seconds
+from autotune.units import format_bytes, format_rate, format_seconds
 
 NO_CHANGE: Final = "No change recommended: your settings are within noise of the best"
 NOTHING_YET: Final = "Nothing faster than your settings was found before the run ended"
@@ -68,7 +68,7 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     measured = (("before", base), ("after", result)) if base else (("now", result),)
     times = [(label, samples / max(one.samples_per_second, 1e-9), one.wait_share) for label, one in measured]
     memory = f" · peak memory {format_bytes(result.peak_host_bytes)}" if result.peak_host_bytes else ""
-    brief = f"waiting for data {' → '.join(format_percent(share) for _, _, share in times)}{memory}"
+    brief = f"waiting for data {' → '.join(f'{share:.0%}' for _, _, share in times)}{memory}"
     return Report(
         title=f"{profile.workload.title} · {profile.machine_class} · {profile.created_at:%Y-%m-%d %H:%M} UTC",
         headline=headline,
@@ -130,11 +130,11 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
     metrics = (
         ("Throughput", f"{number(rate)} samples/s in a training run of {result.epochs} epochs"),
         ("All processes", f"{number(together)} samples/s" if together > rate else ""),
-        ("Waiting for data", f"{format_percent(result.wait_share)} of the time"),
+        ("Waiting for data", f"{result.wait_share:.0%} of the time"),
         ("Wait for a batch", ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in quantiles)),
         ("Mean wait by rank", ", ".join(format_seconds(one.wait_seconds) for one in result.processes)),
         ("Bottleneck", BOTTLENECKS[result.bottleneck]),
-        ("Upper bound", f"{number(bound)} samples/s, {format_percent(rate / bound)} reached" if bound else ""),
+        ("Upper bound", f"{number(bound)} samples/s, {rate / bound:.0%} reached" if bound else ""),
         *((name, f"{format_bytes(peak)} of {format_bytes(limit)}" if peak else "") for name, peak, limit in peaks),
         ("Copies", f"{copied / 1e9:.1f} GB/s of {copy_bound / 1e9:.1f} GB/s" if copied and copy_bound else ""),
     )
@@ -147,7 +147,7 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
         rows.append((part.setting, number(part.samples_per_second), _factor(part.speedup), ci95, source))
     yield Table("Contribution of each setting", ("Setting", "Samples/s", "Speedup", "95% CI", "Source"), tuple(rows))
 
-    runs = ((one, ", ".join(number(run.samples_per_second) for run in one.runs)) for one in result.candidates)
+    runs = ((one, ", ".join(map(number, one.runs.values()))) for one in result.candidates)
     rows = [(describe_config(one.config), rates or "-", "; ".join(one.failures) or "-") for one, rates in runs]
     yield Table("Validation runs", ("Configuration", "Samples/s", "Failures"), tuple(rows))
 
@@ -200,12 +200,12 @@ def load_code(profile: TunedProfile, file: str, name: str | None = None) -> str:
 
 def _write_loader(profile: TunedProfile, make_loader: str, settings: dict[str, Any]) -> str:
     """Write the call that makes the loader, and how batches are copied to the device if that is a setting."""
-    workload, process, choice = profile.workload, profile.process, ""
+    workload, process, choice = profile.workload, profile.config.process, ""
     maker = (workload.loader_class or "DataLoader").replace(":", ".")
     short = maker.rpartition(".")[2]
     if short != "DataLoader":
         maker = short if short.isidentifier() else "make_loader"  # no expression from a file becomes code to paste
-    if workload.has_loader_function:
+    if ":" in (workload.loader_class or ""):
         arguments = [f"{name}={value!r}" for name, value in workload.dataset_args.items() if name.isidentifier()]
         if workload.split is not None:
             choice = f"[{workload.split if workload.split.isdecimal() else repr(workload.split)}]"

@@ -20,7 +20,7 @@ from autotune.request import WorkloadRequest
 from autotune.runner.error_patterns import DEVICES, MAX_QUOTED_CHARACTERS, RESOURCES, find_advice, find_pattern
 from autotune.runner.hangs import HangReport
 from autotune.runner.resources import ResourceUsage
-from autotune.system.code_places import find_module, is_library
+from autotune.system.software import find_module, is_library
 from autotune.units import format_bytes, format_seconds
 
 UNKNOWN_LOSS: Final = "It was killed, or code of the dataset ended it (sys.exit, os._exit)"

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from autotune.system.code_places import is_library
 from autotune.system.processes import PROC, STACK_SIGNAL, read_text
+from autotune.system.software import is_library
 
 ANSWER_SECONDS: Final = 0.3  # for a process to write its stacks; one that waits for a disk does not
 MAX_PROCESSES: Final = 256

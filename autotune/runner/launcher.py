@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
-from autotune.system.processes import PROC, TRIAL_VARIABLE, list_tree, read_session
+from autotune.system.processes import PROC, TRIAL_VARIABLE, list_tree
 
 MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108, and torch adds to it
 MAX_ANSWER_BYTES: Final = 2**16
@@ -217,8 +217,8 @@ class Launcher:
 def kill_session(session: int) -> None:
     """Kill the processes of a trial whose supervisor was killed; those that left its session are lost."""
     for pid in (int(folder.name) for folder in PROC.iterdir() if folder.name.isdigit()):
-        if read_session(pid) == session:
-            for one in list_tree(pid):
+        with contextlib.suppress(OSError):
+            for one in list_tree(pid) if os.getsid(pid) == session else ():
                 with contextlib.suppress(OSError):
                     os.kill(one, signal.SIGKILL)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from autotune.system.processes import CGROUP, PROC, read_int, read_numbers, read_text
+from autotune.system.processes import CGROUP, PROC, read_numbers, read_text
 
 UNLIMITED_V1: Final = 1 << 60  # version 1 writes "no limit" as 9223372036854771712
 MEMORY_FILES: Final = (
@@ -17,17 +17,13 @@ MEMORY_FILES: Final = (
 
 
 def walk_ancestors(proc: Path, cgroup: Path, *controllers: str) -> Iterator[Path]:
-    """Yield our cgroup's folder and its ancestors up to the root of the mount; controller `""` is version 2.
-
-    A container often reads the host's path in /proc/self/cgroup but mounts only its own subtree, so folders that do not
-    exist are skipped.
-    """
+    """Yield our cgroup's folder and its ancestors up to the root of the mount; controller `""` is version 2."""
     lines = [(*line.split(":", 2), "", "")[1:3] for line in read_text(proc / "self" / "cgroup").splitlines()]
     for controller in controllers:
         for joint, path in lines:
             names = (joint, controller) if controller else ("unified", "")
             root = next((cgroup / name for name in names if (cgroup / name).is_dir()), None)
-            if controller in joint.split(",") and root is not None:
+            if controller in joint.split(",") and root is not None:  # a container may mount a part of the host's path
                 above = (root / path.lstrip("/"), *(root / path.lstrip("/")).parents)
                 yield from (folder for folder in above[: above.index(root) + 1] if folder.is_dir())
 
@@ -43,13 +39,11 @@ def read_cpu_quota(proc: Path = PROC, cgroup: Path = CGROUP) -> float | None:
     return min(quotas, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class CpuThrottling:
+class CpuThrottling(NamedTuple):
     """Use of one cgroup's CPU quota since the cgroup was created: enforcement periods, and those cut short."""
 
     periods: int
     throttled_periods: int
-    throttled_seconds: float = 0.0  # of all its CPUs; 0 if unknown
 
     @property
     def throttled_share(self) -> float:
@@ -60,15 +54,8 @@ class CpuThrottling:
 def read_cpu_throttling(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[CpuThrottling, ...]:
     """Return the use of each CPU quota that applies to us: our own cgroup's first, then each ancestor's."""
     counted = (read_numbers(folder / "cpu.stat") for folder in walk_ancestors(proc, cgroup, "", "cpu"))
-    return tuple(
-        CpuThrottling(
-            periods=numbers["nr_periods"],
-            throttled_periods=numbers["nr_throttled"],
-            throttled_seconds=numbers.get("throttled_usec", 0) * 1e-6 + numbers.get("throttled_time", 0) * 1e-9,
-        )  # version 2 counts microseconds, version 1 nanoseconds
-        for numbers in counted
-        if "nr_periods" in numbers and "nr_throttled" in numbers
-    )
+    names = ("nr_periods", "nr_throttled")
+    return tuple(CpuThrottling(*map(one.__getitem__, names)) for one in counted if one.keys() >= set(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +68,13 @@ class CpuCounters:
     throttling: tuple[CpuThrottling, ...] = ()
 
 
-def read_cpu_counters(proc: Path = PROC, cgroup: Path = CGROUP) -> CpuCounters | None:
-    """Read the counters; None if psutil cannot read CPU times."""
+def read_cpu_counters(proc: Path = PROC, cgroup: Path = CGROUP) -> CpuCounters:
+    """Read the counters."""
     import psutil  # training code, which loads a profile, does not need it
 
-    try:
-        times = psutil.cpu_times()
-        busy = times.user + times.nice + times.system + times.irq + times.softirq  # `user` includes virtual machines
-        total = busy + times.idle + times.iowait + times.steal
-    except (OSError, ValueError, TypeError, AttributeError):  # the last two if a column is missing
-        return None
+    times = psutil.cpu_times()
+    busy = times.user + times.nice + times.system + times.irq + times.softirq  # `user` includes virtual machines
+    total = busy + times.idle + times.iowait + times.steal
     return CpuCounters(busy, total, times.steal, throttling=read_cpu_throttling(proc, cgroup))
 
 
@@ -126,14 +110,14 @@ def list_memory_limits(proc: Path = PROC, cgroup: Path = CGROUP) -> list[tuple[i
         (limit, folder / usage_name, cache_key)
         for folder in walk_ancestors(proc, cgroup, "", "memory")
         for limit_name, usage_name, cache_key in MEMORY_FILES
-        if (limit := read_int(folder / limit_name)) is not None and limit < UNLIMITED_V1
+        if (text := read_text(folder / limit_name).strip()).isdecimal() and (limit := int(text)) < UNLIMITED_V1
     ]
 
 
 def read_available(limit_bytes: int, usage: Path, cache_key: str) -> int:
     """Return the bytes left under a memory limit; reclaimable file cache counts as free."""
     cache = read_numbers(usage.with_name("memory.stat")).get(cache_key, 0)
-    return max(0, limit_bytes - max(0, (read_int(usage) or 0) - cache))
+    return max(0, limit_bytes - max(0, int(read_text(usage) or 0) - cache))
 
 
 def find_own_memory_groups(proc: Path = PROC, cgroup: Path = CGROUP) -> list[Path]:

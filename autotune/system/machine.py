@@ -1,8 +1,4 @@
-"""Hardware and limits of this machine and its container, and the versions that a profile stores.
-
-`os.cpu_count()` ignores affinity and cgroup quotas; torch's suggested number of workers ignores the quota.
-GPUs are listed without starting torch or CUDA.
-"""
+"""Hardware and limits of this machine and its container, read without starting torch or CUDA."""
 
 from __future__ import annotations
 
@@ -15,16 +11,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from pydantic import Field
 
 from autotune.config import BoundedBytes, BoundedCount, BoundedCpus, FrozenModel, StartMethod
 from autotune.system.cgroups import list_memory_limits, read_available, read_cpu_quota
-from autotune.system.processes import CGROUP, DEV, PROC, SHM, read_field
-
-VISIBLE_DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-MAX_NOFILE: Final = 1 << 20  # open files of a process without a limit: the kernel's default maximum
+from autotune.system.processes import CGROUP, PROC, SHM, read_field
 
 
 class Accelerator(FrozenModel):
@@ -36,25 +28,15 @@ class Accelerator(FrozenModel):
 
 
 class Hardware(FrozenModel):
-    """The hardware that a profile was measured on.
+    """The hardware that a profile was measured on."""
 
-    Attributes:
-        gpu: Name of the accelerator; None on a machine without one.
-        gpu_count: Accelerators of that name.
-        cpu: Model of the CPU; None if unknown.
-        usable_cpus: The smaller of affinity and every cgroup quota, in CPUs.
-        memory_limit_bytes: The smaller of physical memory and every cgroup limit.
-        shm_limit_bytes: Size of `/dev/shm`.
-        nofile_limit: Limit of open files per process.
-    """
-
-    gpu: str | None
-    gpu_count: BoundedCount
-    cpu: str | None
-    usable_cpus: BoundedCpus
-    memory_limit_bytes: BoundedBytes
-    shm_limit_bytes: BoundedBytes
-    nofile_limit: BoundedCount
+    gpu: str | None  # name of the accelerator; None on a machine without one
+    gpu_count: BoundedCount  # accelerators of that name
+    cpu: str | None  # model of the CPU; None if unknown
+    usable_cpus: BoundedCpus  # the smaller of affinity and every cgroup quota
+    memory_limit_bytes: BoundedBytes  # the smaller of physical memory and every cgroup limit
+    shm_limit_bytes: BoundedBytes  # size of /dev/shm
+    nofile_limit: BoundedCount  # soft limit of open files per process
 
     @property
     def machine_class(self) -> str:
@@ -69,37 +51,25 @@ class Hardware(FrozenModel):
 
 
 class Software(FrozenModel):
-    """The software that a profile was measured with.
-
-    Attributes:
-        cuda: Version of CUDA that torch was built with; None for a CPU build.
-        start_method: Default start method of workers.
-        thread_variables: Environment variables that limit the threads of libraries.
-    """
+    """The software that a profile was measured with."""
 
     dltune: str
     torch: str
-    cuda: str | None
+    cuda: str | None  # version that torch was built with; None for a CPU build
     python: str
-    start_method: StartMethod
-    thread_variables: dict[str, str] = Field(default_factory=dict)
+    start_method: StartMethod  # of workers, by default
+    thread_variables: dict[str, str] = Field(default_factory=dict)  # which limit the threads of libraries
 
 
 @dataclass(frozen=True, slots=True)
 class MachineProfile:
-    """Resources that a training process on this machine may use.
-
-    Attributes:
-        quota_cpus: Smallest cgroup CPU quota; None without one.
-        memory_available_bytes: Memory that is free now or can be reclaimed.
-        nofile_limit: Soft limit of open files.
-    """
+    """Resources that a training process on this machine may use."""
 
     cpu: str | None
     affinity_cpus: int
-    quota_cpus: float | None
+    quota_cpus: float | None  # the smallest of the cgroups' quotas; None without one
     memory_limit_bytes: int
-    memory_available_bytes: int
+    memory_available_bytes: int  # free now, or reclaimable
     shm_limit_bytes: int
     shm_free_bytes: int
     shm_writable: bool
@@ -109,11 +79,6 @@ class MachineProfile:
     def usable_cpus(self) -> float:
         """The smaller of affinity and quota."""
         return float(min(self.affinity_cpus, self.quota_cpus or math.inf))
-
-    @property
-    def cpu_source(self) -> str:
-        """The limit that determines `usable_cpus`: `cgroup` or `affinity`."""
-        return "cgroup" if self.usable_cpus < self.affinity_cpus else "affinity"
 
     def share(self, processes: int) -> MachineProfile:
         """Return the machine with the CPUs of one of several training processes; budgets divide the other resources."""
@@ -138,7 +103,7 @@ def read_machine(proc: Path = PROC, cgroup: Path = CGROUP, shm: Path = SHM) -> M
         shm_limit_bytes=shm_size,
         shm_free_bytes=shm_free,
         shm_writable=os.access(shm, os.W_OK),
-        nofile_limit=MAX_NOFILE if nofile == resource.RLIM_INFINITY else nofile,
+        nofile_limit=1 << 20 if nofile == resource.RLIM_INFINITY else nofile,  # the kernel's default maximum
     )
 
 
@@ -195,7 +160,7 @@ def read_gpus(proc: Path = PROC, environ: Mapping[str, str] = os.environ) -> tup
 
 
 def describe_local_hardware(
-    machine: MachineProfile, there: Hardware, *, gpus: Sequence[str] | None = None, dev: Path = DEV
+    machine: MachineProfile, there: Hardware, *, gpus: Sequence[str] | None = None, dev: Path = Path("/dev")
 ) -> Hardware:
     """Return this machine's hardware, to compare with a profile's; `gpus` are the names that the driver lists.
 
@@ -203,17 +168,11 @@ def describe_local_hardware(
     can name is assumed to be the profile's if its device file exists.
     """
     listed, tuned = read_gpus() if gpus is None else gpus, there.gpu
-    if not listed and tuned and _has_device_file(tuned, dev):
-        return machine.hardware(Accelerator(name=tuned, count=there.gpu_count))
+    if not listed and tuned:
+        is_amd = re.search(r"\b(AMD|Radeon|Instinct)\b", tuned) is not None
+        if any(dev.glob("dri/renderD*" if tuned == "xpu" else "kfd" if is_amd else "dxg")):  # the last one in WSL
+            return machine.hardware(Accelerator(name=tuned, count=there.gpu_count))
     # The driver does not name the slice of a partitioned GPU.
     names = [tuned if tuned and one.endswith(" MIG") and tuned.startswith(f"{one} ") else one for one in listed]
     gpu = tuned if tuned in names else next(iter(names), None)
     return machine.hardware(None if gpu is None else Accelerator(name=gpu, count=names.count(gpu)))
-
-
-def _has_device_file(gpu: str, dev: Path) -> bool:
-    """Return whether a visible accelerator of AMD or Intel, or of NVIDIA in WSL, may be this one."""
-    if any(os.environ.get(name, "unset").strip() in ("", "-1") for name in VISIBLE_DEVICES):
-        return False
-    is_amd = re.search(r"\b(AMD|Radeon|Instinct)\b", gpu) is not None
-    return any(dev.glob("dri/renderD*" if gpu == "xpu" else "kfd" if is_amd else "dxg"))

@@ -1,4 +1,4 @@
-"""Processes as /proc describes them: descendants, threads and memory; and what the kernel does when a parent ends.
+"""Processes as /proc describes them: descendants, threads, memory, and tensors in /dev/shm.
 
 A file that cannot be read counts as empty. Folders are parameters for tests. Only the standard library is imported.
 """
@@ -8,22 +8,21 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup")
 SHM: Final = Path("/dev/shm")
-DEV: Final = Path("/dev")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-CLEANERS: Final = ("torch_shm_manager", "multiprocessing.resource_tracker")
 TRIAL_VARIABLE: Final = "DLTUNE_TRIAL"  # in the environment of every process of a trial
 STACK_SIGNAL: Final = signal.SIGRTMIN + 10  # at which a process of a trial dumps its stacks; nobody else uses it
+MIN_EMPTY_SECONDS: Final = 0.5  # a new segment of shared memory has no content for some microseconds
 STACKS_FILE: Final = "stacks"  # in the temporary folder of the trial
-PR_SET_PDEATHSIG: Final = 1
-PR_SET_CHILD_SUBREAPER: Final = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -36,12 +35,12 @@ def read_text(path: Path) -> str:
         return ""
 
 
-def read_int(path: Path) -> int | None:
-    """Read a file that contains one number; None if it contains something else."""
+def list_folder(path: Path) -> list[Path]:
+    """List a folder; empty if it cannot be read."""
     try:
-        return int(read_text(path))
-    except ValueError:
-        return None
+        return list(path.iterdir())
+    except OSError:
+        return []
 
 
 def read_numbers(path: Path) -> dict[str, int]:
@@ -56,38 +55,31 @@ def read_field(path: Path, name: str) -> str | None:
     return next((value.strip() for key, _, value in pairs if key.strip() == name), None) or None
 
 
-def _list_threads(pid: int | str, proc: Path) -> list[Path]:
-    try:
-        return list((proc / str(pid) / "task").iterdir())
-    except OSError:
-        return []
-
-
 def list_tree(pid: int, proc: Path = PROC) -> list[int]:
     """List a process and its living descendants, the root first."""
     found = [pid]
     for parent in found:
-        found += [
-            int(child) for thread in _list_threads(parent, proc) for child in read_text(thread / "children").split()
-        ]
+        for thread in list_folder(proc / str(parent) / "task"):
+            found += map(int, read_text(thread / "children").split())
     return found
 
 
 def count_threads() -> int:
     """Count the threads of this process, including those of native libraries; 0 if unknown."""
-    return len(_list_threads("self", PROC))
+    return len(list_folder(PROC / "self" / "task"))
 
 
 def read_thread_seconds(pid: int, proc: Path = PROC) -> dict[int, float]:
     """Return the CPU time of each thread of a process, in seconds, by thread id; empty if unknown."""
-    spent = {int(thread.name): read_text(thread / "schedstat").split() for thread in _list_threads(pid, proc)}
+    threads = list_folder(proc / str(pid) / "task")
+    spent = {int(thread.name): read_text(thread / "schedstat").split() for thread in threads}
     return {thread: int(nanoseconds[0]) * 1e-9 for thread, nanoseconds in spent.items() if nanoseconds}
 
 
 def is_cleaner(pid: int, proc: Path = PROC) -> bool:
     """Return whether a process removes the names that dead processes leave in /dev/shm."""
     command = read_text(proc / str(pid) / "cmdline")
-    return any(cleaner in command for cleaner in CLEANERS)
+    return any(cleaner in command for cleaner in ("torch_shm_manager", "multiprocessing.resource_tracker"))
 
 
 def read_smaps(pid: int | str, proc: Path = PROC) -> Counter[str]:
@@ -110,21 +102,73 @@ def measure_pss(pids: Iterable[int], proc: Path = PROC) -> int:
 
 def memory_upper_bound(pids: Iterable[int], proc: Path = PROC) -> int:
     """Return a cheap upper bound of the memory of processes without shared memory: shared pages count once each."""
-    residents = (read_resident(pid, proc) for pid in pids)
-    return sum(resident - shared for resident, shared in residents)
-
-
-def read_session(pid: int, proc: Path = PROC) -> int:
-    """Return the session of a process; 0 if it is gone."""
-    fields = read_text(proc / str(pid) / "stat").rpartition(")")[2].split()
-    return int(fields[3]) if len(fields) > 3 else 0
+    return sum(resident - shared for resident, shared in (read_resident(pid, proc) for pid in pids))
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when the thread ends that started it."""
-    _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+    _libc.prctl(1, number, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:
     """Make this process the parent of all its descendants whose own parents end."""
-    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+# Tensors in /dev/shm. Process IDs repeat across containers that share it (`--ipc=host`), and torch's names contain
+# nothing else: a name is removed only if a process of this run has mapped or opened it, or if it has no content.
+
+
+def list_used_segments(pid: int | str = "self", proc: Path = PROC) -> set[str]:
+    """Return torch's names in /dev/shm that a process has mapped or opened."""
+    lines = (line for line in read_text(proc / str(pid) / "maps").splitlines() if "/torch_" in line)
+    paths = [line.split(maxsplit=5)[5] for line in lines]
+    for descriptor in list_folder(proc / str(pid) / "fd"):
+        with suppress(OSError):
+            paths.append(str(descriptor.readlink()))
+    return {Path(path.removesuffix(" (deleted)")).name for path in paths if "/torch_" in path}
+
+
+def list_empty_segments(pids: Collection[int], shm: Path = SHM) -> set[str]:
+    """Return names of these processes without content: torch leaves them where /dev/shm is full."""
+    found = set()
+    for name in list_names(pids, shm=shm):
+        with suppress(OSError):
+            status = (shm / name).stat()
+            if name.startswith("torch_") and not status.st_blocks and time.time() - status.st_ctime > MIN_EMPTY_SECONDS:
+                found.add(name)
+    return found
+
+
+def remove_segments(names: Iterable[str], spared: Collection[str] = (), shm: Path = SHM) -> None:
+    """Remove names in /dev/shm."""
+    for name in set(names).difference(spared):
+        with suppress(OSError):
+            (shm / name).unlink()
+
+
+def measure_segments(pids: Iterable[int], names: Iterable[str], proc: Path = PROC, shm: Path = SHM) -> tuple[int, int]:
+    """Return the bytes of files in /dev/shm that are mapped, open or named, and of those that are not mapped."""
+    mapped: dict[int, int] = {}
+    others: dict[int, int] = {}
+    paths = [shm / name for name in names]
+    for pid in pids:
+        paths += list_folder(proc / str(pid) / "fd")
+        for line in read_text(proc / str(pid) / "maps").splitlines():
+            addresses, _, _, _, inode, *rest = line.split(maxsplit=5)
+            if rest and rest[0].startswith(f"{shm}/"):
+                first, last = (int(address, 16) for address in addresses.split("-"))
+                mapped[int(inode)] = max(mapped.get(int(inode), 0), last - first)
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            if status.st_dev == shm.stat().st_dev:
+                others[status.st_ino] = status.st_blocks * 512
+    unmapped = sum(size for inode, size in others.items() if inode not in mapped)
+    return sum(others.get(inode, size) for inode, size in mapped.items()) + unmapped, unmapped
+
+
+def list_names(pids: Collection[int], known: Collection[str] = (), shm: Path = SHM) -> set[str]:
+    """Return the names in /dev/shm except known ones and tensors of processes other than these."""
+    owners, names = set(map(str, pids)), {path.name for path in list_folder(shm)}.difference(known)
+    return {name for name in names if not name.startswith("torch_") or name.split("_")[1] in owners}

@@ -1,8 +1,4 @@
-"""Handles SIGINT and SIGTERM so that an interrupted run keeps its measurements.
-
-Python raises KeyboardInterrupt anywhere in the program, and again for each further signal, even while the result is
-being written.
-"""
+"""Handles SIGINT and SIGTERM so that an interrupted run keeps its measurements, even while it writes its result."""
 
 from __future__ import annotations
 
@@ -15,9 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-# `timeout` and batch systems signal a process and its group, milliseconds apart; users who insist press Ctrl-C two or
-# three times a second.
-DEBOUNCE_SECONDS: Final = 0.4
+DEBOUNCE_SECONDS: Final = 0.4  # `timeout` signals a process and its group at once; users press Ctrl-C less often
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _received: Final[set[str]] = set()  # "interrupt" if one was raised during the current command
 

@@ -1,4 +1,4 @@
-"""Versions, start method and environment variables of training, read without importing torch, which takes seconds."""
+"""Versions, start method, environment and code of training, read without importing torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ THREAD_VARIABLES: Final = (
     *("RAYON_NUM_THREADS", "POLARS_MAX_THREADS", "BLOSC_NTHREADS"),
 )  # most libraries read them on first use
 PLACEMENT_VARIABLES: Final = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "TOKENIZERS_PARALLELISM")
-WORLD_SIZE_VARIABLES: Final = (
-    *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"),
-)  # torchrun, Open MPI, MPICH, srun; sbatch sets Slurm's for torchrun too, so it is last
+RANKS: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+ROOTS: Final = (str(Path(os.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)  # Python's, dltune's
+INSTALLED: Final = {"site-packages", "dist-packages"}
 _ASSIGNMENT: Final = re.compile(r"^(__version__|cuda)\b[^=\n]*= *'([^'\n]+)'$", re.MULTILINE)
 
 
@@ -34,45 +34,49 @@ class TorchVersion(NamedTuple):
 
 
 def read_torch(folder: Path | None = None) -> TorchVersion | None:
-    """Read `version.py`, which has CUDA's version, of the torch that would be imported, or is in a folder."""
+    """Read `version.py` of the torch that would be imported, or is in a folder; None if there is none."""
     if folder is None and (spec := find_spec("torch")) is not None and spec.origin:
         folder = Path(spec.origin).parent
     values = dict(_ASSIGNMENT.findall(read_text(folder / "version.py"))) if folder is not None else {}
-    version = values.get("__version__") or _read_metadata("torch")
-    return None if version is None else TorchVersion(version, values.get("cuda"))
+    return TorchVersion(values["__version__"], values.get("cuda")) if "__version__" in values else None
 
 
 def read_own_version() -> str:
     """Return dltune's version; `unknown` if it is not installed."""
-    return _read_metadata("dltune") or "unknown"
-
-
-def _read_metadata(distribution: str) -> str | None:
     from importlib.metadata import PackageNotFoundError, version  # a tenth of the time to load a profile
 
     try:
-        return version(distribution)
+        return version("dltune")
     except PackageNotFoundError:
-        return None
-
-
-def read_start_method() -> StartMethod:
-    """Return Python's default start method of worker processes."""
-    return cast("StartMethod", multiprocessing.get_all_start_methods()[0])
+        return "unknown"
 
 
 def read_start_method_in_force() -> StartMethod:
     """Return the start method of this process without fixing it, as `multiprocessing.get_start_method()` does."""
-    chosen = multiprocessing.get_start_method(allow_none=True)
-    return read_start_method() if chosen is None else cast("StartMethod", chosen)
+    chosen = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return cast("StartMethod", chosen)
 
 
 def read_local_world_size(environ: Mapping[str, str] = os.environ) -> int:
     """Return the number of training processes on this host, as torchrun, MPI or Slurm sets it; else 1."""
-    texts = (environ.get(name, "") for name in WORLD_SIZE_VARIABLES)
+    texts = (environ.get(name, "") for name in RANKS)  # sbatch sets Slurm's variable for torchrun too, so it is last
     return max(1, next((int(text) for text in texts if text.isdecimal()), 1))
 
 
 def read_thread_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that are set and decide how many threads libraries start, and on which CPUs."""
     return {name: environ[name] for name in (*THREAD_VARIABLES, *PLACEMENT_VARIABLES) if name in environ}
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file of Python code belongs to the interpreter, to an installed package, or to dltune."""
+    return file.startswith(("<", *ROOTS)) or not INSTALLED.isdisjoint(Path(file).parts)
+
+
+def find_module(name: str, folder: Path) -> Path | None:
+    """Return the nearest file or package of a dotted module name in a folder or two levels below; None without one."""
+    ends, skipped = [name.replace(".", "/") + end for end in (".py", "/__init__.py")], {*INSTALLED, "build", "dist"}
+    for file in (file for depth in range(3) for end in ends for file in sorted(folder.glob("*/" * depth + end))):
+        if not any(part.startswith(".") or part in skipped for part in file.relative_to(folder).parts):
+            return file
+    return None

@@ -213,7 +213,7 @@ def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.Tri
     return schema.TrialSummary(samples_per_second=record.samples_per_second, **facts)
 
 
-def trace_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tuple[schema.ScalingPoint, ...]:
+def trace_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> dict[int, float]:
     """Trace the expected throughput over the workers, within the limits; without workers from the default values."""
     swept = []
     for workers in sorted({*plan.space.choices["num_workers"], config.dataloader.num_workers}):
@@ -222,13 +222,8 @@ def trace_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tup
             changed = plan.defaults.default_variant(changed)
         if changed == config or plan.fits(changed):
             swept.append(changed)
-    return tuple(
-        schema.ScalingPoint(
-            num_workers=changed.dataloader.num_workers,
-            samples_per_second=min(expected.samples_per_second, MAX_RATE),
-        )
-        for changed, expected in zip(swept, found.model.surrogate.predict(swept), strict=True)
-    )
+    rates = [min(expected.samples_per_second, MAX_RATE) for expected in found.model.surrogate.predict(swept)]
+    return {changed.dataloader.num_workers: rate for changed, rate in zip(swept, rates, strict=True)}
 
 
 def _change_workers(config: LoaderConfig, workers: int) -> LoaderConfig:

@@ -14,7 +14,7 @@ from typing import Final
 
 from autotune.config import Interval, LoaderConfig
 from autotune.planning.plan import Plan
-from autotune.profiles.schema import BatchWaits, CandidateResult, ProcessWaits, ValidationRun
+from autotune.profiles.schema import BatchWaits, CandidateResult, ProcessWaits
 from autotune.progress import ProgressListener
 from autotune.protocol.interruption import capture_interruption
 from autotune.protocol.measurement import Measurement, TrialResult
@@ -138,9 +138,8 @@ class CandidateRuns:
 
     def record(self) -> CandidateResult:
         """Return the raw runs as a profile stores them."""
-        runs = (ValidationRun(number=number, samples_per_second=rate) for number, rate in self.rates.items())
         failures = (f"{failure.kind}: it {failure.message}" for failure in self.failures)
-        return CandidateResult(config=self.config, runs=tuple(runs), failures=tuple(failures))
+        return CandidateResult(config=self.config, runs=dict(self.rates), failures=tuple(failures))
 
 
 @dataclass(slots=True)

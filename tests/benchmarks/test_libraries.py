@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from autotune.profiles.schema import CandidateResult, ValidationRun
+from autotune.profiles.schema import CandidateResult
 from benchmarks.libraries import LIBRARIES, LibraryResult, find_compared, format_results
 from benchmarks.library_training import find_loaders, train
 from benchmarks.workloads.libraries import made_once
@@ -45,11 +45,7 @@ def test_without_another_candidate_there_is_no_predicted_speedup() -> None:
 def test_if_no_change_is_recommended_the_best_other_candidate_is_compared() -> None:
     rated = {0: (10.0, 10.0), 1: (5.0, 5.0), 2: (9.0, 8.0)}  # samples/s of the rounds, by workers
     kept, worse, other = (
-        CandidateResult(
-            config=make_config(workers),
-            runs=tuple(ValidationRun(number=number, samples_per_second=rate) for number, rate in enumerate(rates, 1)),
-        )
-        for workers, rates in rated.items()
+        CandidateResult(config=make_config(workers), runs=dict(enumerate(rates, 1))) for workers, rates in rated.items()
     )
     result = make_profile_result(verdict="no_change", candidates=(kept, worse, other))
     profile = make_profile(result=result).model_copy(update={"config": kept.config})

@@ -28,9 +28,10 @@ def make_hostile_profile() -> TunedProfile:
     bad: TunedProfile = _poison(good)
     result = bad.result.model_copy(update={"verdict": "faster", "bottleneck": "cpu"})
     trials = (*good.search.trials, make_failed_summary(6, make_config(2), HOSTILE))
-    search = bad.search.model_copy(update={"trials": trials, "phase_seconds": good.search.phase_seconds})
+    kept_parts = {"trials": trials, "phase_seconds": good.search.phase_seconds, "scaling": good.search.scaling}
+    search = bad.search.model_copy(update=kept_parts)
     candidates = zip(result.candidates, good.result.candidates, strict=True)
-    kept = tuple(one.model_copy(update={"config": other.config}) for one, other in candidates)
+    kept = tuple(one.model_copy(update={"config": other.config, "runs": other.runs}) for one, other in candidates)
     assert result.baseline is not None
     baseline = result.baseline.model_copy(update={"config": make_config()})
     return bad.model_copy(

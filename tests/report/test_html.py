@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.profiles.schema import Contribution, ProfileResult, ScalingPoint, SearchRecord, TunedProfile
+from autotune.profiles.schema import Contribution, ProfileResult, SearchRecord, TunedProfile
 from autotune.report.render import make_ticks, render_html, render_markdown, render_profile, render_summary
 from tests.builders import (
     make_config,
@@ -154,11 +154,10 @@ TRIALS = st.builds(
     predicted_samples_per_second=RATES,
     peak_host_bytes=BYTES,
 )
-POINTS = st.builds(ScalingPoint, num_workers=st.integers(0, 500), samples_per_second=RATES)
 SEARCHES = st.builds(
     make_search_record,
     trials=st.lists(TRIALS, max_size=5).map(tuple),
-    scaling=st.lists(POINTS, max_size=4).map(tuple),
+    scaling=st.dictionaries(st.integers(0, 500), RATES, max_size=4),
     batch_samples=st.integers(1, 10**6),
 )
 PARTS = st.builds(

@@ -11,7 +11,6 @@ from autotune.system.machine import (
     describe_local_hardware,
     read_gpus,
     read_machine,
-    read_shm,
 )
 from tests.builders import make_machine, write_files
 
@@ -33,22 +32,9 @@ def test_the_processor_is_named_by_its_first_model_name(tmp_path: Path) -> None:
     assert read_machine(write_files(tmp_path, {"cpuinfo": cpuinfo}), tmp_path, tmp_path).cpu == "Xeon: Gold"
 
 
-def test_shared_memory_is_measured_on_its_own_file_system() -> None:
-    status = os.statvfs("/dev/shm")
-    size, free = read_shm(Path("/dev/shm"))
-    assert size == status.f_frsize * status.f_blocks
-    assert 0 <= free <= size
-
-
-def test_the_smaller_of_affinity_and_quota_is_usable_and_named_as_the_source() -> None:
-    by_quota, by_affinity = (make_machine(affinity_cpus=cpus, quota_cpus=2.5) for cpus in (8, 2))
-    assert (by_quota.usable_cpus, by_quota.cpu_source) == (2.5, "cgroup")
-    assert (by_affinity.usable_cpus, by_affinity.cpu_source) == (2.0, "affinity")
-
-
-@pytest.mark.parametrize(("usable", "whole"), [(0.25, 1), (1.0, 1), (1.5, 2), (4.0, 4)])
-def test_a_part_of_a_cpu_counts_as_one(usable: float, whole: int) -> None:
-    assert count_whole_cpus(usable) == whole
+def test_the_smaller_of_affinity_and_quota_is_usable_and_a_part_of_a_cpu_counts_as_one() -> None:
+    assert [make_machine(affinity_cpus=cpus, quota_cpus=2.5).usable_cpus for cpus in (8, 2)] == [2.5, 2.0]
+    assert [count_whole_cpus(usable) for usable in (0.25, 1.0, 1.5, 4.0)] == [1, 1, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -74,14 +60,12 @@ def test_gpus_are_listed_as_cuda_would_see_them(visible: str | None, names: tupl
     ("gpu", "file"),
     [
         ("NVIDIA GeForce RTX 4090", "dxg"),  # in WSL
-        ("Tesla T4", "dxg"),
         ("AMD Instinct MI300X", "kfd"),
-        ("AMD Radeon RX 7900 XTX", "kfd"),
         ("xpu", "dri/renderD128"),
     ],
 )
 def test_an_accelerator_that_only_torch_can_name_is_the_profiles_if_its_device_file_exists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, file: str
+    tmp_path: Path, gpu: str, file: str
 ) -> None:
     machine = make_machine()
     there = machine.hardware(Accelerator(name=gpu, count=2))
@@ -89,8 +73,6 @@ def test_an_accelerator_that_only_torch_can_name_is_the_profiles_if_its_device_f
     write_files(tmp_path, {file: ""})
     assert describe_local_hardware(machine, there, gpus=(), dev=tmp_path) == there
     assert describe_local_hardware(machine, there, gpus=("NVIDIA A100",), dev=tmp_path).gpu == "NVIDIA A100"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert describe_local_hardware(machine, there, gpus=(), dev=tmp_path).gpu is None
 
 
 def test_a_slice_of_a_partitioned_gpu_matches_the_slice_that_was_tuned() -> None:

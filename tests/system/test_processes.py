@@ -1,44 +1,98 @@
-"""Memory and threads of processes."""
+"""Memory, threads and tensors in /dev/shm of processes."""
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
+import pytest
+
 from autotune.system.processes import (
     PAGE_BYTES,
+    list_empty_segments,
+    list_names,
+    list_used_segments,
     measure_pss,
+    measure_segments,
     memory_upper_bound,
     read_resident,
     read_smaps,
     read_thread_seconds,
+    remove_segments,
 )
 from tests.builders import write_files
 
 SMAPS = "5630-7fff ---p 00000000 00:00 0    [rollup]\nRss:    40 kB\nPss:    30 kB\nPss_Shmem:    10 kB\n"
 
 
-def test_the_exact_memory_of_processes_is_their_share_of_each_page(tmp_path: Path) -> None:
-    write_files(tmp_path, {"7/smaps_rollup": SMAPS, "8/smaps_rollup": SMAPS})
-    assert measure_pss([7, 8, 9], tmp_path) == 2 * 30 * 1024
-
-
-def test_the_cheap_bound_leaves_out_files_and_shared_memory(tmp_path: Path) -> None:
+def test_exact_memory_is_the_share_of_each_page_and_the_cheap_bound_leaves_out_files_and_shared_memory(
+    tmp_path: Path,
+) -> None:
+    write_files(tmp_path, {f"{pid}/smaps_rollup": SMAPS for pid in (7, 8)})
     write_files(tmp_path, {"7/statm": "900 50 20 1 0 100 0\n", "8/statm": ""})
+    assert measure_pss([7, 8, 9], tmp_path) == 2 * 30 * 1024
     assert memory_upper_bound([7, 8, 9], tmp_path) == 30 * PAGE_BYTES
-
-
-def test_a_process_that_is_gone_takes_nothing(tmp_path: Path) -> None:
-    assert read_resident(7, tmp_path) == (0, 0)
-    assert read_smaps(7, tmp_path)["Pss"] == 0
+    assert (read_resident(9, tmp_path), read_smaps(9, tmp_path)["Pss"]) == ((0, 0), 0)
 
 
 def test_this_process_takes_no_more_than_the_bound() -> None:
     assert 0 < measure_pss([os.getpid()]) <= memory_upper_bound([os.getpid()]) + read_resident("self")[1]
 
 
-def test_the_cpu_time_of_each_thread_is_told_where_the_system_counts_it(tmp_path: Path) -> None:
-    write_files(tmp_path, {"7/task/7/schedstat": "2000000 0 9\n", "7/task/8/schedstat": "500000 0 9\n"})
-    write_files(tmp_path, {"8/task/8/comm": "x"})
+def test_the_cpu_time_of_each_thread_is_read_where_the_system_counts_it(tmp_path: Path) -> None:
+    spent = {"7/task/7/schedstat": "2000000 0 9\n", "7/task/8/schedstat": "500000 0 9\n", "8/task/8/comm": "x"}
+    write_files(tmp_path, spent)
     assert read_thread_seconds(7, tmp_path) == {7: 2e-3, 8: 5e-4}
     assert read_thread_seconds(8, tmp_path) == read_thread_seconds(9, tmp_path) == {}
+
+
+def make_segment(folder: Path, name: str, pages: int = 1) -> Path:
+    path = folder / name
+    path.write_bytes(b"1" * pages * mmap.PAGESIZE)
+    return path
+
+
+def test_only_the_given_names_are_removed(tmp_path: Path) -> None:
+    for name in ("torch_12_1_0", "torch_12_1_1", "torch_123_1_0"):
+        make_segment(tmp_path, name)
+    remove_segments(["torch_12_1_0", "torch_12_1_1", "torch_7_1_0"], spared={"torch_12_1_1"}, shm=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"torch_12_1_1", "torch_123_1_0"}
+
+
+def test_a_segment_is_in_use_as_long_as_it_is_open_or_mapped(tmp_path: Path) -> None:
+    path = make_segment(tmp_path, "torch_12_1_0")
+    with path.open("rb") as file:
+        assert path.name in list_used_segments()
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with mapped:
+        assert path.name in list_used_segments()
+    assert path.name not in list_used_segments()
+    assert list_used_segments(7, tmp_path) == set()
+
+
+def test_names_without_content_remain_of_a_full_shm(tmp_path: Path) -> None:
+    make_segment(tmp_path, "torch_12_1_0")
+    make_segment(tmp_path, "torch_12_1_1", pages=0)
+    assert list_empty_segments({12}, tmp_path) == set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autotune.system.processes.MIN_EMPTY_SECONDS", -1.0)
+        assert list_empty_segments({12}, tmp_path) == {"torch_12_1_1"}
+        assert list_empty_segments({1}, tmp_path) == set()
+
+
+def test_tensors_of_other_processes_and_known_names_are_left_out(tmp_path: Path) -> None:
+    for name in ("torch_12_1_0", "torch_123_1_0", "torch_", "psm_1", "psm_0"):
+        make_segment(tmp_path, name)
+    assert list_names({12}, known={"psm_0"}, shm=tmp_path) == {"torch_12_1_0", "psm_1"}
+
+
+def test_each_segment_counts_once_whether_it_is_mapped_open_or_only_has_a_name(tmp_path: Path) -> None:
+    before, _ = measure_segments([os.getpid()], [], shm=tmp_path)  # of other files that are open
+    both, opened = make_segment(tmp_path, "both", 1), make_segment(tmp_path, "open", 2)
+    make_segment(tmp_path, "name", 4)
+    with both.open("rb") as file, opened.open("rb"), mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        opened.unlink()
+        total, unmapped = measure_segments([os.getpid()], ["name"], shm=tmp_path)
+    assert (total - before, unmapped - before) == (7 * mmap.PAGESIZE, 6 * mmap.PAGESIZE)
+    assert measure_segments([os.getpid()], [], shm=tmp_path / "missing") == (0, 0)

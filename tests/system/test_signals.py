@@ -50,12 +50,21 @@ def test_a_user_who_presses_again_or_holds_the_key_interrupts_again(
     assert interrupts >= least
 
 
-def test_handlers_are_restored_and_those_of_the_system_are_kept() -> None:
-    before = [signal.getsignal(number) for number in SIGNALS]
+def test_handlers_are_restored_and_those_of_the_system_and_of_other_threads_are_kept() -> None:
+    before, found = [signal.getsignal(number) for number in SIGNALS], []
+
+    def work() -> None:
+        with raise_on_signals(), defer_interrupts():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
     with raise_on_signals(), defer_interrupts():
         pass
     with defer_interrupts():
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        found.append(signal.getsignal(signal.SIGTERM))
+    assert found == [signal.SIG_DFL] * 2
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
@@ -65,16 +74,3 @@ def test_the_first_interrupt_at_the_end_of_a_run_is_ignored_and_the_second_one_r
         time.sleep(1.1 * DEBOUNCE_SECONDS)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-
-
-def test_a_thread_other_than_the_main_one_sets_no_handlers() -> None:
-    found = []
-
-    def work() -> None:
-        with raise_on_signals(), defer_interrupts():
-            found.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [signal.SIG_DFL]

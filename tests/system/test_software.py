@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 
+import autotune
 from autotune.system.software import (
     TorchVersion,
-    read_start_method,
-    read_start_method_in_force,
+    find_module,
+    is_library,
     read_thread_variables,
     read_torch,
 )
@@ -30,36 +31,48 @@ BUILT_FOR_CUDA = "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhi
         *((text, None) for text in ("", "cuda = [", "raise SystemExit(1)\n", "__version__ = make()\n", "\x00")),
     ],
 )
-def test_the_version_file_of_torch_is_read_and_never_run_and_else_the_metadata_are_read(
+def test_the_version_file_of_torch_is_read_and_never_run(
     tmp_path: Path, text: str, version: TorchVersion | None
 ) -> None:
-    found = read_torch(write_files(tmp_path, {"version.py": text}))
-    assert found == (version or TorchVersion(metadata.version("torch"), None))
+    assert read_torch(write_files(tmp_path, {"version.py": text})) == version
 
 
 def test_versions_and_start_method_are_read_without_importing_torch_or_fixing_the_method() -> None:
     code = """
 import json, sys
-from autotune.system.software import read_start_method, read_start_method_in_force, read_torch
-read, method, is_imported = read_torch(), read_start_method(), "torch" in sys.modules
+from autotune.system.software import read_start_method_in_force, read_torch
+read, method, is_imported = read_torch(), read_start_method_in_force(), "torch" in sys.modules
 import multiprocessing, torch
-undecided = read_start_method_in_force() == method and multiprocessing.get_start_method(allow_none=True) is None
+is_undecided = multiprocessing.get_start_method(allow_none=True) is None
 actual = [str(torch.__version__), torch.version.cuda], multiprocessing.get_start_method()
-print(json.dumps([[list(read), method], actual, is_imported, undecided]))
+multiprocessing.set_start_method("spawn", force=True)
+print(json.dumps([[list(read), method], actual, is_imported, is_undecided, read_start_method_in_force()]))
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    read, actual, is_imported, undecided = json.loads(shown)
+    read, actual, *rest = json.loads(shown)
     assert read == actual
-    assert (is_imported, undecided) == (False, True)
-
-
-def test_the_start_method_in_force_is_the_one_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: "spawn")
-    assert read_start_method_in_force() == "spawn"
-    monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: None)
-    assert read_start_method_in_force() == read_start_method()
+    assert rest == [False, True, "spawn"]
 
 
 def test_only_variables_that_limit_threads_are_read() -> None:
     environ = {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "HOME": "/root"}
     assert read_thread_variables(environ) == {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@pytest.mark.parametrize(
+    ("file", "is_one"),
+    [
+        *((str(module.__file__), True) for module in (json, torch, autotune)),
+        ("<frozen importlib._bootstrap>", True),
+        *((file, False) for file in (__file__, "/home/me/train.py", "data.py")),
+    ],
+)
+def test_the_interpreter_packages_and_dltune_are_libraries(file: str, is_one: bool) -> None:
+    assert is_library(file) is is_one
+
+
+def test_a_module_is_found_in_the_nearest_folder_that_has_it(tmp_path: Path) -> None:
+    write_files(tmp_path, {"src/deep/data.py": "", "src/data.py": "", "src/pkg/__init__.py": "", "build/gone.py": ""})
+    assert find_module("data", tmp_path) == tmp_path / "src/data.py"
+    assert find_module("src.pkg", tmp_path) == tmp_path / "src/pkg/__init__.py"
+    assert find_module("gone", tmp_path) is None

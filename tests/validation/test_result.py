@@ -218,10 +218,8 @@ def scale(plan: Plan, config: LoaderConfig) -> tuple[list[LoaderConfig], list[in
         return predict_by_workers(configs)
 
     points = trace_workers(plan, find(predict=predict), config)
-    assert [point.samples_per_second for point in points] == [
-        one.samples_per_second for one in predict_by_workers(asked)
-    ]
-    return asked, [point.num_workers for point in points]
+    assert list(points.values()) == [one.samples_per_second for one in predict_by_workers(asked)]
+    return asked, list(points)
 
 
 def test_the_curve_varies_the_workers_and_nothing_else() -> None:

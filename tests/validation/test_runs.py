@@ -66,7 +66,7 @@ def test_a_record_has_the_numbers_of_the_runs_and_the_failures() -> None:
     runs = make_runs({1: 100.0, 3: 110.0})
     runs.add(4, make_result(FEW, kind="crashed", message="died of SIGSEGV"), epochs=10)
     record = runs.record()
-    assert [(run.number, round(run.samples_per_second)) for run in record.runs] == [(1, 100), (3, 110)]
+    assert [(number, round(rate)) for number, rate in record.runs.items()] == [(1, 100), (3, 110)]
     assert record.failures == ("crashed: it died of SIGSEGV",)
 
 
