@@ -84,8 +84,8 @@ class TrialServer:
             case messages.ProbeCommand() | messages.IdentifyCommand():
                 self._where = "probe"
                 return self._probe(command)
-            case messages.TrialCommand():
-                return messages.TrialReport(measurement=self._run_trial(command.trial))
+            case messages.TrialRequest():
+                return messages.TrialReport(measurement=self._run_trial(command))
             case messages.ReleaseCommand():
                 self._release()
         return messages.ReadyReport(on_device=self._uses_device())

@@ -37,8 +37,9 @@ Role = Literal["main", "workers"]
 
 
 class TrialRequest(FrozenModel):
-    """A measurement to run."""
+    """Parent to child: run a trial."""
 
+    op: Literal["run"] = "run"
     config: LoaderConfig
     epochs: BoundedCount  # of the training run whose throughput is estimated
     seconds: BoundedSeconds  # time limit
@@ -48,48 +49,34 @@ class TrialRequest(FrozenModel):
     gpu_bytes: BoundedBytes | None = None  # limit of the device memory allocator; None for all of the device
 
 
-RunTrial = Callable[[TrialRequest], TrialResult]
-"""Runs one trial: in a child process, or by a formula in tests."""
+RunTrial = Callable[[TrialRequest], TrialResult]  # in a child process, or by a formula in tests
 
 
 class LoadCommand(FrozenModel):
     """Parent to child, first: load the workload.
 
-    Attributes:
-        role: `main` reads the dataset itself; `workers` leaves reading to the workers that it starts, until a trial
-            without workers makes it `main`. The way back is closed: a worker must not inherit the effects of reading.
-        ranks: Training processes to load it in.
-        counted_samples: Samples of an epoch, as another process counted them; None if unknown.
-        reads_worker_info: Whether the dataset reads the number of its worker, or of all workers.
-        ends_with_sampler: Whether an epoch of the loader ends when its sampler does; None if unknown.
+    Role `main` reads the dataset itself; role `workers` leaves reading to the workers that it starts, until a trial
+    without workers makes it `main`. The way back is closed: a worker must not inherit the effects of reading.
     """
 
     op: Literal["load"] = "load"
     workload: WorkloadRequest
     role: Role = "main"
-    ranks: Annotated[int, Field(ge=1)] = 1
-    counted_samples: BoundedCount | None = None
-    reads_worker_info: bool = False
-    ends_with_sampler: bool | None = None
+    ranks: Annotated[int, Field(ge=1)] = 1  # training processes to load it in
+    counted_samples: BoundedCount | None = None  # of an epoch, as another process counted them; None if unknown
+    reads_worker_info: bool = False  # whether the dataset reads the number of its worker, or of all workers
+    ends_with_sampler: bool | None = None  # whether an epoch of the loader ends when its sampler does; None if unknown
 
 
 class ProbeCommand(FrozenModel):
-    """Parent to child: profile the workload, as far as the role of the process allows.
-
-    Attributes:
-        batch_size: Batch size to measure with, if it can be set.
-        largest: Largest batch size of the search; measured too if that does not take long.
-        usable_cpus: CPUs that can be kept busy, by affinity and by every quota.
-        profile: For role `workers`: the profile by role `main`, to be completed.
-        digests: Digests of samples as role `main` read them, by index.
-    """
+    """Parent to child: profile the workload, as far as the role of the process allows."""
 
     op: Literal["probe"] = "probe"
-    batch_size: Annotated[int, Field(ge=1)]
-    largest: Annotated[int, Field(ge=1)]
-    usable_cpus: Annotated[float, Field(gt=0, le=1e6)]
-    profile: WorkloadProfile | None = None
-    digests: dict[BoundedCount, LongText] = Field(default_factory=dict)
+    batch_size: Annotated[int, Field(ge=1)]  # to measure with, if it can be set
+    largest: Annotated[int, Field(ge=1)]  # batch size of the search; measured too if that does not take long
+    usable_cpus: Annotated[float, Field(gt=0, le=1e6)]  # that can be kept busy, by affinity and by every quota
+    profile: WorkloadProfile | None = None  # for role `workers`: the profile by role `main`, to be completed
+    digests: dict[BoundedCount, LongText] = Field(default_factory=dict)  # of samples as role `main` read them, by index
 
 
 class IdentifyCommand(FrozenModel):
@@ -97,13 +84,6 @@ class IdentifyCommand(FrozenModel):
 
     op: Literal["identify"] = "identify"
     batch_size: Annotated[int, Field(ge=1)]
-
-
-class TrialCommand(FrozenModel):
-    """Parent to child: run a trial."""
-
-    op: Literal["run"] = "run"
-    trial: TrialRequest
 
 
 class ReleaseCommand(FrozenModel):
@@ -177,7 +157,7 @@ class LostRankReport(FrozenModel):
 
 
 Command = Annotated[
-    LoadCommand | ProbeCommand | IdentifyCommand | TrialCommand | ReleaseCommand, Field(discriminator="op")
+    LoadCommand | ProbeCommand | IdentifyCommand | TrialRequest | ReleaseCommand, Field(discriminator="op")
 ]
 Report = Annotated[
     ProgressReport | ReadyReport | ProbeReport | IdentityReport | TrialReport | FailureReport | LostRankReport,

@@ -21,34 +21,20 @@ from autotune.runner.error_patterns import DEVICES, MAX_QUOTED_CHARACTERS, RESOU
 from autotune.runner.hangs import HangReport
 from autotune.runner.resources import ResourceUsage
 from autotune.system.code_places import find_module, is_library
-from autotune.units import format_bytes, format_seconds
+from autotune.units import format_bytes
 
-UNKNOWN_LOSS: Final = "It was killed, or code of the dataset ended it (sys.exit, os._exit)"
 UNKNOWN_STALL: Final = (
     "If a worker waits for a lock or a thread that the training process had when it forked, start workers with "
     "--set multiprocessing_context=spawn; if it only needs longer, allow it with --stall-time"
 )
-EXIT_HINT: Final = (
-    "\nSomething called sys.exit(): code at the top of a module that reads sys.argv, perhaps. "
-    'Guard it with if __name__ == "__main__".'
-)
-START_ADVICE: Final[dict[TrialKind, str]] = {
-    "timed_out": " If it needs longer, allow it with --stall-time.",
-    "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
-}
 _LOST_WORKER: Final = r"\A(?!.*Caught \w+ in DataLoader worker).*(killed by signal|exited unexpectedly|ConnectionReset)"
-_DEAD_WORKER: Final = r"^DataLoader worker \(pid \d+\) (is killed|exited)"  # as the child adds it to an error
+_DEAD_WORKER: Final = r"(?m)^DataLoader worker \(pid \d+\) (is killed|exited)"  # as the child adds it to an error
 _LOST_CONNECTION: Final = r"\A(FileNotFound|ConnectionRefused|BrokenPipe|EOF)\w*Error"
 _TORCH_RECEIVING: Final = r"resource_sharer\.py|in rebuild_\w+|multiprocessing[/\\]connection\.py"
 _WORKER_END: Final = (
     r"DataLoader worker \([^\n]*(?:killed by signal: [\w ]*\w|with exit code \d+)",
     r"Unexpected [^\n]* encountered in worker",
 )
-_WRAPPED: Final = r"\A[\w.]+: Caught \w+ in [^\n]*\.\nOriginal "
-_TRACEBACK: Final = "Traceback (most recent call last):\n"
-_FRAME: Final = re.compile(r'^[ |]*File "(.*)", line (\d+)', re.MULTILINE)
-_EXCEPTION: Final = re.compile(r"^[^\W\d][\w.<>]*(?::\s*.*)?$", re.MULTILINE)
-_OURS: Final = re.compile(r"autotune\.[\w.]+: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +56,12 @@ Answer = Report | TrialFailure
 def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> TrialFailure:
     """Diagnose an error that the child reported: a resource ran out if the text says so, else the user's code failed.
 
-    Args:
-        failed: The report.
-        shm: How much of /dev/shm was used, as in `: 64 MiB used of 64 MiB`.
-        output: The end of what the processes printed, which explains the death of a worker.
+    `shm` describes the use of /dev/shm, as in `: 64 MiB used of 64 MiB`; `output` may explain the death of a worker.
     """
-    details = f"{failed.details}\n{output}".strip() if output else failed.details
-    is_lost = bool(
+    details = f"{failed.details}\n{output}".strip()
+    is_lost = (
         re.search(_LOST_WORKER, failed.error)
-        or re.search(_DEAD_WORKER, failed.error, re.MULTILINE)
+        or re.search(_DEAD_WORKER, failed.error)
         or (re.search(_LOST_CONNECTION, failed.error) and re.search(_TORCH_RECEIVING, failed.details))
     )
     text = _drop_source(f"{failed.error}\n{failed.details}" + (f"\n{output}" if is_lost else ""))
@@ -89,22 +72,22 @@ def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> Tr
     if is_lost:
         ends = (re.search(pattern, text) for pattern in _WORKER_END)
         end = next((one[0] for one in ends if one), error.rstrip(". "))
-        advice = find_advice(end, "crashed", shm) or UNKNOWN_LOSS
+        unknown = "It was killed, or code of the dataset ended it (sys.exit, os._exit)"
+        advice = find_advice(end, "crashed", shm) or unknown
         return TrialFailure("crashed", f"lost a worker process: {end}. {advice}", details)
     if "DataLoader timed out after" in failed.error:
         reason = f"{error.rstrip('.')}; this is the DataLoader's own timeout="
         message = f"timed out waiting for a worker ({reason}). Increase it, or find out what the worker is waiting for"
         return TrialFailure("stalled", message, details)
-    ours = _OURS.match(failed.error)
+    ours = re.match(r"autotune\.[\w.]+: ", failed.error)
     happened = failed.error[ours.end() :].strip() if ours else f"raised {error}"
     advice = find_advice(_drop_source(failed.error), "workload_failed")
     message = ". ".join(sentence.rstrip(".") for sentence in (happened, advice) if sentence)
     return TrialFailure("workload_failed", message, details)
 
 
-def diagnose_stall(message: str, output: str, shm: str = "", found: HangReport | None = None) -> TrialFailure:
+def diagnose_stall(message: str, output: str, shm: str, found: HangReport) -> TrialFailure:
     """Diagnose a trial that was ended for making no progress, from the end of its output and from its stacks."""
-    found = found or HangReport()
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
     last = next((line.strip()[:MAX_QUOTED_CHARACTERS] for line in reversed(lines) if "Warning: " not in line), "")
     happened = "; ".join(filter(None, (message, last and f"the last line of its output: {last}", found.sentence)))
@@ -118,10 +101,11 @@ def diagnose_exit(status: int | None, output: str, shm: str = "", *, on_device: 
     Args:
         status: As in `subprocess`; None if the child is alive but closed its connection.
         output: The end of what its processes printed.
-        shm: How much of /dev/shm was used.
+        shm: Use of /dev/shm, as in `: 64 MiB used of 64 MiB`.
         on_device: Whether the trial uses an accelerator.
     """
-    name = _name_signal(status)
+    name = "" if status is None or status >= 0 else f"signal {-status}"
+    name = next((one.name for one in signal.Signals if status == -one), name)
     advice = find_advice(name, "crashed", shm)
     if not advice:  # nobody asks for such a signal, while an abort may follow an error
         found = find_pattern(_drop_source(output), *RESOURCES, *(DEVICES if on_device else ()), shm=shm)
@@ -146,6 +130,13 @@ def reclassify_oom_kill(failure: TrialFailure, peak: ResourceUsage, budgets: Bud
     return replace(failure, kind="out_of_memory", message=message)
 
 
+def reject_report(answer: Answer) -> TrialFailure:
+    """Return the failure of a process, or that of one that replied to another command."""
+    if isinstance(answer, TrialFailure):
+        return answer
+    return TrialFailure("crashed", f"sent an unexpected reply ({type(answer).__name__})")
+
+
 def make_result(
     request: TrialRequest,
     answer: Answer,
@@ -153,55 +144,48 @@ def make_result(
     budgets: Budgets,
     batches: int,
     output: str,
-    ranks: int = 1,
+    ranks: int,
 ) -> TrialResult:
     """Return the result of a trial, with the resources that one of its training processes used.
 
     Args:
         request: What was to be measured.
         answer: What the child reported, or how it ended.
-        peak: What all of its processes used.
-        budgets: What all of them may use.
-        batches: How many the child last reported.
-        output: The end of what they printed.
-        ranks: Training processes of the trial.
+        peak: Resources that all its processes used.
+        budgets: Of all its processes.
+        batches: Number that the child last reported.
+        output: The end of what its processes printed.
+        ranks: Number of training processes.
     """
-    share = peak.share(ranks)
-    seen: dict[str, Any] = {"peak_host_bytes": share.host_bytes, "peak_shm_bytes": share.shm_bytes}
+    seen: dict[str, Any] = {"peak_host_bytes": peak.host_bytes // ranks, "peak_shm_bytes": peak.shm_bytes // ranks}
     if isinstance(answer, TrialReport):
-        result = TrialResult(kind="completed", config=request.config, measurement=answer.measurement, **seen)
-        return check_gpu_memory(result, budgets)
-    if isinstance(answer, FailureReport):
+        used, budget = answer.measurement.peak_gpu_bytes, budgets.gpu_bytes
+        if budget is None or used <= budget:
+            return TrialResult(kind="completed", config=request.config, measurement=answer.measurement, **seen)
+        failure = TrialFailure(DEVICE_MEMORY.outcome, DEVICE_MEMORY.describe_excess(used, budget))
+    elif isinstance(answer, FailureReport):
         failure = diagnose_error(answer, peak.describe_shm(), output).name_rank(answer.rank)
         seen |= {"samples": answer.samples, "in_step": answer.where == "running step", "index": answer.index}
         seen["cause"] = _find_cause(answer) if failure.kind == "workload_failed" else ""
+        failure = reclassify_oom_kill(failure, peak, budgets)
     else:
-        failure = TrialFailure("crashed", f"sent an unexpected reply ({type(answer).__name__})")
-        failure = answer if isinstance(answer, TrialFailure) else failure
+        failure = reject_report(answer)
         seen["samples"] = (batches + 1) * (request.config.dataloader.batch_size or 1)
-    failure = reclassify_oom_kill(failure, peak, budgets)
     return TrialResult(
         kind=failure.kind, config=request.config, message=failure.message, details=failure.details, **seen
     )
 
 
-def check_gpu_memory(result: TrialResult, budgets: Budgets) -> TrialResult:
-    """Return a trial that used more device memory than its budget as a failure."""
-    budget = budgets.gpu_bytes
-    used = result.measurement.peak_gpu_bytes if result.measurement is not None else 0
-    if budget is None or used <= budget:
-        return result
-    message = DEVICE_MEMORY.describe_excess(used, budget)
-    return result.model_copy(update={"kind": DEVICE_MEMORY.outcome, "measurement": None, "message": message})
-
-
 def start_error(answer: Answer, workload: WorkloadRequest) -> UsageError | WorkloadError:
     """Return the error for a workload that could not be loaded or profiled."""
-    if isinstance(answer, TrialFailure):
-        message = f"While {workload.dataset} was loaded and profiled, its process {answer.message}."
-        return WorkloadError(f"{message}{START_ADVICE.get(answer.kind, '')}", answer.details)
     if not isinstance(answer, FailureReport):
-        return WorkloadError(f"{workload.dataset}: its process sent an unexpected reply ({type(answer).__name__}).")
+        failure = reject_report(answer)
+        advice = {
+            "timed_out": " If it needs longer, allow it with --stall-time.",
+            "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
+        }.get(failure.kind, "")
+        message = f"While {workload.dataset} was loaded and profiled, its process {failure.message}.{advice}"
+        return WorkloadError(message, failure.details)
     advice = _advise_on_missing_module(answer.error, Path(workload.working_dir))
     advice = advice or find_advice(answer.error, "workload_failed")
     text = f"{answer.error}\n{advice}." if advice else answer.error
@@ -209,21 +193,13 @@ def start_error(answer: Answer, workload: WorkloadRequest) -> UsageError | Workl
     for ours in (UsageError, WorkloadError):
         if kind.rpartition(".")[2] == ours.__name__:
             return ours(message)
-    if answer.where == "running step":
-        return WorkloadError(
-            f"The training step ({workload.describe_step()}) failed on a batch: {text}", answer.details
-        )
-    sources = {"step": f"The step factory {workload.step}", "dataset": f"The dataset factory {workload.dataset}"}
-    source = sources.get(answer.where, f"Loading the first batches of {workload.dataset} in the training process")
-    return WorkloadError(f"{source} failed: {text}{EXIT_HINT if kind == 'SystemExit' else ''}", answer.details)
-
-
-def timeout_error(seconds: float, workload: WorkloadRequest) -> UsageError:
-    """Return the error for a --timeout that left too little time to profile the workload."""
-    return UsageError(
-        f"Nothing could be tried: {workload.dataset} was not loaded and profiled after the {format_seconds(seconds)} "
-        "that --timeout had left for it. Allow more time."
-    )
+    sources = {
+        "running step": f"The training step ({workload.describe_step()}) failed on a batch",
+        "step": f"The step factory {workload.step} failed",
+        "dataset": f"The dataset factory {workload.dataset} failed",
+    }
+    usual = f"Loading the first batches of {workload.dataset} in the training process failed"
+    return WorkloadError(f"{sources.get(answer.where, usual)}: {text}", answer.details)
 
 
 def _advise_on_missing_module(error: str, folder: Path) -> str:
@@ -246,15 +222,17 @@ def _advise_on_missing_module(error: str, folder: Path) -> str:
 
 def _find_exception(error: str) -> str:
     """Return type and first line of an exception; of the original one if torch sent it from a worker or a thread."""
-    text = error.rpartition(_TRACEBACK)[2] if re.match(_WRAPPED, error) else error
-    found = _EXCEPTION.search(text) or _EXCEPTION.search(error)
+    is_sent = re.match(r"[\w.]+: Caught \w+ in [^\n]*\.\nOriginal ", error)
+    text = error.rpartition("Traceback (most recent call last):\n")[2] if is_sent else error
+    pattern = r"(?m)^[^\W\d][\w.<>]*(?::\s*.*)?$"
+    found = re.search(pattern, text) or re.search(pattern, error)
     words = found[0] if found else next(iter(error.strip().splitlines()), "")
     return " ".join(words.split())[:MAX_QUOTED_CHARACTERS] or "an exception without a name"
 
 
 def _find_cause(failed: FailureReport) -> str:
     """Return type and place of an exception in the user's code, as in `ValueError at data.py:12`."""
-    frames = _FRAME.findall(failed.details)
+    frames = re.findall(r'(?m)^[ |]*File "(.*)", line (\d+)', failed.details)
     file, line = next((one for one in reversed(frames) if not is_library(one[0])), frames[-1] if frames else ("", ""))
     kind = _find_exception(failed.error).partition(":")[0].rpartition(".")[2]
     return f"{kind} at {Path(file).name}:{line}" if file else kind
@@ -262,14 +240,4 @@ def _find_cause(failed: FailureReport) -> str:
 
 def _drop_source(text: str) -> str:
     """Remove the frames of a traceback and their source lines, which may name any error."""
-    return re.sub(r'^[ |]*File "[^\n]*\n(?:[ |]{4,}[^\n]*\n)*', "", text, flags=re.MULTILINE)
-
-
-def _name_signal(status: int | None) -> str:
-    """Return the name of the signal in a wait status; empty if there is none."""
-    if status is None or status >= 0:
-        return ""
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
+    return re.sub(r'(?m)^[ |]*File "[^\n]*\n(?:[ |]{4,}[^\n]*\n)*', "", text)

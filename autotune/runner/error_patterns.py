@@ -113,6 +113,10 @@ PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
         r"daemonic processes are not allowed to have children": (
             "A worker must not start processes: start none in the dataset, or tune with --max-workers 0"
         ),
+        r"\ASystemExit": (
+            "Something called sys.exit(): code at the top of a module that reads sys.argv, perhaps. Guard it with "
+            'if __name__ == "__main__"'
+        ),
         r"StopIteration": (
             "A StopIteration raised inside __getitem__ or collate_fn silently ends an epoch: raise another error"
         ),

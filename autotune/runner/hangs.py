@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from autotune.system.code_places import is_library
-from autotune.system.processes import PROC, STACK_SIGNAL, read_text
+from autotune.system.processes import PROC, STACK_SIGNAL, read_field, read_text
 
 ANSWER_SECONDS: Final = 0.3  # for a process to write its stacks; one that waits for a disk does not
 MAX_PROCESSES: Final = 256
@@ -84,30 +84,25 @@ class HangReport(NamedTuple):
     stacks: str = ""
 
 
-def diagnose_hang(pids: Iterable[int], stacks: Path) -> HangReport:
-    """Read the stacks of the processes of a trial, and find the one that blocks the others."""
-    return find_blocking(read_all_stacks(pids, stacks))
-
-
 def read_all_stacks(pids: Iterable[int], stacks: Path) -> tuple[ProcessStacks, ...]:
     """Read the stacks of each process that has a handler for the signal; they append them to one file."""
     found: list[ProcessStacks] = []
     for pid in sorted(pids)[:MAX_PROCESSES]:
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", read_text(PROC / str(pid) / "status"), re.MULTILINE)
-        if caught is None or not int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1:
+        folder = PROC / str(pid)
+        caught, state, parent = (read_field(folder / "status", name) or "0" for name in ("SigCgt", "State", "PPid"))
+        if not int(caught, 16) >> (STACK_SIGNAL - 1) & 1:
             continue  # the signal would end it
-        state, parent, *_ = [*read_text(PROC / str(pid) / "stat").rpartition(")")[2].split()[:2], "?", "0"]
-        sleeps_in = read_text(PROC / str(pid) / "wchan").strip()
-        state += "" if sleeps_in in ("", "0") else f" in {sleeps_in}"
-        found.append(ProcessStacks(pid, state, tuple(read_stacks(_request(pid, STACK_SIGNAL, stacks))), int(parent)))
+        sleeps_in = read_text(folder / "wchan").strip()
+        state = state[0] if sleeps_in in ("", "0") else f"{state[0]} in {sleeps_in}"
+        found.append(ProcessStacks(pid, state, tuple(read_stacks(_request(pid, stacks))), int(parent)))
     return tuple(found)
 
 
-def _request(pid: int, number: int, stacks: Path) -> str:
+def _request(pid: int, stacks: Path) -> str:
     """Have a process write its stacks, and return what it appended."""
     with suppress(OSError), stacks.open("a+b") as file:
         start = size = file.seek(0, os.SEEK_END)
-        os.kill(pid, number)
+        os.kill(pid, STACK_SIGNAL)
         deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline:
             time.sleep(0.01)
@@ -121,8 +116,8 @@ def _request(pid: int, number: int, stacks: Path) -> str:
 
 def read_stacks(text: str) -> Iterator[Stack]:
     """Parse what `faulthandler` writes about the threads of a process."""
-    for thread in re.split(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", text, flags=re.MULTILINE)[1:]:
-        calls = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', thread, re.MULTILINE)
+    for thread in re.split(r"(?m)^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", text)[1:]:
+        calls = re.findall(r'(?m)^  File "(.*)", line (\d+) in (.*)$', thread)
         if calls:
             yield tuple(Frame(file, int(line), function) for file, line, function in calls)
 
@@ -146,7 +141,10 @@ def find_blocking(found: Sequence[ProcessStacks]) -> HangReport:
             continue
         calls = write_stack(stack)
         advice = next((advice for pattern, advice in CAUSES.items() if re.search(pattern, calls, re.IGNORECASE)), "")
-        sentence = f"{names[one.pid]} hangs in {_describe_place(stack)} (state {one.state})"
+        own = next((frame for frame in stack if not is_library(frame.file)), stack[0])
+        place = f"`{own.function}` at {Path(own.file).name}:{own.line}" + (own.source and f": `{own.source}`")
+        place = place if own == stack[0] else f"`{stack[0].function}`, called by {place}"
+        sentence = f"{names[one.pid]} hangs in {place} (state {one.state})"
         return HangReport(sentence, WAITS_FOR_DISK if one.state.startswith("D") else advice, text)
     return HangReport(DEADLOCK if loading else "", stacks=text)
 
@@ -179,11 +177,3 @@ def _name_all(found: Sequence[ProcessStacks], loading: dict[int, Stack]) -> dict
             owner = f" of {names[one.parent]}" if one.parent in ranks else ""
             names[one.pid] = f"worker {team.index(one.pid) + 1} of {len(team)}{owner}"
     return names
-
-
-def _describe_place(stack: Stack) -> str:
-    """Return the innermost call, and the line of the user's own code that led there."""
-    own = next((frame for frame in stack if not is_library(frame.file)), stack[0])
-    source = f": `{own.source}`" if own.source else ""
-    place = f"`{own.function}` at {Path(own.file).name}:{own.line}{source}"
-    return place if own == stack[0] else f"`{stack[0].function}`, called by {place}"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from types import TracebackType
+from collections.abc import Sequence
 from typing import Final, Self
 
+from autotune.errors import UsageError
 from autotune.progress import ProgressListener
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import CODE_FAILURES, TrialResult
@@ -22,33 +19,23 @@ from autotune.protocol.messages import (
     LoadCommand,
     ProbeCommand,
     ProbeReport,
-    ProgressReport,
     ReadyReport,
     ReleaseCommand,
     Role,
-    TrialCommand,
     TrialRequest,
 )
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
-from autotune.runner.diagnosis import (
-    Answer,
-    TrialFailure,
-    make_result,
-    reclassify_oom_kill,
-    start_error,
-    timeout_error,
-)
+from autotune.runner.diagnosis import Answer, TrialFailure, make_result, start_error
 from autotune.runner.launcher import Launcher
 from autotune.runner.process import OnProgress, OnWarning, TrialProcess
-from autotune.runner.resources import Limits, ResourceUsage
+from autotune.runner.resources import Limits
 from autotune.system.machine import read_machine
 from autotune.units import format_seconds
 
 MAX_RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
 MAX_PROBE_STALLS: Final = 4.0  # times the stall time: a probe
 MAX_LOAD_STALLS: Final = 20.0  # times the stall time: importing torch and calling the dataset's factory
-LOAD_REPORT_SECONDS: Final = 5.0  # between reports of a factory that runs
 MAX_TRIAL_OVERHEAD: Final = 4.0  # times the trial's seconds: starting workers, draining, a last batch
 
 
@@ -57,6 +44,8 @@ class TrialRunner:
 
     `on_warning` is called with a sentence when processes of a trial cannot be ended.
     """
+
+    _limits: Budgets  # of one training process; `probe` or `limit` comes first
 
     def __init__(
         self,
@@ -75,20 +64,15 @@ class TrialRunner:
         self._launcher = launcher or Launcher(workload.nproc_per_node)
         self._child: TrialProcess | None = None
         self._is_releasing = False
-        self._limits: Budgets | None = None
         self._probe_end = math.inf
         self._ranks = 1
         self._role: Role = "main"  # of the living child
         self._profile: WorkloadProfile | None = None
-        self._phase, self._phase_began = "", 0.0
-        self._batches = 0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.close()
         finally:
@@ -108,11 +92,7 @@ class TrialRunner:
         self._profile = profile or self._profile
 
     def probe(
-        self,
-        sizes: Sequence[int],
-        budgets: Budgets,
-        usable_cpus: float | None = None,
-        max_seconds: float = math.inf,
+        self, sizes: Sequence[int], budgets: Budgets, usable_cpus: float | None = None, max_seconds: float = math.inf
     ) -> WorkloadProfile:
         """Load the workload and profile it with two batch sizes, if they can be set: the usual and the largest.
 
@@ -128,7 +108,7 @@ class TrialRunner:
         self._probe_end = time.monotonic() + max_seconds
         usable_cpus = read_machine().usable_cpus if usable_cpus is None else usable_cpus
         command = ProbeCommand(batch_size=sizes[0], largest=max(sizes), usable_cpus=usable_cpus)
-        answer = self._give_probe(command, "main")
+        answer = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(answer, ProbeReport):
             self._profile = answer.profile
             if budgets.max_workers and "num_workers" not in answer.profile.fixed_settings:
@@ -139,12 +119,15 @@ class TrialRunner:
             return self._profile
         self.close()
         if is_late and not isinstance(answer, FailureReport):
-            raise timeout_error(max_seconds, self._workload)
+            raise UsageError(
+                f"Nothing could be tried: {self._workload.dataset} was not loaded and profiled after the "
+                f"{format_seconds(max_seconds)} that --timeout had left for it. Allow more time."
+            )
         raise start_error(answer, self._workload)
 
     def _probe_workers(self, profile: WorkloadProfile, command: ProbeCommand) -> WorkloadProfile:
         """Have another process complete a profile; if it fails, the workload may still work without workers."""
-        answer = self._give_probe(command, "workers")
+        answer = self._give(command, "workers", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(answer, ProbeReport):
             return answer.profile
         self.close()
@@ -154,131 +137,71 @@ class TrialRunner:
         return profile.model_copy(update={"worker_failure": failure})
 
     def identify(self, batch_size: int, budgets: Budgets) -> IdentityReport:
-        """Load the workload and a few batches, and tell which workload it is; raises what `probe` raises."""
+        """Load the workload and a few batches, and return its identity; raises what `probe` raises."""
         self._limits, self._ranks = budgets, 1
-        answer = self._give_probe(IdentifyCommand(batch_size=batch_size), "main")
+        command = IdentifyCommand(batch_size=batch_size)
+        answer = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(answer, IdentityReport):
             return answer
         self.close()
         raise start_error(answer, self._workload)
 
-    def _give_probe(self, command: ProbeCommand | IdentifyCommand, role: Role) -> Answer:
-        answer = self._give(command, role, self._stall_seconds * MAX_PROBE_STALLS)
-        if isinstance(answer, TrialFailure):
-            answer = reclassify_oom_kill(answer, self._peak, self._budgets)
-            self.close()
-        return answer
-
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial; a child that failed is ended with its whole tree, and the next trial gets a new one."""
         started = time.monotonic()
-        self._batches = 0
         if request.fresh or self._ranks != self._workload.nproc_per_node:
             self.close()
         self._ranks = self._workload.nproc_per_node
-        budgeted = request.model_copy(update={"gpu_bytes": self._budgets.gpu_bytes})
+        budgeted = request.model_copy(update={"gpu_bytes": self._limits.gpu_bytes})
         role: Role = "workers" if request.config.dataloader.num_workers else "main"
-        deadline = request.seconds * MAX_TRIAL_OVERHEAD + self._stall_seconds
-        answer = self._give(TrialCommand(trial=budgeted), role, deadline)
-        output = self._child.read_output() if self._child is not None and isinstance(answer, FailureReport) else ""
-        result = make_result(request, answer, self._peak, self._budgets, self._batches, output, self._ranks)
-        self._wind_down(result)
+        answer = self._give(budgeted, role, request.seconds * MAX_TRIAL_OVERHEAD + self._stall_seconds)
+        child = self._child
+        assert child is not None
+        output = child.read_output() if isinstance(answer, FailureReport) else ""
+        budgets = self._limits.for_ranks(self._ranks)
+        result = make_result(request, answer, child.peak, budgets, child.batches, output, self._ranks)
+        if result.kind == "completed":
+            child.send(ReleaseCommand())  # its workers are shut down while others go on
+            self._is_releasing = True
+        else:
+            self.close()
         return result.model_copy(update={"seconds": time.monotonic() - started})
 
     def _give(self, command: Command, role: Role, deadline_seconds: float) -> Answer:
         """Have a child of this role carry out a command; role workers turns into role main, and never back."""
         if role == "workers" and self._role == "main":
             self.close()
-        self._await_release()
-        self._role = role
-        if self._child is None:
-            started = self._start_child()
-            if not isinstance(started, ReadyReport):
-                return started
-        assert self._child is not None
-        return self._child.command(command, self._watch(deadline_seconds))
-
-    def _start_child(self) -> Answer:
-        """Start a child and have it load the workload."""
-        began = time.monotonic()
-        child = self._child = TrialProcess(
-            self._launcher, self._budgets, self._workload.working_dir, self._note_progress, self._on_warning
-        )
-        known = self._profile
-        order = LoadCommand(
-            workload=self._workload,
-            role=self._role,
-            ranks=self._ranks,
-            counted_samples=known.counted_samples if known and self._ranks == 1 else None,  # ranks may divide an epoch
-            reads_worker_info=known is not None and known.reads_worker_info,
-            ends_with_sampler=None if known is None else known.ends_with_sampler,
-        )
-        with self._report_load():
-            watchdog = replace(self._watch(math.inf), stall_seconds=self._stall_seconds * MAX_LOAD_STALLS)
-            answer = child.command(order, watchdog)
-        if isinstance(answer, ReadyReport):
-            self.start_seconds = time.monotonic() - began
-        return answer
-
-    def _wind_down(self, result: TrialResult) -> None:
-        """Have the workers taken down while others go on; a child that failed is ended."""
-        if self._child is None:
-            return
-        if result.kind == "completed":
-            self._child.send(ReleaseCommand())
-            self._is_releasing = True
-        else:
-            self.close()
-
-    def _await_release(self) -> None:
-        """Wait until the workers of the trial before are down; a child that does not let go of them is ended."""
         if self._child is not None and self._is_releasing:
-            limits = replace(self._watch(MAX_RELEASE_SECONDS), stall_seconds=MAX_RELEASE_SECONDS)
-            if not isinstance(self._child.receive(limits), ReadyReport):
+            released = self._child.receive(self._watch(MAX_RELEASE_SECONDS, MAX_RELEASE_SECONDS))
+            if not isinstance(released, ReadyReport):
                 self.close()
         self._is_releasing = False
+        self._role = role
+        if self._child is None:
+            began = time.monotonic()
+            self._child = TrialProcess(self._launcher, self._workload.working_dir, self._on_progress, self._on_warning)
+            known = self._profile
+            load = LoadCommand(
+                workload=self._workload,
+                role=role,
+                ranks=self._ranks,
+                counted_samples=known.counted_samples if known and self._ranks == 1 else None,  # ranks may divide them
+                reads_worker_info=known is not None and known.reads_worker_info,
+                ends_with_sampler=None if known is None else known.ends_with_sampler,
+            )
+            answer = self._child.command(load, self._watch(math.inf, self._stall_seconds * MAX_LOAD_STALLS))
+            if not isinstance(answer, ReadyReport):
+                return answer
+            self.start_seconds = time.monotonic() - began
+        return self._child.command(command, self._watch(deadline_seconds, self._stall_seconds))
 
-    def _watch(self, deadline_seconds: float) -> Limits:
+    def _watch(self, deadline_seconds: float, stall_seconds: float) -> Limits:
         left_seconds = max(0.0, self._probe_end - time.monotonic())
-        return Limits(self._budgets, self._stall_seconds, min(deadline_seconds, left_seconds))
-
-    def _note_progress(self, progress: ProgressReport) -> None:
-        self._phase, self._phase_began, self._batches = progress.phase, time.monotonic(), progress.batches
-        self._on_progress(progress)
-
-    @contextmanager
-    def _report_load(self) -> Iterator[None]:
-        """Report every few seconds how long the current phase takes: the user's factory reports nothing."""
-        is_over = threading.Event()
-
-        def report() -> None:
-            while not is_over.wait(LOAD_REPORT_SECONDS):
-                phase = f"{self._phase} ({format_seconds(time.monotonic() - self._phase_began)})"
-                self._on_progress(ProgressReport(phase=phase))
-
-        thread = threading.Thread(target=report, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
-
-    @property
-    def _budgets(self) -> Budgets:
-        assert self._limits is not None, "probe() or limit() comes first"
-        return self._limits.for_ranks(self._ranks)
-
-    @property
-    def _peak(self) -> ResourceUsage:
-        return ResourceUsage() if self._child is None else self._child.peak
+        budgets = self._limits.for_ranks(self._ranks)
+        return Limits(budgets, stall_seconds, min(deadline_seconds, left_seconds))
 
 
-@contextmanager
-def start_runner(
-    request: TuningRequest, progress: ProgressListener, launcher: Launcher | None = None
-) -> Iterator[TrialRunner]:
+def start_runner(request: TuningRequest, progress: ProgressListener, launcher: Launcher | None = None) -> TrialRunner:
     """Open the runner of a request's trials."""
     workload, stall_seconds = request.workload, request.stall_seconds
-    with TrialRunner(workload, stall_seconds, progress.show_progress, progress.show_warning, launcher) as runner:
-        yield runner
+    return TrialRunner(workload, stall_seconds, progress.show_progress, progress.show_warning, launcher)

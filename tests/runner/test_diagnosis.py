@@ -18,6 +18,7 @@ from autotune.runner.diagnosis import (
     make_result,
     start_error,
 )
+from autotune.runner.hangs import HangReport
 from autotune.runner.resources import ResourceUsage
 from tests.builders import make_config, write_files
 
@@ -192,7 +193,7 @@ def test_a_result_has_the_samples_and_the_resources_of_one_training_process() ->
 
 
 def test_a_death_is_out_of_memory_if_the_kernel_counts_a_kill_for_it() -> None:
-    result = result_of(TrialFailure("crashed", "was killed by SIGKILL"), oom_kills=1, host_bytes=2**30)
+    result = result_of(FailureReport(where="trial", error=RESET), oom_kills=1, host_bytes=2**30)
     assert result.kind == "out_of_memory"
     assert "out-of-memory killer at 1.0 GiB of host memory, against a budget of 1.0 GiB" in result.message
 
@@ -270,7 +271,7 @@ def test_the_output_of_the_processes_explains_why_a_worker_is_lost() -> None:
     ],
 )
 def test_a_stall_is_explained_by_the_output(output: str, evidence: str, advice: str) -> None:
-    found = diagnose_stall("made no progress for 3.0 s (limit 3.0 s)", output)
+    found = diagnose_stall("made no progress for 3.0 s (limit 3.0 s)", output, "", HangReport())
     assert found.kind == "stalled"
     assert found.message.startswith("made no progress for 3.0 s (limit 3.0 s)")
     assert evidence in found.message
@@ -285,7 +286,7 @@ WORKLOAD = WorkloadRequest(dataset="data:make", step="train:make_step")
     ("answer", "error", "text"),
     [
         (TrialFailure("timed_out", "took 9 s"), WorkloadError, "its process took 9 s. If it needs longer"),
-        (ReadyReport(), WorkloadError, "data:make: its process sent an unexpected reply (ReadyReport)"),
+        (ReadyReport(), WorkloadError, "its process sent an unexpected reply (ReadyReport)"),
         (FailureReport(where="dataset", error="autotune.errors.UsageError: No x"), UsageError, "No x"),
         (
             FailureReport(where="dataset", error="ValueError: no"),

@@ -41,7 +41,7 @@ def start_process(launcher: Launcher, tmp_path: Path, *, interpreter: bool) -> t
     request = WorkloadRequest(
         dataset="tests.misbehaving:make_telling", dataset_args={"note": str(note)}, step_seconds=1e-4, working_dir=ROOT
     )
-    process = TrialProcess(launcher, LIMITS, ROOT, interpreter=interpreter)
+    process = TrialProcess(launcher, ROOT, interpreter=interpreter)
     try:
         report = process.command(LoadCommand(workload=request), Limits(LIMITS, 60.0, 60.0))
     finally:

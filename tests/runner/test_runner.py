@@ -177,7 +177,7 @@ def list_running() -> list[int]:
 
 def test_a_trial_that_must_end_is_stopped_before_anything_else_is_done() -> None:
     workload = WorkloadRequest(dataset="tests.misbehaving:make_hanging", step_seconds=1e-4, working_dir=ROOT)
-    process = AttentiveProcess(keep_launcher(), LIMITS, ROOT)
+    process = AttentiveProcess(keep_launcher(), ROOT)
     failure = process.command(
         LoadCommand(workload=workload), Limits(budgets=LIMITS, stall_seconds=30.0, deadline_seconds=1.0)
     )
