@@ -18,7 +18,7 @@ from autotune.protocol.interruption import spawn_error
 from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, explain_invalid
-from autotune.runner.runner import TrialRunner, start_runner
+from autotune.runner.runner import TrialRunner
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
 
 NOT_COMPARED: Final = {"timeout_seconds"}  # fields of a request that do not change its result
@@ -29,7 +29,7 @@ def plan_only(request: TuningRequest, *, progress: ProgressListener | None = Non
     """Profile the workload and plan the search as `tune` does, without running a trial."""
     progress = progress or ProgressListener()
     check_request(request)
-    with start_runner(request, progress) as runner:
+    with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
         return prepare_run(request, read_machine(), None, runner, progress, TimeBudget(request))
 
 

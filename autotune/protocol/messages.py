@@ -171,10 +171,6 @@ class ChannelClosedError(Exception):
     """The other process is gone, or stopped within a message."""
 
 
-class MessageTooLongError(ChannelClosedError):
-    """The other process sent more than 64 MiB in one message."""
-
-
 class Channel:
     """Sends and receives messages over a connected stream socket, which it takes over."""
 
@@ -201,18 +197,14 @@ class Channel:
         """Wait for one message; return None if none begins within `timeout` seconds.
 
         Raises:
-            MessageTooLongError: The message is longer than 64 MiB.
-            ChannelClosedError: The other process is gone, or stopped within a message.
+            ChannelClosedError: The other process is gone, stopped within a message, or sent more than 64 MiB.
         """
         try:
             if not self._connection.poll(timeout):
                 return None
             return self._connection.recv_bytes(MAX_MESSAGE_BYTES).decode(errors="replace")
         except (EOFError, OSError) as error:
-            is_too_long = not (self._connection.closed or self._connection.readable)
             self.close()
-            if is_too_long:
-                raise MessageTooLongError(f"a message of more than {MAX_MESSAGE_BYTES >> 20} MiB") from None
             raise ChannelClosedError(str(error)) from None
 
     def close(self) -> None:

@@ -1,11 +1,15 @@
-"""Diagnoses failures of trials, and of loading and profiling, from a wait status or the text of an error.
+"""Diagnoses failures of trials, and of loading and profiling, from an exit status or the text of an error.
 
-The source lines that a traceback quotes are no evidence: `except MemoryError:` does not mean that memory ran out.
+A table has the errors that torch, Python and the kernel print: the kind of failure, and the next step. torch reports a
+full /dev/shm, a lost worker or an exhausted descriptor table only in words, which end in a number that differs between
+systems, so they are matched without it. The source lines that a traceback quotes are no evidence:
+`except MemoryError:` does not mean that memory ran out.
 """
 
 from __future__ import annotations
 
 import re
+import resource
 import signal
 import sys
 from dataclasses import dataclass, replace
@@ -17,20 +21,134 @@ from autotune.protocol.budgets import DEVICE_MEMORY, Budgets
 from autotune.protocol.measurement import CODE_FAILURES, TrialKind, TrialResult
 from autotune.protocol.messages import FailureReport, Report, TrialReport, TrialRequest
 from autotune.request import WorkloadRequest
-from autotune.runner.error_patterns import DEVICES, MAX_QUOTED_CHARACTERS, RESOURCES, find_advice, find_pattern
 from autotune.runner.hangs import HangReport
 from autotune.runner.resources import ResourceUsage
 from autotune.system.code_places import find_module, is_library
 from autotune.units import format_bytes
 
+MAX_QUOTED_CHARACTERS: Final = 600  # of an error, in a sentence
+RESOURCES: Final[tuple[TrialKind, ...]] = ("too_many_files", "shm_exhausted", "out_of_memory")
+DEVICES: Final[tuple[TrialKind, ...]] = ("device_lost", "device_failed")  # if the trial uses an accelerator
+_NO_PICKLE: Final = r"cannot pickle|can't pickle|PicklingError|can't get attribute|Cowardly refusing to serialize"
+
+# Messages of failed resources and devices, as the rest of a sentence that starts with the trial; advice on the others,
+# by the words of a lost worker or a signal, the output of processes that hang, and the error of the user's code
+PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
+    "too_many_files": {
+        r"Too many open files|\[Errno 24\]|received \d+ items of ancdata": (
+            "ran out of open files (limit {files}). Raise it (ulimit -n) or use --set sharing_strategy=file_system"
+        ),
+    },
+    "shm_exhausted": {
+        r"unable to open shared memory.*No space left": (
+            "ran out of names in /dev/shm: every tensor of a batch needs one. Mount it with more (nr_inodes=), return "
+            "fewer tensors per batch, or tune with fewer --max-workers"
+        ),
+        r"\[Errno 30\] [^:\n]*$|\[Errno 30\].*'/psm_|shared memory.*\(30\)": (  # a semaphore's error names no file
+            "could not write to /dev/shm: it is mounted read-only. Mount it writable, or tune with --max-workers 0"
+        ),
+        r"killed by signal: Bus error|Unexpected bus error encountered in worker": (
+            "lost a worker to a bus error (SIGBUS): /dev/shm was full{shm}, or a memory-mapped file became shorter. "
+            "Give the container more (--shm-size=1g), tune with fewer --max-workers, and do not change the files"
+        ),
+        r"unable to (allocate|open) shared memory|No space left on device.*torch_|out of shared memory": (
+            "filled /dev/shm{shm}. Give the container more (--shm-size=1g) or tune with fewer --max-workers"
+        ),
+    },
+    "out_of_memory": {
+        r"(?s)pin.memory.*CUDA error: out of memory|CUDA error: out of memory.*pin.memory": (
+            "ran out of page-locked memory. Use fewer --max-workers, a smaller --batch-size, or --set pin_memory=false"
+        ),
+        r"torch\.OutOfMemoryError|(CUDA|HIP|XPU)( error:)? out of memory": (
+            "ran out of device memory{asked}. Use a smaller --batch-size"
+        ),
+        r"can't allocate memory|Cannot allocate memory|Unable to allocate .* for an array|\bMemoryError": (
+            "ran out of memory{asked}. Use a smaller --batch-size or fewer --max-workers"
+        ),
+    },
+    "device_lost": {
+        r"NVMLError_GpuIsLost|RuntimeError: No CUDA GPUs are available|CUDA error: (uncorrectable|hardware|GPU is lost|"
+        r"no CUDA-capable device|CUDA-capable device\(s\) is/are busy|all CUDA-capable|unknown error|system not yet)": (
+            "lost its device: {error}. Look at nvidia-smi and the kernel's log (Xid); the GPU may need a reset"
+        ),
+    },
+    "device_failed": {
+        r"CUDA error: (?!invalid argument)|(CUBLAS|CUDNN)_STATUS_(EXECUTION|INTERNAL)|device-side assert": (
+            "left the device in an error that only a new process clears: {error}. An index out of range in the step "
+            "does this; CUDA_LAUNCH_BLOCKING=1 shows where"
+        ),
+    },
+    "crashed": {
+        r"SIGKILL|signal: Killed": (
+            "The kernel's out-of-memory killer does this; use fewer --max-workers or a smaller --batch-size"
+        ),
+        r"SIGBUS": "/dev/shm was full{shm}, or a memory-mapped file became shorter",
+        r"SIGSEGV|signal: (Segmentation|Aborted|Floating|Illegal)|Unexpected (segmentation|floating)": (
+            "Native code of the dataset or the step crashed; if it does not survive a fork, use "
+            "--set multiprocessing_context=spawn"
+        ),
+        r"SIGTERM|signal: Terminated": "Another process ended it",
+        r"exited unexpectedly": (
+            "Code of the dataset ended it: sys.exit(), os._exit() or a KeyboardInterrupt; or it could not be started"
+        ),
+    },
+    "stalled": {
+        rf"{_NO_PICKLE}|cannot serialize": (
+            "A batch or an error that cannot be pickled never arrives (pytorch/pytorch#142884): return tensors, and "
+            "raise errors whose class can be imported"
+        ),
+        r"unable to (allocate|open) shared memory|No space left on device": (
+            "/dev/shm is full{shm}. Give the container more (--shm-size=1g) or tune with fewer --max-workers"
+        ),
+        r"AF_UNIX path too long": "TMPDIR is too long for sockets: set a shorter one",
+    },
+    "workload_failed": {
+        r"stack expects each tensor to be equal size|should be of equal size|storage that is not resizable": (
+            "The samples of a batch differ in size: pad them in a collate_fn, as with --collate PKG.MOD:FUNCTION"
+        ),
+        r"default_collate: batch must contain": (
+            "torch's own collate cannot stack such samples: return tensors, numbers, or tuples and dicts of them, or "
+            "pass a collate_fn with --collate PKG.MOD:FUNCTION"
+        ),
+        r"don't support automatic differentiation|non-leaf tensor which requires_grad": (
+            "A worker cannot send a sample that needs a gradient: return sample.detach()"
+        ),
+        rf"{_NO_PICKLE}|import of module .* failed": (
+            "Objects for a spawned worker are pickled: use classes and functions that can be imported by their names, "
+            "or leave the start method at fork"
+        ),
+        r"daemonic processes are not allowed to have children": (
+            "A worker must not start processes: start none in the dataset, or tune with --max-workers 0"
+        ),
+        r"\ASystemExit": 'Code at the top of a module called sys.exit(): guard it with if __name__ == "__main__"',
+        r"StopIteration": "It silently ends an epoch if __getitem__ or collate_fn raises it: raise another error",
+        r"Caught \w+ in pin memory thread": "The batch could not be pinned: tune with --set pin_memory=false",
+        r"attempted relative import": "Name the file with its package, from the folder above: PACKAGE.MODULE:NAME",
+        r"Cannot re-initialize CUDA in forked subprocess": (
+            "The training process and the workers forked from it both use CUDA: load samples on the CPU and move "
+            "batches in the step, or start workers with --set multiprocessing_context=spawn"
+        ),
+        r"Found no NVIDIA driver|not compiled with CUDA enabled|No CUDA GPUs are available": (
+            "A module, the factory or the dataset needs CUDA, which is not available: use a device in the step only"
+        ),
+        r"URLError|gaierror|name resolution|Name or service not known|Network is unreachable|Max retries exceeded|"
+        r"HTTP Error \d|LocalEntryNotFoundError|OfflineModeIsEnabled": (
+            "It needs the network, as every start of a trial would: call the factory once with a network, so that it "
+            "reads from disk afterwards"
+        ),
+        r"You can use download=True": "The data is missing: call the dataset once with download=True",
+        r"out of memory|can't allocate memory|\bMemoryError": "Use a smaller --batch-size, or smaller samples",
+        r"Too many open files": "Raise the limit (ulimit -n)",
+    },
+}
 UNKNOWN_STALL: Final = (
     "If a worker waits for a lock or a thread that the training process had when it forked, start workers with "
     "--set multiprocessing_context=spawn; if it only needs longer, allow it with --stall-time"
 )
-_LOST_WORKER: Final = r"\A(?!.*Caught \w+ in DataLoader worker).*(killed by signal|exited unexpectedly|ConnectionReset)"
-_DEAD_WORKER: Final = r"(?m)^DataLoader worker \(pid \d+\) (is killed|exited)"  # as the child adds it to an error
-_LOST_CONNECTION: Final = r"\A(FileNotFound|ConnectionRefused|BrokenPipe|EOF)\w*Error"
-_TORCH_RECEIVING: Final = r"resource_sharer\.py|in rebuild_\w+|multiprocessing[/\\]connection\.py"
+_LOST_WORKER: Final = (  # in torch's words, or as the child adds them to an error
+    r"\A(?!.*Caught \w+ in DataLoader worker).*(killed by signal|exited unexpectedly|ConnectionReset)|"
+    r"(?m:^DataLoader worker \(pid \d+\) (is killed|exited))"
+)
 _WORKER_END: Final = (
     r"DataLoader worker \([^\n]*(?:killed by signal: [\w ]*\w|with exit code \d+)",
     r"Unexpected [^\n]* encountered in worker",
@@ -59,11 +177,7 @@ def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> Tr
     `shm` describes the use of /dev/shm, as in `: 64 MiB used of 64 MiB`; `output` may explain the death of a worker.
     """
     details = f"{failed.details}\n{output}".strip()
-    is_lost = (
-        re.search(_LOST_WORKER, failed.error)
-        or re.search(_DEAD_WORKER, failed.error)
-        or (re.search(_LOST_CONNECTION, failed.error) and re.search(_TORCH_RECEIVING, failed.details))
-    )
+    is_lost = re.search(_LOST_WORKER, failed.error)
     text = _drop_source(f"{failed.error}\n{failed.details}" + (f"\n{output}" if is_lost else ""))
     found = find_pattern(text, *RESOURCES, *(DEVICES if failed.on_device else ()), shm=shm)
     if found is not None:
@@ -96,13 +210,9 @@ def diagnose_stall(message: str, output: str, shm: str, found: HangReport) -> Tr
 
 
 def diagnose_exit(status: int | None, output: str, shm: str = "", *, on_device: bool = False) -> TrialFailure:
-    """Diagnose the end of a child that reported nothing.
+    """Diagnose the end of a child that reported nothing, from its output and its exit status as in `subprocess`.
 
-    Args:
-        status: As in `subprocess`; None if the child is alive but closed its connection.
-        output: The end of what its processes printed.
-        shm: Use of /dev/shm, as in `: 64 MiB used of 64 MiB`.
-        on_device: Whether the trial uses an accelerator.
+    The status is None if the child is alive but closed its connection.
     """
     name = "" if status is None or status >= 0 else f"signal {-status}"
     name = next((one.name for one in signal.Signals if status == -one), name)
@@ -146,16 +256,9 @@ def make_result(
     output: str,
     ranks: int,
 ) -> TrialResult:
-    """Return the result of a trial, with the resources that one of its training processes used.
+    """Return the result of a trial, with the share of one of its training processes (`ranks`) in the peak of all.
 
-    Args:
-        request: What was to be measured.
-        answer: What the child reported, or how it ended.
-        peak: Resources that all its processes used.
-        budgets: Of all its processes.
-        batches: Number that the child last reported.
-        output: The end of what its processes printed.
-        ranks: Number of training processes.
+    `batches` is the number that the child last reported, and `output` the end of what its processes printed.
     """
     seen: dict[str, Any] = {"peak_host_bytes": peak.host_bytes // ranks, "peak_shm_bytes": peak.shm_bytes // ranks}
     if isinstance(answer, TrialReport):
@@ -241,3 +344,26 @@ def _find_cause(failed: FailureReport) -> str:
 def _drop_source(text: str) -> str:
     """Remove the frames of a traceback and their source lines, which may name any error."""
     return re.sub(r'(?m)^[ |]*File "[^\n]*\n(?:[ |]{4,}[^\n]*\n)*', "", text)
+
+
+def find_pattern(text: str, *kinds: TrialKind, shm: str = "") -> tuple[TrialKind, str] | None:
+    """Return the kind and the message of the first pattern of these kinds that a text contains; None if none does."""
+    for kind, patterns in PATTERNS.items():
+        for pattern, message in patterns.items() if kind in kinds else ():
+            if found := re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
+                start, end = text.rfind("\n", 0, found.start()) + 1, f"{text}\n".find("\n", found.end())
+                error = text[start:end].strip()[:MAX_QUOTED_CHARACTERS].rstrip(".")
+                files = f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}"  # the child inherited it
+                return kind, message.format(shm=shm, asked=_describe_amount(text), files=files, error=error)
+    return None
+
+
+def find_advice(text: str, kind: TrialKind, shm: str = "") -> str:
+    """Return the message of the first pattern of a kind that a text contains; empty if none does."""
+    found = find_pattern(text, kind, shm=shm)
+    return "" if found is None else found[1]
+
+
+def _describe_amount(text: str) -> str:
+    found = re.search(r"(?:[Tt]ried|Unable) to allocate (?:(\d{1,18}) bytes|([\d.]+ [KMGT]?i?B))", text)
+    return f": it asked for {found[2] or format_bytes(int(found[1]))} more" if found else ""

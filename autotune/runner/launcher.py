@@ -32,11 +32,7 @@ MAX_ANSWER_SECONDS: Final = 20.0
 
 
 class Launcher:
-    """Starts trials, one at a time; as a context manager it begins to import torch at once.
-
-    Args:
-        processes: Training processes per trial; libraries use one thread each if there are several, as under torchrun.
-    """
+    """Starts trials, one at a time, of one or more training processes; entering its context begins to import torch."""
 
     def __init__(self, processes: int = 1) -> None:
         self._processes = processes
@@ -85,18 +81,14 @@ class Launcher:
             user = f"uid_{os.getuid()}"
         user = re.sub(r'[\\/:*?"<>|]', "_", user)  # as torch names the folder
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))}
-        threads = {"OMP_NUM_THREADS": "1"} if self._processes > 1 else {}
+        threads = {"OMP_NUM_THREADS": "1"} if self._processes > 1 else {}  # as under torchrun
         return {**caches, **threads, **os.environ, TRIAL_VARIABLE: "1"}
 
     def start(self, connection: int, log: BinaryIO, folder: Path, working_dir: str, *, interpreter: bool) -> int:
         """Start the process of a trial, and return its pidfd, or raise OSError if the machine does not allow it.
 
-        Args:
-            connection: Descriptor of its socket.
-            log: File for its stdout and stderr.
-            folder: Its private temporary folder, which the supervisor removes.
-            working_dir: Where it runs.
-            interpreter: Whether to start a new interpreter instead of a fork.
+        `connection` is the descriptor of its socket, and `log` receives its stdout and stderr. The supervisor removes
+        `folder`, its private temporary folder. `interpreter` asks for a new interpreter instead of a fork.
         """
         trial = {"folder": str(folder), "working_dir": str(Path(working_dir).resolve()), "interpreter": interpreter}
         descriptors = (connection, log.fileno())
@@ -120,11 +112,10 @@ class Launcher:
             return -signal.SIGKILL
         return status
 
-    def end_trial(self, seen: Iterable[int] = ()) -> list[int]:
+    def end_trial(self, seen: Iterable[int]) -> list[int]:
         """End the running trial with everything that it started, and return the processes that cannot be killed.
 
-        Args:
-            seen: Processes that were seen to belong to it, of which some may have ended.
+        `seen` are processes that were seen to belong to it, of which some may have ended.
         """
         try:
             survivors: list[int] = self._ask({"end": list(seen)})[0]["survivors"]

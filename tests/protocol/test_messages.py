@@ -85,7 +85,7 @@ def test_messages_from_before_the_end_of_the_channel_are_received() -> None:
 def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
     with open_channel() as (channel, other):
         other.sendall(struct.pack("!i", messages.MAX_MESSAGE_BYTES + 1))
-        with pytest.raises(messages.MessageTooLongError, match="more than 64 MiB"):
+        with pytest.raises(ChannelClosedError):
             channel.receive(1.0)
 
 

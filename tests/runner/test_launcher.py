@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import LoadCommand, ReadyReport
 from autotune.request import WorkloadRequest
 from autotune.runner.launcher import Launcher
-from autotune.runner.process import TrialProcess
 from autotune.runner.resources import Limits
-from autotune.runner.runner import TrialRunner
+from autotune.runner.runner import TrialProcess, TrialRunner
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -41,7 +41,7 @@ def start_process(launcher: Launcher, tmp_path: Path, *, interpreter: bool) -> t
     request = WorkloadRequest(
         dataset="tests.misbehaving:make_telling", dataset_args={"note": str(note)}, step_seconds=1e-4, working_dir=ROOT
     )
-    process = TrialProcess(launcher, ROOT, interpreter=interpreter)
+    process = TrialProcess(launcher, ROOT, ProgressListener(), interpreter=interpreter)
     try:
         report = process.command(LoadCommand(workload=request), Limits(LIMITS, 60.0, 60.0))
     finally:

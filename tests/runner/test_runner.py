@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from autotune.config import ProcessSettings
+from autotune.progress import ProgressListener
 from autotune.protocol.messages import LoadCommand
 from autotune.request import WorkloadRequest
 from autotune.runner.diagnosis import TrialFailure
-from autotune.runner.process import TrialProcess, describe_survivors
 from autotune.runner.resources import Limits
-from autotune.runner.runner import TrialRunner
+from autotune.runner.runner import TrialProcess, TrialRunner, describe_survivors
 from tests.faults.stage import await_condition, list_trial_processes
 from tests.kept_launcher import keep_launcher, list_kept
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner, run_one
@@ -177,7 +177,7 @@ def list_running() -> list[int]:
 
 def test_a_trial_that_must_end_is_stopped_before_anything_else_is_done() -> None:
     workload = WorkloadRequest(dataset="tests.misbehaving:make_hanging", step_seconds=1e-4, working_dir=ROOT)
-    process = AttentiveProcess(keep_launcher(), ROOT)
+    process = AttentiveProcess(keep_launcher(), ROOT, ProgressListener())
     failure = process.command(
         LoadCommand(workload=workload), Limits(budgets=LIMITS, stall_seconds=30.0, deadline_seconds=1.0)
     )
