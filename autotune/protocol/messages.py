@@ -24,10 +24,8 @@ from autotune.config import (
     LongText,
 )
 from autotune.protocol.measurement import Measurement, TrialResult
-from autotune.protocol.workload_profile import WorkloadProfile
+from autotune.protocol.workload_profile import FoundIdentity, WorkloadProfile
 from autotune.request import WorkloadRequest
-from autotune.settings import SettingName
-from autotune.system.machine import Accelerator, Software
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 MAX_PAUSE_SECONDS: Final = 10.0  # within a message, before the other process counts as gone
@@ -115,17 +113,10 @@ class ProbeReport(FrozenModel):
     digests: dict[BoundedCount, LongText] = Field(default_factory=dict)
 
 
-class IdentityReport(FrozenModel):
-    """Child to parent: the identity of the workload, in the fields of `WorkloadProfile`."""
+class IdentityReport(FoundIdentity):
+    """Child to parent: the identity of the workload."""
 
     op: Literal["identified"] = "identified"
-    kind: Literal["map", "iterable"]
-    samples: BoundedCount | None
-    sample_bytes: BoundedBytes
-    loader_class: LongText | None = None
-    loader_decides: tuple[SettingName, ...] = ()
-    software: Software
-    accelerator: Accelerator | None = None
 
 
 class TrialReport(FrozenModel):

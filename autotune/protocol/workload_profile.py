@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,9 +21,6 @@ from autotune.profiles.schema import WorkloadIdentity
 from autotune.request import WorkloadRequest
 from autotune.settings import SettingName
 from autotune.system.machine import Accelerator, Software
-
-if TYPE_CHECKING:
-    from autotune.protocol.messages import IdentityReport
 
 
 class LinearCost(FrozenModel):
@@ -70,12 +67,22 @@ class CostlyLine(FrozenModel):
     share: Fraction
 
 
-class WorkloadProfile(FrozenModel):
+class FoundIdentity(FrozenModel):
+    """Properties that identify a workload, as the child found them."""
+
+    kind: Literal["map", "iterable"]
+    samples: BoundedCount | None  # in an epoch; None if unknown
+    sample_bytes: BoundedBytes
+    loader_class: LongText | None = None  # class of a custom loader; None for a plain DataLoader
+    loader_decides: tuple[SettingName, ...] = ()  # settings that a custom loader decides
+    software: Software
+    accelerator: Accelerator | None = None
+
+
+class WorkloadProfile(FoundIdentity):
     """Properties and costs of a workload, as the probe measured them."""
 
     description: LongText
-    kind: Literal["map", "iterable"]
-    samples: BoundedCount | None  # in an epoch; None if unknown
     counted_samples: BoundedCount | None = None  # in an epoch of an iterable dataset; None if an epoch takes long
     epoch_batches: BoundedCount | None = None  # in an epoch if the user's code makes the batches; else None
     batching: Literal["batch_size", "user"]  # `user` if a batch sampler or an unbatched dataset makes the batches
@@ -90,7 +97,6 @@ class WorkloadProfile(FrozenModel):
     step_cpus: BoundedRate = 0.0
     h2d: H2DBandwidth | None = None  # None on the CPU, and if samples are on the device already
     gpu_bytes: LinearBytes = LinearBytes()  # device memory that the allocator holds for a step
-    sample_bytes: BoundedBytes
     batch_tensors: BoundedCount
     on_accelerator: bool = False
     has_getitems: bool = False
@@ -102,13 +108,9 @@ class WorkloadProfile(FrozenModel):
     worker_bytes: BoundedBytes = 0  # memory of a worker that is not forked; 0 if unknown
     shards: BoundedCount | None = None  # that an iterable dataset divides among its workers; None if unknown
     baseline: LoaderConfig | None = None  # settings of the DataLoader the factory returned; None for PyTorch's defaults
-    loader_class: LongText | None = None  # class of a custom loader; None for a plain DataLoader
     fixed_settings: dict[SettingName, int | bool | None] = Field(default_factory=dict)  # by the loader or the dataset
-    loader_decides: tuple[SettingName, ...] = ()  # those of them that a custom loader decides
     ends_with_sampler: bool = True  # whether an epoch of the loader ends when its sampler does
     multiprocessing_context: StartMethod | None = None  # of the workload; None for Python's default
-    software: Software
-    accelerator: Accelerator | None = None
     gpu_room_bytes: BoundedBytes = 0  # device memory that the process held or could get at the start; 0 on the CPU
     pinning: bool = False  # whether pin_memory has an effect on the device in use
     worker_start_cost: LinearCost = LinearCost(fixed_seconds=0.0, per_item_seconds=0.02)  # includes lazy imports
@@ -122,7 +124,7 @@ class WorkloadProfile(FrozenModel):
         return self.model_copy(update={name: -(-one // processes) for name, one in totals.items() if one is not None})
 
 
-def identify(request: WorkloadRequest, found: WorkloadProfile | IdentityReport) -> WorkloadIdentity:
+def identify(request: WorkloadRequest, found: FoundIdentity) -> WorkloadIdentity:
     """Return the identity of a workload, from its request and from what the child found."""
     return WorkloadIdentity(
         dataset=request.dataset,

@@ -16,35 +16,30 @@ from autotune.system.processes import PROC, STACK_SIGNAL, read_field, read_text
 
 ANSWER_SECONDS: Final = 0.3  # for a process to write its stacks; one that waits for a disk does not
 MAX_PROCESSES: Final = 256
-_SPAWN: Final = "--set multiprocessing_context=spawn"
+_SPAWN: Final = "start workers with --set multiprocessing_context=spawn"
 CAUSES: Final = {  # by the calls that do not return and their source, the innermost first
     r"\A.*\bcv2\.": (  # reported of OpenCV 3 and 4 (pytorch/pytorch#1355); version 5 did not hang
         "Threads that OpenCV started in the training process are missing in a worker that was forked: call "
-        f"cv2.setNumThreads(0) before the first image, or start workers with {_SPAWN}"
+        f"cv2.setNumThreads(0) before the first image, or {_SPAWN}"
     ),
-    r"\A.*\bpl\.|\bpolars\b": (
-        f"Polars' threads do not survive a fork: start workers with {_SPAWN}, or use Polars in the workers only"
-    ),
+    r"\A.*\bpl\.|\bpolars\b": f"Polars' threads do not survive a fork: use it in the workers only, or {_SPAWN}",
     r"[/\\](tokenizers|transformers)[/\\]|\A.*tokeniz": (
-        "The threads of tokenizers do not survive a fork: set TOKENIZERS_PARALLELISM=false, or start workers with "
-        f"{_SPAWN}"
+        f"The threads of tokenizers do not survive a fork: set TOKENIZERS_PARALLELISM=false, or {_SPAWN}"
     ),
     r"\bh5py\b": "A lock or a file of HDF5 was in use when the worker was forked: open the file in the worker",
     r"(threading|queue)\.py:\d+ in |\.acquire\(|\bwith \S*lock\b": (
         "If it waits for a lock or a thread that the training process had when it forked, create it in the worker, or "
-        f"start workers with {_SPAWN}"
+        f"{_SPAWN}"
     ),
     r"\A.*\btorch\.": (
         "Threads of OpenMP that the training process started are missing in a worker that was forked: leave workers at "
-        f"one thread (torch.set_num_threads), or start them with {_SPAWN}"
+        f"one thread (torch.set_num_threads), or {_SPAWN}"
     ),
     r"socket\.py|ssl\.py|urllib|requests|botocore|aiohttp": (
         "It waits for a reply of the network: set a time limit for requests, or allow more with --stall-time"
     ),
 }
-WAITS_FOR_DISK: Final = (
-    "It waits in the kernel for a disk or a network file system that does not respond: check the mount and dmesg"
-)
+WAITS_FOR_DISK: Final = "It waits in the kernel for a disk or a network file system: check the mount and dmesg"
 DEADLOCK: Final = "deadlock: the training process waits for a batch while all workers are idle; a batch was lost"
 _WAITING_FILES: Final = re.compile(r"[/\\](multiprocessing[/\\]\w+|selectors|threading|queue)\.py$")
 _OWN_FILES: Final = re.compile(r"[/\\]autotune[/\\](child|protocol)[/\\]\w+\.py$")
@@ -151,8 +146,11 @@ def find_blocking(found: Sequence[ProcessStacks]) -> HangReport:
 
 def _find_worker_stack(process: ProcessStacks) -> Stack:
     """Return the calls within torch's worker loop; empty in other processes."""
-    calls = ((stack, [frame.function for frame in stack]) for stack in process.threads)
-    return next((stack[: names.index("_worker_loop") + 1] for stack, names in calls if "_worker_loop" in names), ())
+    for stack in process.threads:
+        names = [frame.function for frame in stack]
+        if "_worker_loop" in names:
+            return stack[: names.index("_worker_loop") + 1]
+    return ()
 
 
 def _find_busy_stack(process: ProcessStacks) -> Stack:

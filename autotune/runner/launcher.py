@@ -26,7 +26,6 @@ from typing import Any, BinaryIO, Final, Self
 from autotune.system.processes import PROC, TRIAL_VARIABLE, list_tree, read_session
 
 MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108, and torch adds to it
-MAX_ANSWER_BYTES: Final = 2**16
 MAX_START_SECONDS: Final = 120.0  # for the first answer: a slow disk may take that long to import torch
 MAX_ANSWER_SECONDS: Final = 20.0
 
@@ -132,7 +131,7 @@ class Launcher:
         socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
         if not wait([self._connection], MAX_ANSWER_SECONDS if self._is_ready else MAX_START_SECONDS):
             raise TimeoutError(errno.ETIMEDOUT, "the supervisor does not answer")
-        message, received, _, _ = socket.recv_fds(self._connection, MAX_ANSWER_BYTES, 1)
+        message, received, _, _ = socket.recv_fds(self._connection, 2**16, 1)
         if not message:
             raise BrokenPipeError(errno.EPIPE, "the supervisor is gone")
         self._is_ready = True
