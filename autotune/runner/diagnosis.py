@@ -100,7 +100,6 @@ PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
         r"unable to (allocate|open) shared memory|No space left on device": (
             "/dev/shm is full{shm}. Give the container more (--shm-size=1g) or tune with fewer --max-workers"
         ),
-        r"AF_UNIX path too long": "TMPDIR is too long for sockets: set a shorter one",
     },
     "workload_failed": {
         r"stack expects each tensor to be equal size|should be of equal size|storage that is not resizable": (

@@ -78,7 +78,7 @@ def test_a_supervisor_that_was_killed_is_replaced(runner: TrialRunner) -> None:
     assert run_fresh(runner).kind == "completed"
 
 
-def test_trials_are_interpreters_where_a_fork_would_lose_a_thread(
+def test_trials_are_interpreters_where_a_fork_would_lose_a_thread_and_the_supervisor_ends_with_its_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(THREADED)
@@ -86,16 +86,10 @@ def test_trials_are_interpreters_where_a_fork_would_lose_a_thread(
     with Launcher() as launcher, open_runner("make_telling", launcher=launcher) as runner:
         runner.limit(LIMITS)
         assert run_fresh(runner).kind == "completed"
-        (child,) = psutil.Process(runner._launcher.supervisor_pid).children()
-        assert len(child.cmdline()) == len(psutil.Process(runner._launcher.supervisor_pid).cmdline()) - 1
-
-
-def test_the_supervisor_ends_with_its_launcher() -> None:
-    with Launcher() as launcher, open_runner("make_telling", launcher=launcher) as runner:
-        runner.limit(LIMITS)
-        run_fresh(runner)
-        supervisor = runner._launcher.supervisor_pid
-    assert not psutil.pid_exists(supervisor)
+        supervisor = psutil.Process(launcher.supervisor_pid)
+        (child,) = supervisor.children()
+        assert len(child.cmdline()) == len(supervisor.cmdline()) - 1
+    assert not supervisor.is_running()
 
 
 def test_several_processes_compute_on_one_thread_each_and_caches_stay_where_training_has_them(
@@ -107,11 +101,3 @@ def test_several_processes_compute_on_one_thread_each_and_caches_stay_where_trai
     assert environment["OMP_NUM_THREADS"] == "1"
     assert Path(environment["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(tempfile.gettempdir())
     assert "OMP_NUM_THREADS" not in Launcher()._make_environment()
-
-
-def test_a_forked_process_that_is_killed_is_named_with_its_signal() -> None:
-    with open_runner("make_killed") as runner:
-        runner.limit(LIMITS)
-        result = run_fresh(runner)
-    assert result.kind != "completed"
-    assert "SIGKILL" in result.message
