@@ -61,9 +61,7 @@ class LoadCommand(FrozenModel):
     workload: WorkloadRequest
     role: Role = "main"
     ranks: Annotated[int, Field(ge=1)] = 1  # training processes to load it in
-    counted_samples: BoundedCount | None = None  # of an epoch, as another process counted them; None if unknown
-    reads_worker_info: bool = False  # whether the dataset reads the number of its worker, or of all workers
-    ends_with_sampler: bool | None = None  # whether an epoch of the loader ends when its sampler does; None if unknown
+    known: WorkloadProfile | None = None  # by an earlier process
 
 
 class ProbeCommand(FrozenModel):

@@ -21,7 +21,7 @@ from autotune.protocol.budgets import DEVICE_MEMORY, Budgets
 from autotune.protocol.measurement import CODE_FAILURES, TrialKind, TrialResult
 from autotune.protocol.messages import FailureReport, Report, TrialReport, TrialRequest
 from autotune.request import WorkloadRequest
-from autotune.runner.hangs import HangReport
+from autotune.runner.hangs import FORKED_LOCK, HangReport
 from autotune.runner.resources import ResourceUsage
 from autotune.system.code_places import find_module, is_library
 from autotune.units import format_bytes
@@ -140,10 +140,6 @@ PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
         r"Too many open files": "Raise the limit (ulimit -n)",
     },
 }
-UNKNOWN_STALL: Final = (
-    "If a worker waits for a lock or a thread that the training process had when it forked, start workers with "
-    "--set multiprocessing_context=spawn; if it only needs longer, allow it with --stall-time"
-)
 _LOST_WORKER: Final = (  # in torch's words, or as the child adds them to an error
     r"\A(?!.*Caught \w+ in DataLoader worker).*(killed by signal|exited unexpectedly|ConnectionReset)|"
     r"(?m:^DataLoader worker \(pid \d+\) (is killed|exited))"
@@ -185,13 +181,15 @@ def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> Tr
     if is_lost:
         ends = (re.search(pattern, text) for pattern in _WORKER_END)
         end = next((one[0] for one in ends if one), error.rstrip(". "))
-        unknown = "It was killed, or code of the dataset ended it (sys.exit, os._exit)"
-        advice = find_advice(end, "crashed", shm) or unknown
+        advice = (
+            find_advice(end, "crashed", shm) or "It was killed, or code of the dataset ended it (sys.exit, os._exit)"
+        )
         return TrialFailure("crashed", f"lost a worker process: {end}. {advice}", details)
     if "DataLoader timed out after" in failed.error:
-        reason = f"{error.rstrip('.')}; this is the DataLoader's own timeout="
-        message = f"timed out waiting for a worker ({reason}). Increase it, or find out what the worker is waiting for"
-        return TrialFailure("stalled", message, details)
+        message = (
+            f"waited for a worker until the DataLoader's own timeout= ({error.rstrip('.')}). Increase it, or find out"
+        )
+        return TrialFailure("stalled", f"{message} what the worker is waiting for", details)
     ours = re.match(r"autotune\.[\w.]+: ", failed.error)
     happened = failed.error[ours.end() :].strip() if ours else f"raised {error}"
     advice = find_advice(_drop_source(failed.error), "workload_failed")
@@ -204,7 +202,11 @@ def diagnose_stall(message: str, output: str, shm: str, found: HangReport) -> Tr
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
     last = next((line.strip()[:MAX_QUOTED_CHARACTERS] for line in reversed(lines) if "Warning: " not in line), "")
     happened = "; ".join(filter(None, (message, last and f"the last line of its output: {last}", found.sentence)))
-    advice = find_advice(_drop_source(output), "stalled", shm) or found.advice or UNKNOWN_STALL
+    advice = (
+        find_advice(_drop_source(output), "stalled", shm)
+        or found.advice
+        or f"{FORKED_LOCK}; if it only needs longer, allow it with --stall-time"
+    )
     return TrialFailure("stalled", f"{happened}. {advice}", "\n\n".join(filter(None, (output, found.stacks))))
 
 
@@ -213,8 +215,8 @@ def diagnose_exit(status: int | None, output: str, shm: str = "", *, on_device: 
 
     The status is None if the child is alive but closed its connection.
     """
-    name = "" if status is None or status >= 0 else f"signal {-status}"
-    name = next((one.name for one in signal.Signals if status == -one), name)
+    unknown = "" if status is None or status >= 0 else f"signal {-status}"
+    name = next((one.name for one in signal.Signals if status == -one), unknown)
     advice = find_advice(name, "crashed", shm)
     if not advice:  # nobody asks for such a signal, while an abort may follow an error
         found = find_pattern(_drop_source(output), *RESOURCES, *(DEVICES if on_device else ()), shm=shm)
@@ -247,13 +249,7 @@ def reject_report(answer: Answer) -> TrialFailure:
 
 
 def make_result(
-    request: TrialRequest,
-    answer: Answer,
-    peak: ResourceUsage,
-    budgets: Budgets,
-    batches: int,
-    output: str,
-    ranks: int,
+    request: TrialRequest, answer: Answer, peak: ResourceUsage, budgets: Budgets, batches: int, output: str, ranks: int
 ) -> TrialResult:
     """Return the result of a trial, with the share of one of its training processes (`ranks`) in the peak of all.
 
@@ -273,9 +269,8 @@ def make_result(
     else:
         failure = reject_report(answer)
         seen["samples"] = (batches + 1) * (request.config.dataloader.batch_size or 1)
-    return TrialResult(
-        kind=failure.kind, config=request.config, message=failure.message, details=failure.details, **seen
-    )
+    seen |= {"message": failure.message, "details": failure.details}
+    return TrialResult(kind=failure.kind, config=request.config, **seen)
 
 
 def start_error(answer: Answer, workload: WorkloadRequest) -> UsageError | WorkloadError:

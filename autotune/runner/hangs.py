@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from traceback import FrameSummary
 from typing import Final, NamedTuple
 
 from autotune.system.code_places import is_library
@@ -17,6 +17,10 @@ from autotune.system.processes import PROC, STACK_SIGNAL, read_field, read_text
 ANSWER_SECONDS: Final = 0.3  # for a process to write its stacks; one that waits for a disk does not
 MAX_PROCESSES: Final = 256
 _SPAWN: Final = "start workers with --set multiprocessing_context=spawn"
+FORKED_LOCK: Final = (
+    "If it waits for a lock or a thread that the training process had when it forked, create it in the worker, or "
+    f"{_SPAWN}"
+)
 CAUSES: Final = {  # by the calls that do not return and their source, the innermost first
     r"\A.*\bcv2\.": (  # reported of OpenCV 3 and 4 (pytorch/pytorch#1355); version 5 did not hang
         "Threads that OpenCV started in the training process are missing in a worker that was forked: call "
@@ -27,10 +31,7 @@ CAUSES: Final = {  # by the calls that do not return and their source, the inner
         f"The threads of tokenizers do not survive a fork: set TOKENIZERS_PARALLELISM=false, or {_SPAWN}"
     ),
     r"\bh5py\b": "A lock or a file of HDF5 was in use when the worker was forked: open the file in the worker",
-    r"(threading|queue)\.py:\d+ in |\.acquire\(|\bwith \S*lock\b": (
-        "If it waits for a lock or a thread that the training process had when it forked, create it in the worker, or "
-        f"{_SPAWN}"
-    ),
+    r"(threading|queue)\.py:\d+ in |\.acquire\(|\bwith \S*lock\b": FORKED_LOCK,
     r"\A.*\btorch\.": (
         "Threads of OpenMP that the training process started are missing in a worker that was forked: leave workers at "
         f"one thread (torch.set_num_threads), or {_SPAWN}"
@@ -46,20 +47,7 @@ _OWN_FILES: Final = re.compile(r"[/\\]autotune[/\\](child|protocol)[/\\]\w+\.py$
 _OWN_WAITING: Final = re.compile(r"[/\\](distributed|messages)\.py$")  # for other ranks, and for commands
 
 
-class Frame(NamedTuple):
-    """A call that has not returned."""
-
-    file: str
-    line: int
-    function: str
-
-    @property
-    def source(self) -> str:
-        """The line of source code; empty if it cannot be read."""
-        return linecache.getline(self.file, self.line).strip()
-
-
-Stack = tuple[Frame, ...]  # the innermost call first
+Stack = tuple[FrameSummary, ...]  # the calls of a thread that have not returned, the innermost first
 
 
 class ProcessStacks(NamedTuple):
@@ -114,12 +102,12 @@ def read_stacks(text: str) -> Iterator[Stack]:
     for thread in re.split(r"(?m)^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", text)[1:]:
         calls = re.findall(r'(?m)^  File "(.*)", line (\d+) in (.*)$', thread)
         if calls:
-            yield tuple(Frame(file, int(line), function) for file, line, function in calls)
+            yield tuple(FrameSummary(file, int(line), function) for file, line, function in calls)
 
 
 def write_stack(stack: Stack) -> str:
     """Format the calls of a thread with their source, the innermost first."""
-    return "\n".join(f"  {one.file}:{one.line} in {one.function}: {one.source}".rstrip(": ") for one in stack)
+    return "\n".join(f"  {one.filename}:{one.lineno} in {one.name}: {one.line}".rstrip(": ") for one in stack)
 
 
 def find_blocking(found: Sequence[ProcessStacks]) -> HangReport:
@@ -132,13 +120,14 @@ def find_blocking(found: Sequence[ProcessStacks]) -> HangReport:
     )
     for one in sorted(found, key=lambda one: one.pid not in loading):
         stack = loading.get(one.pid) or _find_busy_stack(one)
-        if not stack or (one.pid in loading and all(_WAITING_FILES.search(frame.file) for frame in stack[:-1])):
+        if not stack or (one.pid in loading and all(_WAITING_FILES.search(frame.filename) for frame in stack[:-1])):
             continue
         calls = write_stack(stack)
         advice = next((advice for pattern, advice in CAUSES.items() if re.search(pattern, calls, re.IGNORECASE)), "")
-        own = next((frame for frame in stack if not is_library(frame.file)), stack[0])
-        place = f"`{own.function}` at {Path(own.file).name}:{own.line}" + (own.source and f": `{own.source}`")
-        place = place if own == stack[0] else f"`{stack[0].function}`, called by {place}"
+        own = next((frame for frame in stack if not is_library(frame.filename)), stack[0])
+        source = f": `{own.line}`" if own.line else ""
+        place = f"`{own.name}` at {Path(own.filename).name}:{own.lineno}{source}"
+        place = place if own == stack[0] else f"`{stack[0].name}`, called by {place}"
         sentence = f"{names[one.pid]} hangs in {place} (state {one.state})"
         return HangReport(sentence, WAITS_FOR_DISK if one.state.startswith("D") else advice, text)
     return HangReport(DEADLOCK if loading else "", stacks=text)
@@ -147,7 +136,7 @@ def find_blocking(found: Sequence[ProcessStacks]) -> HangReport:
 def _find_worker_stack(process: ProcessStacks) -> Stack:
     """Return the calls within torch's worker loop; empty in other processes."""
     for stack in process.threads:
-        names = [frame.function for frame in stack]
+        names = [frame.name for frame in stack]
         if "_worker_loop" in names:
             return stack[: names.index("_worker_loop") + 1]
     return ()
@@ -156,17 +145,17 @@ def _find_worker_stack(process: ProcessStacks) -> Stack:
 def _find_busy_stack(process: ProcessStacks) -> Stack:
     """Return the calls of a training process within dltune's own; empty if it waits for workers, ranks or commands."""
     for stack in process.threads:
-        calls = [depth for depth, frame in enumerate(stack) if _OWN_FILES.search(frame.file)]
-        waits = any(frame.function in ("_try_get_data", "_get_data") for frame in stack)
-        if calls and not waits and not _OWN_WAITING.search(stack[calls[0]].file):
+        calls = [depth for depth, frame in enumerate(stack) if _OWN_FILES.search(frame.filename)]
+        waits = any(frame.name in ("_try_get_data", "_get_data") for frame in stack)
+        if calls and not waits and not _OWN_WAITING.search(stack[calls[0]].filename):
             return stack[: calls[0] + 1]
     return ()
 
 
 def _name_all(found: Sequence[ProcessStacks], loading: dict[int, Stack]) -> dict[int, str]:
     """Return a name for each process: the training process, a rank, a worker, or a worker of a rank."""
-    own = {one.pid: next((f for s in one.threads for f in s if _OWN_FILES.search(f.file)), None) for one in found}
-    launchers = {pid for pid, f in own.items() if f and (Path(f.file).name, f.function) == ("distributed.py", "_poll")}
+    own = {one.pid: next((f for s in one.threads for f in s if _OWN_FILES.search(f.filename)), None) for one in found}
+    launchers = {pid for pid, f in own.items() if f and (Path(f.filename).name, f.name) == ("distributed.py", "_poll")}
     ranks = [one.pid for one in found if one.parent in launchers and one.pid not in loading]
     names = dict.fromkeys(own, "the training process") | {pid: f"rank {number}" for number, pid in enumerate(ranks)}
     for one in found:

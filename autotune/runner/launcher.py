@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, Final, Self
 from autotune.system.processes import PROC, TRIAL_VARIABLE, list_tree, read_session
 
 MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108, and torch adds to it
-MAX_START_SECONDS: Final = 120.0  # for the first answer: a slow disk may take that long to import torch
-MAX_ANSWER_SECONDS: Final = 20.0
+MAX_ANSWER_SECONDS: Final = 120.0  # the first answer waits until torch is imported, maybe from a slow disk
+MAX_END_SECONDS: Final = 20.0
 
 
 class Launcher:
@@ -37,7 +37,6 @@ class Launcher:
         self._processes = processes
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self._is_ready = False
         self._trial: int | None = None  # process ID
 
     def __enter__(self) -> Self:
@@ -59,7 +58,6 @@ class Launcher:
             return
         self.close()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._is_ready = False
         with theirs:
             command = ("-P", "-m", "autotune.child.supervisor", str(theirs.fileno()), str(os.getpid()))
             self._supervisor = subprocess.Popen(
@@ -90,14 +88,8 @@ class Launcher:
         `folder`, its private temporary folder. `interpreter` asks for a new interpreter instead of a fork.
         """
         trial = {"folder": str(folder), "working_dir": str(Path(working_dir).resolve()), "interpreter": interpreter}
-        descriptors = (connection, log.fileno())
-        try:
-            self.prepare()
-            answer, received = self._ask({"start": trial}, descriptors)
-        except OSError:  # a trial has killed it
-            self.close()
-            self.prepare()
-            answer, received = self._ask({"start": trial}, descriptors)
+        self.prepare()
+        answer, received = self._ask({"start": trial}, (connection, log.fileno()))
         if "errno" in answer:
             raise OSError(answer["errno"], os.strerror(answer["errno"]))
         self._trial = answer["pid"]
@@ -129,12 +121,11 @@ class Launcher:
         if self._connection is None:
             raise BrokenPipeError(errno.EPIPE, "the supervisor is gone")
         socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
-        if not wait([self._connection], MAX_ANSWER_SECONDS if self._is_ready else MAX_START_SECONDS):
+        if not wait([self._connection], MAX_ANSWER_SECONDS):
             raise TimeoutError(errno.ETIMEDOUT, "the supervisor does not answer")
         message, received, _, _ = socket.recv_fds(self._connection, 2**16, 1)
         if not message:
             raise BrokenPipeError(errno.EPIPE, "the supervisor is gone")
-        self._is_ready = True
         return dict(json.loads(message)), received
 
     def close(self) -> None:
@@ -145,7 +136,7 @@ class Launcher:
         if self._supervisor is None:
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._supervisor.wait(MAX_ANSWER_SECONDS)
+            self._supervisor.wait(MAX_END_SECONDS)
         was_killed = self._supervisor.poll() != 0
         self._supervisor.kill()
         self._supervisor.wait()

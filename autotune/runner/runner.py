@@ -28,7 +28,6 @@ from autotune.runner.diagnosis import Answer, TrialFailure
 from autotune.runner.hangs import find_blocking, read_all_stacks
 from autotune.runner.launcher import Launcher, make_folder
 from autotune.runner.resources import Limits, ResourceMonitor, ResourceUsage
-from autotune.system.machine import read_machine
 from autotune.system.processes import PROC, STACKS_FILE, read_text
 from autotune.units import format_seconds
 
@@ -207,7 +206,7 @@ class TrialRunner:
         self._profile = profile or self._profile
 
     def probe(
-        self, sizes: Sequence[int], budgets: Budgets, usable_cpus: float | None = None, max_seconds: float = math.inf
+        self, sizes: Sequence[int], budgets: Budgets, usable_cpus: float = 2.0, max_seconds: float = math.inf
     ) -> WorkloadProfile:
         """Load the workload and profile it with two batch sizes, if they can be set: the usual and the largest.
 
@@ -221,7 +220,6 @@ class TrialRunner:
         """
         self._limits, self._ranks = budgets, 1
         self._probe_end = time.monotonic() + max_seconds
-        usable_cpus = read_machine().usable_cpus if usable_cpus is None else usable_cpus
         command = messages.ProbeCommand(batch_size=sizes[0], largest=max(sizes), usable_cpus=usable_cpus)
         answer = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(answer, ProbeReport):
@@ -295,15 +293,7 @@ class TrialRunner:
         if self._child is None:
             began = time.monotonic()
             self._child = TrialProcess(self._launcher, self._workload.working_dir, self._progress)
-            known = self._profile
-            load = messages.LoadCommand(
-                workload=self._workload,
-                role=role,
-                ranks=self._ranks,
-                counted_samples=known.counted_samples if known and self._ranks == 1 else None,  # ranks may divide them
-                reads_worker_info=known is not None and known.reads_worker_info,
-                ends_with_sampler=None if known is None else known.ends_with_sampler,
-            )
+            load = messages.LoadCommand(workload=self._workload, role=role, ranks=self._ranks, known=self._profile)
             answer = self._child.command(load, self._watch(math.inf, self._stall_seconds * MAX_LOAD_STALLS))
             if not isinstance(answer, messages.ReadyReport):
                 return answer
@@ -320,7 +310,6 @@ def describe_survivors(pids: Sequence[int]) -> str:
     """Describe the processes of a trial that could not be killed, with the next step."""
     names = ", ".join(f"{pid} ({read_text(PROC / str(pid) / 'comm').strip() or 'unknown'})" for pid in pids)
     return (
-        f"Processes of a trial are still running after SIGKILL: {names}. They wait for a disk or network that does not "
-        f"respond, or run as another user, and may disturb the measurements. Before training: "
-        f"kill -9 {' '.join(map(str, pids))}"
+        f"Processes of a trial are still running after SIGKILL: {names}. They wait for a disk or a network, or run as "
+        f"another user, and may disturb the measurements. Before training: kill -9 {' '.join(map(str, pids))}"
     )

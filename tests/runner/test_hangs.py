@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import FrameSummary as Frame
 
 import psutil
 import pytest
@@ -15,7 +16,6 @@ import pytest
 from autotune.runner.hangs import (
     DEADLOCK,
     WAITS_FOR_DISK,
-    Frame,
     ProcessStacks,
     Stack,
     find_blocking,
@@ -92,7 +92,7 @@ def test_processes_report_their_stacks_unless_they_are_stopped_or_have_no_handle
             await_status(pid, psutil.STATUS_SLEEPING)
         found = read_all_stacks([*pids, os.getpid(), 2**22 + 1], tmp_path / STACKS_FILE)
         assert [one.pid for one in found] == sorted(pids)
-        functions = [[frame.function for frame in stack] for one in found for stack in one.threads]
+        functions = [[frame.name for frame in stack] for one in found for stack in one.threads]
         assert functions == [["stand_here", "<module>"]] * 2
         assert {one.state[0] for one in found} == {"S"}
         assert process.poll() is None
