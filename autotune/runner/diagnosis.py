@@ -1,8 +1,7 @@
 """Diagnoses failures of trials, and of loading and profiling, from an exit status or the text of an error.
 
-A table has the errors that torch, Python and the kernel print: the kind of failure, and the next step. torch reports a
-full /dev/shm, a lost worker or an exhausted descriptor table only in words, which end in a number that differs between
-systems, so they are matched without it. The source lines that a traceback quotes are no evidence:
+torch reports a full /dev/shm, a lost worker or an exhausted descriptor table only in words, which end in a number that
+differs between systems, so they are matched without it. The source lines that a traceback quotes are no evidence:
 `except MemoryError:` does not mean that memory ran out.
 """
 
@@ -41,8 +40,7 @@ PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
     },
     "shm_exhausted": {
         r"unable to open shared memory.*No space left": (
-            "ran out of names in /dev/shm: every tensor of a batch needs one. Mount it with more (nr_inodes=), return "
-            "fewer tensors per batch, or tune with fewer --max-workers"
+            "ran out of names in /dev/shm, one per tensor. Mount it with more (nr_inodes=) or use fewer --max-workers"
         ),
         r"\[Errno 30\] [^:\n]*$|\[Errno 30\].*'/psm_|shared memory.*\(30\)": (  # a semaphore's error names no file
             "could not write to /dev/shm: it is mounted read-only. Mount it writable, or tune with --max-workers 0"
@@ -84,8 +82,7 @@ PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
         ),
         r"SIGBUS": "/dev/shm was full{shm}, or a memory-mapped file became shorter",
         r"SIGSEGV|signal: (Segmentation|Aborted|Floating|Illegal)|Unexpected (segmentation|floating)": (
-            "Native code of the dataset or the step crashed; if it does not survive a fork, use "
-            "--set multiprocessing_context=spawn"
+            "Native code of the dataset or step crashed; if a fork breaks it, use --set multiprocessing_context=spawn"
         ),
         r"SIGTERM|signal: Terminated": "Another process ended it",
         r"exited unexpectedly": (
@@ -106,15 +103,13 @@ PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
             "The samples of a batch differ in size: pad them in a collate_fn, as with --collate PKG.MOD:FUNCTION"
         ),
         r"default_collate: batch must contain": (
-            "torch's own collate cannot stack such samples: return tensors, numbers, or tuples and dicts of them, or "
-            "pass a collate_fn with --collate PKG.MOD:FUNCTION"
+            "torch cannot collate such samples: return tensors, numbers or dicts, or use --collate PKG.MOD:FUNCTION"
         ),
         r"don't support automatic differentiation|non-leaf tensor which requires_grad": (
             "A worker cannot send a sample that needs a gradient: return sample.detach()"
         ),
         rf"{_NO_PICKLE}|import of module .* failed": (
-            "Objects for a spawned worker are pickled: use classes and functions that can be imported by their names, "
-            "or leave the start method at fork"
+            "Spawned workers import classes and functions by their names: define them in a module, or use fork"
         ),
         r"daemonic processes are not allowed to have children": (
             "A worker must not start processes: start none in the dataset, or tune with --max-workers 0"
@@ -132,8 +127,7 @@ PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
         ),
         r"URLError|gaierror|name resolution|Name or service not known|Network is unreachable|Max retries exceeded|"
         r"HTTP Error \d|LocalEntryNotFoundError|OfflineModeIsEnabled": (
-            "It needs the network, as every start of a trial would: call the factory once with a network, so that it "
-            "reads from disk afterwards"
+            "It needs the network, as would every trial: call the factory once with a network, to read from disk later"
         ),
         r"You can use download=True": "The data is missing: call the dataset once with download=True",
         r"out of memory|can't allocate memory|\bMemoryError": "Use a smaller --batch-size, or smaller samples",
@@ -236,9 +230,8 @@ def reclassify_oom_kill(failure: TrialFailure, peak: ResourceUsage, budgets: Bud
     if not peak.oom_kills or failure.kind not in CODE_FAILURES:
         return failure
     seen = f" at {format_bytes(peak.host_bytes)} of host memory" if peak.host_bytes else ""
-    budget = format_bytes(budgets.memory_bytes)
-    message = f"was killed by the kernel's out-of-memory killer{seen}, against a budget of {budget}"
-    return replace(failure, kind="out_of_memory", message=message)
+    message = f"was killed by the kernel's out-of-memory killer{seen}, against a budget of "
+    return replace(failure, kind="out_of_memory", message=message + format_bytes(budgets.memory_bytes))
 
 
 def reject_report(answer: Answer) -> TrialFailure:
@@ -307,14 +300,11 @@ def _advise_on_missing_module(error: str, folder: Path) -> str:
     found = find_module(missing[1], folder)
     if found is None:
         return (
-            f"Install packages for the Python that runs dltune ({sys.executable} -m pip install); a file of yours is "
-            "found if its folder is in PYTHONPATH"
+            f"Install it with {sys.executable} -m pip install; if it is a file of yours, add its folder to PYTHONPATH"
         )
     place = found.parents[missing[1].count(".") + (found.name == "__init__.py")]
-    return (
-        f"There is {found}, which is found from {place}: set PYTHONPATH={place}, or name a script by its path "
-        "(FILE.py:NAME), which finds modules in its folder"
-    )
+    advice = f"set PYTHONPATH={place}, or name a script by its path (FILE.py:NAME), which finds modules in its folder"
+    return f"There is {found}: {advice}"
 
 
 def _find_exception(error: str) -> str:

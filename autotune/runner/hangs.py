@@ -23,8 +23,7 @@ FORKED_LOCK: Final = (
 )
 CAUSES: Final = {  # by the calls that do not return and their source, the innermost first
     r"\A.*\bcv2\.": (  # reported of OpenCV 3 and 4 (pytorch/pytorch#1355); version 5 did not hang
-        "Threads that OpenCV started in the training process are missing in a worker that was forked: call "
-        f"cv2.setNumThreads(0) before the first image, or {_SPAWN}"
+        f"A forked worker lacks the threads of OpenCV: call cv2.setNumThreads(0) before the first image, or {_SPAWN}"
     ),
     r"\A.*\bpl\.|\bpolars\b": f"Polars' threads do not survive a fork: use it in the workers only, or {_SPAWN}",
     r"[/\\](tokenizers|transformers)[/\\]|\A.*tokeniz": (
@@ -33,8 +32,7 @@ CAUSES: Final = {  # by the calls that do not return and their source, the inner
     r"\bh5py\b": "A lock or a file of HDF5 was in use when the worker was forked: open the file in the worker",
     r"(threading|queue)\.py:\d+ in |\.acquire\(|\bwith \S*lock\b": FORKED_LOCK,
     r"\A.*\btorch\.": (
-        "Threads of OpenMP that the training process started are missing in a worker that was forked: leave workers at "
-        f"one thread (torch.set_num_threads), or {_SPAWN}"
+        f"A forked worker lacks the threads of OpenMP: leave it at one (torch.set_num_threads), or {_SPAWN}"
     ),
     r"socket\.py|ssl\.py|urllib|requests|botocore|aiohttp": (
         "It waits for a reply of the network: set a time limit for requests, or allow more with --stall-time"

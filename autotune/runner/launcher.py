@@ -104,10 +104,7 @@ class Launcher:
         return status
 
     def end_trial(self, seen: Iterable[int]) -> list[int]:
-        """End the running trial with everything that it started, and return the processes that cannot be killed.
-
-        `seen` are processes that were seen to belong to it, of which some may have ended.
-        """
+        """End the running trial with all its processes, of which some were `seen`; return those that still run."""
         try:
             survivors: list[int] = self._ask({"end": list(seen)})[0]["survivors"]
         except OSError:

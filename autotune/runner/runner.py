@@ -41,10 +41,7 @@ MAX_TRIAL_OVERHEAD: Final = 4.0  # times the trial's seconds: starting workers, 
 
 
 class TrialProcess:
-    """A child process that serves trials one after another: a fork of the supervisor, or a new interpreter.
-
-    If the machine does not allow to start a process, OSError is raised.
-    """
+    """A child that serves trials one after another; a fork of the supervisor, or a new interpreter."""
 
     def __init__(
         self, launcher: Launcher, working_dir: str, progress: ProgressListener, *, interpreter: bool = False

@@ -100,7 +100,7 @@ FAILING = {  # the parts of the message, as in a doctest
             "hangs in `_take_lock` at hostile.py ... `with _LOCK:` ... a lock or a thread that the training process",
         ),
     ],
-    "Fork after OpenMP": [("stalled", hanging("make_parallel", parallel_before=True), "Threads of OpenMP")],
+    "Fork after OpenMP": [("stalled", hanging("make_parallel", parallel_before=True), "threads of OpenMP")],
     "Loader inside daemonic process": [
         (
             "workload_failed",

@@ -182,7 +182,7 @@ def test_idle_workers_are_a_deadlock_and_a_process_in_the_kernel_waits_for_a_dis
         (2, None, "cv2.setNumThreads(0)"),
         (3, None, "a lock or a thread that the training process had when it forked"),
         (4, None, "TOKENIZERS_PARALLELISM=false"),
-        (5, None, "Threads of OpenMP"),
+        (5, None, "threads of OpenMP"),
         (1, None, ""),
         (1, "h5py/_hl/dataset.py", "open the file in the worker"),
         (1, "polars/lazyframe/frame.py", "Polars' threads do not survive a fork"),
