@@ -22,7 +22,6 @@ from autotune.runner.runner import TrialRunner
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
 
 NOT_COMPARED: Final = {"timeout_seconds"}  # fields of a request that do not change its result
-VALIDATION_RUNS: Final = 6  # two runs of the baseline and two candidates: the time that the search leaves for them
 
 
 def plan_only(request: TuningRequest, *, progress: ProgressListener | None = None) -> Plan:
@@ -85,6 +84,6 @@ def prepare_run(
     plan = make_plan(request, machine, workload, budgets)
     progress.show_plan(plan)
     if runner.start_seconds is not None:
-        time_budget.note_start(runner.start_seconds)
-    time_budget.begin_search(VALIDATION_RUNS)
+        time_budget.start_seconds = runner.start_seconds
+    time_budget.begin_search()
     return plan

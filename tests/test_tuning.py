@@ -622,7 +622,7 @@ def test_a_run_exceeds_its_time_by_one_measurement_at_most_and_warns_of_missing_
     bench = SlowBench(start_seconds)
     request = make_request(timeout_seconds=timeout_seconds, sampler="random", search={"batch_size": (16, 32)})
     time_budget = TimeBudget(request, lambda: bench.now)
-    time_budget.note_start(start_seconds)
+    time_budget.start_seconds = start_seconds
     result = run(bench, request, time_budget=time_budget).profile.result
     final_seconds = start_seconds + request.trial_seconds
     assert bench.now <= timeout_seconds + final_seconds
@@ -637,7 +637,7 @@ def run_out_of_time(rate: Rate) -> TuningResult:
     """Run with a time limit that leaves no time for the validation."""
     bench, request = SlowBench(60.0, rate), make_request(timeout_seconds=20.0)
     time_budget = TimeBudget(request, lambda: bench.now)
-    time_budget.note_start(60.0)
+    time_budget.start_seconds = 60.0
     return run(bench, request, time_budget=time_budget)
 
 

@@ -117,14 +117,14 @@ class TrialProcess:
 
     def _end_for(self, kind: TrialKind, message: str) -> TrialFailure:
         processes = self.monitor.list_processes()
-        stacks = read_all_stacks(processes, self._folder / STACKS_FILE) if kind == "stalled" else ()
+        found = find_blocking(read_all_stacks(processes, self._folder / STACKS_FILE)) if kind == "stalled" else None
         for pid in processes:  # at once; the supervisor may spare some of them for a moment
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGSTOP)
         output = self.read_output()
         self.end()
-        if kind == "stalled":
-            return diagnosis.diagnose_stall(message, output, self.monitor.peak.describe_shm(), find_blocking(stacks))
+        if found is not None:
+            return diagnosis.diagnose_stall(message, output, self.monitor.peak.describe_shm(), found)
         return TrialFailure(kind, message, output)
 
     def _describe_exit(self, limits: Limits, status: int | None, rank: int | None = None) -> TrialFailure:
@@ -132,9 +132,8 @@ class TrialProcess:
         self.monitor.read(limits.budgets)
         output = self.read_output()
         self.end()
-        return diagnosis.diagnose_exit(
-            status, output, self.monitor.peak.describe_shm(), on_device=self._on_device
-        ).name_rank(rank)
+        shm = self.monitor.peak.describe_shm()
+        return diagnosis.diagnose_exit(status, output, shm, on_device=self._on_device).name_rank(rank)
 
     def read_output(self) -> str:
         """Return the end of the output of its processes, without the NUL bytes that torch writes."""
