@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,13 +21,6 @@ from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 THREADED = "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"
-
-
-@pytest.fixture
-def runner(leaves_nothing: None) -> Iterator[TrialRunner]:
-    with open_runner("make_telling") as runner:
-        runner.limit(LIMITS)
-        yield runner
 
 
 def run_fresh(runner: TrialRunner) -> TrialResult:
@@ -64,7 +56,6 @@ def test_the_environment_of_a_trial_does_not_depend_on_how_it_was_started(interp
 def test_chances_differ_from_fork_to_fork(tmp_path: Path) -> None:
     notes = []
     with open_runner("make_telling", dataset_args={"note": str(tmp_path / "note")}) as runner:
-        runner.limit(LIMITS)
         for _ in range(2):
             run_fresh(runner)
             notes.append((tmp_path / "note").read_text())
@@ -72,10 +63,11 @@ def test_chances_differ_from_fork_to_fork(tmp_path: Path) -> None:
     assert drawn[0] != drawn[1]
 
 
-def test_a_supervisor_that_was_killed_is_replaced(runner: TrialRunner) -> None:
-    run_fresh(runner)
-    os.kill(runner._launcher.supervisor_pid, signal.SIGKILL)
-    assert run_fresh(runner).kind == "completed"
+def test_a_supervisor_that_was_killed_is_replaced() -> None:
+    with open_runner("make_telling") as runner:
+        run_fresh(runner)
+        os.kill(runner._launcher.supervisor_pid, signal.SIGKILL)
+        assert run_fresh(runner).kind == "completed"
 
 
 def test_trials_are_interpreters_where_a_fork_would_lose_a_thread_and_the_supervisor_ends_with_its_launcher(
@@ -84,7 +76,6 @@ def test_trials_are_interpreters_where_a_fork_would_lose_a_thread_and_the_superv
     (tmp_path / "sitecustomize.py").write_text(THREADED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with Launcher() as launcher, open_runner("make_telling", launcher=launcher) as runner:
-        runner.limit(LIMITS)
         assert run_fresh(runner).kind == "completed"
         supervisor = psutil.Process(launcher.supervisor_pid)
         (child,) = supervisor.children()

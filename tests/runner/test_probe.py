@@ -96,7 +96,6 @@ def test_workers_that_hang_in_the_probe_leave_the_profile_of_the_training_proces
 
 def test_a_factory_may_take_longer_than_a_trial_may_make_no_progress() -> None:
     with open_runner("make_slowly", stall_seconds=1.0, dataset_args={"seconds": 2.0}) as runner:
-        runner.limit(LIMITS)
         assert runner.run(make_request(0)).kind == "completed"
 
 

@@ -27,7 +27,9 @@ def open_runner(
     request = WorkloadRequest.model_validate(
         {"dataset": f"tests.misbehaving:{factory}", "step_seconds": 1e-4, "working_dir": ROOT, **options}
     )
-    return TrialRunner(request, stall_seconds, launcher=launcher or keep_launcher())
+    runner = TrialRunner(request, stall_seconds, launcher=launcher or keep_launcher())
+    runner.limit(LIMITS)
+    return runner
 
 
 def make_request(workers: int, *, fresh: bool = False, epochs: int = 2, seconds: float = 20.0) -> TrialRequest:
@@ -39,5 +41,4 @@ def make_request(workers: int, *, fresh: bool = False, epochs: int = 2, seconds:
 
 def run_one(factory: str, workers: int, stall_seconds: float = 30.0) -> TrialResult:
     with open_runner(factory, stall_seconds) as runner:
-        runner.limit(LIMITS)
         return runner.run(make_request(workers))
