@@ -299,9 +299,7 @@ def _advise_on_missing_module(error: str, folder: Path) -> str:
         return ""
     found = find_module(missing[1], folder)
     if found is None:
-        return (
-            f"Install it with {sys.executable} -m pip install; if it is a file of yours, add its folder to PYTHONPATH"
-        )
+        return f"Install it with {sys.executable} -m pip install; if it is yours, add its folder to PYTHONPATH"
     place = found.parents[missing[1].count(".") + (found.name == "__init__.py")]
     advice = f"set PYTHONPATH={place}, or name a script by its path (FILE.py:NAME), which finds modules in its folder"
     return f"There is {found}: {advice}"
@@ -332,8 +330,8 @@ def _drop_source(text: str) -> str:
 
 def find_pattern(text: str, *kinds: TrialKind, shm: str = "") -> tuple[TrialKind, str] | None:
     """Return the kind and the message of the first pattern of these kinds that a text contains; None if none does."""
-    for kind, patterns in PATTERNS.items():
-        for pattern, message in patterns.items() if kind in kinds else ():
+    for kind in kinds:
+        for pattern, message in PATTERNS[kind].items():
             if found := re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
                 start, end = text.rfind("\n", 0, found.start()) + 1, f"{text}\n".find("\n", found.end())
                 error = text[start:end].strip()[:MAX_QUOTED_CHARACTERS].rstrip(".")

@@ -29,18 +29,17 @@ NEAR_BUDGET_RATIO: Final = 0.5
 class ResourceUsage:
     """Resources that a trial uses now, or the peaks of a command."""
 
-    host_bytes: int = 0  # with /dev/shm: an upper bound unless `is_exact`; as a peak, 0 if never measured exactly
-    is_exact: bool = True
+    host_bytes: int = 0  # with /dev/shm; 0 if it was not measured exactly
     shm_bytes: int = 0
     shm_size_bytes: int = 0  # of /dev/shm
     available_bytes: int = 0  # left in the machine or container
     oom_kills: int = 0  # by the kernel's out-of-memory killer since the trial's process started
 
     def raise_peak(self, now: ResourceUsage) -> ResourceUsage:
-        """Return the peaks after one more reading; what was exact may have used more of /dev/shm before."""
+        """Return the peaks after one more reading; an exact one may have used more of /dev/shm before."""
         shm_bytes = max(self.shm_bytes, now.shm_bytes)
-        host_bytes = now.host_bytes - now.shm_bytes + shm_bytes if now.is_exact else 0
-        return replace(now, host_bytes=max(self.host_bytes, host_bytes), is_exact=True, shm_bytes=shm_bytes)
+        host_bytes = now.host_bytes - now.shm_bytes + shm_bytes if now.host_bytes else 0
+        return replace(now, host_bytes=max(self.host_bytes, host_bytes), shm_bytes=shm_bytes)
 
     def describe_shm(self) -> str:
         """Describe the use of /dev/shm, to be appended to a sentence."""
@@ -64,7 +63,7 @@ class Limits:
             left, reserve = format_bytes(usage.available_bytes), format_bytes(budgets.reserve_bytes)
             message = f"left the machine {left} of memory, less than the {reserve} reserved for other processes"
             return HOST_MEMORY.outcome, message
-        if usage.is_exact and usage.host_bytes > budgets.memory_bytes:
+        if usage.host_bytes > budgets.memory_bytes:
             return HOST_MEMORY.outcome, HOST_MEMORY.describe_excess(usage.host_bytes, budgets.memory_bytes)
         if usage.shm_bytes > budgets.shm_bytes:
             return SHARED_MEMORY.outcome, SHARED_MEMORY.describe_excess(usage.shm_bytes, budgets.shm_bytes)
@@ -100,7 +99,7 @@ class ResourceMonitor:
         return tree
 
     def read(self, budgets: Budgets, *, exact: bool = False) -> ResourceUsage:
-        """Read the current use, exactly also if an upper bound exceeds a budget."""
+        """Read the current use; exactly if asked for, or if an upper bound exceeds a budget."""
         shm_size, shm_free = read_shm()
         shm_bytes = max(0, self._shm_free_before - shm_free)
         if not exact:
@@ -117,7 +116,7 @@ class ResourceMonitor:
         usage = max(host_bytes / max(1, budgets.memory_bytes), shm_bytes / max(1, budgets.shm_bytes))
         self.tick_seconds = NEAR_BUDGET_SECONDS if usage > NEAR_BUDGET_RATIO else TICK_SECONDS
         oom_kills = self._count_oom_kills() - self._kills_before
-        now = ResourceUsage(host_bytes, exact, shm_bytes, shm_size, self._available.read(), oom_kills)
+        now = ResourceUsage(host_bytes * exact, shm_bytes, shm_size, self._available.read(), oom_kills)
         self.peak = self.peak.raise_peak(now)
         return now
 
