@@ -25,7 +25,7 @@ from autotune.protocol.messages import RunTrial
 from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import identify
 from autotune.request import TuningRequest
-from autotune.runner.runner import start_runner
+from autotune.runner.runner import TrialRunner
 from autotune.system.machine import Software, describe_local_hardware, read_machine
 from autotune.system.software import read_start_method_in_force, read_torch
 from autotune.validation.runs import CandidateRuns, NoiseMonitor, measure_run, validate
@@ -109,7 +109,7 @@ def check(
     if quick:
         return verify(request, chosen, progress, age)
     request.workload.check_import_strings()
-    with start_runner(request, progress) as runner:
+    with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
         try:
             found = runner.identify(choose_probe_sizes(request)[0], plan_budgets(machine, request))
         except OSError as error:
@@ -131,7 +131,7 @@ def verify(
     """
     request.workload.check_import_strings()
     progress, time_budget = progress or ProgressListener(), TimeBudget(request)
-    with start_runner(request, progress) as runner:
+    with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
         plan = prepare_run(request, read_machine(), None, runner, progress, time_budget)
         here = ((profile.hardware, plan.hardware), (profile.software, plan.workload.software))
         found = [*compare(*here, (profile.workload, plan.identity)), *differences]

@@ -17,7 +17,7 @@ from autotune.protocol.interruption import spawn_error
 from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, explain_invalid
-from autotune.runner.runner import TrialRunner, start_runner
+from autotune.runner.runner import TrialRunner
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
 
 
@@ -25,7 +25,7 @@ def plan_only(request: TuningRequest, *, progress: ProgressListener | None = Non
     """Profile the workload and plan the search as `tune` does, without running a trial."""
     progress = progress or ProgressListener()
     check_request(request)
-    with start_runner(request, progress) as runner:
+    with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
         return prepare_run(request, read_machine(), None, runner, progress, TimeBudget(request))
 
 
@@ -80,6 +80,6 @@ def prepare_run(
     plan = make_plan(request, machine, workload, budgets)
     progress.show_plan(plan)
     if runner.start_seconds is not None:
-        time_budget.note_start(runner.start_seconds)
-    time_budget.begin_search(6)  # runs of the validation, for which it leaves time: two of the baseline and two others
+        time_budget.start_seconds = runner.start_seconds
+    time_budget.begin_search()
     return plan

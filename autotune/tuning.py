@@ -23,7 +23,7 @@ from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest, explain_invalid, find_import_string
 from autotune.runner.launcher import Launcher
-from autotune.runner.runner import TrialRunner, start_runner
+from autotune.runner.runner import TrialRunner
 from autotune.search.loop import SearchOutcome, search
 from autotune.search.study import TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
@@ -88,7 +88,7 @@ def tune(
     request = request_from_object(request, options)
     time_budget, progress = time_budget or TimeBudget(request), progress or ProgressListener()
     check_request(request)
-    with start_runner(request, progress, launcher) as runner:
+    with TrialRunner(request.workload, request.stall_seconds, progress, launcher) as runner:
         plan = prepare_run(request, machine or read_machine(), workload, runner, progress, time_budget)
         measure = time_budget.timed(raise_on_lost_device(run_trial or runner.run))
         time_budget.begin_phase("search")

@@ -526,7 +526,7 @@ def run_slowly(start_seconds: float, request: TuningRequest, rate: Rate = satura
     """Run on a clock of its own, on which each process takes this long to start; return also the seconds passed."""
     bench = SlowBench(start_seconds, rate)
     time_budget = TimeBudget(request, lambda: bench.now)
-    time_budget.note_start(start_seconds)
+    time_budget.start_seconds = start_seconds
     return run(bench, request, time_budget=time_budget), bench.now
 
 

@@ -84,8 +84,8 @@ class TrialServer:
             case messages.ProbeCommand() | messages.IdentifyCommand():
                 self._where = "probe"
                 return self._probe(command)
-            case messages.TrialCommand():
-                return messages.TrialReport(measurement=self._run_trial(command.trial))
+            case messages.TrialRequest():
+                return messages.TrialReport(measurement=self._run_trial(command))
             case messages.ReleaseCommand():
                 self._release()
         return messages.ReadyReport(on_device=self._uses_device())
@@ -108,10 +108,13 @@ class TrialServer:
             self._ranks = self._world.init_process_group()
         self._where = "dataset"
         self._show(f"calling {request.dataset}")
-        loaded = load_workload(request, command.ends_with_sampler)
+        known = command.known
+        loaded = load_workload(request, None if known is None else known.ends_with_sampler)
         self._workload = loaded if self._world is None or self._world.size == 1 else take_share(loaded)
-        self._workload.sample_counts.samples = command.counted_samples
-        self._workload.sample_counts.reads_worker_info = command.reads_worker_info
+        if known is not None:
+            counted = known.counted_samples if command.ranks == 1 else None  # ranks may divide an epoch
+            self._workload.sample_counts.samples = counted
+            self._workload.sample_counts.reads_worker_info = known.reads_worker_info
         self._where = "step"
         self._show(f"making the step ({request.describe_step()})")
         step = make_step(request, self._device)

@@ -81,7 +81,7 @@ class StoppingRule:
             return "done" if traces[-1].closed_after is None else "precise" if self._knows_pace else "time"
         measurement = Measurement(epochs=tuple(traces), epoch_batches=self.epoch_batches, stopped="time")
         ahead = estimate(measurement, self.request.config, self.request.epochs)
-        if len(traces) > MIN_LATER_EPOCHS and ahead.is_precise(self.request.precision):
+        if len(traces) > MIN_LATER_EPOCHS and ahead.relative_error <= self.request.precision:
             return "precise"
         left = self.request.seconds - elapsed
         overtime = MAX_OVERTIME_RATIO * self.request.seconds

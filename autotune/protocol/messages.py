@@ -24,10 +24,8 @@ from autotune.config import (
     LongText,
 )
 from autotune.protocol.measurement import Measurement, TrialResult
-from autotune.protocol.workload_profile import WorkloadProfile
+from autotune.protocol.workload_profile import FoundIdentity, WorkloadProfile
 from autotune.request import WorkloadRequest
-from autotune.settings import SettingName
-from autotune.system.machine import Accelerator, Software
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 MAX_PAUSE_SECONDS: Final = 10.0  # within a message, before the other process counts as gone
@@ -37,8 +35,9 @@ Role = Literal["main", "workers"]
 
 
 class TrialRequest(FrozenModel):
-    """A measurement to run."""
+    """Parent to child: run a trial."""
 
+    op: Literal["run"] = "run"
     config: LoaderConfig
     epochs: BoundedCount  # of the training run whose throughput is estimated
     seconds: BoundedSeconds  # time limit
@@ -48,48 +47,32 @@ class TrialRequest(FrozenModel):
     gpu_bytes: BoundedBytes | None = None  # limit of the device memory allocator; None for all of the device
 
 
-RunTrial = Callable[[TrialRequest], TrialResult]
-"""Runs one trial: in a child process, or by a formula in tests."""
+RunTrial = Callable[[TrialRequest], TrialResult]  # in a child process, or by a formula in tests
 
 
 class LoadCommand(FrozenModel):
     """Parent to child, first: load the workload.
 
-    Attributes:
-        role: `main` reads the dataset itself; `workers` leaves reading to the workers that it starts, until a trial
-            without workers makes it `main`. The way back is closed: a worker must not inherit the effects of reading.
-        ranks: Training processes to load it in.
-        counted_samples: Samples of an epoch, as another process counted them; None if unknown.
-        reads_worker_info: Whether the dataset reads the number of its worker, or of all workers.
-        ends_with_sampler: Whether an epoch of the loader ends when its sampler does; None if unknown.
+    Role `main` reads the dataset itself; role `workers` leaves reading to the workers that it starts, until a trial
+    without workers makes it `main`. The way back is closed: a worker must not inherit the effects of reading.
     """
 
     op: Literal["load"] = "load"
     workload: WorkloadRequest
     role: Role = "main"
-    ranks: Annotated[int, Field(ge=1)] = 1
-    counted_samples: BoundedCount | None = None
-    reads_worker_info: bool = False
-    ends_with_sampler: bool | None = None
+    ranks: Annotated[int, Field(ge=1)] = 1  # training processes to load it in
+    known: WorkloadProfile | None = None  # by an earlier process
 
 
 class ProbeCommand(FrozenModel):
-    """Parent to child: profile the workload, as far as the role of the process allows.
-
-    Attributes:
-        batch_size: Batch size to measure with, if it can be set.
-        largest: Largest batch size of the search; measured too if that does not take long.
-        usable_cpus: CPUs that can be kept busy, by affinity and by every quota.
-        profile: For role `workers`: the profile by role `main`, to be completed.
-        digests: Digests of samples as role `main` read them, by index.
-    """
+    """Parent to child: profile the workload, as far as the role of the process allows."""
 
     op: Literal["probe"] = "probe"
-    batch_size: Annotated[int, Field(ge=1)]
-    largest: Annotated[int, Field(ge=1)]
-    usable_cpus: Annotated[float, Field(gt=0, le=1e6)]
-    profile: WorkloadProfile | None = None
-    digests: dict[BoundedCount, LongText] = Field(default_factory=dict)
+    batch_size: Annotated[int, Field(ge=1)]  # to measure with, if it can be set
+    largest: Annotated[int, Field(ge=1)]  # batch size of the search; measured too if that does not take long
+    usable_cpus: Annotated[float, Field(gt=0, le=1e6)]  # that can be kept busy, by affinity and by every quota
+    profile: WorkloadProfile | None = None  # for role `workers`: the profile by role `main`, to be completed
+    digests: dict[BoundedCount, LongText] = Field(default_factory=dict)  # of samples as role `main` read them, by index
 
 
 class IdentifyCommand(FrozenModel):
@@ -97,13 +80,6 @@ class IdentifyCommand(FrozenModel):
 
     op: Literal["identify"] = "identify"
     batch_size: Annotated[int, Field(ge=1)]
-
-
-class TrialCommand(FrozenModel):
-    """Parent to child: run a trial."""
-
-    op: Literal["run"] = "run"
-    trial: TrialRequest
 
 
 class ReleaseCommand(FrozenModel):
@@ -135,17 +111,10 @@ class ProbeReport(FrozenModel):
     digests: dict[BoundedCount, LongText] = Field(default_factory=dict)
 
 
-class IdentityReport(FrozenModel):
-    """Child to parent: the identity of the workload, in the fields of `WorkloadProfile`."""
+class IdentityReport(FoundIdentity):
+    """Child to parent: the identity of the workload."""
 
     op: Literal["identified"] = "identified"
-    kind: Literal["map", "iterable"]
-    samples: BoundedCount | None
-    sample_bytes: BoundedBytes
-    loader_class: LongText | None = None
-    loader_decides: tuple[SettingName, ...] = ()
-    software: Software
-    accelerator: Accelerator | None = None
 
 
 class TrialReport(FrozenModel):
@@ -177,7 +146,7 @@ class LostRankReport(FrozenModel):
 
 
 Command = Annotated[
-    LoadCommand | ProbeCommand | IdentifyCommand | TrialCommand | ReleaseCommand, Field(discriminator="op")
+    LoadCommand | ProbeCommand | IdentifyCommand | TrialRequest | ReleaseCommand, Field(discriminator="op")
 ]
 Report = Annotated[
     ProgressReport | ReadyReport | ProbeReport | IdentityReport | TrialReport | FailureReport | LostRankReport,
@@ -189,10 +158,6 @@ REPORT: Final[TypeAdapter[Report]] = TypeAdapter(Report)
 
 class ChannelClosedError(Exception):
     """The other process is gone, or stopped within a message."""
-
-
-class MessageTooLongError(ChannelClosedError):
-    """The other process sent more than 64 MiB in one message."""
 
 
 class Channel:
@@ -221,18 +186,14 @@ class Channel:
         """Wait for one message; return None if none begins within `timeout` seconds.
 
         Raises:
-            MessageTooLongError: The message is longer than 64 MiB.
-            ChannelClosedError: The other process is gone, or stopped within a message.
+            ChannelClosedError: The other process is gone, stopped within a message, or sent more than 64 MiB.
         """
         try:
             if not self._connection.poll(timeout):
                 return None
             return self._connection.recv_bytes(MAX_MESSAGE_BYTES).decode(errors="replace")
         except (EOFError, OSError) as error:
-            is_too_long = not (self._connection.closed or self._connection.readable)
             self.close()
-            if is_too_long:
-                raise MessageTooLongError(f"a message of more than {MAX_MESSAGE_BYTES >> 20} MiB") from None
             raise ChannelClosedError(str(error)) from None
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from autotune.request import TuningRequest
 FRESH_START_SECONDS: Final = 3.0  # start of a fresh process before one was measured
 MIN_TRIALS: Final = 2  # the baseline and the best guess; later trials leave time for the validation
 MIN_RUNS: Final = 2  # the baseline and the best configuration once each
+MAX_RUNS: Final = 6  # two runs of the baseline and two candidates: the time that the search leaves for them
 VALIDATION_SHARE: Final = 0.5  # of the time left when the search begins
 
 
@@ -33,8 +34,7 @@ class TimeBudget:
         self._phase_seconds: dict[Phase, float] = {}
         self._max_seconds = math.inf if request.timeout_seconds is None else request.timeout_seconds
         self._trial_seconds = request.trial_seconds
-        self._start_seconds = FRESH_START_SECONDS
-        self._max_runs = 0
+        self.start_seconds = FRESH_START_SECONDS  # of a process and its dataset
         self._validation_seconds = math.inf
         self._trials: list[tuple[float, float]] = []  # duration and measuring time of each trial of the search
         self._runs: list[float] = []  # duration of each run in a fresh process
@@ -60,14 +60,9 @@ class TimeBudget:
         """Seconds left of the time limit; infinite without one, negative if the run is late."""
         return self._max_seconds - self.passed_seconds
 
-    def note_start(self, seconds: float) -> None:
-        """Record the start time of a process and its dataset."""
-        self._start_seconds = seconds
-
-    def begin_search(self, max_runs: int) -> None:
-        """Begin the search, and reserve time for a validation of at most `max_runs` runs."""
+    def begin_search(self) -> None:
+        """Begin the search, and reserve time for the validation."""
         self.begin_phase("search")
-        self._max_runs = max_runs
         self._validation_seconds = VALIDATION_SHARE * self.left_seconds
 
     def timed(self, run_trial: RunTrial) -> RunTrial:
@@ -91,7 +86,7 @@ class TimeBudget:
         reserve = 0.0
         if tried >= MIN_TRIALS:
             shortest = MIN_RUNS * self._run_seconds
-            reserve = min(self._max_runs * self._run_seconds, max(shortest, self._validation_seconds))
+            reserve = min(MAX_RUNS * self._run_seconds, max(shortest, self._validation_seconds))
         return self.left_seconds >= trial + reserve
 
     def allows_runs(self, count: int) -> bool:
@@ -104,4 +99,4 @@ class TimeBudget:
         if self._runs:
             return statistics.median_low(self._runs)
         overhead = statistics.median(taken - measured for taken, measured in self._trials) if self._trials else 0.0
-        return self._start_seconds + self._trial_seconds + max(0.0, overhead)
+        return self.start_seconds + self._trial_seconds + max(0.0, overhead)

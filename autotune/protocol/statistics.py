@@ -54,11 +54,11 @@ def throughput_ci95(
     """Return the 95% interval of a throughput from repeated runs; None for fewer than two.
 
     Args:
-        rates: Throughput of each run, greater than zero.
+        rates: Throughput of each run.
         picked_of: Number of configurations that this one is the best of (Bonferroni correction).
         others: Throughputs of other configurations on the same machine; their spread informs the prior.
     """
-    return _log_interval(_logs(rates), ROUND_SPREAD, picked_of, others)
+    return _log_interval([math.log(rate) for rate in rates], ROUND_SPREAD, picked_of, others)
 
 
 def paired_ratio(
@@ -66,18 +66,10 @@ def paired_ratio(
 ) -> tuple[float, Interval | None]:
     """Return the median ratio of two configurations measured in alternating runs, and its 95% interval.
 
-    Args:
-        values: Throughputs of one, greater than zero.
-        bases: Throughputs of the other, in the same repetitions.
-        picked_of: As in `throughput_ci95`.
-        others: Ratios of other configurations to the same base.
+    `others` are ratios of other configurations to the same base; `picked_of` is as in `throughput_ci95`.
     """
     logs = [math.log(value / base) for value, base in zip(values, bases, strict=True)]
     return math.exp(statistics.median(logs)), _log_interval(logs, math.sqrt(2) * ROUND_SPREAD, picked_of, others)
-
-
-def _logs(values: Sequence[float]) -> list[float]:
-    return [math.log(value) for value in values]
 
 
 def _sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
@@ -93,7 +85,7 @@ def _log_interval(
 ) -> Interval | None:
     if len(logs) < 2:
         return None
-    squares, degrees = _sum_squares([_logs(one) for one in others])
+    squares, degrees = _sum_squares([[math.log(value) for value in one] for one in others])
     weight = ROUND_WEIGHT + OTHERS_WEIGHT * degrees
     usual = math.sqrt((ROUND_WEIGHT * usual_spread**2 + OTHERS_WEIGHT * squares) / weight)
     spread, quantile = blend_spread(logs, usual, weight, TAIL / max(1, picked_of))

@@ -38,10 +38,6 @@ class ThroughputEstimate:
         """Upper end of the interval, samples per second."""
         return self.samples_per_second * (1 + self.relative_error)
 
-    def is_precise(self, precision: float) -> bool:
-        """Return whether the relative half-width of the interval is at most `precision`."""
-        return self.relative_error <= precision
-
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
@@ -52,13 +48,7 @@ class SteadyState:
 
 
 def estimate(measurement: Measurement, config: LoaderConfig, epochs: int) -> ThroughputEstimate:
-    """Estimate the throughput of a training run of `epochs` epochs; if their length is unknown, of its steady state.
-
-    Args:
-        measurement: Raw traces of one trial; the first has cold workers.
-        config: The configuration measured.
-        epochs: Length of the training run, at least 1.
-    """
+    """Estimate the throughput of a training run of `epochs` epochs; if their length is unknown, of its steady state."""
     traces = measurement.epochs
     steady = measure_steady(traces, config)
     trial_seconds = sum(trace.end_seconds for trace in traces)

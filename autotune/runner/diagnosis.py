@@ -1,11 +1,14 @@
-"""Diagnoses failures of trials, and of loading and profiling, from a wait status or the text of an error.
+"""Diagnoses failures of trials, and of loading and profiling, from an exit status or the text of an error.
 
-The source lines that a traceback quotes are no evidence: `except MemoryError:` does not mean that memory ran out.
+torch reports a full /dev/shm, a lost worker or an exhausted descriptor table only in words, which end in a number that
+differs between systems, so they are matched without it. The source lines that a traceback quotes are no evidence:
+`except MemoryError:` does not mean that memory ran out.
 """
 
 from __future__ import annotations
 
 import re
+import resource
 import signal
 import sys
 from dataclasses import dataclass, replace
@@ -17,38 +20,128 @@ from autotune.protocol.budgets import DEVICE_MEMORY, Budgets
 from autotune.protocol.measurement import CODE_FAILURES, TrialKind, TrialResult
 from autotune.protocol.messages import FailureReport, Report, TrialReport, TrialRequest
 from autotune.request import WorkloadRequest
-from autotune.runner.error_patterns import DEVICES, MAX_QUOTED_CHARACTERS, RESOURCES, find_advice, find_pattern
-from autotune.runner.hangs import HangReport
+from autotune.runner.hangs import FORKED_LOCK, HangReport
 from autotune.runner.resources import ResourceUsage
 from autotune.system.software import find_module, is_library
-from autotune.units import format_bytes, format_seconds
+from autotune.units import format_bytes
 
-UNKNOWN_LOSS: Final = "It was killed, or code of the dataset ended it (sys.exit, os._exit)"
-UNKNOWN_STALL: Final = (
-    "If a worker waits for a lock or a thread that the training process had when it forked, start workers with "
-    "--set multiprocessing_context=spawn; if it only needs longer, allow it with --stall-time"
-)
-EXIT_HINT: Final = (
-    "\nSomething called sys.exit(): code at the top of a module that reads sys.argv, perhaps. "
-    'Guard it with if __name__ == "__main__".'
-)
-START_ADVICE: Final[dict[TrialKind, str]] = {
-    "timed_out": " If it needs longer, allow it with --stall-time.",
-    "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
+MAX_QUOTED_CHARACTERS: Final = 600  # of an error, in a sentence
+RESOURCES: Final[tuple[TrialKind, ...]] = ("too_many_files", "shm_exhausted", "out_of_memory")
+DEVICES: Final[tuple[TrialKind, ...]] = ("device_lost", "device_failed")  # if the trial uses an accelerator
+_NO_PICKLE: Final = r"cannot pickle|can't pickle|PicklingError|can't get attribute|Cowardly refusing to serialize"
+
+# Messages of failed resources and devices, as the rest of a sentence that starts with the trial; advice on the others,
+# by the words of a lost worker or a signal, the output of processes that hang, and the error of the user's code
+PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
+    "too_many_files": {
+        r"Too many open files|\[Errno 24\]|received \d+ items of ancdata": (
+            "ran out of open files (limit {files}). Raise it (ulimit -n) or use --set sharing_strategy=file_system"
+        ),
+    },
+    "shm_exhausted": {
+        r"unable to open shared memory.*No space left": (
+            "ran out of names in /dev/shm, one per tensor. Mount it with more (nr_inodes=) or use fewer --max-workers"
+        ),
+        r"\[Errno 30\] [^:\n]*$|\[Errno 30\].*'/psm_|shared memory.*\(30\)": (  # a semaphore's error names no file
+            "could not write to /dev/shm: it is mounted read-only. Mount it writable, or tune with --max-workers 0"
+        ),
+        r"killed by signal: Bus error|Unexpected bus error encountered in worker": (
+            "lost a worker to a bus error (SIGBUS): /dev/shm was full{shm}, or a memory-mapped file became shorter. "
+            "Give the container more (--shm-size=1g), tune with fewer --max-workers, and do not change the files"
+        ),
+        r"unable to (allocate|open) shared memory|No space left on device.*torch_|out of shared memory": (
+            "filled /dev/shm{shm}. Give the container more (--shm-size=1g) or tune with fewer --max-workers"
+        ),
+    },
+    "out_of_memory": {
+        r"(?s)pin.memory.*CUDA error: out of memory|CUDA error: out of memory.*pin.memory": (
+            "ran out of page-locked memory. Use fewer --max-workers, a smaller --batch-size, or --set pin_memory=false"
+        ),
+        r"torch\.OutOfMemoryError|(CUDA|HIP|XPU)( error:)? out of memory": (
+            "ran out of device memory{asked}. Use a smaller --batch-size"
+        ),
+        r"can't allocate memory|Cannot allocate memory|Unable to allocate .* for an array|\bMemoryError": (
+            "ran out of memory{asked}. Use a smaller --batch-size or fewer --max-workers"
+        ),
+    },
+    "device_lost": {
+        r"NVMLError_GpuIsLost|RuntimeError: No CUDA GPUs are available|CUDA error: (uncorrectable|hardware|GPU is lost|"
+        r"no CUDA-capable device|CUDA-capable device\(s\) is/are busy|all CUDA-capable|unknown error|system not yet)": (
+            "lost its device: {error}. Look at nvidia-smi and the kernel's log (Xid); the GPU may need a reset"
+        ),
+    },
+    "device_failed": {
+        r"CUDA error: (?!invalid argument)|(CUBLAS|CUDNN)_STATUS_(EXECUTION|INTERNAL)|device-side assert": (
+            "left the device in an error that only a new process clears: {error}. An index out of range in the step "
+            "does this; CUDA_LAUNCH_BLOCKING=1 shows where"
+        ),
+    },
+    "crashed": {
+        r"SIGKILL|signal: Killed": (
+            "The kernel's out-of-memory killer does this; use fewer --max-workers or a smaller --batch-size"
+        ),
+        r"SIGBUS": "/dev/shm was full{shm}, or a memory-mapped file became shorter",
+        r"SIGSEGV|signal: (Segmentation|Aborted|Floating|Illegal)|Unexpected (segmentation|floating)": (
+            "Native code of the dataset or step crashed; if a fork breaks it, use --set multiprocessing_context=spawn"
+        ),
+        r"SIGTERM|signal: Terminated": "Another process ended it",
+        r"exited unexpectedly": (
+            "Code of the dataset ended it: sys.exit(), os._exit() or a KeyboardInterrupt; or it could not be started"
+        ),
+    },
+    "stalled": {
+        rf"{_NO_PICKLE}|cannot serialize": (
+            "A batch or an error that cannot be pickled never arrives (pytorch/pytorch#142884): return tensors, and "
+            "raise errors whose class can be imported"
+        ),
+        r"unable to (allocate|open) shared memory|No space left on device": (
+            "/dev/shm is full{shm}. Give the container more (--shm-size=1g) or tune with fewer --max-workers"
+        ),
+    },
+    "workload_failed": {
+        r"stack expects each tensor to be equal size|should be of equal size|storage that is not resizable": (
+            "The samples of a batch differ in size: pad them in a collate_fn, as with --collate PKG.MOD:FUNCTION"
+        ),
+        r"default_collate: batch must contain": (
+            "torch cannot collate such samples: return tensors, numbers or dicts, or use --collate PKG.MOD:FUNCTION"
+        ),
+        r"don't support automatic differentiation|non-leaf tensor which requires_grad": (
+            "A worker cannot send a sample that needs a gradient: return sample.detach()"
+        ),
+        rf"{_NO_PICKLE}|import of module .* failed": (
+            "Spawned workers import classes and functions by their names: define them in a module, or use fork"
+        ),
+        r"daemonic processes are not allowed to have children": (
+            "A worker must not start processes: start none in the dataset, or tune with --max-workers 0"
+        ),
+        r"\ASystemExit": 'Code at the top of a module called sys.exit(): guard it with if __name__ == "__main__"',
+        r"StopIteration": "It silently ends an epoch if __getitem__ or collate_fn raises it: raise another error",
+        r"Caught \w+ in pin memory thread": "The batch could not be pinned: tune with --set pin_memory=false",
+        r"attempted relative import": "Name the file with its package, from the folder above: PACKAGE.MODULE:NAME",
+        r"Cannot re-initialize CUDA in forked subprocess": (
+            "The training process and the workers forked from it both use CUDA: load samples on the CPU and move "
+            "batches in the step, or start workers with --set multiprocessing_context=spawn"
+        ),
+        r"Found no NVIDIA driver|not compiled with CUDA enabled|No CUDA GPUs are available": (
+            "A module, the factory or the dataset needs CUDA, which is not available: use a device in the step only"
+        ),
+        r"URLError|gaierror|name resolution|Name or service not known|Network is unreachable|Max retries exceeded|"
+        r"HTTP Error \d|LocalEntryNotFoundError|OfflineModeIsEnabled": (
+            "It needs the network, as would every trial: call the factory once with a network, to read from disk later"
+        ),
+        r"You can use download=True": "The data is missing: call the dataset once with download=True",
+        r"out of memory|can't allocate memory|\bMemoryError": "Use a smaller --batch-size, or smaller samples",
+        r"Too many open files": "Raise the limit (ulimit -n)",
+    },
 }
-_LOST_WORKER: Final = r"\A(?!.*Caught \w+ in DataLoader worker).*(killed by signal|exited unexpectedly|ConnectionReset)"
-_DEAD_WORKER: Final = r"^DataLoader worker \(pid \d+\) (is killed|exited)"  # as the child adds it to an error
-_LOST_CONNECTION: Final = r"\A(FileNotFound|ConnectionRefused|BrokenPipe|EOF)\w*Error"
-_TORCH_RECEIVING: Final = r"resource_sharer\.py|in rebuild_\w+|multiprocessing[/\\]connection\.py"
+_LOST_WORKER: Final = (  # in torch's words, or as the child adds them to an error
+    r"\A(?!.*Caught \w+ in DataLoader worker).*(killed by signal|exited unexpectedly|ConnectionReset)|"
+    r"(?m:^DataLoader worker \(pid \d+\) (is killed|exited))"
+)
 _WORKER_END: Final = (
     r"DataLoader worker \([^\n]*(?:killed by signal: [\w ]*\w|with exit code \d+)",
     r"Unexpected [^\n]* encountered in worker",
 )
-_WRAPPED: Final = r"\A[\w.]+: Caught \w+ in [^\n]*\.\nOriginal "
-_TRACEBACK: Final = "Traceback (most recent call last):\n"
-_FRAME: Final = re.compile(r'^[ |]*File "(.*)", line (\d+)', re.MULTILINE)
-_EXCEPTION: Final = re.compile(r"^[^\W\d][\w.<>]*(?::\s*.*)?$", re.MULTILINE)
-_OURS: Final = re.compile(r"autotune\.[\w.]+: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +163,10 @@ Answer = Report | TrialFailure
 def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> TrialFailure:
     """Diagnose an error that the child reported: a resource ran out if the text says so, else the user's code failed.
 
-    Args:
-        failed: The report.
-        shm: How much of /dev/shm was used, as in `: 64 MiB used of 64 MiB`.
-        output: The end of what the processes printed, which explains the death of a worker.
+    `shm` describes the use of /dev/shm, as in `: 64 MiB used of 64 MiB`; `output` may explain the death of a worker.
     """
-    details = f"{failed.details}\n{output}".strip() if output else failed.details
-    is_lost = bool(
-        re.search(_LOST_WORKER, failed.error)
-        or re.search(_DEAD_WORKER, failed.error, re.MULTILINE)
-        or (re.search(_LOST_CONNECTION, failed.error) and re.search(_TORCH_RECEIVING, failed.details))
-    )
+    details = f"{failed.details}\n{output}".strip()
+    is_lost = re.search(_LOST_WORKER, failed.error)
     text = _drop_source(f"{failed.error}\n{failed.details}" + (f"\n{output}" if is_lost else ""))
     found = find_pattern(text, *RESOURCES, *(DEVICES if failed.on_device else ()), shm=shm)
     if found is not None:
@@ -89,39 +175,42 @@ def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> Tr
     if is_lost:
         ends = (re.search(pattern, text) for pattern in _WORKER_END)
         end = next((one[0] for one in ends if one), error.rstrip(". "))
-        advice = find_advice(end, "crashed", shm) or UNKNOWN_LOSS
+        advice = (
+            find_advice(end, "crashed", shm) or "It was killed, or code of the dataset ended it (sys.exit, os._exit)"
+        )
         return TrialFailure("crashed", f"lost a worker process: {end}. {advice}", details)
     if "DataLoader timed out after" in failed.error:
-        reason = f"{error.rstrip('.')}; this is the DataLoader's own timeout="
-        message = f"timed out waiting for a worker ({reason}). Increase it, or find out what the worker is waiting for"
-        return TrialFailure("stalled", message, details)
-    ours = _OURS.match(failed.error)
+        message = (
+            f"waited for a worker until the DataLoader's own timeout= ({error.rstrip('.')}). Increase it, or find out"
+        )
+        return TrialFailure("stalled", f"{message} what the worker is waiting for", details)
+    ours = re.match(r"autotune\.[\w.]+: ", failed.error)
     happened = failed.error[ours.end() :].strip() if ours else f"raised {error}"
     advice = find_advice(_drop_source(failed.error), "workload_failed")
     message = ". ".join(sentence.rstrip(".") for sentence in (happened, advice) if sentence)
     return TrialFailure("workload_failed", message, details)
 
 
-def diagnose_stall(message: str, output: str, shm: str = "", found: HangReport | None = None) -> TrialFailure:
+def diagnose_stall(message: str, output: str, shm: str, found: HangReport) -> TrialFailure:
     """Diagnose a trial that was ended for making no progress, from the end of its output and from its stacks."""
-    found = found or HangReport()
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
     last = next((line.strip()[:MAX_QUOTED_CHARACTERS] for line in reversed(lines) if "Warning: " not in line), "")
     happened = "; ".join(filter(None, (message, last and f"the last line of its output: {last}", found.sentence)))
-    advice = find_advice(_drop_source(output), "stalled", shm) or found.advice or UNKNOWN_STALL
+    advice = (
+        find_advice(_drop_source(output), "stalled", shm)
+        or found.advice
+        or f"{FORKED_LOCK}; if it only needs longer, allow it with --stall-time"
+    )
     return TrialFailure("stalled", f"{happened}. {advice}", "\n\n".join(filter(None, (output, found.stacks))))
 
 
 def diagnose_exit(status: int | None, output: str, shm: str = "", *, on_device: bool = False) -> TrialFailure:
-    """Diagnose the end of a child that reported nothing.
+    """Diagnose the end of a child that reported nothing, from its output and its exit status as in `subprocess`.
 
-    Args:
-        status: As in `subprocess`; None if the child is alive but closed its connection.
-        output: The end of what its processes printed.
-        shm: How much of /dev/shm was used.
-        on_device: Whether the trial uses an accelerator.
+    The status is None if the child is alive but closed its connection.
     """
-    name = _name_signal(status)
+    unknown = "" if status is None or status >= 0 else f"signal {-status}"
+    name = next((one.name for one in signal.Signals if status == -one), unknown)
     advice = find_advice(name, "crashed", shm)
     if not advice:  # nobody asks for such a signal, while an abort may follow an error
         found = find_pattern(_drop_source(output), *RESOURCES, *(DEVICES if on_device else ()), shm=shm)
@@ -141,67 +230,52 @@ def reclassify_oom_kill(failure: TrialFailure, peak: ResourceUsage, budgets: Bud
     if not peak.oom_kills or failure.kind not in CODE_FAILURES:
         return failure
     seen = f" at {format_bytes(peak.host_bytes)} of host memory" if peak.host_bytes else ""
-    budget = format_bytes(budgets.memory_bytes)
-    message = f"was killed by the kernel's out-of-memory killer{seen}, against a budget of {budget}"
-    return replace(failure, kind="out_of_memory", message=message)
+    message = f"was killed by the kernel's out-of-memory killer{seen}, against a budget of "
+    return replace(failure, kind="out_of_memory", message=message + format_bytes(budgets.memory_bytes))
+
+
+def reject_report(answer: Answer) -> TrialFailure:
+    """Return the failure of a process, or that of one that replied to another command."""
+    if isinstance(answer, TrialFailure):
+        return answer
+    return TrialFailure("crashed", f"sent an unexpected reply ({type(answer).__name__})")
 
 
 def make_result(
-    request: TrialRequest,
-    answer: Answer,
-    peak: ResourceUsage,
-    budgets: Budgets,
-    batches: int,
-    output: str,
-    ranks: int = 1,
+    request: TrialRequest, answer: Answer, peak: ResourceUsage, budgets: Budgets, batches: int, output: str, ranks: int
 ) -> TrialResult:
-    """Return the result of a trial, with the resources that one of its training processes used.
+    """Return the result of a trial, with the share of one of its training processes (`ranks`) in the peak of all.
 
-    Args:
-        request: What was to be measured.
-        answer: What the child reported, or how it ended.
-        peak: What all of its processes used.
-        budgets: What all of them may use.
-        batches: How many the child last reported.
-        output: The end of what they printed.
-        ranks: Training processes of the trial.
+    `batches` is the number that the child last reported, and `output` the end of what its processes printed.
     """
-    share = peak.share(ranks)
-    seen: dict[str, Any] = {"peak_host_bytes": share.host_bytes, "peak_shm_bytes": share.shm_bytes}
+    seen: dict[str, Any] = {"peak_host_bytes": peak.host_bytes // ranks, "peak_shm_bytes": peak.shm_bytes // ranks}
     if isinstance(answer, TrialReport):
-        result = TrialResult(kind="completed", config=request.config, measurement=answer.measurement, **seen)
-        return check_gpu_memory(result, budgets)
-    if isinstance(answer, FailureReport):
+        used, budget = answer.measurement.peak_gpu_bytes, budgets.gpu_bytes
+        if budget is None or used <= budget:
+            return TrialResult(kind="completed", config=request.config, measurement=answer.measurement, **seen)
+        failure = TrialFailure(DEVICE_MEMORY.outcome, DEVICE_MEMORY.describe_excess(used, budget))
+    elif isinstance(answer, FailureReport):
         failure = diagnose_error(answer, peak.describe_shm(), output).name_rank(answer.rank)
         seen |= {"samples": answer.samples, "in_step": answer.where == "running step", "index": answer.index}
         seen["cause"] = _find_cause(answer) if failure.kind == "workload_failed" else ""
+        failure = reclassify_oom_kill(failure, peak, budgets)
     else:
-        failure = TrialFailure("crashed", f"sent an unexpected reply ({type(answer).__name__})")
-        failure = answer if isinstance(answer, TrialFailure) else failure
+        failure = reject_report(answer)
         seen["samples"] = (batches + 1) * (request.config.dataloader.batch_size or 1)
-    failure = reclassify_oom_kill(failure, peak, budgets)
-    return TrialResult(
-        kind=failure.kind, config=request.config, message=failure.message, details=failure.details, **seen
-    )
-
-
-def check_gpu_memory(result: TrialResult, budgets: Budgets) -> TrialResult:
-    """Return a trial that used more device memory than its budget as a failure."""
-    budget = budgets.gpu_bytes
-    used = result.measurement.peak_gpu_bytes if result.measurement is not None else 0
-    if budget is None or used <= budget:
-        return result
-    message = DEVICE_MEMORY.describe_excess(used, budget)
-    return result.model_copy(update={"kind": DEVICE_MEMORY.outcome, "measurement": None, "message": message})
+    seen |= {"message": failure.message, "details": failure.details}
+    return TrialResult(kind=failure.kind, config=request.config, **seen)
 
 
 def start_error(answer: Answer, workload: WorkloadRequest) -> UsageError | WorkloadError:
     """Return the error for a workload that could not be loaded or profiled."""
-    if isinstance(answer, TrialFailure):
-        message = f"While {workload.dataset} was loaded and profiled, its process {answer.message}."
-        return WorkloadError(f"{message}{START_ADVICE.get(answer.kind, '')}", answer.details)
     if not isinstance(answer, FailureReport):
-        return WorkloadError(f"{workload.dataset}: its process sent an unexpected reply ({type(answer).__name__}).")
+        failure = reject_report(answer)
+        advice = {
+            "timed_out": " If it needs longer, allow it with --stall-time.",
+            "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
+        }.get(failure.kind, "")
+        message = f"While {workload.dataset} was loaded and profiled, its process {failure.message}.{advice}"
+        return WorkloadError(message, failure.details)
     advice = _advise_on_missing_module(answer.error, Path(workload.working_dir))
     advice = advice or find_advice(answer.error, "workload_failed")
     text = f"{answer.error}\n{advice}." if advice else answer.error
@@ -209,21 +283,13 @@ def start_error(answer: Answer, workload: WorkloadRequest) -> UsageError | Workl
     for ours in (UsageError, WorkloadError):
         if kind.rpartition(".")[2] == ours.__name__:
             return ours(message)
-    if answer.where == "running step":
-        return WorkloadError(
-            f"The training step ({workload.describe_step()}) failed on a batch: {text}", answer.details
-        )
-    sources = {"step": f"The step factory {workload.step}", "dataset": f"The dataset factory {workload.dataset}"}
-    source = sources.get(answer.where, f"Loading the first batches of {workload.dataset} in the training process")
-    return WorkloadError(f"{source} failed: {text}{EXIT_HINT if kind == 'SystemExit' else ''}", answer.details)
-
-
-def timeout_error(seconds: float, workload: WorkloadRequest) -> UsageError:
-    """Return the error for a --timeout that left too little time to profile the workload."""
-    return UsageError(
-        f"Nothing could be tried: {workload.dataset} was not loaded and profiled after the {format_seconds(seconds)} "
-        "that --timeout had left for it. Allow more time."
-    )
+    sources = {
+        "running step": f"The training step ({workload.describe_step()}) failed on a batch",
+        "step": f"The step factory {workload.step} failed",
+        "dataset": f"The dataset factory {workload.dataset} failed",
+    }
+    usual = f"Loading the first batches of {workload.dataset} in the training process failed"
+    return WorkloadError(f"{sources.get(answer.where, usual)}: {text}", answer.details)
 
 
 def _advise_on_missing_module(error: str, folder: Path) -> str:
@@ -233,28 +299,25 @@ def _advise_on_missing_module(error: str, folder: Path) -> str:
         return ""
     found = find_module(missing[1], folder)
     if found is None:
-        return (
-            f"Install packages for the Python that runs dltune ({sys.executable} -m pip install); a file of yours is "
-            "found if its folder is in PYTHONPATH"
-        )
+        return f"Install it with {sys.executable} -m pip install; if it is yours, add its folder to PYTHONPATH"
     place = found.parents[missing[1].count(".") + (found.name == "__init__.py")]
-    return (
-        f"There is {found}, which is found from {place}: set PYTHONPATH={place}, or name a script by its path "
-        "(FILE.py:NAME), which finds modules in its folder"
-    )
+    advice = f"set PYTHONPATH={place}, or name a script by its path (FILE.py:NAME), which finds modules in its folder"
+    return f"There is {found}: {advice}"
 
 
 def _find_exception(error: str) -> str:
     """Return type and first line of an exception; of the original one if torch sent it from a worker or a thread."""
-    text = error.rpartition(_TRACEBACK)[2] if re.match(_WRAPPED, error) else error
-    found = _EXCEPTION.search(text) or _EXCEPTION.search(error)
+    is_sent = re.match(r"[\w.]+: Caught \w+ in [^\n]*\.\nOriginal ", error)
+    text = error.rpartition("Traceback (most recent call last):\n")[2] if is_sent else error
+    pattern = r"(?m)^[^\W\d][\w.<>]*(?::\s*.*)?$"
+    found = re.search(pattern, text) or re.search(pattern, error)
     words = found[0] if found else next(iter(error.strip().splitlines()), "")
     return " ".join(words.split())[:MAX_QUOTED_CHARACTERS] or "an exception without a name"
 
 
 def _find_cause(failed: FailureReport) -> str:
     """Return type and place of an exception in the user's code, as in `ValueError at data.py:12`."""
-    frames = _FRAME.findall(failed.details)
+    frames = re.findall(r'(?m)^[ |]*File "(.*)", line (\d+)', failed.details)
     file, line = next((one for one in reversed(frames) if not is_library(one[0])), frames[-1] if frames else ("", ""))
     kind = _find_exception(failed.error).partition(":")[0].rpartition(".")[2]
     return f"{kind} at {Path(file).name}:{line}" if file else kind
@@ -262,14 +325,27 @@ def _find_cause(failed: FailureReport) -> str:
 
 def _drop_source(text: str) -> str:
     """Remove the frames of a traceback and their source lines, which may name any error."""
-    return re.sub(r'^[ |]*File "[^\n]*\n(?:[ |]{4,}[^\n]*\n)*', "", text, flags=re.MULTILINE)
+    return re.sub(r'(?m)^[ |]*File "[^\n]*\n(?:[ |]{4,}[^\n]*\n)*', "", text)
 
 
-def _name_signal(status: int | None) -> str:
-    """Return the name of the signal in a wait status; empty if there is none."""
-    if status is None or status >= 0:
-        return ""
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
+def find_pattern(text: str, *kinds: TrialKind, shm: str = "") -> tuple[TrialKind, str] | None:
+    """Return the kind and the message of the first pattern of these kinds that a text contains; None if none does."""
+    for kind in kinds:
+        for pattern, message in PATTERNS[kind].items():
+            if found := re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
+                start, end = text.rfind("\n", 0, found.start()) + 1, f"{text}\n".find("\n", found.end())
+                error = text[start:end].strip()[:MAX_QUOTED_CHARACTERS].rstrip(".")
+                files = f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}"  # the child inherited it
+                return kind, message.format(shm=shm, asked=_describe_amount(text), files=files, error=error)
+    return None
+
+
+def find_advice(text: str, kind: TrialKind, shm: str = "") -> str:
+    """Return the message of the first pattern of a kind that a text contains; empty if none does."""
+    found = find_pattern(text, kind, shm=shm)
+    return "" if found is None else found[1]
+
+
+def _describe_amount(text: str) -> str:
+    found = re.search(r"(?:[Tt]ried|Unable) to allocate (?:(\d{1,18}) bytes|([\d.]+ [KMGT]?i?B))", text)
+    return f": it asked for {found[2] or format_bytes(int(found[1]))} more" if found else ""

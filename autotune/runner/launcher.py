@@ -13,73 +13,31 @@ import getpass
 import json
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
 from autotune.system.processes import PROC, TRIAL_VARIABLE, list_tree
 
 MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108, and torch adds to it
-MAX_ANSWER_BYTES: Final = 2**16
-MAX_START_SECONDS: Final = 120.0  # for the first answer: a slow disk may take that long to import torch
-MAX_ANSWER_SECONDS: Final = 20.0
-FORBIDDEN_CHARACTERS: Final = r'[\\/:*?"<>|]'
-KILLED: Final = -signal.SIGKILL  # exit code
-
-
-class SupervisorError(OSError):
-    """The supervisor does not answer, or is gone."""
-
-
-class ProcessHandle:
-    """The main process of a trial.
-
-    Attributes:
-        pid: Its process ID.
-        returncode: As in `subprocess.Popen`; None until the process was seen to have ended.
-    """
-
-    def __init__(self, launcher: Launcher, pid: int, pidfd: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._launcher = launcher
-        self._pidfd = pidfd
-
-    def poll(self, seconds: float = 0.0) -> int | None:
-        """Return the exit code if the process ends within so many seconds."""
-        if self.returncode is None and self._pidfd >= 0:
-            poll = select.poll()
-            poll.register(self._pidfd, select.POLLIN)
-            if poll.poll(seconds * 1000):
-                self.returncode = self._launcher.read_status(self.pid)
-        return self.returncode
-
-    def close(self) -> None:
-        """Release the descriptor of the process."""
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+MAX_ANSWER_SECONDS: Final = 120.0  # the first answer waits until torch is imported, maybe from a slow disk
+MAX_END_SECONDS: Final = 20.0
 
 
 class Launcher:
-    """Starts trials; as a context manager it begins to import torch at once.
-
-    Args:
-        processes: Training processes per trial; libraries use one thread each if there are several, as under torchrun.
-    """
+    """Starts trials, one at a time, of one or more training processes; entering its context begins to import torch."""
 
     def __init__(self, processes: int = 1) -> None:
         self._processes = processes
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self._is_ready = False
-        self._trial: int | None = None
+        self._trial: int | None = None  # process ID
 
     def __enter__(self) -> Self:
         with contextlib.suppress(OSError):  # the first trial reports it
@@ -99,9 +57,8 @@ class Launcher:
         if self._supervisor is not None and self._supervisor.poll() is None:
             return
         self.close()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as on_error, theirs:
-            on_error.callback(ours.close)
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
             command = ("-P", "-m", "autotune.child.supervisor", str(theirs.fileno()), str(os.getpid()))
             self._supervisor = subprocess.Popen(
                 [sys.executable, *command],
@@ -112,8 +69,6 @@ class Launcher:
                 env=self._make_environment(),
                 start_new_session=True,
             )
-            on_error.pop_all()
-        self._connection, self._is_ready = ours, False
 
     def _make_environment(self) -> dict[str, str]:
         """Return the environment of trials; compile caches stay where training finds them."""
@@ -121,80 +76,54 @@ class Launcher:
             user = getpass.getuser()
         except (KeyError, OSError):  # a container may run as a user without a name
             user = f"uid_{os.getuid()}"
-        folder = f"torchinductor_{re.sub(FORBIDDEN_CHARACTERS, '_', user)}"  # as torch names it
-        caches = {"TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), folder))}
-        threads = {"OMP_NUM_THREADS": "1"} if self._processes > 1 else {}
+        user = re.sub(r'[\\/:*?"<>|]', "_", user)  # as torch names the folder
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))}
+        threads = {"OMP_NUM_THREADS": "1"} if self._processes > 1 else {}  # as under torchrun
         return {**caches, **threads, **os.environ, TRIAL_VARIABLE: "1"}
 
-    def start(
-        self, connection: int, log: BinaryIO, folder: Path, working_dir: str, *, interpreter: bool = False
-    ) -> ProcessHandle:
-        """Start the process of a trial.
+    def start(self, connection: int, log: BinaryIO, folder: Path, working_dir: str, *, interpreter: bool) -> int:
+        """Start the process of a trial, and return its pidfd, or raise OSError if the machine does not allow it.
 
-        Args:
-            connection: Descriptor of its socket.
-            log: File for its stdout and stderr.
-            folder: Its private temporary folder, which the supervisor removes.
-            working_dir: Where it runs.
-            interpreter: Whether to start a new interpreter instead of a fork.
-
-        Raises:
-            OSError: The machine does not allow to start a process.
+        `connection` is the descriptor of its socket, and `log` receives its stdout and stderr. The supervisor removes
+        `folder`, its private temporary folder. `interpreter` asks for a new interpreter instead of a fork.
         """
         trial = {"folder": str(folder), "working_dir": str(Path(working_dir).resolve()), "interpreter": interpreter}
-        descriptors = (connection, log.fileno())
-        try:
-            self.prepare()
-            answer, received = self._ask({"start": trial}, descriptors)
-        except SupervisorError:  # a trial has killed it
-            self.close()
-            self.prepare()
-            answer, received = self._ask({"start": trial}, descriptors)
+        self.prepare()
+        answer, received = self._ask({"start": trial}, (connection, log.fileno()))
         if "errno" in answer:
             raise OSError(answer["errno"], os.strerror(answer["errno"]))
         self._trial = answer["pid"]
-        return ProcessHandle(self, answer["pid"], received[0])
+        return received[0]
 
-    def read_status(self, pid: int) -> int | None:
-        """Return the exit code of a trial's process that ended; that of a killed one if nobody knows."""
+    def read_status(self) -> int | None:
+        """Return the exit code of the trial's process, which has ended; that of a killed one if it is unknown."""
         try:
-            status: int | None = self._ask({"status": pid})[0]["status"]
-        except SupervisorError:
-            return KILLED
+            status: int | None = self._ask({"status": self._trial})[0]["status"]
+        except OSError:
+            return -signal.SIGKILL
         return status
 
-    def end_trial(self, seen: Iterable[int] = ()) -> list[int]:
-        """End the running trial with everything that it started, and return the processes that cannot be killed.
-
-        Args:
-            seen: Processes that were seen to belong to it, of which some may have ended.
-        """
-        if self._connection is None:
-            return []
+    def end_trial(self, seen: Iterable[int]) -> list[int]:
+        """End the running trial with all its processes, of which some were `seen`; return those that still run."""
         try:
             survivors: list[int] = self._ask({"end": list(seen)})[0]["survivors"]
-        except SupervisorError:
+        except OSError:
             self.close()
             return []
         self._trial = None
         return survivors
 
     def _ask(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> tuple[dict[str, Any], list[int]]:
+        """Return the supervisor's answer; raise OSError if it does not answer."""
         if self._connection is None:
-            raise SupervisorError(errno.EPIPE, "the supervisor is gone")
-        try:
-            socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
-            poll = select.poll()
-            poll.register(self._connection, select.POLLIN)
-            if not poll.poll(1000 * (MAX_ANSWER_SECONDS if self._is_ready else MAX_START_SECONDS)):
-                raise SupervisorError(errno.ETIMEDOUT, "the supervisor does not answer")
-            message, received, _, _ = socket.recv_fds(self._connection, MAX_ANSWER_BYTES, 1)
-            self._is_ready = True
-            return dict(json.loads(message)), list(received)
-        except ValueError:  # an empty packet
-            raise SupervisorError(errno.EPIPE, "the supervisor is gone") from None
-        except OSError as error:
-            raise SupervisorError(error.errno, error.strerror) from None
+            raise BrokenPipeError(errno.EPIPE, "the supervisor is gone")
+        socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
+        if not wait([self._connection], MAX_ANSWER_SECONDS):
+            raise TimeoutError(errno.ETIMEDOUT, "the supervisor does not answer")
+        message, received, _, _ = socket.recv_fds(self._connection, 2**16, 1)
+        if not message:
+            raise BrokenPipeError(errno.EPIPE, "the supervisor is gone")
+        return dict(json.loads(message)), received
 
     def close(self) -> None:
         """End the supervisor, and with it the running trial."""
@@ -204,7 +133,7 @@ class Launcher:
         if self._supervisor is None:
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._supervisor.wait(MAX_ANSWER_SECONDS)
+            self._supervisor.wait(MAX_END_SECONDS)
         was_killed = self._supervisor.poll() != 0
         self._supervisor.kill()
         self._supervisor.wait()

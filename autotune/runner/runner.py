@@ -1,94 +1,188 @@
-"""Gives trials to a child, warm or fresh, and ends it when it fails."""
+"""Runs trials in child processes: commands and reports, limits, and the end of a child with all that it started."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-import threading
+import os
+import shutil
+import signal
+import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from types import TracebackType
+from collections.abc import Sequence
+from multiprocessing.connection import wait
 from typing import Final, Self
 
+from pydantic import ValidationError
+
+from autotune.errors import UsageError
 from autotune.progress import ProgressListener
+from autotune.protocol import messages
 from autotune.protocol.budgets import Budgets
-from autotune.protocol.measurement import CODE_FAILURES, TrialResult
-from autotune.protocol.messages import (
-    Command,
-    FailureReport,
-    IdentifyCommand,
-    IdentityReport,
-    LoadCommand,
-    ProbeCommand,
-    ProbeReport,
-    ProgressReport,
-    ReadyReport,
-    ReleaseCommand,
-    Role,
-    TrialCommand,
-    TrialRequest,
-)
+from autotune.protocol.measurement import CODE_FAILURES, TrialKind, TrialResult
+from autotune.protocol.messages import ChannelClosedError, FailureReport, ProbeReport, TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile
-from autotune.request import TuningRequest, WorkloadRequest
-from autotune.runner.diagnosis import (
-    Answer,
-    TrialFailure,
-    make_result,
-    reclassify_oom_kill,
-    start_error,
-    timeout_error,
-)
-from autotune.runner.launcher import Launcher
-from autotune.runner.process import OnProgress, OnWarning, TrialProcess
-from autotune.runner.resources import Limits, ResourceUsage
-from autotune.system.machine import read_machine
+from autotune.request import WorkloadRequest
+from autotune.runner import diagnosis
+from autotune.runner.diagnosis import Answer, TrialFailure
+from autotune.runner.hangs import find_blocking, read_all_stacks
+from autotune.runner.launcher import Launcher, make_folder
+from autotune.runner.resources import Limits, ResourceMonitor, ResourceUsage
+from autotune.system.processes import PROC, STACKS_FILE, read_text
 from autotune.units import format_seconds
 
+MAX_LOG_BYTES: Final = 4 * 2**20
+LOG_TAIL_BYTES: Final = 4000
+EXIT_SECONDS: Final = 1.0  # between the end of a process's connection and its exit code
 MAX_RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
 MAX_PROBE_STALLS: Final = 4.0  # times the stall time: a probe
 MAX_LOAD_STALLS: Final = 20.0  # times the stall time: importing torch and calling the dataset's factory
-LOAD_REPORT_SECONDS: Final = 5.0  # between reports of a factory that runs
 MAX_TRIAL_OVERHEAD: Final = 4.0  # times the trial's seconds: starting workers, draining, a last batch
 
 
-class TrialRunner:
-    """Runs trials of one workload in child processes; leaving its context ends every process that it started.
+class TrialProcess:
+    """A child that serves trials one after another; a fork of the supervisor, or a new interpreter."""
 
-    `on_warning` is called with a sentence when processes of a trial cannot be ended.
-    """
+    def __init__(
+        self, launcher: Launcher, working_dir: str, progress: ProgressListener, *, interpreter: bool = False
+    ) -> None:
+        self.batches = 0  # that the running command last reported
+        self._launcher = launcher
+        self._progress = progress
+        self._on_device = False
+        self._folder = make_folder()
+        self._log_path = self._folder / "log"
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            on_error.callback(ours.close)
+            with theirs, self._log_path.open("ab") as log:
+                self._pidfd = launcher.start(theirs.fileno(), log, self._folder, working_dir, interpreter=interpreter)
+            on_error.pop_all()
+        self._channel = messages.Channel(ours)
+        self.monitor = ResourceMonitor(launcher.supervisor_pid)
+
+    def command(self, command: messages.Command, limits: Limits) -> Answer:
+        """Send a command, and wait for the report, or for how the process ended."""
+        self.send(command)
+        return self.receive(limits)
+
+    def send(self, command: messages.Command) -> None:
+        """Send a command; `receive` waits for the report, also if the process is gone."""
+        with contextlib.suppress(ChannelClosedError):
+            self._channel.send(command.model_dump_json())
+
+    def receive(self, limits: Limits) -> Answer:
+        """Wait for the report of the command sent, or for how the process ended."""
+        self.monitor.peak, self.batches = ResourceUsage(), 0
+        answer: Answer
+        try:
+            answer = self._await_report(limits)
+        except ChannelClosedError:
+            answer = self._describe_exit(limits, self._poll(EXIT_SECONDS))
+        except ValidationError as error:
+            answer = self._end_for("crashed", f"sent an invalid message ({error.errors()[0]['msg']})")
+        if isinstance(answer, TrialFailure):
+            answer = diagnosis.reclassify_oom_kill(answer, self.monitor.peak, limits.budgets)
+        return answer
+
+    def _await_report(self, limits: Limits) -> Answer:
+        started = progressed = time.monotonic()
+        while True:
+            line = self._channel.receive(self.monitor.tick_seconds)
+            if line is not None:
+                report = messages.REPORT.validate_json(line)
+                if isinstance(report, messages.LostRankReport):
+                    return self._describe_exit(limits, report.status, report.rank)
+                if not isinstance(report, messages.ProgressReport):
+                    if isinstance(report, messages.TrialReport | FailureReport):  # workers live, and nothing is timed
+                        self.monitor.read(limits.budgets, exact=isinstance(report, messages.TrialReport))
+                    self._on_device |= isinstance(report, messages.ReadyReport) and report.on_device
+                    return report
+                progressed, self.batches = time.monotonic(), report.batches
+                self._progress.show_progress(report)
+            with contextlib.suppress(OSError):
+                if self._log_path.stat().st_size > MAX_LOG_BYTES:
+                    os.truncate(self._log_path, 0)
+            usage, now = self.monitor.read(limits.budgets), time.monotonic()
+            excess = limits.find_excess(usage, now - progressed, now - started)
+            if excess is not None:
+                return self._end_for(*excess)
+            if line is None and (status := self._poll()) is not None:
+                return self._describe_exit(limits, status)
+
+    def _poll(self, seconds: float = 0.0) -> int | None:
+        """Return the exit code of the process if it ends within so many seconds."""
+        return self._launcher.read_status() if wait([self._pidfd], seconds) else None
+
+    def _end_for(self, kind: TrialKind, message: str) -> TrialFailure:
+        processes = self.monitor.list_processes()
+        found = find_blocking(read_all_stacks(processes, self._folder / STACKS_FILE)) if kind == "stalled" else None
+        for pid in processes:  # at once; the supervisor may spare some of them for a moment
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGSTOP)
+        output = self.read_output()
+        self.end()
+        if found is not None:
+            return diagnosis.diagnose_stall(message, output, self.monitor.peak.describe_shm(), found)
+        return TrialFailure(kind, message, output)
+
+    def _describe_exit(self, limits: Limits, status: int | None, rank: int | None = None) -> TrialFailure:
+        """Describe the end of the process, or of one of several training processes."""
+        self.monitor.read(limits.budgets)
+        output = self.read_output()
+        self.end()
+        shm = self.monitor.peak.describe_shm()
+        return diagnosis.diagnose_exit(status, output, shm, on_device=self._on_device).name_rank(rank)
+
+    def read_output(self) -> str:
+        """Return the end of the output of its processes, without the NUL bytes that torch writes."""
+        with contextlib.suppress(OSError), self._log_path.open("rb") as log:
+            log.seek(max(0, self._log_path.stat().st_size - LOG_TAIL_BYTES))
+            return log.read().replace(b"\0", b"").decode(errors="replace").strip()
+        return ""
+
+    def end(self) -> None:
+        """End it with every process that it started, and remove what they left."""
+        if self._pidfd < 0:
+            return
+        self._channel.close()
+        if survivors := self._launcher.end_trial(self.monitor.seen):
+            self._progress.show_warning(describe_survivors(survivors))
+        os.close(self._pidfd)
+        self._pidfd = -1
+        shutil.rmtree(self._folder, ignore_errors=True)  # if the supervisor was killed
+
+
+class TrialRunner:
+    """Runs trials of one workload in child processes; leaving its context ends every process that it started."""
+
+    _limits: Budgets  # of one training process; `probe` or `limit` comes first
 
     def __init__(
         self,
         workload: WorkloadRequest,
         stall_seconds: float,
-        on_progress: OnProgress = lambda progress: None,
-        on_warning: OnWarning = lambda sentence: None,
+        progress: ProgressListener | None = None,
         launcher: Launcher | None = None,
     ) -> None:
         self.start_seconds: float | None = None  # what the last start of a process and of its dataset took
         self._workload = workload
         self._stall_seconds = stall_seconds
-        self._on_progress = on_progress
-        self._on_warning = on_warning
+        self._progress = progress or ProgressListener()
         self._owns_launcher = launcher is None
         self._launcher = launcher or Launcher(workload.nproc_per_node)
         self._child: TrialProcess | None = None
         self._is_releasing = False
-        self._limits: Budgets | None = None
         self._probe_end = math.inf
         self._ranks = 1
-        self._role: Role = "main"  # of the living child
+        self._role: messages.Role = "main"  # of the living child
         self._profile: WorkloadProfile | None = None
-        self._phase, self._phase_began = "", 0.0
-        self._batches = 0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.close()
         finally:
@@ -108,11 +202,7 @@ class TrialRunner:
         self._profile = profile or self._profile
 
     def probe(
-        self,
-        sizes: Sequence[int],
-        budgets: Budgets,
-        usable_cpus: float | None = None,
-        max_seconds: float = math.inf,
+        self, sizes: Sequence[int], budgets: Budgets, usable_cpus: float = 2.0, max_seconds: float = math.inf
     ) -> WorkloadProfile:
         """Load the workload and profile it with two batch sizes, if they can be set: the usual and the largest.
 
@@ -126,9 +216,8 @@ class TrialRunner:
         """
         self._limits, self._ranks = budgets, 1
         self._probe_end = time.monotonic() + max_seconds
-        usable_cpus = read_machine().usable_cpus if usable_cpus is None else usable_cpus
-        command = ProbeCommand(batch_size=sizes[0], largest=max(sizes), usable_cpus=usable_cpus)
-        answer = self._give_probe(command, "main")
+        command = messages.ProbeCommand(batch_size=sizes[0], largest=max(sizes), usable_cpus=usable_cpus)
+        answer = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(answer, ProbeReport):
             self._profile = answer.profile
             if budgets.max_workers and "num_workers" not in answer.profile.fixed_settings:
@@ -139,12 +228,15 @@ class TrialRunner:
             return self._profile
         self.close()
         if is_late and not isinstance(answer, FailureReport):
-            raise timeout_error(max_seconds, self._workload)
-        raise start_error(answer, self._workload)
+            raise UsageError(
+                f"Nothing could be tried: {self._workload.dataset} was not loaded and profiled after the "
+                f"{format_seconds(max_seconds)} that --timeout had left for it. Allow more time."
+            )
+        raise diagnosis.start_error(answer, self._workload)
 
-    def _probe_workers(self, profile: WorkloadProfile, command: ProbeCommand) -> WorkloadProfile:
+    def _probe_workers(self, profile: WorkloadProfile, command: messages.ProbeCommand) -> WorkloadProfile:
         """Have another process complete a profile; if it fails, the workload may still work without workers."""
-        answer = self._give_probe(command, "workers")
+        answer = self._give(command, "workers", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(answer, ProbeReport):
             return answer.profile
         self.close()
@@ -153,132 +245,67 @@ class TrialRunner:
             failure = answer.message
         return profile.model_copy(update={"worker_failure": failure})
 
-    def identify(self, batch_size: int, budgets: Budgets) -> IdentityReport:
-        """Load the workload and a few batches, and tell which workload it is; raises what `probe` raises."""
+    def identify(self, batch_size: int, budgets: Budgets) -> messages.IdentityReport:
+        """Load the workload and a few batches, and return its identity; raises what `probe` raises."""
         self._limits, self._ranks = budgets, 1
-        answer = self._give_probe(IdentifyCommand(batch_size=batch_size), "main")
-        if isinstance(answer, IdentityReport):
+        command = messages.IdentifyCommand(batch_size=batch_size)
+        answer = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
+        if isinstance(answer, messages.IdentityReport):
             return answer
         self.close()
-        raise start_error(answer, self._workload)
-
-    def _give_probe(self, command: ProbeCommand | IdentifyCommand, role: Role) -> Answer:
-        answer = self._give(command, role, self._stall_seconds * MAX_PROBE_STALLS)
-        if isinstance(answer, TrialFailure):
-            answer = reclassify_oom_kill(answer, self._peak, self._budgets)
-            self.close()
-        return answer
+        raise diagnosis.start_error(answer, self._workload)
 
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial; a child that failed is ended with its whole tree, and the next trial gets a new one."""
         started = time.monotonic()
-        self._batches = 0
         if request.fresh or self._ranks != self._workload.nproc_per_node:
             self.close()
         self._ranks = self._workload.nproc_per_node
-        budgeted = request.model_copy(update={"gpu_bytes": self._budgets.gpu_bytes})
-        role: Role = "workers" if request.config.dataloader.num_workers else "main"
-        deadline = request.seconds * MAX_TRIAL_OVERHEAD + self._stall_seconds
-        answer = self._give(TrialCommand(trial=budgeted), role, deadline)
-        output = self._child.read_output() if self._child is not None and isinstance(answer, FailureReport) else ""
-        result = make_result(request, answer, self._peak, self._budgets, self._batches, output, self._ranks)
-        self._wind_down(result)
-        return result.model_copy(update={"seconds": time.monotonic() - started})
-
-    def _give(self, command: Command, role: Role, deadline_seconds: float) -> Answer:
-        """Have a child of this role carry out a command; role workers turns into role main, and never back."""
-        if role == "workers" and self._role == "main":
-            self.close()
-        self._await_release()
-        self._role = role
-        if self._child is None:
-            started = self._start_child()
-            if not isinstance(started, ReadyReport):
-                return started
-        assert self._child is not None
-        return self._child.command(command, self._watch(deadline_seconds))
-
-    def _start_child(self) -> Answer:
-        """Start a child and have it load the workload."""
-        began = time.monotonic()
-        child = self._child = TrialProcess(
-            self._launcher, self._budgets, self._workload.working_dir, self._note_progress, self._on_warning
-        )
-        known = self._profile
-        order = LoadCommand(
-            workload=self._workload,
-            role=self._role,
-            ranks=self._ranks,
-            counted_samples=known.counted_samples if known and self._ranks == 1 else None,  # ranks may divide an epoch
-            reads_worker_info=known is not None and known.reads_worker_info,
-            ends_with_sampler=None if known is None else known.ends_with_sampler,
-        )
-        with self._report_load():
-            watchdog = replace(self._watch(math.inf), stall_seconds=self._stall_seconds * MAX_LOAD_STALLS)
-            answer = child.command(order, watchdog)
-        if isinstance(answer, ReadyReport):
-            self.start_seconds = time.monotonic() - began
-        return answer
-
-    def _wind_down(self, result: TrialResult) -> None:
-        """Have the workers taken down while others go on; a child that failed is ended."""
-        if self._child is None:
-            return
+        budgeted = request.model_copy(update={"gpu_bytes": self._limits.gpu_bytes})
+        role: messages.Role = "workers" if request.config.dataloader.num_workers else "main"
+        answer = self._give(budgeted, role, request.seconds * MAX_TRIAL_OVERHEAD + self._stall_seconds)
+        child = self._child
+        assert child is not None
+        output = child.read_output() if isinstance(answer, FailureReport) else ""
+        budgets = self._limits.for_ranks(self._ranks)
+        result = diagnosis.make_result(request, answer, child.monitor.peak, budgets, child.batches, output, self._ranks)
         if result.kind == "completed":
-            self._child.send(ReleaseCommand())
+            child.send(messages.ReleaseCommand())  # its workers are shut down while others go on
             self._is_releasing = True
         else:
             self.close()
+        return result.model_copy(update={"seconds": time.monotonic() - started})
 
-    def _await_release(self) -> None:
-        """Wait until the workers of the trial before are down; a child that does not let go of them is ended."""
+    def _give(self, command: messages.Command, role: messages.Role, deadline_seconds: float) -> Answer:
+        """Have a child of this role carry out a command; role workers turns into role main, and never back."""
+        if role == "workers" and self._role == "main":
+            self.close()
         if self._child is not None and self._is_releasing:
-            limits = replace(self._watch(MAX_RELEASE_SECONDS), stall_seconds=MAX_RELEASE_SECONDS)
-            if not isinstance(self._child.receive(limits), ReadyReport):
+            released = self._child.receive(self._watch(MAX_RELEASE_SECONDS, MAX_RELEASE_SECONDS))
+            if not isinstance(released, messages.ReadyReport):
                 self.close()
         self._is_releasing = False
+        self._role = role
+        if self._child is None:
+            began = time.monotonic()
+            self._child = TrialProcess(self._launcher, self._workload.working_dir, self._progress)
+            load = messages.LoadCommand(workload=self._workload, role=role, ranks=self._ranks, known=self._profile)
+            answer = self._child.command(load, self._watch(math.inf, self._stall_seconds * MAX_LOAD_STALLS))
+            if not isinstance(answer, messages.ReadyReport):
+                return answer
+            self.start_seconds = time.monotonic() - began
+        return self._child.command(command, self._watch(deadline_seconds, self._stall_seconds))
 
-    def _watch(self, deadline_seconds: float) -> Limits:
+    def _watch(self, deadline_seconds: float, stall_seconds: float) -> Limits:
         left_seconds = max(0.0, self._probe_end - time.monotonic())
-        return Limits(self._budgets, self._stall_seconds, min(deadline_seconds, left_seconds))
-
-    def _note_progress(self, progress: ProgressReport) -> None:
-        self._phase, self._phase_began, self._batches = progress.phase, time.monotonic(), progress.batches
-        self._on_progress(progress)
-
-    @contextmanager
-    def _report_load(self) -> Iterator[None]:
-        """Report every few seconds how long the current phase takes: the user's factory reports nothing."""
-        is_over = threading.Event()
-
-        def report() -> None:
-            while not is_over.wait(LOAD_REPORT_SECONDS):
-                phase = f"{self._phase} ({format_seconds(time.monotonic() - self._phase_began)})"
-                self._on_progress(ProgressReport(phase=phase))
-
-        thread = threading.Thread(target=report, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
-
-    @property
-    def _budgets(self) -> Budgets:
-        assert self._limits is not None, "probe() or limit() comes first"
-        return self._limits.for_ranks(self._ranks)
-
-    @property
-    def _peak(self) -> ResourceUsage:
-        return ResourceUsage() if self._child is None else self._child.peak
+        budgets = self._limits.for_ranks(self._ranks)
+        return Limits(budgets, stall_seconds, min(deadline_seconds, left_seconds))
 
 
-@contextmanager
-def start_runner(
-    request: TuningRequest, progress: ProgressListener, launcher: Launcher | None = None
-) -> Iterator[TrialRunner]:
-    """Open the runner of a request's trials."""
-    workload, stall_seconds = request.workload, request.stall_seconds
-    with TrialRunner(workload, stall_seconds, progress.show_progress, progress.show_warning, launcher) as runner:
-        yield runner
+def describe_survivors(pids: Sequence[int]) -> str:
+    """Describe the processes of a trial that could not be killed, with the next step."""
+    names = ", ".join(f"{pid} ({read_text(PROC / str(pid) / 'comm').strip() or 'unknown'})" for pid in pids)
+    return (
+        f"Processes of a trial are still running after SIGKILL: {names}. They wait for a disk or a network, or run as "
+        f"another user, and may disturb the measurements. Before training: kill -9 {' '.join(map(str, pids))}"
+    )

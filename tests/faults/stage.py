@@ -23,9 +23,10 @@ from pydantic import Field
 
 from autotune.config import DataLoaderSettings, FrozenModel, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import DltuneError, WorkloadError
+from autotune.progress import ProgressListener
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import TrialResult
-from autotune.protocol.messages import ProgressReport, TrialRequest
+from autotune.protocol.messages import TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
 from autotune.runner.launcher import Launcher
@@ -98,9 +99,7 @@ class Scene(FrozenModel):
     daemonic: bool = False
     probed: bool = False
 
-    def open_runner(
-        self, on_progress: Callable[[ProgressReport], None] = lambda progress: None, launcher: Launcher | None = None
-    ) -> TrialRunner:
+    def open_runner(self, progress: ProgressListener | None = None, launcher: Launcher | None = None) -> TrialRunner:
         """Make the runner, with limits in force."""
         request = WorkloadRequest(
             dataset=self.factory if self.factory.startswith("user_") else f"tests.{self.factory}",
@@ -111,7 +110,7 @@ class Scene(FrozenModel):
             device="cpu",
             working_dir=self.working_dir,
         )
-        runner = TrialRunner(request, self.stall_seconds, on_progress, launcher=launcher or keep_launcher())
+        runner = TrialRunner(request, self.stall_seconds, progress, launcher or keep_launcher())
         runner.limit(self.budgets)
         return runner
 

@@ -54,7 +54,7 @@ FAILING = {  # the parts of the message, as in a doctest
     ],
     "Worker SEGV / ABRT": [
         ("crashed", sabotage("segfault"), "lost a worker process: DataLoader ... Segmentation fault. Native code"),
-        ("crashed", sabotage("abort"), "lost a worker process: DataLoader ... Aborted. Native code that the dataset"),
+        ("crashed", sabotage("abort"), "lost a worker process: DataLoader ... Aborted. Native code of the dataset"),
         ("crashed", sabotage_main("segfault"), "was killed by SIGSEGV"),
         ("crashed", sabotage_main("abort"), "was killed by SIGABRT"),
     ],
@@ -100,7 +100,7 @@ FAILING = {  # the parts of the message, as in a doctest
             "hangs in `_take_lock` at hostile.py ... `with _LOCK:` ... a lock or a thread that the training process",
         ),
     ],
-    "Fork after OpenMP": [("stalled", hanging("make_parallel", parallel_before=True), "Threads of OpenMP")],
+    "Fork after OpenMP": [("stalled", hanging("make_parallel", parallel_before=True), "threads of OpenMP")],
     "Loader inside daemonic process": [
         (
             "workload_failed",

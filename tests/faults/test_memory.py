@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.progress import ProgressListener
 from autotune.protocol.messages import ProgressReport
 from tests.faults.capabilities import open_cgroup
 from tests.faults.stage import MIB, Play, Scene, list_trial_processes, probe, run, run_elsewhere
@@ -41,10 +42,11 @@ def test_memory_that_may_not_be_mapped_is_named_with_the_amount() -> None:
 def test_a_trial_is_given_no_limit_of_addresses() -> None:
     seen: set[tuple[int, int]] = set()
 
-    def look(progress: ProgressReport) -> None:
-        seen.update(process.rlimit(psutil.RLIMIT_AS) for process in list_trial_processes())
+    class Look(ProgressListener):
+        def show_progress(self, progress: ProgressReport) -> None:
+            seen.update(process.rlimit(psutil.RLIMIT_AS) for process in list_trial_processes())
 
-    with Scene(factory="misbehaving:make_honest").open_runner(look) as runner:
+    with Scene(factory="misbehaving:make_honest").open_runner(Look()) as runner:
         runner.run(Play().to_request())
     assert seen == {psutil.Process().rlimit(psutil.RLIMIT_AS)}
 

@@ -122,7 +122,7 @@ def test_a_process_that_hides_dies_with_a_killed_tuner(hung: Path, tmp_path: Pat
 def test_a_trial_whose_main_process_alone_is_terminated_is_named_and_ended_as_a_whole() -> None:
     result = run("faults.hostile:make_sabotaged", arguments={"deed": "terminate main"})
     assert result.kind == "crashed"
-    assert "was killed by SIGTERM: something told it to end" in result.message
+    assert "was killed by SIGTERM: another process ended it" in result.message
 
 
 def await_trials(process: subprocess.Popen[str], count: int) -> None:

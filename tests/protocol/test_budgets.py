@@ -30,13 +30,6 @@ def test_training_processes_of_one_host_share_its_memory_and_shm() -> None:
     assert (joint.memory_bytes, joint.shm_bytes, joint.nofile) == (12 * GIB, 8 * GIB, budgets.nofile)
 
 
-def test_the_share_of_a_process_is_rounded_down_to_bytes() -> None:
-    machine = make_machine(memory_available_bytes=100, shm_free_bytes=20)
-    request = make_multi_process_request(3, max_memory="100%", max_shm="100%")
-    budgets = plan_budgets(machine, request, make_gpu_workload(gpu_room_bytes=20))
-    assert (budgets.memory_bytes, budgets.shm_bytes, budgets.gpu_bytes) == (33, 6, 6)
-
-
 def test_three_percent_of_physical_memory_stay_free_and_read_only_shared_memory_is_not_used() -> None:
     budgets = plan_budgets(make_machine(memory_limit_bytes=100 * GIB, shm_writable=False), make_request())
     assert (budgets.reserve_bytes, budgets.shm_bytes) == (3 * GIB, 0)

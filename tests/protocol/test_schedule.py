@@ -14,14 +14,14 @@ from tests.builders import make_config, make_request, make_result
 
 
 class FakeTime:
-    """A run of at most 12 validation runs, on a manual clock."""
+    """A run on a manual clock."""
 
     def __init__(self, start_seconds: float | None = None, **request: Any) -> None:
         self.now = 1000.0
         self.budget = TimeBudget(make_request(**request), lambda: self.now)
         if start_seconds is not None:
-            self.budget.note_start(start_seconds)
-        self.budget.begin_search(12)
+            self.budget.start_seconds = start_seconds
+        self.budget.begin_search()
 
     def measure(self, seconds: float, *, fresh: bool = False) -> None:
         def run_trial(request: TrialRequest) -> TrialResult:
@@ -49,8 +49,8 @@ def test_without_a_limit_there_is_always_time() -> None:
 @pytest.mark.parametrize(
     ("timeout", "start_seconds", "trial", "reserve"),
     [
-        (300.0, None, 2.5, 12 * 6.5),
-        (300.0, 1.0, 2.5, 12 * 4.5),
+        (300.0, None, 2.5, 6 * 6.5),
+        (300.0, 1.0, 2.5, 6 * 4.5),
         (90.0, 10.0, 2.0, 45.0),  # half of the time
         (90.0, 30.0, 2.0, 66.0),  # two runs
     ],

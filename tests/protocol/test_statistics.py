@@ -22,13 +22,6 @@ def test_quantiles_of_students_t_match_the_tables(degrees: int, tail: float, qua
     assert student_t(degrees, tail) == pytest.approx(quantile, rel=precision)
 
 
-@pytest.mark.parametrize("tail", [0.1, 0.15, 0.2, 0.3, 0.4, 0.45])
-def test_quantiles_match_the_closed_form_for_four_degrees(tail: float) -> None:
-    """Shaw, Journal of Computational Finance 9 (4), 2006: even numbers of degrees up to four have one."""
-    root = math.sqrt(4 * tail * (1 - tail))
-    assert student_t(4, tail) == pytest.approx(2 * math.sqrt(math.cos(math.acos(root) / 3) / root - 1), rel=5e-5)
-
-
 def test_runs_that_agree_by_chance_have_an_interval_of_the_prior() -> None:
     low, high = throughput_ci95([100.0, 100.0, 100.0]) or (0.0, 0.0)
     half = student_t(ROUND_WEIGHT + 2) * ROUND_SPREAD * math.sqrt(ROUND_WEIGHT / (ROUND_WEIGHT + 2) / 3)
@@ -69,8 +62,3 @@ def test_the_ratio_is_the_median_and_its_interval_is_taken_on_logarithms() -> No
     half = student_t(ROUND_WEIGHT + 2) * math.sqrt(variance / 3)
     assert ratio == pytest.approx(2.0)
     assert interval == pytest.approx((2 * math.exp(-half), 2 * math.exp(half)))
-
-
-def test_runs_that_do_not_pair_up_are_refused() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        paired_ratio([1.0, 2.0], [1.0])

@@ -5,30 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import LoadCommand, ReadyReport
 from autotune.request import WorkloadRequest
 from autotune.runner.launcher import Launcher
-from autotune.runner.process import TrialProcess
 from autotune.runner.resources import Limits
-from autotune.runner.runner import TrialRunner
+from autotune.runner.runner import TrialProcess, TrialRunner
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 THREADED = "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"
-
-
-@pytest.fixture
-def runner(leaves_nothing: None) -> Iterator[TrialRunner]:
-    with open_runner("make_telling") as runner:
-        runner.limit(LIMITS)
-        yield runner
 
 
 def run_fresh(runner: TrialRunner) -> TrialResult:
@@ -41,7 +33,7 @@ def start_process(launcher: Launcher, tmp_path: Path, *, interpreter: bool) -> t
     request = WorkloadRequest(
         dataset="tests.misbehaving:make_telling", dataset_args={"note": str(note)}, step_seconds=1e-4, working_dir=ROOT
     )
-    process = TrialProcess(launcher, LIMITS, ROOT, interpreter=interpreter)
+    process = TrialProcess(launcher, ROOT, ProgressListener(), interpreter=interpreter)
     try:
         report = process.command(LoadCommand(workload=request), Limits(LIMITS, 60.0, 60.0))
     finally:
@@ -64,7 +56,6 @@ def test_the_environment_of_a_trial_does_not_depend_on_how_it_was_started(interp
 def test_chances_differ_from_fork_to_fork(tmp_path: Path) -> None:
     notes = []
     with open_runner("make_telling", dataset_args={"note": str(tmp_path / "note")}) as runner:
-        runner.limit(LIMITS)
         for _ in range(2):
             run_fresh(runner)
             notes.append((tmp_path / "note").read_text())
@@ -72,30 +63,24 @@ def test_chances_differ_from_fork_to_fork(tmp_path: Path) -> None:
     assert drawn[0] != drawn[1]
 
 
-def test_a_supervisor_that_was_killed_is_replaced(runner: TrialRunner) -> None:
-    run_fresh(runner)
-    os.kill(runner._launcher.supervisor_pid, signal.SIGKILL)
-    assert run_fresh(runner).kind == "completed"
+def test_a_supervisor_that_was_killed_is_replaced() -> None:
+    with open_runner("make_telling") as runner:
+        run_fresh(runner)
+        os.kill(runner._launcher.supervisor_pid, signal.SIGKILL)
+        assert run_fresh(runner).kind == "completed"
 
 
-def test_trials_are_interpreters_where_a_fork_would_lose_a_thread(
+def test_trials_are_interpreters_where_a_fork_would_lose_a_thread_and_the_supervisor_ends_with_its_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(THREADED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with Launcher() as launcher, open_runner("make_telling", launcher=launcher) as runner:
-        runner.limit(LIMITS)
         assert run_fresh(runner).kind == "completed"
-        (child,) = psutil.Process(runner._launcher.supervisor_pid).children()
-        assert len(child.cmdline()) == len(psutil.Process(runner._launcher.supervisor_pid).cmdline()) - 1
-
-
-def test_the_supervisor_ends_with_its_launcher() -> None:
-    with Launcher() as launcher, open_runner("make_telling", launcher=launcher) as runner:
-        runner.limit(LIMITS)
-        run_fresh(runner)
-        supervisor = runner._launcher.supervisor_pid
-    assert not psutil.pid_exists(supervisor)
+        supervisor = psutil.Process(launcher.supervisor_pid)
+        (child,) = supervisor.children()
+        assert len(child.cmdline()) == len(supervisor.cmdline()) - 1
+    assert not supervisor.is_running()
 
 
 def test_several_processes_compute_on_one_thread_each_and_caches_stay_where_training_has_them(
@@ -107,11 +92,3 @@ def test_several_processes_compute_on_one_thread_each_and_caches_stay_where_trai
     assert environment["OMP_NUM_THREADS"] == "1"
     assert Path(environment["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(tempfile.gettempdir())
     assert "OMP_NUM_THREADS" not in Launcher()._make_environment()
-
-
-def test_a_forked_process_that_is_killed_is_named_with_its_signal() -> None:
-    with open_runner("make_killed") as runner:
-        runner.limit(LIMITS)
-        result = run_fresh(runner)
-    assert result.kind != "completed"
-    assert "SIGKILL" in result.message

@@ -17,9 +17,7 @@ slow = pytest.mark.slow
 
 def open_ranks(factory: str, ranks: int = 2, stall: float = 30.0, **options: Any) -> TrialRunner:
     request = {"dataset": f"tests.rank_workloads:{factory}", "nproc_per_node": ranks, **options}
-    runner = open_runner("", stall, **request)
-    runner.limit(LIMITS)
-    return runner
+    return open_runner("", stall, **request)
 
 
 def run_ranks(factory: str, workers: int = 1, seconds: float = 20.0, **options: Any) -> TrialResult:

@@ -11,7 +11,6 @@ from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.launcher import Launcher
-from autotune.runner.process import OnWarning
 from autotune.runner.runner import TrialRunner
 from tests.kept_launcher import keep_launcher
 
@@ -22,14 +21,15 @@ LIMITS = Budgets(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofil
 def open_runner(
     factory: str,
     stall_seconds: float = 30.0,
-    on_warning: OnWarning = lambda sentence: None,
     launcher: Launcher | None = None,
     **options: Any,
 ) -> TrialRunner:
     request = WorkloadRequest.model_validate(
         {"dataset": f"tests.misbehaving:{factory}", "step_seconds": 1e-4, "working_dir": ROOT, **options}
     )
-    return TrialRunner(request, stall_seconds, on_warning=on_warning, launcher=launcher or keep_launcher())
+    runner = TrialRunner(request, stall_seconds, launcher=launcher or keep_launcher())
+    runner.limit(LIMITS)
+    return runner
 
 
 def make_request(workers: int, *, fresh: bool = False, epochs: int = 2, seconds: float = 20.0) -> TrialRequest:
@@ -41,5 +41,4 @@ def make_request(workers: int, *, fresh: bool = False, epochs: int = 2, seconds:
 
 def run_one(factory: str, workers: int, stall_seconds: float = 30.0) -> TrialResult:
     with open_runner(factory, stall_seconds) as runner:
-        runner.limit(LIMITS)
         return runner.run(make_request(workers))
