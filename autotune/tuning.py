@@ -22,7 +22,6 @@ from autotune.errors import (
     WorkloadError,
 )
 from autotune.import_strings import find_import_string
-from autotune.planning.plan import Plan
 from autotune.preparation import check_request, find_stored, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.store import format_file, save_profile
@@ -34,7 +33,8 @@ from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest, explain_invalid
 from autotune.runner.launcher import Launcher
 from autotune.runner.runner import TrialRunner, start_runner
-from autotune.search.loop import SearchOutcome, search
+from autotune.search.loop import Search, SearchOutcome
+from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.processes import TRIAL_VARIABLE
@@ -104,7 +104,7 @@ def tune(
         time_budget.begin_phase("search")
         if earlier is None and not request.fresh:
             earlier = find_stored(request, plan.machine, validated=False)
-        found = search(plan, measure, progress, time_budget.allows_trial, earlier)
+        found = Search(plan, measure, progress, time_budget.allows_trial, earlier).run()
         time_budget.begin_phase("validation")
         validation = Validation(CandidateRuns(plan.baseline))
         if found.interrupted_by is None and time_budget.allows_runs(1):
@@ -117,7 +117,7 @@ def tune(
 def _select_candidates(plan: Plan, found: SearchOutcome) -> list[LoaderConfig]:
     model = found.model
     speedups = model.surrogate.predict_speedups
-    return select_candidates(found.records, plan.defaults, model.is_allowed, model.expected(), speedups)
+    return select_candidates(found.records, plan, model.is_allowed, model.expected(), speedups)
 
 
 def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest:

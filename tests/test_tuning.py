@@ -406,7 +406,7 @@ def test_one_exception_without_workers_costs_no_result() -> None:
     outcome = run(Bench(saturating, fails_once), make_small_search())
     assert struck
     assert all(record.is_feasible for record in outcome.records)
-    assert any("About 1 of" in warning for warning in outcome.profile.result.warnings)
+    assert any("In 1 of" in warning for warning in outcome.profile.result.warnings)
 
 
 def test_a_step_that_fails_at_one_batch_size_rules_out_that_batch_size_only() -> None:

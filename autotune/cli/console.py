@@ -23,9 +23,9 @@ if TYPE_CHECKING:  # importing them takes longer than `dltune --help`
     from rich.text import Text
 
     from autotune.config import LoaderConfig
-    from autotune.planning.plan import Plan
     from autotune.profiles.schema import TunedProfile
     from autotune.protocol.messages import ProgressReport
+    from autotune.search.plan import Plan
     from autotune.search.study import TrialRecord
     from autotune.settings import Setting
 
@@ -156,7 +156,7 @@ class RunDisplay(ProgressListener):
         self._number = number
         self._show_activity(f"trial {number}: {describe_config(config)}")
 
-    def show_trial(self, number: int, record: TrialRecord, relative_error: float, is_best: bool) -> None:
+    def show_trial(self, number: int, record: TrialRecord, is_best: bool) -> None:
         self._number, result, remarks = number, record.result, list[str]()
         if record.config == self._plan.baseline and record.config not in self._rates:
             remarks.append(f"baseline: {'your DataLoader' if self._plan.workload.baseline else 'PyTorch defaults'}")
@@ -170,7 +170,11 @@ class RunDisplay(ProgressListener):
             remarks.append(f"failed: {result.message}")
         if self._verbose and record.is_feasible and result is not None:
             used = f"memory {format_bytes(result.peak_host_bytes)}, /dev/shm {format_bytes(result.peak_shm_bytes)}"
-            remarks += [f"±{min(relative_error, 9.99):.0%}", f"predicted {format_rate(record.predicted)}", used]
+            remarks += [
+                f"±{min(record.relative_error or 9.99, 9.99):.0%}",
+                f"predicted {format_rate(record.predicted)}",
+                used,
+            ]
         elif self._verbose and result is not None and result.details:
             remarks.append(f"\n{result.details.rstrip()}")
         self._write_row(str(number), record.config, record.samples_per_second if record.is_feasible else None, remarks)

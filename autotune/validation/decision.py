@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from autotune.config import Interval, LoaderConfig
-from autotune.planning.plan import DefaultValues
 from autotune.profiles.schema import Contribution
-from autotune.protocol.budgets import Budgets
+from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
-from autotune.search.surrogate import SpeedupPrediction
-from autotune.settings import describe_difference
+from autotune.settings import describe_difference, differing_settings
 from autotune.validation.runs import CandidateRuns, Validation
 
 MIN_CANDIDATES: Final = 2
@@ -43,10 +41,10 @@ class Decision:
 
 def select_candidates(
     records: Sequence[TrialRecord],
-    defaults: DefaultValues,
+    plan: Plan,
     is_allowed: Callable[[LoaderConfig], bool],
-    expected: Mapping[LoaderConfig, float] | None = None,
-    predict_speedups: Callable[[Sequence[LoaderConfig]], Sequence[SpeedupPrediction]] | None = None,
+    expected: Mapping[LoaderConfig, float],
+    predict_speedups: Callable[[Sequence[LoaderConfig]], Sequence[tuple[float, float]]],
 ) -> list[LoaderConfig]:
     """Select the configurations that deserve a second measurement; none if no trial completed.
 
@@ -54,40 +52,41 @@ def select_candidates(
     workers near the best; and the next best up to `MIN_CANDIDATES`. The expected throughput, in samples per second,
     replaces the measured one. If non-default settings are not expected to gain, their variant replaces the best.
     """
-    expected = expected or {}
     rates = {one.config: expected.get(one.config, one.samples_per_second) for one in records if one.is_feasible}
     ranked = sorted(rates, key=lambda config: rates[config], reverse=True)
     if not ranked:
         return []
     best = top = ranked[0]
-    for simpler in (defaults.keep_order(top), defaults.default_variant(top)):
-        if predict_speedups is not None and simpler != top and is_allowed(simpler):
-            best = simpler if predict_speedups([simpler, top])[0].ratio < MIN_EXPECTED_GAIN else best
-    variants = [defaults.keep_order(best), defaults.default_variant(best)]
-    if defaults.list_training_changes(variants[1]):  # the batch size, which a default variant shares
-        unchanged = next((config for config in ranked if not defaults.list_training_changes(config)), top)
-        variants.append(defaults.keep_training(unchanged))
+    for simpler in (plan.keep_order(top), plan.default_variant(top)):
+        if simpler != top and is_allowed(simpler) and predict_speedups([simpler, top])[0][0] < MIN_EXPECTED_GAIN:
+            best = simpler
+    variants = [plan.keep_order(best), plan.default_variant(best)]
+    if plan.list_training_changes(variants[1]):  # the batch size, which a default variant shares
+        variants.append(plan.keep_training(next((one for one in ranked if not plan.list_training_changes(one)), top)))
     near = [config for config in ranked if rates[config] >= NEAR_BEST_RATIO * rates[top]]
-    variants.append(defaults.default_variant(min(near, key=lambda config: config.dataloader.num_workers)))
+    variants.append(plan.default_variant(min(near, key=lambda config: config.dataloader.num_workers)))
     selected = dict.fromkeys([best, *(config for config in variants if config in rates or is_allowed(config))])
     rest = [config for config in ranked if rates[config] >= MIN_CANDIDATE_RATIO * rates[top] and config not in selected]
     return [*selected, *rest[: max(0, MIN_CANDIDATES - len(selected))]]
 
 
-def decide(validation: Validation, defaults: DefaultValues, budgets: Budgets) -> Decision | None:
+def decide(validation: Validation, plan: Plan) -> Decision | None:
     """Decide by the runs of the validation; None if neither the baseline nor any candidate ran."""
     baseline, running = validation.baseline, [one for one in validation.candidates if one.rate]
     by_config = {one.config: one for one in running}
 
     def count_changes(one: CandidateRuns) -> int:
-        return len(defaults.list_training_changes(one.config))
+        return len(plan.list_training_changes(one.config))
 
     def is_nearly_full(one: CandidateRuns) -> bool:
-        memory, shm = NEARLY_FULL_SHARE * budgets.memory_bytes, NEARLY_FULL_SHARE * budgets.shm_bytes
+        memory, shm = NEARLY_FULL_SHARE * plan.budgets.memory_bytes, NEARLY_FULL_SHARE * plan.budgets.shm_bytes
         return one.peak_host_bytes > memory or one.peak_shm_bytes > shm
 
     def cost(one: CandidateRuns) -> tuple[int, int, bool, int, int]:
-        workers, non_defaults = one.config.dataloader.num_workers, len(defaults.list_non_defaults(one.config))
+        workers, non_defaults = (
+            one.config.dataloader.num_workers,
+            len(differing_settings(one.config, plan.default_variant(one.config))),
+        )
         return count_changes(one), workers, is_nearly_full(one), non_defaults, one.peak_host_bytes
 
     def is_worth_its_changes(one: CandidateRuns) -> bool:
@@ -95,7 +94,7 @@ def decide(validation: Validation, defaults: DefaultValues, budgets: Budgets) ->
         return rival is None or one.is_faster_than(rival, MIN_SPEEDUP, running)
 
     def is_worth_its_settings(one: CandidateRuns) -> bool:
-        variant = by_config.get(defaults.default_variant(one.config))
+        variant = by_config.get(plan.default_variant(one.config))
         if variant is None or variant is one or variant not in pool or is_nearly_full(variant) > is_nearly_full(one):
             return True
         return one.is_faster_than(variant, 1 / TIE_RATIO, running, floor=TIE_RATIO)
@@ -109,8 +108,8 @@ def decide(validation: Validation, defaults: DefaultValues, budgets: Budgets) ->
         return kept if baseline.rate else None
     winner = min(ties, key=cost)
     speedup, interval = winner.compare(baseline, running) if baseline.rate else (None, None)
-    rivals = [by_config.get(keep(winner.config)) for keep in (defaults.keep_order, defaults.default_variant)]
-    if "batch_size" in defaults.list_training_changes(winner.config):
+    rivals = [by_config.get(keep(winner.config)) for keep in (plan.keep_order, plan.default_variant)]
+    if "batch_size" in plan.list_training_changes(winner.config):
         rivals.append(_fastest([one for one in running if not count_changes(one)]))
     measured = dict.fromkeys(one for one in rivals if one is not None and one is not winner)
     gains = list[Contribution]()

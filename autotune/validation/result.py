@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.config import MAX_RATE, LoaderConfig
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.planning.cost_model import find_bottleneck, max_useful_workers
-from autotune.planning.plan import GUESS_ERROR, Plan
 from autotune.profiles import schema
 from autotune.protocol.statistics import NORMAL_QUANTILE
+from autotune.protocol.workload_profile import identify
+from autotune.search.cost_model import find_bottleneck, max_useful_workers
+from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord, find_best
-from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
+from autotune.settings import SETTINGS, describe_config, setting_values
 from autotune.units import format_bytes, format_seconds
 from autotune.validation.decision import Decision, decide
 from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
@@ -24,6 +25,7 @@ from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
 if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
     from autotune.search.loop import SearchOutcome
 
+GUESS_ERROR: Final = 0.25  # of the logarithm of a guess, root mean square; 0.05 to 0.33 on the five recorded grids
 REPEATED_DATA_RATIO: Final = 1.5  # samples that all ranks together deliver in an epoch, over those of the dataset
 NOTABLE_WAIT_SHARE: Final = 0.3  # of the time; below it bursts do no harm
 LATE_WAIT_SHARE: Final = 0.05  # of the time; below it a late process does no harm
@@ -53,7 +55,7 @@ def build_profile(
         BaseException: The interruption, if it came before the first measurement.
     """
     interruption, warnings = found.interrupted_by or validation.interrupted_by, list[str]()
-    decision = decide(validation, plan.defaults, plan.budgets)
+    decision = decide(validation, plan)
     if decision is None:
         if (best := find_best(found.records)) is None:
             raise interruption or _explain_failures(found.records, validation)
@@ -84,7 +86,7 @@ def build_profile(
         label=plan.request.profile,
         hardware=plan.hardware,
         software=plan.workload.software,
-        workload=plan.identity,
+        workload=identify(plan.request.workload, plan.workload),
         config=decision.config,
         result=_build_result(plan, found, validation, decision, warnings),
         budgets=plan.budgets.record(),
@@ -101,7 +103,7 @@ def _explain_failures(records: Sequence[TrialRecord], validation: Validation) ->
     failures = [failure for one in validation.failed for failure in one.failures]
     failures += [record.result for record in records if record.result is not None and not record.is_feasible]
     examples = dict.fromkeys(f"  {failure.kind}: it {failure.message}" for failure in failures)
-    skipped = sum(record.status == "skipped" for record in records)
+    skipped = sum(record.result is None for record in records)
     first = f"No configuration works within the limits: {len(records) - skipped} tried, {skipped} skipped."
     return NoFeasibleConfigError("\n".join([first, *list(examples)[:5]]))
 
@@ -118,7 +120,7 @@ def _build_result(
                 runs.add(number, record.result, plan.request.epochs)
     bound, base, copies = plan.upper_bound(config.dataloader.batch_size), validation.baseline, workload.h2d
     wait_share = runs.wait_share if runs.rates else max(0.0, 1 - rate / bound)
-    bottleneck = find_bottleneck(config, workload, plan.local_machine.usable_cpus, wait_share)
+    bottleneck = find_bottleneck(config, workload, plan.usable_cpus, wait_share)
     origin = "your DataLoader's settings" if workload.baseline else "PyTorch's defaults"
     facts = {"config": base.config, "samples_per_second": base.rate, "wait_share": base.wait_share}
     return schema.ProfileResult(
@@ -175,21 +177,19 @@ def estimate_contributions(
     """
     if not validation.runs or validation.interrupted_by or decision.config == plan.baseline or decision.speedup is None:
         return ()
-    values, goal = setting_values(plan.baseline), setting_values(decision.config)
-    path, settings = [plan.baseline], list[str]()
+    goal, path, settings = setting_values(decision.config), [plan.baseline], list[str]()
     for name in SETTINGS:
-        values[name] = goal[name]
-        config = config_from_values(values, decision.config.process.multiprocessing_context)
+        config = plan.change(path[-1], {name: goal[name]})
         if config != path[-1]:
             path.append(config)
             settings.append(f"{name}={goal[name]}")
     tried = {record.config for record in found.records if record.is_feasible}
     rows, rate = list[schema.Contribution](), decision.samples_per_second
     gains = zip(settings, path, path[1:], found.model.surrogate.predict_speedups(path), strict=False)
-    for setting, before, after, gain in reversed(list(gains)):
-        error = gain.log_error if {before, after} <= tried else math.hypot(gain.log_error, GUESS_ERROR)
+    for setting, before, after, (ratio, log_error) in reversed(list(gains)):
+        error = log_error if {before, after} <= tried else math.hypot(log_error, GUESS_ERROR)
         factor = math.exp(NORMAL_QUANTILE * error)
-        speedup, ci95 = gain.ratio, (gain.ratio / factor, gain.ratio * factor)
+        speedup, ci95 = ratio, (ratio / factor, ratio * factor)
         if is_single := len(settings) == 1:
             speedup, ci95 = decision.speedup, decision.speedup_ci95 or ci95
         step: dict[str, Any] = {"setting": setting, "samples_per_second": rate, "speedup": speedup}
@@ -217,23 +217,18 @@ def trace_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tup
     """Trace the expected throughput over the workers, within the limits; without workers from the default values."""
     swept = []
     for workers in sorted({*plan.space.choices["num_workers"], config.dataloader.num_workers}):
-        changed = _change_workers(config, workers)
+        changed = plan.change(config, {"num_workers": workers})
         if workers and not config.dataloader.num_workers:
-            changed = plan.defaults.default_variant(changed)
-        if changed == config or plan.fits(changed):
+            changed = plan.default_variant(changed)
+        if changed == config or not plan.describe_excess(changed):
             swept.append(changed)
     return tuple(
         schema.ScalingPoint(
             num_workers=changed.dataloader.num_workers,
-            samples_per_second=min(expected.samples_per_second, MAX_RATE),
+            samples_per_second=min(expected, MAX_RATE),
         )
         for changed, expected in zip(swept, found.model.surrogate.predict(swept), strict=True)
     )
-
-
-def _change_workers(config: LoaderConfig, workers: int) -> LoaderConfig:
-    values = setting_values(config) | {"num_workers": workers}
-    return config_from_values(values, config.process.multiprocessing_context)
 
 
 def describe_waits(runs: CandidateRuns) -> Iterator[str]:
@@ -299,9 +294,9 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
 
 def _find_limit(plan: Plan, config: LoaderConfig, batch_size: int) -> Iterator[str]:
     """Name the limit that rules out a faster configuration with more workers."""
-    most = max_useful_workers(plan.workload, batch_size, plan.local_machine.usable_cpus)
+    most = max_useful_workers(plan.workload, batch_size, plan.usable_cpus)
     for workers in SETTINGS["num_workers"].choices:
-        larger = _change_workers(config, workers)
+        larger = plan.change(config, {"num_workers": workers})
         excess, gain = plan.describe_excess(larger), plan.predict(larger) / plan.predict(config)
         if config.dataloader.num_workers < workers <= most and excess and gain >= WORTHWHILE_GAIN:
             yield f"{describe_config(larger)} is predicted to be {gain:.2f}x faster, but is over a limit: {excess}."

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from autotune.config import Interval, LoaderConfig
-from autotune.planning.plan import Plan
 from autotune.profiles.schema import BatchWaits, CandidateResult, ProcessWaits, ValidationRun
 from autotune.progress import ProgressListener
 from autotune.protocol.interruption import capture_interruption
@@ -22,6 +21,7 @@ from autotune.protocol.messages import RunTrial, TrialRequest
 from autotune.protocol.statistics import paired_ratio, throughput_ci95
 from autotune.protocol.throughput import estimate
 from autotune.request import TuningRequest
+from autotune.search.plan import Plan
 from autotune.system.cgroups import CpuCounters, background_cpus, read_cpu_counters, steal_share, throttled_share
 
 MIN_RUNS: Final = 2
@@ -272,8 +272,8 @@ def _plan_next_run(
     The variants of the fastest with default values or unchanged training stay: they show what its settings gain.
     """
     candidates = [one for one in candidates if one.rate]
-    best, defaults = max(candidates or [baseline], key=lambda one: one.rate), plan.defaults
-    variants = {keep(best.config) for keep in (defaults.keep_order, defaults.default_variant, defaults.keep_training)}
+    best = max(candidates or [baseline], key=lambda one: one.rate)
+    variants = {keep(best.config) for keep in (plan.keep_order, plan.default_variant, plan.keep_training)}
     needed = [one for one in candidates if one is best or one.config in variants]
     floor = DROP_BELOW_RATIO.get(runs, 0.0) * best.rate
     candidates = [one for one in candidates if one in needed or one.rate >= floor]

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from autotune.cli.console import RunDisplay
 from autotune.config import LoaderConfig
-from autotune.planning.plan import Plan, make_plan
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import ProgressReport
+from autotune.search.plan import Plan, make_plan
 from autotune.search.study import TrialRecord
 from tests.builders import (
     make_config,
@@ -67,15 +67,8 @@ def display() -> Iterator[TimedDisplay]:
 def show(display: RunDisplay, number: int, result: TrialResult, *, is_best: bool = False) -> None:
     rate = 0.0 if result.measurement is None else 1000 / result.measurement.epochs[0].end_seconds
     display.show_trial_start(number, result.config)
-    record = TrialRecord(
-        config=result.config,
-        status="measured",
-        samples_per_second=rate,
-        predicted=950.0,
-        constraints={},
-        result=result,
-    )
-    display.show_trial(number, record, 0.05, is_best)
+    record = TrialRecord(config=result.config, samples_per_second=rate, predicted=950.0, result=result)
+    display.show_trial(number, record.model_copy(update={"relative_error": 0.05}), is_best)
 
 
 def test_the_head_names_machine_and_costs(display: TimedDisplay) -> None:
@@ -109,8 +102,8 @@ def test_a_failed_or_skipped_trial_is_a_row_with_the_reason(display: TimedDispla
     reasons = {"memory": "predicted to exceed the limit of memory", "works": "workers fail"}
     for name, words in reasons.items():
         limits = {"shm": -0.5, name: 0.2}
-        skipped = TrialRecord(config=make_config(8), status="skipped", samples_per_second=950.0, constraints=limits)
-        display.show_trial(3, skipped, 0.0, is_best=False)
+        skipped = TrialRecord(config=make_config(8), samples_per_second=950.0, constraints=limits)
+        display.show_trial(3, skipped, is_best=False)
         assert display.read().splitlines()[-1].endswith(f"skipped: {words}")
 
 

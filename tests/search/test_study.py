@@ -13,19 +13,21 @@ from optuna.trial import TrialState
 
 from autotune.config import LoaderConfig
 from autotune.errors import StudyError, UsageError
-from autotune.planning.plan import Plan, make_plan
 from autotune.request import TuningRequest
-from autotune.search.loop import SearchOutcome, search
-from autotune.search.sampler import CostModelSampler, TrialModel, make_sampler
+from autotune.search.loop import Search, SearchOutcome
+from autotune.search.plan import Plan, make_plan
 from autotune.search.study import (
     METRIC,
+    CostModelSampler,
     TrialRecord,
     check_study,
     hide_password,
+    make_sampler,
     open_storage,
     read_records,
     store_record,
 )
+from autotune.search.surrogate import TrialModel
 from autotune.settings import SETTINGS
 from tests.builders import make_limits, make_machine, make_request, make_result
 from tests.search.formulas import Formula, ResumeListener, io_bound_workload, saturating
@@ -44,7 +46,7 @@ def plan_for(**options: Any) -> Plan:
 
 
 def run(measure: Formula | None = None, listener: ResumeListener | None = None, **options: Any) -> SearchOutcome:
-    return search(plan_for(**options), measure or Formula(), listener or ResumeListener())
+    return Search(plan_for(**options), measure or Formula(), listener or ResumeListener()).run()
 
 
 def load(url: str = URL) -> optuna.Study:
@@ -197,9 +199,9 @@ def test_a_space_of_one_configuration_is_measured_once() -> None:
 
 def test_a_space_without_a_configuration_within_the_limits_ends_without_a_trial() -> None:
     measure, plan = Formula(), plan_for(storage=None, trials=5)
-    outcome = search(replace(plan, budgets=make_limits(memory_bytes=2**20)), measure, ResumeListener())
+    outcome = Search(replace(plan, budgets=make_limits(memory_bytes=2**20)), measure, ResumeListener()).run()
     assert measure.configs == []
-    assert {record.status for record in outcome.records} == {"skipped"}
+    assert {record.result for record in outcome.records} == {None}
 
 
 def test_an_interrupted_trial_is_a_failed_trial_of_the_study() -> None:
@@ -242,7 +244,7 @@ def test_a_configuration_over_a_limit_is_never_the_best_trial_of_the_study() -> 
     slow, fast = plan.candidates[:2]
     for config, rate, excess in ((slow, 1.0, -0.5), (fast, 9.0, 0.5)):
         constraints = {"shm": excess, "works": -1.0}
-        record = TrialRecord(config=config, status="skipped", samples_per_second=rate, constraints=constraints)
+        record = TrialRecord(config=config, samples_per_second=rate, constraints=constraints)
         store_record(study, plan, record)
     assert study.best_value == 1.0
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.planning.plan import Plan, make_plan
 from autotune.profiles.schema import Bottleneck
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import RankWaits, TrialResult
 from autotune.protocol.workload_profile import CostlyLine
+from autotune.search.plan import Plan, make_plan
 from autotune.validation.result import describe_waits, suggest_improvements
 from autotune.validation.runs import CandidateRuns
 from tests.builders import (

@@ -12,15 +12,14 @@ import pytest
 
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import NoFeasibleConfigError, TrialError, UsageError
-from autotune.planning.plan import GUESS_ERROR, Plan, make_plan
 from autotune.profiles.schema import Contribution, TunedProfile
 from autotune.protocol.measurement import RankWaits, TrialResult
 from autotune.request import TuningRequest
 from autotune.search.loop import SearchOutcome
+from autotune.search.plan import Plan, make_plan
 from autotune.search.study import TrialRecord
-from autotune.search.surrogate import Prediction, SpeedupPrediction
 from autotune.validation.decision import Decision
-from autotune.validation.result import build_profile, estimate_contributions, trace_workers
+from autotune.validation.result import GUESS_ERROR, build_profile, estimate_contributions, trace_workers
 from autotune.validation.runs import CandidateRuns, Validation
 from tests.builders import (
     GIB,
@@ -48,19 +47,16 @@ def make_test_plan(
     return make_plan(make_request(**request), make_machine(), profile, make_limits(**budgets or {}))
 
 
-def make_record(
-    result: TrialResult | None, config: LoaderConfig = BEST, rate: float = 1000.0, status: Any = "measured"
-) -> TrialRecord:
-    facts: dict[str, Any] = {"status": status, "predicted": 900.0, "relative_error": 0.05}
-    return TrialRecord(config=config, samples_per_second=rate, result=result, **facts)
+def make_record(result: TrialResult | None, config: LoaderConfig = BEST, rate: float = 1000.0) -> TrialRecord:
+    return TrialRecord(config=config, samples_per_second=rate, result=result, predicted=900.0, relative_error=0.05)
 
 
-def predict_by_workers(configs: Sequence[LoaderConfig]) -> list[Prediction]:
-    return [Prediction(100.0 * (1 + config.dataloader.num_workers), 0.1) for config in configs]
+def predict_by_workers(configs: Sequence[LoaderConfig]) -> list[float]:
+    return [100.0 * (1 + config.dataloader.num_workers) for config in configs]
 
 
-def predict_nothing(path: Sequence[LoaderConfig]) -> list[SpeedupPrediction]:
-    return [SpeedupPrediction(1.0, 0.01) for _ in path[1:]]
+def predict_nothing(path: Sequence[LoaderConfig]) -> list[tuple[float, float]]:
+    return [(1.0, 0.01) for _ in path[1:]]
 
 
 def find(
@@ -132,7 +128,7 @@ def test_without_a_result_the_reason_is_raised() -> None:
         build_profile(make_test_plan(), find(), NOT_VALIDATED, phase_seconds={}, seconds=1.0)
     failed = make_record(make_result(BEST, kind="crashed", message="died of SIGSEGV"), rate=0.0)
     with pytest.raises(NoFeasibleConfigError, match=r"1 tried, 1 skipped.\n  crashed: it died of SIGSEGV"):
-        build(failed, make_record(None, status="skipped"), validation=NOT_VALIDATED)
+        build(failed, make_record(None), validation=NOT_VALIDATED)
     with pytest.raises(TrialError, match="lost"):
         build(failed, validation=NOT_VALIDATED, interrupted_by=TrialError("lost"))
 
@@ -189,7 +185,7 @@ FULL = make_result(BEST, kind="shm_exhausted", message="filled /dev/shm: 64 MiB 
 def test_a_trial_is_stored_with_its_outcome(
     result: TrialResult | None, rate: float | None, outcome: str, reason: str
 ) -> None:
-    record = make_record(result, rate=rate or 0.0, status="measured" if result else "skipped")
+    record = make_record(result, rate=rate or 0.0)
     (line,) = build(record).search.trials
     assert (line.number, line.config, line.predicted_samples_per_second) == (1, BEST, 900.0)
     assert (line.outcome, line.reason, line.samples_per_second) == (outcome, reason, rate)
@@ -203,7 +199,7 @@ def test_a_trial_is_stored_with_its_error_and_its_peaks() -> None:
 def test_a_skipped_configuration_is_stored_with_every_limit_that_it_would_exceed() -> None:
     plan = make_test_plan(workload={"sample_bytes": MIB // 8}, budgets={"shm_bytes": 64 * MIB, "nofile": 70})
     large = make_config(4, 8, 256, persistent_workers=True)
-    reason = build(make_record(None, large, status="skipped"), plan=plan).search.trials[0].reason
+    reason = build(make_record(None, large), plan=plan).search.trials[0].reason
     assert reason.startswith("Predicted over a limit: ")
     for words in ("/dev/shm: ", "needed of 64.0 MiB", "open files: ", "needed of 70"):
         assert words in reason
@@ -213,14 +209,12 @@ def scale(plan: Plan, config: LoaderConfig) -> tuple[list[LoaderConfig], list[in
     """Return the configurations of the curve over the number of workers, and its numbers of workers."""
     asked: list[LoaderConfig] = []
 
-    def predict(configs: Sequence[LoaderConfig]) -> list[Prediction]:
+    def predict(configs: Sequence[LoaderConfig]) -> list[float]:
         asked.extend(configs)
         return predict_by_workers(configs)
 
     points = trace_workers(plan, find(predict=predict), config)
-    assert [point.samples_per_second for point in points] == [
-        one.samples_per_second for one in predict_by_workers(asked)
-    ]
+    assert [point.samples_per_second for point in points] == predict_by_workers(asked)
     return asked, [point.num_workers for point in points]
 
 
@@ -250,8 +244,8 @@ def estimate(
 ) -> tuple[Contribution, ...]:
     """Estimate contributions if workers are certain to treble the throughput, and nothing else is known to matter."""
 
-    def predict_speedups(path: Sequence[LoaderConfig]) -> list[SpeedupPrediction]:
-        return [SpeedupPrediction(3.0, 0.05), *(SpeedupPrediction(1.02, 0.001) for _ in path[2:])]
+    def predict_speedups(path: Sequence[LoaderConfig]) -> list[tuple[float, float]]:
+        return [(3.0, 0.05), *((1.02, 0.001) for _ in path[2:])]
 
     records = [make_record(make_result(one, 100.0), one, 100.0) for one in tried]
     decision = Decision(config, 400.0, None, speedup, (3.9, 4.1))

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig
-from autotune.planning.plan import make_plan
 from autotune.profiles.schema import BatchWaits
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import RankWaits, TrialResult
 from autotune.protocol.messages import TrialRequest
+from autotune.search.plan import make_plan
 from autotune.validation.runs import (
     MAX_RUNS,
     MAX_SCATTERED_RUNS,

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.planning.resources import PAGE_BYTES, ResourceDemand, ResourceModel
 from autotune.protocol.budgets import plan_budgets
+from autotune.protocol.measurement import TrialResult
+from autotune.search.cost_model import PAGE_BYTES, ResourceDemand, ResourceModel
 from tests.builders import (
     GIB,
     MIB,
@@ -14,6 +15,7 @@ from tests.builders import (
     make_gpu_workload,
     make_limits,
     make_machine,
+    make_measurement_of,
     make_request,
     make_workload,
 )
@@ -136,11 +138,18 @@ def test_pinned_batches_are_rounded_up_to_powers_of_two() -> None:
     assert make_model().predict(make_config(2, pin_memory=True)) == make_model().predict(make_config(2))
 
 
+def make_peaks(config: LoaderConfig, host_bytes: int, shm_bytes: int = 0, gpu_bytes: int = 0) -> TrialResult:
+    """Build a trial with these peaks."""
+    measurement = make_measurement_of(100.0).model_copy(update={"peak_gpu_bytes": gpu_bytes})
+    peaks = {"peak_host_bytes": host_bytes, "peak_shm_bytes": shm_bytes}
+    return TrialResult(kind="completed", config=config, measurement=measurement, **peaks)
+
+
 def learn_beyond(model: ResourceModel, workers: int, extra_bytes: int) -> ResourceModel:
     """Return a model that learned from a trial that used so much more than an untaught model predicts."""
     config = make_config(workers)
     expected = make_model().predict(config)
-    return model.learn(config, expected.memory_bytes + extra_bytes, expected.shm_bytes)
+    return model.learn(make_peaks(config, expected.memory_bytes + extra_bytes, expected.shm_bytes))
 
 
 def predict_beyond(model: ResourceModel, workers: int) -> int:
@@ -159,14 +168,14 @@ def test_a_model_that_learned_from_a_trial_predicts_at_least_its_peaks(
 ) -> None:
     expected = model.predict(config)
     peak = max(1, expected.memory_bytes + extra)
-    learned = model.learn(config, peak, expected.shm_bytes, gpu_bytes=9 * GIB).predict(config)
+    learned = model.learn(make_peaks(config, peak, expected.shm_bytes, gpu_bytes=9 * GIB)).predict(config)
     assert learned.memory_bytes >= max(peak, expected.memory_bytes)
     assert learned.gpu_bytes == 9 * GIB
 
 
 @pytest.mark.parametrize(("workers", "peak"), [(4, 300 * MIB), (4, 0), (0, 8 * GIB)])
 def test_small_and_unknown_peaks_and_trials_without_workers_correct_nothing(workers: int, peak: int) -> None:
-    assert make_model().learn(make_config(workers), peak, 0) == make_model()
+    assert make_model().learn(make_peaks(make_config(workers), peak)) == make_model()
 
 
 def test_memory_that_the_main_process_cached_is_not_multiplied_by_the_workers() -> None:

@@ -5,15 +5,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.planning.cost_model import (
+from autotune.protocol.workload_profile import H2DBandwidth, WorkloadProfile
+from autotune.search.cost_model import (
     count_epoch_batches,
     find_bottleneck,
     max_useful_workers,
     predict_copy,
     predict_samples_per_second,
-    predict_stage_times,
+    predict_stages,
 )
-from autotune.protocol.workload_profile import H2DBandwidth, WorkloadProfile
 from tests.builders import make_config, make_cost, make_gpu_workload, make_workload
 
 WORKLOADS = st.builds(
@@ -135,7 +135,7 @@ def test_the_bottleneck_is_the_slowest_stage(
 def predict(workload: WorkloadProfile, *, pinned: bool = False, ahead: bool = False) -> float:
     """Predict the seconds per batch of 16 workers on 64 CPUs."""
     process = ProcessSettings(non_blocking=pinned, device_prefetch=ahead)
-    return predict_stage_times(make_config(16, 2, 32, process, pin_memory=pinned), workload, 64.0).training
+    return predict_stages(make_config(16, 2, 32, process, pin_memory=pinned), workload, 64.0)[0]
 
 
 def test_a_copy_and_the_step_alternate_unless_the_copy_has_a_stream_of_its_own() -> None:

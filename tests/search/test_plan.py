@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.planning.plan import Plan, make_plan
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import ValueRange
+from autotune.search.plan import Plan, make_plan
 from tests.builders import KIB, MIB, make_config, make_cost, make_limits, make_machine, make_request, make_workload
 
 WAITING = make_workload(samples=100_000, cpu_share=0.01, load_cost=make_cost(5e-3), pinning=True)
@@ -61,7 +61,7 @@ def test_a_ready_loader_is_the_baseline_with_changes_that_the_request_demands(
 def test_a_ready_loader_that_is_predicted_over_a_limit_is_compared_with_fewer_workers() -> None:
     found = plan_ready(make_config(16, 8, 32), make_limits(shm_bytes=16 * MIB))
     assert 0 < found.baseline.dataloader.num_workers < 16
-    assert found.fits(found.baseline)
+    assert not found.describe_excess(found.baseline)
     assert found.baseline.dataloader.prefetch_factor == 8
 
 
@@ -93,4 +93,4 @@ def test_the_first_trials_of_samples_in_memory_start_without_workers() -> None:
 @given(shm=st.integers(0, 64 * MIB), files=st.integers(80, 400))
 def test_no_first_trial_is_predicted_to_exceed_a_limit(shm: int, files: int) -> None:
     found = plan(budgets=make_limits(shm_bytes=shm, nofile=files))
-    assert [config for config in found.initial_configs()[1:] if not found.fits(config)] == []
+    assert [config for config in found.initial_configs()[1:] if found.describe_excess(config)] == []

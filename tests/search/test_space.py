@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.planning.space import SearchSpace, choose_probe_sizes, plan_space
 from autotune.protocol.budgets import Budgets, plan_budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange
+from autotune.search.space import SearchSpace, choose_probe_sizes, plan_space
 from autotune.settings import SETTINGS, config_from_values, setting_values
 from autotune.system.machine import MachineProfile
 from benchmarks.traces import make_space

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from autotune.config import LoaderConfig, StartMethod
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.planning.cost_model import max_useful_workers
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange, Values
+from autotune.search.cost_model import max_useful_workers
 from autotune.settings import SETTINGS, Choice, config_from_values, setting_values
 from autotune.system.machine import MachineProfile
 from autotune.units import format_bytes
@@ -26,17 +26,11 @@ DENSE_RANGE_WIDTH: Final = 16  # up to this width every number of a range is sea
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The search space. Every configuration that it builds is legal.
+    """The search space. Every configuration that it builds is legal."""
 
-    Attributes:
-        choices: Values of each setting, ascending; a setting with one value is not searched.
-        start_method: Start method of the workers, which is never searched.
-        notes: Why a setting is not searched, or not in full.
-    """
-
-    choices: Mapping[str, tuple[Any, ...]]
-    start_method: StartMethod | None = None
-    notes: tuple[str, ...] = ()
+    choices: Mapping[str, tuple[Any, ...]]  # values of each setting, ascending; a setting with one is not searched
+    start_method: StartMethod | None = None  # of the workers; it is never searched
+    notes: tuple[str, ...] = ()  # why a setting is not searched, or not in full
 
     def searched(self) -> dict[str, tuple[Any, ...]]:
         """Return the settings with more than one choice."""
