@@ -21,10 +21,8 @@ from autotune.protocol.workload_profile import LinearBytes, WorkloadProfile
 from autotune.system.machine import count_whole_cpus
 
 MAIN_TRANSFER_SHARE: Final = 0.5  # of a batch's transfer is spent in the main process, the rest in the worker
-EXTRA_WORKERS: Final = 2
 COMPUTE_BOUND_WAIT_SHARE: Final = 0.1  # below this share of time spent waiting for data the step is the bottleneck
 MIN_THROUGHPUT: Final = 1e-9  # samples per second of an epoch without a batch
-WORKER_HEADROOM_FACTOR: Final = 2  # searched workers per worker that the model predicts to be useful
 PAGE_BYTES: Final = 4096
 WORKER_BYTES: Final = 24 * 2**20  # private memory of an idle forked worker, torch 2.13: 15 to 25 MiB
 PROCESS_FILES: Final = 64  # interpreter, libraries, the user's own; measured 30 to 50
@@ -69,7 +67,9 @@ def predict_samples_per_second(
     """Predict the throughput of a training run of `epochs` epochs; it is greater than zero."""
     size, workers = batch_samples(config, workload), config.dataloader.num_workers
     steady = max(1e-7, *predict_stages(config, workload, usable_cpus))
-    batches = count_epoch_batches(workload, size)
+    batches = workload.epoch_batches
+    if batches is None and workload.samples is not None:
+        batches = workload.samples // size if workload.drop_last else -(-workload.samples // size)
     if batches is None:
         return size / steady
     if batches == 0:
@@ -80,19 +80,11 @@ def predict_samples_per_second(
     return epochs * batches * size / max(epochs * (batches * steady + fill) + starts * start, 1e-9)
 
 
-def count_epoch_batches(workload: WorkloadProfile, batch_size: int) -> int | None:
-    """Return the batches of an epoch; None if the length of the data is unknown."""
-    if workload.epoch_batches is not None or workload.samples is None:
-        return workload.epoch_batches
-    whole, rest = divmod(workload.samples, batch_size)
-    return whole + (1 if rest and not workload.drop_last else 0)
-
-
 def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: float) -> int:
     """Return about twice the workers that the model predicts to be useful, at least the CPUs plus two."""
     load, step = (max(cost.per_batch(batch_size), 1e-7) for cost in (workload.load_cost, workload.step_cost))
     useful = load / max(step, load * min(1.0, workload.cpu_share) / usable_cpus, 1e-7)
-    return max(count_whole_cpus(usable_cpus), math.ceil(WORKER_HEADROOM_FACTOR * useful)) + EXTRA_WORKERS
+    return max(count_whole_cpus(usable_cpus), math.ceil(2 * useful)) + 2
 
 
 def find_bottleneck(
@@ -142,13 +134,10 @@ class ResourceDemand:
 
 @dataclass(frozen=True, slots=True)
 class ResourceModel:
-    """Predicts the resource use of configurations; `learn` returns a corrected model.
-
-    `peaks` is the memory of the processes in trials that used more than predicted, by the number of workers.
-    """
+    """Predicts the resource use of configurations; `learn` returns a corrected model."""
 
     workload: WorkloadProfile
-    peaks: Mapping[int, int] = field(default_factory=dict)
+    peaks: Mapping[int, int] = field(default_factory=dict)  # bytes of processes that used more, by number of workers
     gpu_extra_bytes: int = 0
 
     def predict(self, config: LoaderConfig) -> ResourceDemand:

@@ -112,27 +112,25 @@ class FailureCheck:
         is_about_workers = result.kind in CODE_FAILURES and result.config.dataloader.num_workers and not result.in_step
         if self.reason is not None or self.flaw is not None or not is_about_workers:
             return False
-        failure = self._try_fewest() if self._find_flaw() is None else None
-        if failure is not None and find_culprit(self.trials) == "workers":
-            how = f"num_workers={failure.config.dataloader.num_workers}: it {failure.message.partition('. ')[0]}"
-            text = f"num_workers > 0 fails with this dataset ({how.rstrip('.')}); it works with num_workers=0."
-            self.reason = f"{text} {ADVICE[failure.kind]}"
+        if self._find_flaw() is None and self.fewest is not None:
+            tried = [one for one in self.trials if one.config == self.fewest] or [
+                self._note(self._run_trial(self.fewest))
+            ]
+            if all(one.kind in CODE_FAILURES for one in tried):
+                self._blame_workers(tried[-1], self.fewest)
         self.flaw = self._find_flaw()
         return self.reason is not None or self.flaw is not None
 
-    def _try_fewest(self) -> TrialResult | None:
-        """Try the fewest workers, and if they fail, no workers until the rates decide; return that failure."""
-        if self.fewest is None:
-            return None
-        tried = [one for one in self.trials if one.config == self.fewest]
-        tried = tried or [self._note(self._run_trial(self.fewest))]
-        if any(one.kind not in CODE_FAILURES for one in tried):
-            return None
-        without = LoaderConfig(dataloader=DataLoaderSettings(batch_size=self.fewest.dataloader.batch_size))
+    def _blame_workers(self, failure: TrialResult, config: LoaderConfig) -> None:
+        """Try without workers until the rates decide whether workers are the cause of the failure of the fewest."""
+        without = LoaderConfig(dataloader=DataLoaderSettings(batch_size=config.dataloader.batch_size))
         while self._trials_left and find_culprit(self.trials) is None:
             self._trials_left -= 1
             self._note(self._run_trial(without))
-        return tried[-1]
+        if find_culprit(self.trials) == "workers":
+            how = f"num_workers={config.dataloader.num_workers}: it {failure.message.partition('. ')[0].rstrip('.')}"
+            text = f"num_workers > 0 fails with this dataset ({how}); it works with num_workers=0."
+            self.reason = f"{text} {ADVICE[failure.kind]}"
 
     def _find_flaw(self) -> Cause | None:
         """Return the failure of the data, unless it may be about batches so large that every trial fails."""

@@ -19,18 +19,11 @@ from autotune.progress import ProgressListener
 from autotune.protocol.interruption import capture_interruption
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import RunTrial, TrialRequest
+from autotune.request import SEED_COUNT
+from autotune.search import study
 from autotune.search.failures import FailureCheck, raise_if_unavoidable
 from autotune.search.plan import Plan
-from autotune.search.study import (
-    TrialRecord,
-    explain_errors,
-    make_distributions,
-    make_sampler,
-    open_study,
-    quiet_logs,
-    read_records,
-    store_record,
-)
+from autotune.search.study import TrialRecord
 from autotune.search.surrogate import TrialModel
 
 SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; candidates are measured again
@@ -38,7 +31,7 @@ SEARCH_SHARE: Final = 0.6  # of the seconds of a trial; the rest is for the vali
 PRUNE_SHARE: Final = 0.8  # of the best throughput; a trial whose whole interval lies below it ends early
 FULL_LENGTH_PRECISION: Final = 0.001  # of a trial that is run for its samples: it takes all its seconds
 MIN_SAVED: Final = 2  # configurations that work, for the best of them to be worth saving
-MAX_REMEASUREMENTS: Final = 3  # of outliers, in a run
+MAX_OUTLIERS: Final = 3  # measured again, in a run
 UPPER_BOUND_SHARE: Final = 0.98  # of the upper bound; nothing is to be gained above it
 MIN_EXPECTED_GAIN: Final = 0.015  # share of the best; the search ends if no untried candidate has more
 MIN_DESPITE_FLAW: Final = 6  # completed trials from which the search goes on although some samples fail
@@ -84,32 +77,35 @@ class Search:
         self._since_improvement = self._repeats = 0
 
     def run(self) -> SearchOutcome:
-        """Search, and show the trials and the reason to stop.
-
-        Raises:
-            WorkloadError: The user's code fails in a way that no configuration avoids.
-            StudyError: The study cannot be opened.
-        """
+        """Search; raise WorkloadError if the user's code fails whatever is tried, StudyError without a study."""
         reason = ""
-        with quiet_logs():
-            self._study = open_study(self._plan)
+        with study.quiet_logs():
+            self._study = study.open_study(self._plan)
             self._load()
             self._enqueue()
             with capture_interruption() as interruption:
-                reason = self._run_trials()
+                while not (reason := self._must_stop()):
+                    if not (reason := self._expects_no_gain()):
+                        self._run_next()
+                        continue
+                    # A virtual machine is slow to provide memory for the first large queue: measure outliers again.
+                    outlier = self._model.surrogate.find_outlier(self._remeasured)
+                    if outlier is None or outlier.gain < MIN_EXPECTED_GAIN or len(self._remeasured) >= MAX_OUTLIERS:
+                        break
+                    self._remeasured.add(outlier.config)
+                    self._try(outlier.config)
                 for warning in self._check.warnings:
                     if warning != self._check.reason:  # which was shown when it was found
                         self._progress.show_warning(warning)
                 self._progress.show_stop(reason)
-        self._model.fit(self._records)
         if isinstance(interruption.cause, WorkloadError) and self._model.feasible_count < MIN_SAVED:
             raise interruption.cause
-        reason, warnings = reason or interruption.reason, self._check.warnings
-        return SearchOutcome(tuple(self._records), reason, warnings, self._model, interruption.cause)
+        reason = interruption.reason or reason
+        return SearchOutcome(tuple(self._records), reason, self._check.warnings, self._model, interruption.cause)
 
     def _load(self) -> None:
         """Learn from the trials of the study, and from those of an interrupted run here, which are added to it."""
-        earlier, stored, added = self._earlier, read_records(self._study, self._plan.space), list[TrialSummary]()
+        earlier, stored, added = self._earlier, study.read_records(self._study, self._plan.space), list[TrialSummary]()
         if earlier is not None and not earlier.is_validated and earlier.hardware == self._plan.hardware:
             known = {record.config for record in stored}
             works = [one for one in earlier.search.trials if one.samples_per_second and one.outcome != "failed"]
@@ -135,28 +131,11 @@ class Search:
         self._first = list(dict.fromkeys([baseline, *others]))
         patience = PATIENCE_TRIALS if plan.request.sampler == "model" else SAMPLER_PATIENCE_TRIALS
         self._min_trials, self._patience = (len(self._first), WARM_PATIENCE_TRIALS) if seeds else (MIN_TRIALS, patience)
-        self._study.sampler = make_sampler(plan, self._model, len(self._records))
-        with explain_errors(plan.request):
-            for config in self._first:
-                if config not in self._model.known:
-                    self._study.enqueue_trial(plan.space.to_params(config))
+        seed = (plan.request.seed + len(self._records)) % SEED_COUNT  # a continued run draws other configurations
+        self._study.sampler = study.make_sampler(plan.request.sampler, seed)
 
-    def _run_trials(self) -> str:
-        """Run trials, and return why the search ends."""
-        while (reason := self._must_stop()) is None:
-            if (reason := self._expects_no_gain()) is None:
-                self._run_next()
-                continue
-            # A slow outlier is measured again: a virtual machine is slow to provide memory for the first large queue.
-            outlier = self._model.surrogate.find_outlier(self._remeasured)
-            if outlier is None or outlier.gain < MIN_EXPECTED_GAIN or len(self._remeasured) >= MAX_REMEASUREMENTS:
-                break
-            self._remeasured.add(outlier.config)
-            self._try(outlier.config)
-        return reason
-
-    def _must_stop(self) -> str | None:
-        """Return why the search ends even if first configurations are still queued; None if it may go on."""
+    def _must_stop(self) -> str:
+        """Return why the search ends even if first configurations are still queued; empty if it may go on."""
         done, best, plan = len(self._records), self._model.best, self._plan
         if done >= plan.request.trials:
             return f"all {plan.request.trials} trials done"
@@ -165,37 +144,39 @@ class Search:
         share = 0.0 if best is None else best.samples_per_second / plan.best_upper_bound
         if share >= UPPER_BOUND_SHARE and best and plan.has_reliable_upper_bound(best.config, best.samples_per_second):
             return f"the best reaches {share:.0%} of the upper bound"
-        if self._repeats >= MAX_REPEATS:
-            return f"the last {self._repeats} proposals were all measured before"
-        return None
+        return f"the last {MAX_REPEATS} proposals were all measured before" if self._repeats >= MAX_REPEATS else ""
 
-    def _expects_no_gain(self) -> str | None:
-        """Return why no configuration is likely to be better than the best; None if one may be."""
+    def _expects_no_gain(self) -> str:
+        """Return why no configuration is likely to be better than the best; empty if one may be."""
         model, since, is_random = self._model, self._since_improvement, self._plan.request.sampler == "random"
         if is_random or model.best is None or any(config not in model.known for config in self._first):
-            return None
-        proposal = model.propose()
-        if proposal is None:
+            return ""
+        if (proposal := model.propose()) is None:
             return "every configuration within the limits was tried"
         if model.feasible_count < self._min_trials:
-            return None
+            return ""
         if proposal.gain < MIN_EXPECTED_GAIN:
             return f"no other configuration is expected to gain {MIN_EXPECTED_GAIN:.1%} or more"
-        if since >= self._patience:
-            return f"less than {IMPROVEMENT_RATIO - 1:.0%} gain in the last {since} trials"
-        return None
+        return (
+            f"less than {IMPROVEMENT_RATIO - 1:.0%} gain in the last {since} trials" if since >= self._patience else ""
+        )
 
     def _run_next(self) -> None:
-        """Ask for the next configuration, and measure it unless its throughput is known."""
-        with explain_errors(self._plan.request):
-            trial = self._study.ask(make_distributions(self._plan.space))
-        config = self._plan.space.from_params(trial.params)
-        known = self._model.known.get(config)
-        self._repeats = 0 if known is None else self._repeats + 1
-        if known is None:
+        """Measure the next configuration: a first one, the model's proposal, or what the sampler draws if it is new."""
+        plan, chosen = self._plan, next((one for one in self._first if one not in self._model.known), None)
+        if chosen is None and plan.request.sampler == "model" and (proposal := self._model.propose()) is not None:
+            chosen = proposal.config
+        with study.explain_errors(plan.request):
+            if chosen is not None:
+                self._study.enqueue_trial(plan.space.to_params(chosen))
+            trial = self._study.ask(study.make_distributions(plan.space))
+        config = plan.space.from_params(trial.params)
+        if (known := self._model.known.get(config)) is None:
+            self._repeats = 0
             self._try(config, trial)
         else:
-            store_record(self._study, self._plan, known, trial)
+            self._repeats += 1
+            study.store_record(self._study, plan, known, trial)
 
     def _try(self, config: LoaderConfig, trial: Trial | None = None) -> None:
         """Measure a configuration, unless it is predicted to exceed a limit; None is a trial that was not proposed."""
@@ -237,7 +218,7 @@ class Search:
     def _store(self, record: TrialRecord, trial: Trial | None = None) -> None:
         """Learn from a record, and store it in the study; None adds a trial that was not proposed."""
         self._learn(record)
-        store_record(self._study, self._plan, record, trial)
+        study.store_record(self._study, self._plan, record, trial)
 
     def _learn(self, record: TrialRecord) -> None:
         best, rate = self._model.best, record.samples_per_second

@@ -13,25 +13,22 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from pydantic import Field, ValidationError
 
 from autotune.config import BoundedRate, FrozenModel, LoaderConfig
 from autotune.errors import StudyError, UsageError
 from autotune.protocol.measurement import TrialResult
-from autotune.request import SEED_COUNT, TuningRequest
+from autotune.request import SamplerName, TuningRequest
 from autotune.search.plan import Plan
 from autotune.search.space import SearchSpace
 from autotune.settings import SETTINGS, describe_config
-
-if TYPE_CHECKING:
-    from autotune.search.surrogate import TrialModel
 
 METRIC: Final = "samples per second"
 STORED: Final = {"kind", "config", "message", "peak_host_bytes", "peak_shm_bytes"}  # of the result of a trial
@@ -98,12 +95,8 @@ def open_study(plan: Plan) -> optuna.Study:
     about: dict[str, Any] = {"dataset": request.workload.title, "step": request.workload.describe_step()}
     about |= {"machine": plan.hardware.machine_class, "epochs": request.epochs}
     with explain_errors(request, "opened"):
-        study = optuna.create_study(
-            storage=open_storage(request.storage),
-            study_name=request.study_name,
-            load_if_exists=not request.fresh,
-            direction="maximize",
-        )
+        opened: dict[str, Any] = {"storage": open_storage(request.storage), "load_if_exists": not request.fresh}
+        study = optuna.create_study(study_name=request.study_name, direction="maximize", **opened)
         for name, value in about.items():
             if (stored := study.user_attrs.get(name, value)) != value:
                 difference = f"is for another {name}: {stored}, not {value}"
@@ -178,36 +171,10 @@ def read_records(study: optuna.Study, space: SearchSpace) -> list[TrialRecord]:
     return records
 
 
-class CostModelSampler(optuna.samplers.RandomSampler):
-    """Proposes the candidate with the largest expected improvement; draws at random if no candidate is left."""
-
-    def __init__(self, plan: Plan, model: TrialModel) -> None:
-        super().__init__(plan.request.seed)
-        self._space, self._model = plan.space, model
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the settings that are proposed together: all of them."""
-        return make_distributions(self._space)
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Propose a value for each setting."""
-        self._model.fit(read_records(study, self._space))
-        proposal = self._model.propose()
-        return {} if proposal is None else self._space.to_params(proposal.config)
-
-
-def make_sampler(plan: Plan, model: TrialModel, known: int = 0) -> optuna.samplers.BaseSampler:
-    """Return the sampler that the request asks for.
-
-    The number of known trials changes the seed, so that a continued run does not draw the same configurations again.
-    """
-    name, seed = plan.request.sampler, (plan.request.seed + known) % SEED_COUNT
-    if name == "model":
-        return CostModelSampler(plan, model)
-    if name == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
+def make_sampler(name: SamplerName, seed: int) -> optuna.samplers.BaseSampler:
+    """Return a sampler; that of `model` is asked only if the cost model has no candidate left to propose."""
     if name == "gp":
         return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
-    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
+    if name == "tpe":
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
+    return optuna.samplers.RandomSampler(seed=seed)

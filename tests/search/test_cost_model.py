@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.protocol.workload_profile import H2DBandwidth, WorkloadProfile
 from autotune.search.cost_model import (
-    count_epoch_batches,
     find_bottleneck,
     max_useful_workers,
     predict_copy,
@@ -82,22 +81,6 @@ def test_the_workers_that_are_searched_follow_from_the_workload(
 @given(workload=WORKLOADS, size=st.integers(1, 512), cpus=st.floats(0.1, 128))
 def test_the_search_always_has_more_workers_than_cpus(workload: WorkloadProfile, size: int, cpus: float) -> None:
     assert max_useful_workers(workload, size, cpus) > cpus
-
-
-@pytest.mark.parametrize(
-    ("facts", "batches"),
-    [
-        ({"samples": 100}, 4),
-        ({"samples": 100, "drop_last": True}, 3),
-        ({"samples": 96, "drop_last": True}, 3),
-        ({"samples": 96, "epoch_batches": 7}, 7),
-        ({"samples": None}, None),
-    ],
-)
-def test_an_epoch_has_the_batches_of_its_samples_or_those_of_the_user(
-    facts: dict[str, int | bool | None], batches: int | None
-) -> None:
-    assert count_epoch_batches(make_workload(**facts), 32) == batches
 
 
 CHEAP, SLOW_STEP = make_cost(1e-6), make_cost(0.0, 0.05)
