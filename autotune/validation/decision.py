@@ -72,7 +72,8 @@ def select_candidates(
 
 def decide(validation: Validation, plan: Plan) -> Decision | None:
     """Decide by the runs of the validation; None if neither the baseline nor any candidate ran."""
-    baseline, running = validation.baseline, [one for one in validation.candidates if one.rate]
+    baseline, rated = validation.baseline, (one for one in validation.candidates if one.rate)
+    running = sorted(rated, key=lambda one: one.rate, reverse=True)
     by_config = {one.config: one for one in running}
 
     def count_changes(one: CandidateRuns) -> int:
@@ -83,14 +84,11 @@ def decide(validation: Validation, plan: Plan) -> Decision | None:
         return one.peak_host_bytes > memory or one.peak_shm_bytes > shm
 
     def cost(one: CandidateRuns) -> tuple[int, int, bool, int, int]:
-        workers, non_defaults = (
-            one.config.dataloader.num_workers,
-            len(differing_settings(one.config, plan.default_variant(one.config))),
-        )
-        return count_changes(one), workers, is_nearly_full(one), non_defaults, one.peak_host_bytes
+        loader, non_defaults = one.config.dataloader, differing_settings(one.config, plan.default_variant(one.config))
+        return count_changes(one), loader.num_workers, is_nearly_full(one), len(non_defaults), one.peak_host_bytes
 
     def is_worth_its_changes(one: CandidateRuns) -> bool:
-        rival = _fastest([other for other in running if count_changes(other) < count_changes(one)])
+        rival = next((other for other in running if count_changes(other) < count_changes(one)), None)
         return rival is None or one.is_faster_than(rival, MIN_SPEEDUP, running)
 
     def is_worth_its_settings(one: CandidateRuns) -> bool:
@@ -110,14 +108,9 @@ def decide(validation: Validation, plan: Plan) -> Decision | None:
     speedup, interval = winner.compare(baseline, running) if baseline.rate else (None, None)
     rivals = [by_config.get(keep(winner.config)) for keep in (plan.keep_order, plan.default_variant)]
     if "batch_size" in plan.list_training_changes(winner.config):
-        rivals.append(_fastest([one for one in running if not count_changes(one)]))
-    measured = dict.fromkeys(one for one in rivals if one is not None and one is not winner)
+        rivals.append(next((one for one in running if not count_changes(one)), None))
     gains = list[Contribution]()
-    for rival in measured:
+    for rival in dict.fromkeys(one for one in rivals if one is not None and one is not winner):
         setting, (gain, ci95) = describe_difference(winner.config, rival.config), winner.compare(rival, running)
         gains.append(Contribution(setting=setting, samples_per_second=winner.rate, speedup=gain, speedup_ci95=ci95))
     return Decision(winner.config, winner.rate, winner.ci95(running, [baseline]), speedup, interval, tuple(gains))
-
-
-def _fastest(runs: Sequence[CandidateRuns]) -> CandidateRuns | None:
-    return max(runs, key=lambda one: one.rate, default=None)

@@ -14,7 +14,7 @@ from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.profiles import schema
 from autotune.protocol.statistics import NORMAL_QUANTILE
 from autotune.protocol.workload_profile import identify
-from autotune.search.cost_model import find_bottleneck, max_useful_workers
+from autotune.search.cost_model import batch_samples, find_bottleneck, max_useful_workers
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord, find_best
 from autotune.settings import SETTINGS, describe_config, setting_values
@@ -49,10 +49,7 @@ def build_profile(
 ) -> schema.TunedProfile:
     """Decide by the validation, or by the search if nothing was validated, and build the profile that is saved.
 
-    Raises:
-        UsageError: --timeout left no time for a trial.
-        NoFeasibleConfigError: No configuration works within the limits.
-        BaseException: The interruption, if it came before the first measurement.
+    Without a measurement, raise the interruption, UsageError if no trial ran, or NoFeasibleConfigError.
     """
     interruption, warnings = found.interrupted_by or validation.interrupted_by, list[str]()
     decision = decide(validation, plan)
@@ -80,7 +77,7 @@ def build_profile(
         phase_seconds=dict(phase_seconds),
         stop_reason=found.stop_reason,
         scaling=trace_workers(plan, found, decision.config),
-        batch_samples=decision.config.dataloader.batch_size or plan.workload.probe_batch_size,
+        batch_samples=batch_samples(decision.config, plan.workload),
     )
     return schema.TunedProfile(
         label=plan.request.profile,
@@ -193,9 +190,9 @@ def estimate_contributions(
         if is_single := len(settings) == 1:
             speedup, ci95 = decision.speedup, decision.speedup_ci95 or ci95
         step: dict[str, Any] = {"setting": setting, "samples_per_second": rate, "speedup": speedup}
-        rows.insert(0, schema.Contribution(**step, speedup_ci95=ci95, is_estimate=not is_single))
+        rows.append(schema.Contribution(**step, speedup_ci95=ci95, is_estimate=not is_single))
         rate /= speedup
-    return tuple(rows)
+    return tuple(reversed(rows))
 
 
 def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.TrialSummary:
@@ -215,20 +212,13 @@ def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.Tri
 
 def trace_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tuple[schema.ScalingPoint, ...]:
     """Trace the expected throughput over the workers, within the limits; without workers from the default values."""
-    swept = []
-    for workers in sorted({*plan.space.choices["num_workers"], config.dataloader.num_workers}):
-        changed = plan.change(config, {"num_workers": workers})
-        if workers and not config.dataloader.num_workers:
-            changed = plan.default_variant(changed)
-        if changed == config or not plan.describe_excess(changed):
-            swept.append(changed)
-    return tuple(
-        schema.ScalingPoint(
-            num_workers=changed.dataloader.num_workers,
-            samples_per_second=min(expected, MAX_RATE),
-        )
-        for changed, expected in zip(swept, found.model.surrogate.predict(swept), strict=True)
-    )
+    few = config.dataloader.num_workers
+    path = [plan.change(config, {"num_workers": one}) for one in sorted({*plan.space.choices["num_workers"], few})]
+    path = [one if few or not one.dataloader.num_workers else plan.default_variant(one) for one in path]
+    path = [one for one in path if one == config or not plan.describe_excess(one)]
+    rates = [min(rate, MAX_RATE) for rate in found.model.surrogate.predict(path)]
+    pairs = zip((one.dataloader.num_workers for one in path), rates, strict=True)
+    return tuple(schema.ScalingPoint(num_workers=workers, samples_per_second=rate) for workers, rate in pairs)
 
 
 def describe_waits(runs: CandidateRuns) -> Iterator[str]:
@@ -257,7 +247,7 @@ def describe_waits(runs: CandidateRuns) -> Iterator[str]:
 def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bottleneck) -> Iterator[str]:
     """Yield a sentence for each improvement that the profile of the workload shows, the most useful first."""
     workload, loader, is_loading = plan.workload, config.dataloader, bottleneck in ("io", "cpu")
-    size = loader.batch_size or workload.probe_batch_size
+    size = batch_samples(config, workload)
     load, collate = workload.load_cost.per_batch(size), workload.collate_cost.per_batch(size)
     is_slow = workload.cpu_share < IO_CPU_SHARE and (is_loading or bottleneck == "epoch")
     if is_slow and workload.kind == "map" and not workload.has_getitems and workload.batching != "user":

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from autotune.config import Interval, LoaderConfig
 from autotune.profiles.schema import BatchWaits, CandidateResult, ProcessWaits, ValidationRun
@@ -52,11 +52,9 @@ class CandidateRuns:
 
     def __init__(self, config: LoaderConfig) -> None:
         self.config = config
-        self.rates: dict[int, float] = {}  # samples per second, by the number of the run
-        self.measurements: list[Measurement] = []
-        self.failures: list[TrialResult] = []
+        self.rates = dict[int, float]()  # samples per second, by the number of the run
+        self.measurements, self.failures, self._wait_shares = list[Measurement](), list[TrialResult](), list[float]()
         self.peak_host_bytes = self.peak_shm_bytes = self.peak_gpu_bytes = self.gpu_growth_bytes = 0
-        self._wait_shares: list[float] = []
 
     def add(self, number: int, result: TrialResult, epochs: int) -> None:
         """Add the result of run `number`; throughput is that of a training run of `epochs` epochs."""
@@ -138,18 +136,14 @@ class CandidateRuns:
 
     def record(self) -> CandidateResult:
         """Return the raw runs as a profile stores them."""
-        runs = (ValidationRun(number=number, samples_per_second=rate) for number, rate in self.rates.items())
-        failures = (f"{failure.kind}: it {failure.message}" for failure in self.failures)
-        return CandidateResult(config=self.config, runs=tuple(runs), failures=tuple(failures))
+        runs = tuple(ValidationRun(number=number, samples_per_second=rate) for number, rate in self.rates.items())
+        failures = tuple(f"{failure.kind}: it {failure.message}" for failure in self.failures)
+        return CandidateResult(config=self.config, runs=runs, failures=failures)
 
 
 @dataclass(slots=True)
 class NoiseMonitor:
-    """Detects disturbances of the machine by the kernel's counters, which it reads before each run.
-
-    A disturbance of all runs leaves the intervals narrow. The kernel counts CPU time of other processes and virtual
-    machines, and used-up quotas; heat and power saving slow all configurations of a run.
-    """
+    """Detects disturbances of all runs, which intervals do not show, by the kernel's counters and the pace of runs."""
 
     usable_cpus: float
     read: Callable[[], CpuCounters | None] = read_cpu_counters
@@ -171,20 +165,23 @@ class NoiseMonitor:
     def describe(self, rates: Sequence[Mapping[int, float]]) -> Iterator[str]:
         """Yield a sentence for each disturbance beyond its limit; `rates` as in `measure_drift`."""
         before, after, usable = self._first, self.read(), self.usable_cpus
+        steal, throttled = (0.0, 0.0)
+        if before is not None and after is not None:
+            steal, throttled = steal_share(before, after), throttled_share(before, after)
         busy, limit = statistics.median(self._others or [0.0]), max(MIN_OTHERS_CPUS, OTHERS_SHARE * usable)
         if busy > limit:
             yield (
                 f"Other processes kept {busy:.2g} CPUs busy during the validation (limit {limit:.2g} of {usable:g} "
                 "usable): stop them and tune again."
             )
-        if before is not None and after is not None and (steal := steal_share(before, after)) > MAX_STEAL_SHARE:
+        if steal > MAX_STEAL_SHARE:
             yield (
                 f"The host gave {steal:.1%} of the CPU time to other virtual machines during the validation (limit "
                 f"{MAX_STEAL_SHARE:.0%}): tune again when the host is less busy, or on dedicated CPUs."
             )
-        if before is not None and after is not None and (used := throttled_share(before, after)) > MAX_THROTTLED_SHARE:
+        if throttled > MAX_THROTTLED_SHARE:
             yield (
-                f"The CPU quota was used up in {used:.1%} of its periods during the validation (limit "
+                f"The CPU quota was used up in {throttled:.1%} of its periods during the validation (limit "
                 f"{MAX_THROTTLED_SHARE:.0%}), as expected if workers saturate it: tune again if training has another."
             )
         if (drift := measure_drift(rates)) > MAX_DRIFT:
@@ -197,8 +194,8 @@ class NoiseMonitor:
 def measure_drift(rates: Sequence[Mapping[int, float]]) -> float:
     """Measure how much the machine changed between runs: the fastest over the slowest run, minus 1.
 
-    `rates` has the throughputs of each configuration by the number of the run. Each is compared with the geometric mean
-    of its configuration; these ratios are averaged over the configurations of a run.
+    `rates` has the throughputs of each configuration by the number of the run; a run is as fast as the mean of their
+    ratios to the geometric means of their configurations.
     """
     changes: dict[int, list[float]] = {}
     for of_config in (one for one in rates if len(one) > 1):
@@ -280,11 +277,9 @@ def _plan_next_run(
     speedup, interval = best.compare(baseline, candidates) if candidates and baseline.rate else (1.0, None)
     is_in_doubt = interval is not None and 1 < speedup < DOUBTFUL_SPEEDUP and interval[0] <= 1
     rates = best.rates.values() or (1.0,)
-    active = []
-    if runs < MIN_RUNS or (is_in_doubt and runs < MAX_RUNS):
-        active = [baseline, *candidates]
-    elif runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates):
-        active = [baseline, *needed]
+    is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
+    goes_on = runs < MIN_RUNS or (is_in_doubt and runs < MAX_RUNS)
+    active = [baseline, *candidates] if goes_on else [baseline, *needed] if is_scattered else []
     return candidates, [one for one in active if not one.is_out]
 
 
@@ -293,9 +288,8 @@ def measure_run(
 ) -> bool:
     """Measure a configuration once in a fresh process; return whether the run completed."""
     progress.show_run(number, runs.config, None)
-    seconds, epochs, precision = request.trial_seconds, request.epochs, VALIDATION_PRECISION
-    trial = TrialRequest(config=runs.config, epochs=epochs, seconds=seconds, precision=precision, fresh=True)
-    result = run_trial(trial)
-    runs.add(number, result, epochs)
+    limits: dict[str, Any] = {"seconds": request.trial_seconds, "precision": VALIDATION_PRECISION, "fresh": True}
+    result = run_trial(TrialRequest(config=runs.config, epochs=request.epochs, **limits))
+    runs.add(number, result, request.epochs)
     progress.show_run(number, runs.config, 0.0 if result.measurement is None else runs.rates[number])
     return result.measurement is not None
