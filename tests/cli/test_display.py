@@ -14,18 +14,10 @@ from autotune.cli.console import RunDisplay
 from autotune.config import LoaderConfig
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import ProgressReport
-from autotune.search.plan import Plan, make_plan
+from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
-from tests.builders import (
-    make_config,
-    make_gpu_workload,
-    make_limits,
-    make_machine,
-    make_profile,
-    make_request,
-    make_result,
-    make_workload,
-)
+from tests.builders import make_config, make_gpu_workload, make_profile, make_result
+from tests.search.formulas import make_test_plan
 
 
 class TimedDisplay(RunDisplay):
@@ -55,7 +47,7 @@ class FullDisk(io.StringIO):
 
 def plan_run(**changes: Any) -> Plan:
     request = {"fixed": {"batch_size": 32, "sharing_strategy": "file_descriptor"}, "search": {}} | changes
-    return make_plan(make_request(**request), make_machine(), make_workload(), make_limits())
+    return make_test_plan(**request)
 
 
 @pytest.fixture
@@ -79,7 +71,7 @@ def test_the_head_names_machine_and_costs(display: TimedDisplay) -> None:
     assert costs.startswith("Profiled in 5.5 s: ")
     assert "/sample, CPU-bound · step " in costs
     assert costs.endswith(" samples/s")
-    display.show_plan(make_plan(make_request(), make_machine(), make_gpu_workload(), make_limits()))
+    display.show_plan(make_test_plan(make_gpu_workload()))
     assert " · NVIDIA H100 80GB HBM3 · " in display.read()
 
 

@@ -76,11 +76,6 @@ def test_a_report_is_a_page_next_to_the_file() -> None:
     assert Path("report.html").read_text().lower().lstrip().startswith("<!doctype html>")
 
 
-def test_a_report_in_markdown_is_printed() -> None:
-    save()
-    assert invoke("report", "--format", "md").stdout.startswith("### dltune: ")
-
-
 @pytest.mark.parametrize("form", ["html", "md"])
 def test_an_earlier_report_is_replaced(form: str) -> None:
     save()
@@ -123,15 +118,6 @@ def test_an_export_is_printed_and_its_notes_are_on_stderr() -> None:
     result = invoke("export", "--to", "timm")
     assert result.stdout == "--workers 4 --batch-size 64\n"
     assert "sharing_strategy='file_system' is not supported by timm" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"), [((), "Missing option '--to'"), (("--to", "pickle"), "'statefuldataloader'")]
-)
-def test_an_unknown_target_is_rejected(arguments: tuple[str, ...], words: str) -> None:
-    result = invoke("export", *arguments)
-    assert result.exit_code == 2
-    assert words in result.stderr
 
 
 def test_merge_joins_the_profiles_of_several_machines() -> None:

@@ -47,11 +47,6 @@ def test_every_command_has_its_exit_codes_and_help_for_every_option(name: str) -
     assert [option.name for option in shown if not option.help] == []
 
 
-def test_no_summary_of_a_command_is_cut_off() -> None:
-    _, _, commands = read_help().partition("Commands:\n")
-    assert "..." not in commands.partition("Examples:")[0]
-
-
 def list_options(text: str) -> list[str]:
     return re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
 
@@ -70,22 +65,6 @@ def test_the_help_of_the_trial_time_is_what_the_search_does() -> None:
     (option,) = [option for option in cli.commands["tune"].params if option.name == "trial_time"]
     assert isinstance(option, click.Option)
     assert f"search trials use {SEARCH_SHARE:.0%} of it" in (option.help or "")
-
-
-@pytest.mark.parametrize(
-    ("typo", "meant"),
-    [
-        pytest.param(
-            *("shwo", "show"), marks=pytest.mark.skipif(CLICK < (8, 4), reason="click names no commands before 8.4")
-        ),
-        ("--trails", "--trials"),
-        ("--datset", "--dataset"),
-    ],
-)
-def test_a_typo_is_answered_with_what_was_meant(typo: str, meant: str) -> None:
-    result = CliRunner().invoke(cli, [typo, "3"], prog_name="dltune")
-    assert result.exit_code == 2
-    assert meant in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.profiles.schema import Contribution, ProfileResult, ScalingPoint, SearchRecord, TunedProfile
+from autotune.profiles.schema import ProfileResult, SearchRecord, TunedProfile
 from autotune.report.render import make_ticks, render_html, render_markdown, render_profile, render_summary
-from tests.builders import (
-    make_config,
-    make_full_profile,
-    make_profile_result,
-    make_search_record,
-    make_trial_summary,
-)
+from tests.builders import make_config, make_full_profile, make_profile_result, make_search_record, make_trial_summary
 from tests.report.hostile import HOSTILE, make_hostile_profile
 
 VOID = {"meta", "img", "br", "link"}
@@ -154,25 +148,18 @@ TRIALS = st.builds(
     predicted_samples_per_second=RATES,
     peak_host_bytes=BYTES,
 )
-POINTS = st.builds(ScalingPoint, num_workers=st.integers(0, 500), samples_per_second=RATES)
 SEARCHES = st.builds(
     make_search_record,
     trials=st.lists(TRIALS, max_size=5).map(tuple),
-    scaling=st.lists(POINTS, max_size=4).map(tuple),
     batch_samples=st.integers(1, 10**6),
-)
-PARTS = st.builds(
-    Contribution, setting=st.text(max_size=60), samples_per_second=RATES, speedup=RATES, speedup_ci95=INTERVALS
 )
 RESULTS = st.builds(
     make_profile_result,
     samples_per_second=RATES,
     samples_per_second_ci95=INTERVALS,
-    baseline=st.none() | st.just(make_profile_result().baseline),
     speedup=st.none() | RATES,
     upper_bound_samples_per_second=st.none() | RATES,
     verdict=st.sampled_from(["faster", "no_change"]),
-    contributions=st.lists(PARTS, max_size=3).map(tuple),
     peak_host_bytes=BYTES,
 )
 

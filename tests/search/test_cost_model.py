@@ -9,7 +9,6 @@ from autotune.protocol.workload_profile import H2DBandwidth, WorkloadProfile
 from autotune.search.cost_model import (
     find_bottleneck,
     max_useful_workers,
-    predict_copy,
     predict_samples_per_second,
     predict_stages,
 )
@@ -136,7 +135,3 @@ def test_receiving_batches_overlaps_with_the_device_but_not_with_a_pageable_copy
     assert predict(workload, pinned=True) == pytest.approx(32e6 / 12e9 + 4e-3)
     slow = make_gpu_workload(step_cost=make_cost(0.0, 1e-3), transfer_cost=make_cost(0.0, 20e-3))
     assert predict(slow) == pytest.approx(32e6 / 4e9 + 10e-3)
-
-
-def test_on_the_cpu_nothing_is_copied() -> None:
-    assert predict_copy(make_config(2), make_workload()) == 0.0

@@ -10,8 +10,9 @@ from autotune.config import LoaderConfig, ProcessSettings
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import ValueRange
-from autotune.search.plan import Plan, make_plan
-from tests.builders import KIB, MIB, make_config, make_cost, make_limits, make_machine, make_request, make_workload
+from autotune.search.plan import Plan
+from tests.builders import KIB, MIB, make_config, make_cost, make_limits, make_workload
+from tests.search.formulas import make_test_plan
 
 WAITING = make_workload(samples=100_000, cpu_share=0.01, load_cost=make_cost(5e-3), pinning=True)
 OWN = make_config(3, 5, 48, persistent_workers=True)
@@ -19,7 +20,7 @@ OWN = make_config(3, 5, 48, persistent_workers=True)
 
 def plan(workload: WorkloadProfile = WAITING, budgets: Budgets | None = None, **options: Any) -> Plan:
     budgets = budgets or make_limits(max_workers=options.get("max_workers", 64))
-    return make_plan(make_request(**options), make_machine(), workload, budgets)
+    return make_test_plan(workload, budgets, **{"fixed": {}} | options)
 
 
 def plan_ready(own: LoaderConfig = OWN, budgets: Budgets | None = None, **options: Any) -> Plan:

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.protocol.budgets import plan_budgets
 from autotune.protocol.measurement import TrialResult
 from autotune.search.cost_model import PAGE_BYTES, ResourceDemand, ResourceModel
 from tests.builders import (
@@ -14,9 +13,7 @@ from tests.builders import (
     make_config,
     make_gpu_workload,
     make_limits,
-    make_machine,
     make_measurement_of,
-    make_request,
     make_workload,
 )
 
@@ -65,12 +62,6 @@ def test_shared_memory_holds_every_live_batch_in_whole_pages_for_each_tensor(
     assert live * max(data, tensors * PAGE_BYTES) <= shm_bytes <= live * (data + (tensors + 1) * PAGE_BYTES)
 
 
-def test_without_workers_nothing_is_shared() -> None:
-    demand = make_model().predict(make_config(0))
-    assert demand.shm_bytes == 0
-    assert demand.memory_bytes > 256 * MIB
-
-
 def test_only_the_file_descriptor_strategy_holds_a_file_for_each_live_tensor() -> None:
     model = make_model(batch_tensors=10)
     by_descriptor, by_name = (model.predict(make_config(8, 4, process=one)) for one in (ProcessSettings(), FILE_SYSTEM))
@@ -87,29 +78,6 @@ def test_every_exceeded_limit_is_listed_with_the_number_against_it() -> None:
     assert demand.describe_excess(make_limits()) == (
         "host memory: 9.0 GiB needed of 8.0 GiB; /dev/shm: 5.0 GiB needed of 4.0 GiB; open files: 2,000 needed of 1,024"
     )
-
-
-@given(
-    demand=st.builds(
-        ResourceDemand, memory_bytes=st.integers(0, 2**40), shm_bytes=st.integers(0, 2**40), files=st.integers(0, 2**20)
-    ),
-    memory=st.integers(1, 2**40),
-    shm=st.integers(1, 2**40),
-    files=st.integers(1, 2**20),
-)
-def test_constraints_are_positive_exactly_for_the_exceeded_limits(
-    demand: ResourceDemand, memory: int, shm: int, files: int
-) -> None:
-    budgets = make_limits(memory_bytes=memory, shm_bytes=shm, nofile=files)
-    exceeded = {one.partition(":")[0] for one in demand.describe_excess(budgets).split("; ") if one}
-    names = {"memory": "host memory", "shm": "/dev/shm", "files": "open files"}
-    assert {names[key] for key, value in demand.constraints(budgets).items() if value > 0} == exceeded
-
-
-def test_an_shm_that_is_read_only_has_no_budget() -> None:
-    budgets = plan_budgets(make_machine(shm_writable=False), make_request())
-    assert budgets.shm_bytes == 0
-    assert make_model().predict(make_config(1, 1, 1)).describe_excess(budgets)
 
 
 def test_device_memory_grows_with_the_batch_and_with_copies_in_advance() -> None:

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from autotune.config import LoaderConfig
 from autotune.errors import StudyError, UsageError
-from autotune.request import SamplerName, TuningRequest
+from autotune.request import TuningRequest
 from autotune.search.loop import Search, SearchOutcome
 from autotune.search.plan import Plan, make_plan
 from autotune.search.study import (
@@ -21,7 +21,6 @@ from autotune.search.study import (
     TrialRecord,
     check_study,
     hide_password,
-    make_sampler,
     open_storage,
     read_records,
     store_record,
@@ -128,11 +127,6 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_sentence(workdir: Path, ur
     assert "\n" not in str(caught.value)
 
 
-def test_a_storage_is_checked_before_anything_is_measured() -> None:
-    with pytest.raises(StudyError, match="cannot be opened"):
-        check_study(make_request(storage="nonsense://host/trials"))
-
-
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -234,15 +228,6 @@ def test_every_sampler_measures_the_seeds_first(sampler: str) -> None:
     run(measure, storage=None, sampler=sampler, trials=8)
     seeds = plan_for().initial_configs()
     assert measure.configs[: len(seeds)] == seeds
-
-
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_a_sampler_draws_differently_with_another_seed(sampler: SamplerName) -> None:
-    draws = []
-    for seed in (0, 5):
-        study = optuna.create_study(sampler=make_sampler(sampler, seed), direction="maximize")
-        draws.append([study.ask().suggest_int("num_workers", 0, 64) for _ in range(6)])
-    assert draws[0] != draws[1]
 
 
 def test_the_gp_sampler_needs_scipy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def test_a_measurement_of_unknown_error_has_less_weight() -> None:
 @given(
     rates=st.dictionaries(
         st.sampled_from(CANDIDATES), st.tuples(st.just(0.0) | st.floats(1e-3, 1e9), st.floats(0, 2)), max_size=20
-    ),
+    )
 )
 def test_predictions_are_positive_and_finite_for_all_measurements(
     rates: dict[LoaderConfig, tuple[float, float]],

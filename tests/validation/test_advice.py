@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from autotune.profiles.schema import Bottleneck
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import RankWaits, TrialResult
 from autotune.protocol.workload_profile import CostlyLine
-from autotune.search.plan import Plan, make_plan
 from autotune.validation.result import describe_waits, suggest_improvements
 from autotune.validation.runs import CandidateRuns
 from tests.builders import (
@@ -22,23 +19,19 @@ from tests.builders import (
     make_cost,
     make_gpu_workload,
     make_limits,
-    make_machine,
     make_measurement,
-    make_request,
     make_trace,
     make_workload,
 )
+from tests.search.formulas import make_test_plan
 
 WAITING: dict[str, Any] = {"load_cost": make_cost(5e-3), "cpu_share": 0.02, "step_cost": make_cost(0.0, 1e-3)}
 
 
-def make_test_plan(budgets: Budgets | None = None, **workload: Any) -> Plan:
-    request = make_request(fixed={"batch_size": 32})
-    return make_plan(request, make_machine(), make_workload(**workload), budgets or make_limits())
-
-
 def advise(bottleneck: Bottleneck, budgets: Budgets | None = None, **workload: Any) -> str:
-    return " ".join(suggest_improvements(make_test_plan(budgets, **workload), make_config(4), bottleneck))
+    return " ".join(
+        suggest_improvements(make_test_plan(make_workload(**workload), budgets), make_config(4), bottleneck)
+    )
 
 
 LINE = CostlyLine(file="/home/ada/train/data.py", line=12, function="load", source="image = decode(path)", share=0.71)
@@ -82,8 +75,7 @@ def test_a_limit_that_rules_out_faster_configurations_is_named_with_its_number()
 
 
 def test_copies_that_are_the_bottleneck_are_named_with_their_rate() -> None:
-    plan = make_plan(make_request(), make_machine(), make_gpu_workload(), make_limits())
-    (sentence,) = suggest_improvements(plan, make_config(4, pin_memory=True), "copy")
+    (sentence,) = suggest_improvements(make_test_plan(make_gpu_workload()), make_config(4, pin_memory=True), "copy")
     assert "at 11.2 GiB/s" in sentence
 
 
@@ -131,9 +123,3 @@ def test_waits_are_described(runs: CandidateRuns, words: str) -> None:
 )
 def test_waits_without_a_loss_are_not_described(runs: CandidateRuns) -> None:
     assert list(describe_waits(runs)) == []
-
-
-@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40), st.lists(st.integers(0, 100), max_size=4))
-def test_any_waits_can_be_described(waits: list[float], late: list[int]) -> None:
-    for sentence in describe_waits(make_runs(waits, late, [1.0] * 4)):
-        assert sentence.endswith(".")

@@ -8,27 +8,17 @@ from typing import Any
 import pytest
 
 from autotune.config import Interval, LoaderConfig
-from autotune.search.plan import make_plan
 from autotune.search.study import TrialRecord
 from autotune.validation.decision import Decision, decide, select_candidates
 from autotune.validation.runs import CandidateRuns, Validation
-from tests.builders import (
-    GIB,
-    make_candidate,
-    make_config,
-    make_limits,
-    make_machine,
-    make_request,
-    make_result,
-    make_workload,
-)
+from tests.builders import GIB, make_candidate, make_config, make_result
+from tests.search.formulas import make_test_plan
 
 BASELINE = make_config(0)
-LIMITS = make_limits()
 SLOW = make_candidate(BASELINE, 100.0, 100.0, 100.0)
 
 
-PLAN = make_plan(make_request(), make_machine(), make_workload(), LIMITS)
+PLAN = make_test_plan(fixed={})
 
 
 def try_decide(baseline: CandidateRuns, candidates: Sequence[CandidateRuns]) -> Decision | None:
@@ -226,7 +216,7 @@ def test_the_simplest_of_the_significantly_faster_ones_wins(
 
 @pytest.mark.parametrize(
     "near",
-    [{"peak_host_bytes": int(0.9 * LIMITS.memory_bytes)}, {"peak_shm_bytes": int(0.9 * LIMITS.shm_bytes)}],
+    [{"peak_host_bytes": int(0.9 * PLAN.budgets.memory_bytes)}, {"peak_shm_bytes": int(0.9 * PLAN.budgets.shm_bytes)}],
     ids=["memory", "shared memory"],
 )
 def test_a_default_variant_that_nearly_fills_a_budget_loses_against_a_setting_that_does_not(

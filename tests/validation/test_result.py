@@ -16,7 +16,7 @@ from autotune.profiles.schema import Contribution, TunedProfile
 from autotune.protocol.measurement import RankWaits, TrialResult
 from autotune.request import TuningRequest
 from autotune.search.loop import SearchOutcome
-from autotune.search.plan import Plan, make_plan
+from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.validation.decision import Decision
 from autotune.validation.result import GUESS_ERROR, build_profile, estimate_contributions, trace_workers
@@ -28,23 +28,15 @@ from tests.builders import (
     make_config,
     make_gpu_workload,
     make_limits,
-    make_machine,
     make_measurement_of,
-    make_request,
     make_result,
     make_workload,
 )
+from tests.search.formulas import make_test_plan
 
 BASELINE, BEST = make_config(0), make_config(4, 2, persistent_workers=True)
 FAR = make_config(12, 4, persistent_workers=True)
-
-
-def make_test_plan(
-    workload: dict[str, Any] | None = None, budgets: dict[str, Any] | None = None, **request: Any
-) -> Plan:
-    request["fixed"] = {"batch_size": 32} | request.get("fixed", {})
-    profile = make_workload(**{"cpu_share": 0.05, **(workload or {})})
-    return make_plan(make_request(**request), make_machine(), profile, make_limits(**budgets or {}))
+IO_BOUND, LARGE_SAMPLES = make_workload(cpu_share=0.05), make_workload(cpu_share=0.05, sample_bytes=MIB // 8)
 
 
 def make_record(result: TrialResult | None, config: LoaderConfig = BEST, rate: float = 1000.0) -> TrialRecord:
@@ -84,7 +76,7 @@ def build(
 ) -> TunedProfile:
     phases: Any = {"profiling": 1.0, "search": 2.0}
     outcome = find(*(records or (TRIAL,)), **found)
-    return build_profile(plan or make_test_plan(), outcome, validation, phase_seconds=phases, seconds=3.0)
+    return build_profile(plan or make_test_plan(IO_BOUND), outcome, validation, phase_seconds=phases, seconds=3.0)
 
 
 def test_the_validation_decides() -> None:
@@ -125,7 +117,7 @@ def test_if_only_fresh_processes_fail_the_best_trial_is_recommended_with_the_fai
 
 def test_without_a_result_the_reason_is_raised() -> None:
     with pytest.raises(UsageError, match="--timeout"):
-        build_profile(make_test_plan(), find(), NOT_VALIDATED, phase_seconds={}, seconds=1.0)
+        build_profile(make_test_plan(IO_BOUND), find(), NOT_VALIDATED, phase_seconds={}, seconds=1.0)
     failed = make_record(make_result(BEST, kind="crashed", message="died of SIGSEGV"), rate=0.0)
     with pytest.raises(NoFeasibleConfigError, match=r"1 tried, 1 skipped.\n  crashed: it died of SIGSEGV"):
         build(failed, make_record(None), validation=NOT_VALIDATED)
@@ -134,7 +126,7 @@ def test_without_a_result_the_reason_is_raised() -> None:
 
 
 def test_a_profile_has_the_raw_runs_the_phases_and_the_request() -> None:
-    plan = make_test_plan(profile="night", trials=12)
+    plan = make_test_plan(IO_BOUND, profile="night", trials=12)
     profile = build(plan=plan)
     assert profile.label == "night"
     assert [len(one.runs) for one in profile.result.candidates] == [3, 3]
@@ -153,17 +145,13 @@ def test_a_profile_warns_of_noise_failed_runs_growing_device_memory_and_repeated
     growing = make_measurement_of(400.0).model_copy(update={"gpu_growth_bytes": MIB, "ranks": (rank, rank)})
     best.add(2, TrialResult(kind="completed", config=BEST, measurement=growing), epochs=10)
     warnings = build(validation=make_validation(best, noise=("The machine is busy.",))).result.warnings
-    assert warnings[:2] == (
-        "The machine is busy.",
-        "w=4 pf=2 bs=32 persistent: 1 of 3 validation runs failed: it died",
-    )
+    assert warnings[:2] == ("The machine is busy.", "w=4 pf=2 bs=32 persistent: 1 of 3 validation runs failed: it died")
     assert warnings[2].startswith("Device memory grew by 1.0 MiB")
     assert "delivered 2,000 samples in an epoch of a dataset of 1,000" in warnings[3]
 
 
 def test_the_rates_of_copies_are_those_of_the_device() -> None:
-    plan = make_plan(make_request(fixed={"batch_size": 32}), make_machine(), make_gpu_workload(), make_limits())
-    result = build(plan=plan).result
+    result = build(plan=make_test_plan(make_gpu_workload())).result
     assert result.copy_bytes_per_second == pytest.approx(400e6)
     assert result.copy_bound_bytes_per_second == 4e9
 
@@ -191,13 +179,8 @@ def test_a_trial_is_stored_with_its_outcome(
     assert (line.outcome, line.reason, line.samples_per_second) == (outcome, reason, rate)
 
 
-def test_a_trial_is_stored_with_its_error_and_its_peaks() -> None:
-    (line,) = build(make_record(make_result(BEST, 1000.0, peak_host_bytes=2 * GIB, peak_shm_bytes=MIB))).search.trials
-    assert (line.relative_error, line.peak_host_bytes, line.peak_shm_bytes) == (0.05, 2 * GIB, MIB)
-
-
 def test_a_skipped_configuration_is_stored_with_every_limit_that_it_would_exceed() -> None:
-    plan = make_test_plan(workload={"sample_bytes": MIB // 8}, budgets={"shm_bytes": 64 * MIB, "nofile": 70})
+    plan = make_test_plan(LARGE_SAMPLES, make_limits(shm_bytes=64 * MIB, nofile=70))
     large = make_config(4, 8, 256, persistent_workers=True)
     reason = build(make_record(None, large), plan=plan).search.trials[0].reason
     assert reason.startswith("Predicted over a limit: ")
@@ -219,21 +202,19 @@ def scale(plan: Plan, config: LoaderConfig) -> tuple[list[LoaderConfig], list[in
 
 
 def test_the_curve_varies_the_workers_and_nothing_else() -> None:
-    asked, workers = scale(make_test_plan(), make_config(4, 8, persistent_workers=True))
+    asked, workers = scale(make_test_plan(IO_BOUND), make_config(4, 8, persistent_workers=True))
     assert workers == sorted(set(workers))
     assert {0, 4} < set(workers)
     assert {config.dataloader.prefetch_factor for config in asked if config.dataloader.num_workers} == {8}
 
 
 def test_the_curve_ends_at_the_limits() -> None:
-    large, small = (
-        make_test_plan(workload={"sample_bytes": MIB // 8}, budgets={"shm_bytes": size}) for size in (GIB, 64 * MIB)
-    )
+    large, small = (make_test_plan(LARGE_SAMPLES, make_limits(shm_bytes=size)) for size in (GIB, 64 * MIB))
     assert scale(large, BEST)[1][-1] > scale(small, BEST)[1][-1] >= 4
 
 
 def test_without_workers_in_the_result_the_curve_has_default_values() -> None:
-    asked, _ = scale(make_test_plan(fixed={"prefetch_factor": 8}), BASELINE)
+    asked, _ = scale(make_test_plan(IO_BOUND, fixed={"batch_size": 32, "prefetch_factor": 8}), BASELINE)
     assert asked[0] == BASELINE
     assert all(config.dataloader.persistent_workers for config in asked[1:])
     assert {config.dataloader.prefetch_factor for config in asked[1:]} == {8}
@@ -250,7 +231,7 @@ def estimate(
     records = [make_record(make_result(one, 100.0), one, 100.0) for one in tried]
     decision = Decision(config, 400.0, None, speedup, (3.9, 4.1))
     found = find(*records, predict_speedups=predict_speedups)
-    return estimate_contributions(make_test_plan(), found, validation, decision)
+    return estimate_contributions(make_test_plan(IO_BOUND), found, validation, decision)
 
 
 def test_contributions_change_one_setting_at_a_time_and_end_at_the_measured_throughput() -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig
 from autotune.profiles.schema import BatchWaits
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import RankWaits, TrialResult
 from autotune.protocol.messages import TrialRequest
-from autotune.search.plan import make_plan
 from autotune.validation.runs import (
     MAX_RUNS,
     MAX_SCATTERED_RUNS,
@@ -24,19 +21,8 @@ from autotune.validation.runs import (
     Validation,
     validate,
 )
-from tests.builders import (
-    GIB,
-    MIB,
-    make_config,
-    make_limits,
-    make_machine,
-    make_measurement,
-    make_measurement_of,
-    make_request,
-    make_result,
-    make_trace,
-    make_workload,
-)
+from tests.builders import GIB, MIB, make_config, make_measurement, make_measurement_of, make_result, make_trace
+from tests.search.formulas import make_test_plan
 
 FEW, MANY = make_config(2), make_config(8)
 
@@ -107,13 +93,6 @@ def test_pauses_are_found_only_if_batches_arrive_in_bursts(waits: list[float], s
     assert (found.pause_share, found.pause > 0) == (share, share > 0)
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=30, max_size=200))
-def test_any_waits_can_be_summed_up(waits: list[float]) -> None:
-    found = wait_for(*waits)
-    assert found.p50 <= found.p95 <= found.p99
-    assert 0 <= found.pause_share <= 1
-
-
 def test_waits_of_training_processes_are_means_over_the_runs() -> None:
     runs = CandidateRuns(FEW)
     for number, late in enumerate(((10, 90), (20, 70)), start=1):
@@ -124,7 +103,7 @@ def test_waits_of_training_processes_are_means_over_the_runs() -> None:
     assert make_runs({1: 100.0}).process_waits == ()
 
 
-PLAN = make_plan(make_request(fixed={"batch_size": 32}), make_machine(), make_workload(), make_limits())
+PLAN = make_test_plan()
 Rate = Callable[[LoaderConfig, int], float | None]
 
 
@@ -235,12 +214,3 @@ def test_an_interrupted_validation_has_the_runs_before() -> None:
     found, _ = validate_with(interrupt_later)
     assert isinstance(found.interrupted_by, KeyboardInterrupt)
     assert (found.runs, [len(one.rates) for one in found.entrants]) == (1, [1, 1, 1])
-
-
-def test_an_interrupt_during_the_selection_leaves_an_empty_validation() -> None:
-    def interrupt() -> list[LoaderConfig]:
-        raise KeyboardInterrupt
-
-    found = validate(PLAN, interrupt, lambda request: make_result(request.config, 100.0), ProgressListener())
-    assert isinstance(found.interrupted_by, KeyboardInterrupt)
-    assert (found.runs, len(found.entrants)) == (0, 0)
