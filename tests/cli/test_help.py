@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from autotune.cli.main import cli
-from autotune.search.loop import SEARCH_SHARE
 
 NAMES = sorted(cli.commands)
 CALL = re.compile(r"\bdltune\b(?!\.)[^|&;>#\")\n]*")  # up to the next sign of the shell
@@ -59,12 +58,6 @@ def test_the_options_of_tune_are_few_and_each_is_in_one_group() -> None:
     assert set(visible) < set(all_options)
     known = {max(one.opts, key=len) for one in cli.commands["tune"].params if isinstance(one, click.Option)}
     assert {*all_options} == known | {"--help"}
-
-
-def test_the_help_of_the_trial_time_is_what_the_search_does() -> None:
-    (option,) = [option for option in cli.commands["tune"].params if option.name == "trial_time"]
-    assert isinstance(option, click.Option)
-    assert f"search trials use {SEARCH_SHARE:.0%} of it" in (option.help or "")
 
 
 @pytest.mark.parametrize(

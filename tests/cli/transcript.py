@@ -20,7 +20,6 @@ from autotune.checking import CheckResult
 from autotune.cli.console import RunDisplay
 from autotune.cli.main import cli
 from autotune.cli.tune import describe_check
-from autotune.profiles.schema import TunedProfile
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.report.render import render_summary, render_verified
@@ -70,12 +69,9 @@ def _tune() -> Iterator[str]:
         )
         display.show_result(found.profile)
     shown = f"{stream.getvalue()}{render_summary(found.profile, request.output, width=WIDTH)}\n"
+    verified = render_verified(found.profile, request.output, 850.0, width=WIDTH)
     yield f"$ dltune --dataset pkg:make --batch-size 32 --step-time 10ms\n{_mask(shown)}"
-    yield f"$ dltune --dataset pkg:make --batch-size 32 --step-time 10ms\n{_mask(_verify(found.profile))}"
-
-
-def _verify(profile: TunedProfile) -> str:
-    return render_verified(profile, "dltune.json", 850.0, width=WIDTH) + "\n"
+    yield f"$ dltune --dataset pkg:make --batch-size 32 --step-time 10ms\n{_mask(verified)}\n"
 
 
 def _mask(text: str) -> str:

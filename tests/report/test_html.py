@@ -174,22 +174,3 @@ def test_every_valid_file_has_a_report_in_every_form(search: SearchRecord, resul
     assert render_markdown(profile, "dltune.json").startswith("### dltune")
     assert render_profile(profile, "dltune.json")
     assert render_summary(profile, "dltune.json")
-
-
-def measure_luminance(colour: str) -> float:
-    """Return the relative luminance of a colour as WCAG 2.2 defines it."""
-    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_and_marks_contrast_with_what_is_behind_them(scheme: str) -> None:
-    light, dark = re.findall(r":root \{([^}]*)\}", render_html(make_full_profile(), "x"))[:2]
-    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", light if scheme == "light" else light + dark))
-    grounds = ("page", "card", "code", "note")
-    least = {("text", ground): 7 for ground in grounds} | {("muted", ground): 4.5 for ground in grounds}
-    least |= {(mark, "card"): 3 for mark in ("chosen", "trial", "bad", "axis")}
-    for pair, contrast in least.items():
-        low, high = sorted(measure_luminance(colours[name]) + 0.05 for name in pair)
-        assert high / low >= contrast, pair

@@ -78,14 +78,6 @@ def test_code_that_fails_without_workers_too_is_a_flaw_of_the_data(kind: TrialKi
     assert "with and without workers" in str(check.make_error(check.flaw))
 
 
-def test_earlier_failures_without_workers_save_the_trials() -> None:
-    trials = fail_with_workers("crashed")
-    check = FailureCheck(CANDIDATES, trials)
-    judge(check, fail(0), complete(make_config(0)), fail(8, samples=500))
-    assert check.flaw is not None
-    assert trials.configs == []
-
-
 def test_trials_without_workers_go_on_until_the_rates_decide() -> None:
     check = FailureCheck(CANDIDATES, trials := fail_with_workers(samples=700))
     judge(check, *[fail(8, samples=700)] * 2)

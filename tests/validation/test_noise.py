@@ -20,13 +20,11 @@ def number_runs(*rates: Sequence[float]) -> list[Mapping[int, float]]:
     [
         (number_runs([100.0, 100.0, 80.0], [10.0, 10.0, 8.0]), 0.25),
         (number_runs([100.0, 110.0], [110.0, 100.0]), 0.0),
-        (number_runs([100.0, 112.0, 105.0]), 0.12),
         (number_runs([100.0, 120.0], [50.0], [7.0]), 0.2),
-        (number_runs([100.0, 100.0, 100.0], [10.0, 10.0]), 0.0),
         (number_runs(), 0.0),
         (number_runs([], [100.0], [7.0]), 0.0),
     ],
-    ids=["shared", "opposite", "single", "measured once", "dropped", "nothing", "one run"],
+    ids=["shared", "opposite", "measured once", "nothing", "one run"],
 )
 def test_drift_is_the_change_that_all_configurations_of_a_run_share(
     rates: list[Mapping[int, float]], drift: float

@@ -48,14 +48,6 @@ def test_configurations_without_a_common_run_are_compared_by_their_medians_witho
     assert (round(speedup, 6), interval) == (2.0, None)
 
 
-def test_a_record_has_the_numbers_of_the_runs_and_the_failures() -> None:
-    runs = make_runs({1: 100.0, 3: 110.0})
-    runs.add(4, make_result(FEW, kind="crashed", message="died of SIGSEGV"), epochs=10)
-    record = runs.record()
-    assert [(run.number, round(run.samples_per_second)) for run in record.runs] == [(1, 100), (3, 110)]
-    assert record.failures == ("crashed: it died of SIGSEGV",)
-
-
 def test_peaks_are_those_of_all_runs_including_failed_ones() -> None:
     runs = CandidateRuns(FEW)
     runs.add(1, make_result(FEW, 100.0, peak_host_bytes=GIB, peak_shm_bytes=MIB), epochs=10)
