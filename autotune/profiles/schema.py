@@ -114,18 +114,11 @@ class CandidateResult(Configured):
 
 
 class BatchWaits(FrozenModel):
-    """Percentiles of the wait for a batch, in seconds, without the first batch of each epoch.
-
-    Attributes:
-        pause: Mean of the long waits if batches arrive in bursts; else 0.
-        pause_share: Share of batches that follow such a wait; else 0.
-    """
+    """Percentiles of the wait for a batch, in seconds, without the first batch of each epoch."""
 
     p50: BoundedSeconds
     p95: BoundedSeconds
     p99: BoundedSeconds
-    pause: BoundedSeconds = 0.0
-    pause_share: Fraction = 0.0
 
 
 class ProcessWaits(FrozenModel):

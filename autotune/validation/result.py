@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
 
 GUESS_ERROR: Final = 0.25  # of the logarithm of a guess, root mean square; 0.05 to 0.33 on the five recorded grids
 REPEATED_DATA_RATIO: Final = 1.5  # samples that all ranks together deliver in an epoch, over those of the dataset
-NOTABLE_WAIT_SHARE: Final = 0.3  # of the time; below it bursts do no harm
 LATE_WAIT_SHARE: Final = 0.05  # of the time; below it a late process does no harm
 MIN_LATE_SHARE: Final = 0.2  # of the steps in which a process is late
 SAME_PROCESS_SHARE: Final = 0.8  # of the late steps; above it, it is always the same process
@@ -222,15 +221,10 @@ def trace_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> tup
 
 
 def describe_waits(runs: CandidateRuns) -> Iterator[str]:
-    """Yield sentences on batches that arrive in bursts, and on a training process that the others wait for."""
-    share, waits, processes = runs.wait_share, runs.batch_waits, runs.process_waits
-    if waits is not None and waits.pause_share and NOTABLE_WAIT_SHARE <= share < 1:
-        yield (
-            f"Batches arrive {1 / waits.pause_share:.0f} at a time, then none for {format_seconds(waits.pause)}: this "
-            f"is no hang, loading is {1 / (1 - share):.1f}x too slow for the step."
-        )
+    """Yield a sentence on a training process that the others wait for."""
+    processes = runs.process_waits
     late = sum(one.late_share for one in processes)
-    if len(processes) < 2 or late < MIN_LATE_SHARE or share < LATE_WAIT_SHARE:
+    if len(processes) < 2 or late < MIN_LATE_SHARE or runs.wait_share < LATE_WAIT_SHARE:
         return
     rank, last = max(enumerate(processes), key=lambda pair: pair[1].late_share)
     if last.late_share < SAME_PROCESS_SHARE * late:

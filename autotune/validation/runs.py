@@ -36,9 +36,6 @@ MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; a
 DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the fastest, by completed runs; slower candidates are dropped
 MAX_FAILURES: Final = 2  # of one configuration: the first failed run is repeated, the second rules it out
 MIN_WAITS: Final = 20  # batches; percentiles of fewer are unreliable
-PAUSE_RATIO: Final = 1.5  # of the mean wait; a longer wait is a pause
-MAX_BURST_WAIT_SHARE: Final = 0.1  # of a pause: upper limit of the median wait if batches arrive in bursts
-MIN_BURST_BATCHES: Final = 1.8  # per pause; fewer are no burst
 MIN_OTHERS_CPUS: Final = 0.15  # three kernel ticks in a reading of 0.2 s, which an idle desktop has by chance
 OTHERS_SHARE: Final = 0.05  # of the usable CPUs: the system's own services grow with the machine
 MAX_STEAL_SHARE: Final = 0.03  # more is as large as the gains that the validation must detect
@@ -113,16 +110,12 @@ class CandidateRuns:
 
     @property
     def batch_waits(self) -> BatchWaits | None:
-        """Percentiles of the wait for a batch, and the pauses if batches arrive in bursts; None for few batches."""
+        """Percentiles of the wait for a batch; None for few batches."""
         waits = [wait for found in self.measurements for trace in found.epochs for wait in trace.batch_waits[1:]]
         if len(waits) < MIN_WAITS:
             return None
         centiles = statistics.quantiles(waits, n=100, method="inclusive")
-        pauses = [wait for wait in waits if wait > PAUSE_RATIO * statistics.fmean(waits)]
-        pause, share = (statistics.fmean(pauses), len(pauses) / len(waits)) if pauses else (0.0, 0.0)
-        if share * MIN_BURST_BATCHES > 1 or centiles[49] > MAX_BURST_WAIT_SHARE * pause:
-            pause, share = 0.0, 0.0
-        return BatchWaits(p50=centiles[49], p95=centiles[94], p99=centiles[98], pause=pause, pause_share=share)
+        return BatchWaits(p50=centiles[49], p95=centiles[94], p99=centiles[98])
 
     @property
     def process_waits(self) -> tuple[ProcessWaits, ...]:

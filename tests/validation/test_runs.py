@@ -55,34 +55,14 @@ def test_peaks_are_those_of_all_runs_including_failed_ones() -> None:
     assert (runs.peak_host_bytes, runs.peak_shm_bytes) == (2 * GIB, MIB)
 
 
-def wait_for(*waits: float) -> BatchWaits:
-    """Sum up an epoch in which the training loop waited this long for each batch after the first."""
-    seen = (9.0, *waits)
+@pytest.mark.parametrize("count", [MIN_WAITS - 1, 101])
+def test_percentiles_of_many_waits_leave_out_the_first_batch(count: int) -> None:
+    seen = (9.0, *(0.01 * number for number in range(count)))
     trace = make_trace([1.0] * len(seen)).model_copy(update={"batch_waits": seen})
     runs = CandidateRuns(FEW)
     runs.add(1, TrialResult(kind="completed", config=FEW, measurement=make_measurement(trace, epoch_batches=None)), 10)
-    assert (runs.batch_waits is None) == (len(waits) < MIN_WAITS)
-    return runs.batch_waits or BatchWaits(p50=0.0, p95=0.0, p99=0.0)
-
-
-def test_percentiles_of_waits_leave_out_the_first_batch() -> None:
-    found = wait_for(*(0.01 * number for number in range(101)))
-    assert (round(found.p50, 3), round(found.p95, 3), round(found.p99, 3)) == (0.5, 0.95, 0.99)
-
-
-@pytest.mark.parametrize(
-    ("waits", "share"),
-    [
-        pytest.param([2.1, 0.0, 0.001, 0.0] * 10, 0.25, id="bursts"),
-        pytest.param([0.1, 0.12, 0.09] * 10, 0.0, id="alike"),
-        pytest.param([0.0] * 40, 0.0, id="none"),
-        pytest.param([1.0, 0.9] * 10, 0.0, id="alternating"),
-        pytest.param([0.1] * 10, 0.0, id="few"),
-    ],
-)
-def test_pauses_are_found_only_if_batches_arrive_in_bursts(waits: list[float], share: float) -> None:
-    found = wait_for(*waits)
-    assert (found.pause_share, found.pause > 0) == (share, share > 0)
+    expected = None if count < MIN_WAITS else BatchWaits(p50=0.5, p95=0.95, p99=0.99)
+    assert runs.batch_waits == expected
 
 
 def test_waits_of_training_processes_are_means_over_the_runs() -> None:
