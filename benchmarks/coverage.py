@@ -79,8 +79,8 @@ def _name_candidate(plan: Plan, number: int) -> LoaderConfig:
 
 
 def _judge(decision: Decision, true: float, true_baseline: float) -> Covered:
-    assert decision.ci95 is not None
-    low, high = decision.ci95
+    assert decision.samples_per_second_ci95 is not None
+    low, high = decision.samples_per_second_ci95
     speedup = None
     if decision.speedup_ci95 is not None and true != true_baseline:
         speedup = decision.speedup_ci95[0] <= true / true_baseline <= decision.speedup_ci95[1]

@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # importing them takes longer than `dltune --help`
 
 INTERRUPTED: Final = 130
 NOTHING_MEASURED: Final = "Interrupted before any configuration was measured; no result was saved."
-VALIDATING: Final = "Validating the best against the baseline in fresh processes"
 
 
 def print_result(text: str, saved: str = "") -> None:
@@ -197,7 +196,9 @@ class RunDisplay(ProgressListener):
         if profile.config not in self._rates and profile.result.validation_runs:
             self._write_row("-", profile.config, profile.result.samples_per_second, ["measured in the validation"])
         if self._validation_began is not None:
-            self._write(f"{VALIDATING} ... {format_seconds(self._clock() - self._validation_began)}")
+            self._write(
+                f"Validating the best against the baseline in fresh processes ... {format_seconds(self._clock() - self._validation_began)}"
+            )
         phases = [f"{phase} {format_seconds(seconds)}" for phase, seconds in profile.search.phase_seconds.items()]
         self._write(f"Phases: {' · '.join(phases)}\n" if self._verbose else "")
 
@@ -220,7 +221,6 @@ def _format_value(value: Any) -> str:
 
 
 def _describe(plan: Plan, profiling_seconds: float) -> str:
-    """Describe the machine, the cost of a sample and of the step, and the throughput that the step allows."""
     from autotune.system.software import read_own_version
 
     machine, workload, size = plan.machine, plan.workload, plan.workload.probe_batch_size
@@ -239,7 +239,6 @@ def _describe(plan: Plan, profiling_seconds: float) -> str:
 
 
 def _list_details(plan: Plan) -> Iterator[str]:
-    """List the limits, the searched settings and the notes of a plan, for `-v`."""
     budgets = plan.budgets
     memory = f"memory {format_bytes(budgets.memory_bytes)}, /dev/shm {format_bytes(budgets.shm_bytes)}"
     yield f"Limits: {memory}, {budgets.nofile:,} open files, {budgets.max_workers} workers"

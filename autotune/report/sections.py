@@ -98,7 +98,6 @@ def _interval(bounds: Interval | None, write: Callable[[float], str], form: str 
 
 
 def _warnings(profile: TunedProfile) -> Iterator[str]:
-    """Yield the settings that change training, and the warnings of the run."""
     base = profile.result.baseline
     for one in SETTINGS.values():
         value, before = one.read(profile.config), one.read((base or profile).config)
@@ -111,7 +110,6 @@ def _warnings(profile: TunedProfile) -> Iterator[str]:
 
 
 def _tables(profile: TunedProfile) -> Iterator[Table]:
-    """Yield the settings that are numbers or that change, and everything below the first screen."""
     result, search, budgets = profile.result, profile.search, profile.budgets
     before, after = (one.config.by_name() for one in (result.baseline or profile, profile))
     names = {setting.name: None for setting in RANGES} | {name: None for name in after if before[name] != after[name]}
@@ -199,7 +197,6 @@ def load_code(profile: TunedProfile, file: str, name: str | None = None) -> str:
 
 
 def _write_loader(profile: TunedProfile, make_loader: str, settings: dict[str, Any]) -> str:
-    """Write the call that makes the loader, and how batches are copied to the device if that is a setting."""
     workload, process, choice = profile.workload, profile.process, ""
     maker = (workload.loader_class or "DataLoader").replace(":", ".")
     short = maker.rpartition(".")[2]

@@ -34,7 +34,6 @@ def cause_of(result: TrialResult) -> Cause:
 
 
 def _split(trials: Sequence[TrialResult]) -> tuple[list[TrialResult], list[TrialResult]]:
-    """Return the trials with workers, and those without."""
     busy = [one for one in trials if one.config.dataloader.num_workers]
     return busy, [one for one in trials if not one.config.dataloader.num_workers]
 
@@ -86,9 +85,8 @@ class FailureCheck:
     def warnings(self) -> tuple[str, ...]:
         """Failures to report to the user."""
         causes = dict.fromkeys(filter(None, [*self._passing, self.flaw]))
-        sentences = [describe_failure(self.trials, cause) for cause in causes]
-        warnings = [f"{one[:1].upper()}{one[1:]}. A training run would crash there." for one in sentences]
-        return (*filter(None, [self.reason]), *warnings)
+        failures = [describe_failure(self.trials, cause).removeprefix("in ") for cause in causes]
+        return (*filter(None, [self.reason]), *(f"In {one}. A training run would crash there." for one in failures))
 
     def run(self, config: LoaderConfig, measure: Callable[[LoaderConfig], TrialResult]) -> TrialResult:
         """Run a trial, and a second time if its failure may be bad luck: it has not repeated itself yet."""

@@ -82,7 +82,7 @@ class Search:
         with study.quiet_logs():
             self._study = study.open_study(self._plan)
             self._load()
-            self._enqueue()
+            self._choose_first()
             with capture_interruption() as interruption:
                 while not (reason := self._must_stop()):
                     if not (reason := self._expects_no_gain()):
@@ -113,15 +113,15 @@ class Search:
         if stored or added:
             self._progress.show_resumed(len(stored) + len(added))
         for record in stored:
-            self._learn(record)
+            self._add(record, is_stored=True)
         for one in added:
             peaks = {"peak_host_bytes": one.peak_host_bytes, "peak_shm_bytes": one.peak_shm_bytes}
             record = self._model.make_record(one.config, TrialResult(kind="completed", config=one.config, **peaks))
             found = {"samples_per_second": one.samples_per_second, "predicted": one.predicted_samples_per_second}
-            self._store(record.model_copy(update=found | {"relative_error": one.relative_error}))
+            self._add(record.model_copy(update=found | {"relative_error": one.relative_error}))
 
-    def _enqueue(self) -> None:
-        """Enqueue the first trials: the baseline, then those without workers, because reading comes before forking."""
+    def _choose_first(self) -> None:
+        """Choose the first trials: the baseline, then those without workers; they share a child process."""
         plan, fewest, seeds = self._plan, self._check.fewest, choose_seeds(self._earlier, self._plan)
         baseline, *others = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
         if plan.workload.worker_failure is not None and fewest is not None:  # workers are suspected
@@ -191,7 +191,7 @@ class Search:
                 if trial is not None:
                     self._study.tell(trial, state=TrialState.FAIL)
             raise
-        self._store(self._model.make_record(config, result), trial)
+        self._add(self._model.make_record(config, result), trial)
         if result is not None and self._check.find_cause(result):
             if self._check.reason is not None:
                 self._model.allows_workers = False
@@ -203,7 +203,7 @@ class Search:
         """Run a trial for the check of failures; a configuration of the space is stored like other trials."""
         result = self._run(config, FULL_LENGTH_PRECISION)
         if self._plan.space.nearest(config) == config:
-            self._store(self._model.make_record(config, result))
+            self._add(self._model.make_record(config, result))
         return result
 
     def _run(self, config: LoaderConfig, precision: float = SEARCH_PRECISION) -> TrialResult:
@@ -215,12 +215,8 @@ class Search:
             trial = trial.model_copy(update={"prune_below": PRUNE_SHARE * best.samples_per_second})
         return self._run_trial(trial)
 
-    def _store(self, record: TrialRecord, trial: Trial | None = None) -> None:
+    def _add(self, record: TrialRecord, trial: Trial | None = None, *, is_stored: bool = False) -> None:
         """Learn from a record, and store it in the study; None adds a trial that was not proposed."""
-        self._learn(record)
-        study.store_record(self._study, self._plan, record, trial)
-
-    def _learn(self, record: TrialRecord) -> None:
         best, rate = self._model.best, record.samples_per_second
         if record.is_feasible:
             improves = best is None or rate > IMPROVEMENT_RATIO * best.samples_per_second
@@ -228,6 +224,8 @@ class Search:
         self._records.append(record)
         self._model.fit(self._records)
         self._progress.show_trial(len(self._records), record, self._model.best is record)
+        if not is_stored:
+            study.store_record(self._study, self._plan, record, trial)
 
 
 def choose_seeds(earlier: TunedProfile | None, plan: Plan) -> list[LoaderConfig]:

@@ -157,6 +157,6 @@ def make_plan(request: TuningRequest, machine: MachineProfile, workload: Workloa
             notes.append(f"the baseline is your DataLoader with {changes}: the request and the limits apply to it, too")
     if processes > 1:
         notes.append(f"{processes} training processes run at once: all values are for each of them")
-    space, hardware = replace(space, notes=tuple(notes)), machine.hardware(workload.accelerator)
-    own_share = local_workload, local_machine.usable_cpus
-    return Plan(request, machine, workload, budgets, space, baseline, hardware, *own_share)
+    hardware, cpus = machine.hardware(workload.accelerator), local_machine.usable_cpus
+    space = replace(space, notes=tuple(notes))
+    return Plan(request, machine, workload, budgets, space, baseline, hardware, local_workload, cpus)

@@ -85,12 +85,7 @@ def _requested_values(request: TuningRequest) -> dict[str, Values]:
 def plan_space(
     request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets
 ) -> SearchSpace:
-    """Return the search space of a request on this machine, for this workload.
-
-    Raises:
-        UsageError: A restriction of the request leaves no legal value.
-        NoFeasibleConfigError: Not even the smallest batch fits the memory limit.
-    """
+    """Return the search space; raise UsageError if none is left, NoFeasibleConfigError if no batch fits into memory."""
     requested = _requested_values(request)
     for name, value in workload.fixed_settings.items():
         asked = requested.get(name, (value,))
@@ -149,7 +144,6 @@ def _restrict(name: str, choices: tuple[Any, ...], values: Values) -> tuple[Any,
 def _plan_batch_sizes(
     requested: Values | None, workload: WorkloadProfile, budgets: Budgets
 ) -> tuple[tuple[int | None, ...], str]:
-    """Return the batch sizes, and a note if they are not searched."""
     fixed, usual = workload.fixed_settings, SETTINGS["batch_size"].choices
     if "batch_size" in fixed or workload.batching == "user":
         if "batch_size" not in fixed and requested is not None:
@@ -174,15 +168,13 @@ def _plan_batch_sizes(
         )
     if workload.drop_last or not isinstance(requested, tuple):
         fitting = inside or fitting[:1]
-    is_own = requested is None and own is not None
     hint = f"batch_size stays at {own}, that of your DataLoader: list sizes with --batch-size to search them"
-    return tuple(fitting), hint if is_own else ""
+    return tuple(fitting), hint if requested is None and own is not None else ""
 
 
 def _plan_workers(
     request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets, size: int | None
 ) -> tuple[tuple[int, ...], str]:
-    """Return the numbers of workers, and a note if the workload or the machine limits them."""
     if workload.workers_duplicate_data:
         note = "num_workers is at most 1: without sharding by get_worker_info() each worker returns all the data"
         return (0, 1)[: 1 + budgets.max_workers], note

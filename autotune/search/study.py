@@ -158,10 +158,7 @@ def store_record(study: optuna.Study, plan: Plan, record: TrialRecord, trial: op
 
 
 def read_records(study: optuna.Study, space: SearchSpace) -> list[TrialRecord]:
-    """Return the completed trials of a study whose configurations are in the space.
-
-    Trials that dltune did not write, and those that repeat the result of an earlier one, are left out.
-    """
+    """Return the completed trials that dltune wrote, in the space, without repeated results."""
     records: list[TrialRecord] = []
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         with suppress(ValidationError):

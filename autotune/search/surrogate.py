@@ -69,8 +69,7 @@ class Surrogate:
         kernel = _kernel(self._seen.features, self._seen.features)
 
         def likelihood(scale: float) -> float:
-            """Return twice the log marginal likelihood, less a constant."""
-            covariance = scale**2 * kernel + noise
+            covariance = scale**2 * kernel + noise  # twice the logarithm, less a constant:
             return float(-self._ratios @ np.linalg.solve(covariance, self._ratios) - np.linalg.slogdet(covariance)[1])
 
         self._scale = max(PRIOR_SCALES, key=likelihood)
@@ -83,10 +82,7 @@ class Surrogate:
         return [math.exp(log) for log in table.logs + self._infer(table.features)[0]]
 
     def predict_speedups(self, path: Sequence[LoaderConfig]) -> list[tuple[float, float]]:
-        """Predict the speedup of each configuration over the one before it; common errors cancel.
-
-        Each comes with one standard deviation of its logarithm.
-        """
+        """Predict the speedup of each configuration over the one before it, and its relative standard deviation."""
         table = tabulate(path, self._predict)
         mean, across = self._infer(table.features)[0], self._covariance(table.features, self._seen.features)
         covariance = self._covariance(table.features, table.features) - across @ self._inverse @ across.T
@@ -107,10 +103,7 @@ class Surrogate:
         return next((proposal for proposal in ranked if is_open(proposal.config)), None)
 
     def find_outlier(self, ignored: Collection[LoaderConfig] = ()) -> Proposal | None:
-        """Return the slow outlier that would improve most on the best if the other measurements were right.
-
-        Each measurement is compared with its leave-one-out prediction (Rasmussen and Williams, section 5.4.2).
-        """
+        """Return the slow outlier that would improve most on the best at its leave-one-out prediction (5.4.2)."""
         if len(self._ratios) < MIN_OBSERVATIONS_FOR_OUTLIER:
             return None
         deviation = 1 / np.sqrt(np.diag(self._inverse))
@@ -149,10 +142,8 @@ class TrialModel:
                 self._resources = self._resources.learn(record.result)
 
     def propose(self) -> Proposal | None:
-        """Return the most promising candidate that is expected to keep the limits; None if all were tried.
-
-        After a trial with workers, one without them costs another process; it must be predicted to be the fastest.
-        """
+        """Return the most promising candidate that is expected to keep the limits; None if all were tried."""
+        # After a trial with workers, one without them costs another process; it must be predicted to be the fastest.
         is_late = any(config.dataloader.num_workers for config in self.known)
         best_rate = self.best.samples_per_second if self.best and is_late else 0.0
 
@@ -208,7 +199,6 @@ def tabulate(configs: Sequence[LoaderConfig], predict: RatePrediction) -> Candid
 
 
 def _kernel(features: Array, others: Array) -> Array:
-    """Return the covariance of the error between two lists of configurations."""
     gaps = features[:, None, :] - others[None, :, :]
     near = np.exp(-0.5 * (gaps[..., 0] / WORKERS_SCALE) ** 2)
     equal = (gaps[..., len(NUMBERS) :] == 0).sum(axis=-1)

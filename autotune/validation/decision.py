@@ -8,8 +8,7 @@ recommendation, over unchanged training for a change of training, over default v
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from autotune.config import Interval, LoaderConfig
 from autotune.profiles.schema import Contribution
@@ -27,13 +26,12 @@ MIN_SPEEDUP: Final = 1.02  # over the baseline or over unchanged training
 NEARLY_FULL_SHARE: Final = 0.8  # of a budget; a configuration that uses more loses against one that uses less
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """The recommended configuration and its numbers, as in `ProfileResult`."""
 
     config: LoaderConfig
     samples_per_second: float
-    ci95: Interval | None
+    samples_per_second_ci95: Interval | None
     speedup: float | None
     speedup_ci95: Interval | None
     gains: tuple[Contribution, ...] = ()

@@ -34,7 +34,6 @@ IO_CPU_SHARE: Final = 0.5  # CPU share below which a sample mostly waits
 COLLATE_SHARE: Final = 0.25  # of loading; below it a faster collate_fn hardly helps
 MAX_LINES: Final = 3
 WORTHWHILE_GAIN: Final = 1.05  # predicted gain from which a larger limit is worth mentioning
-THREADED_LOADING_CPUS: Final = 1.3  # CPUs that loading in one process keeps busy; above it, it starts threads
 THREADED_STEP_CPUS: Final = 1.2  # CPUs that the step keeps busy; above it, its threads slow the workers down
 
 
@@ -58,8 +57,9 @@ def build_profile(
         baseline = find_best([record for record in found.records if record.config == plan.baseline])
         speedup = None if baseline is None else best.samples_per_second / baseline.samples_per_second
         decision = Decision(best.config, best.samples_per_second, None, speedup, None)
-        if validation.failed and validation.runs:
-            failure = validation.failed[0].failures[0]
+        failures = [failure for one in validation.entrants for failure in one.failures]
+        if failures and validation.runs:
+            failure = failures[0]
             warnings.append(
                 "This is the best trial of the search, not validated: no configuration ran to its end in a fresh "
                 f"process ({describe_config(failure.config)}: it {failure.message.rstrip('.')}). Fix that first: each "
@@ -96,7 +96,7 @@ def build_profile(
 def _explain_failures(records: Sequence[TrialRecord], validation: Validation) -> Exception:
     if not records:
         return UsageError("No trial was run: profiling took all the time of --timeout. Allow more time.")
-    failures = [failure for one in validation.failed for failure in one.failures]
+    failures = [failure for one in validation.entrants for failure in one.failures]
     failures += [record.result for record in records if record.result is not None and not record.is_feasible]
     examples = dict.fromkeys(f"  {failure.kind}: it {failure.message}" for failure in failures)
     skipped = sum(record.result is None for record in records)
@@ -118,15 +118,13 @@ def _build_result(
     wait_share = runs.wait_share if runs.rates else max(0.0, 1 - rate / bound)
     bottleneck = find_bottleneck(config, workload, plan.usable_cpus, wait_share)
     origin = "your DataLoader's settings" if workload.baseline else "PyTorch's defaults"
+    numbers = {name: value for name, value in decision._asdict().items() if name != "config"}
     facts = {"config": base.config, "samples_per_second": base.rate, "wait_share": base.wait_share}
     return schema.ProfileResult(
-        samples_per_second=rate,
-        samples_per_second_ci95=decision.ci95,
+        **numbers,
         validation_runs=validation.runs,
         epochs=plan.request.epochs,
         baseline=schema.Baseline(description=origin, **facts) if base.rate else None,
-        speedup=decision.speedup,
-        speedup_ci95=decision.speedup_ci95,
         verdict="no_change" if config == plan.baseline else "faster",
         upper_bound_samples_per_second=bound if plan.has_reliable_upper_bound(config, rate) else None,
         wait_share=wait_share,
@@ -139,7 +137,6 @@ def _build_result(
         copy_bound_bytes_per_second=copies.of(pinned=config.dataloader.pin_memory) if copies else None,
         processes=runs.process_waits,
         candidates=tuple(one.record() for one in validation.entrants),
-        gains=decision.gains,
         contributions=estimate_contributions(plan, found, validation, decision),
         advice=(*describe_waits(runs), *suggest_improvements(plan, config, bottleneck)),
         warnings=(*workload.notes, *found.warnings, *warnings, *_list_warnings(plan, validation, runs)),
@@ -148,7 +145,7 @@ def _build_result(
 
 def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> Iterator[str]:
     yield from validation.noise
-    for one in validation.failed if validation.runs else ():
+    for one in (one for one in validation.entrants if one.failures and validation.runs):
         tried, failed = len(one.rates) + len(one.failures), len(one.failures)
         yield f"{describe_config(one.config)}: {failed} of {tried} validation runs failed: it {one.failures[0].message}"
     if runs.gpu_growth_bytes:
@@ -259,11 +256,6 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
         yield f"Loading spends its time in your code: {named}."
     if is_loading and loader.num_workers:
         yield from _find_limit(plan, config, size)
-    if workload.cpu_share >= THREADED_LOADING_CPUS:
-        yield (
-            f"Loading keeps {workload.cpu_share:.1f} CPUs busy in one process, so a library starts threads, and does "
-            "so in each worker: limit them in worker_init_fn (cv2.setNumThreads(0)) or with OMP_NUM_THREADS=1."
-        )
     if bottleneck == "cpu" and workload.step_cpus >= THREADED_STEP_CPUS:
         yield f"The step keeps {workload.step_cpus:.1f} CPUs busy: limit its threads with torch.set_num_threads(1)."
     if bottleneck == "epoch":

@@ -27,7 +27,6 @@ from autotune.system.cgroups import CpuCounters, background_cpus, read_cpu_count
 MIN_RUNS: Final = 2
 MAX_RUNS: Final = 5  # while the gain over the baseline is in doubt
 MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
-MIN_MEASURED: Final = 2  # the baseline and the first candidate: without them nothing is compared
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
 DOUBTFUL_SPEEDUP: Final = 1.25  # a smaller one is worth more runs if its interval includes 1
 FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it the baseline's precision does not matter,
@@ -84,10 +83,7 @@ class CandidateRuns:
         return statistics.fmean(self._wait_shares) if self._wait_shares else 0.0
 
     def ci95(self, field: Sequence[CandidateRuns] = (), others: Sequence[CandidateRuns] = ()) -> Interval | None:
-        """Compute the 95% interval of its throughput, given that these runs selected it from `field`.
-
-        The scatter of `field` and `others` shows the noise of the machine. None for fewer than two runs.
-        """
+        """Compute the 95% interval of its throughput, of which `field` are rivals and `others` show the noise, too."""
         scatter = [list(other.rates.values()) for other in (*field, *others) if other is not self]
         return throughput_ci95(list(self.rates.values()), max(1, len(field)), scatter)
 
@@ -210,11 +206,6 @@ class Validation:
     noise: tuple[str, ...] = ()  # sentences on disturbances of the machine
     interrupted_by: BaseException | None = None
 
-    @property
-    def failed(self) -> tuple[CandidateRuns, ...]:
-        """Configurations with at least one failed run."""
-        return tuple(one for one in self.entrants if one.failures)
-
 
 def validate(
     plan: Plan,
@@ -230,7 +221,7 @@ def validate(
     measured once in any case.
     """
     baseline, candidates, entrants = CandidateRuns(plan.baseline), list[CandidateRuns](), tuple[CandidateRuns, ...]()
-    runs, noise, is_whole = 0, tuple[str, ...](), True
+    runs, is_whole = 0, True
     with capture_interruption() as interruption:
         candidates = [CandidateRuns(config) for config in choose() if config != plan.baseline]
         entrants, active = (baseline, *candidates), [baseline, *candidates]
@@ -239,7 +230,7 @@ def validate(
                 monitor.measure_others()
             first = runs % len(active)  # each run begins with another configuration
             for position, one in enumerate((*active[first:], *active[:first])):
-                if (runs or position >= MIN_MEASURED) and not has_time(1):
+                if (runs or position >= 2) and not has_time(1):
                     is_whole = False
                     break
                 is_far_behind = one.rate * FAR_AHEAD_SPEEDUP < max((other.rate for other in candidates), default=0.0)
@@ -249,8 +240,7 @@ def validate(
                     pass  # a failed run is repeated
             runs += is_whole or not runs
             candidates, active = _plan_next_run(plan, runs, baseline, candidates)
-            if monitor is not None:
-                noise = tuple(monitor.describe([one.rates for one in entrants]))
+    noise = () if monitor is None else tuple(monitor.describe([one.rates for one in entrants]))
     return Validation(baseline, tuple(candidates), entrants, runs, noise, interruption.cause)
 
 

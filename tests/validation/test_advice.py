@@ -43,7 +43,6 @@ LINE = CostlyLine(file="/home/ada/train/data.py", line=12, function="load", sour
         ("io", WAITING, "Each sample waits 5.0 ms (CPU 2%): a dataset with __getitems__"),
         ("cpu", {"collate_cost": make_cost(5e-4)}, "Collating takes 50% of loading a batch (16.0 ms of 32.0 ms)"),
         ("cpu", {"costly_lines": (LINE,)}, "71% in data.py:12 (`image = decode(path)`)"),
-        ("cpu", {"cpu_share": 1.9}, "Loading keeps 1.9 CPUs busy in one process"),
         ("cpu", {"step_cpus": 1.9}, "torch.set_num_threads(1)"),
         ("epoch", {}, "set persistent_workers=True, or use a sampler that repeats the data"),
     ],

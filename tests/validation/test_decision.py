@@ -250,8 +250,8 @@ def test_every_interval_is_wider_if_other_configurations_scatter() -> None:
     quiet, wild = make_candidate(usual(2), 90.0, 90.0, 90.0), make_candidate(usual(2), 70.0, 90.0, 115.0)
     calm, shaky = (choose(SLOW, variant, unordered, other) for other in (quiet, wild))
     assert calm.config == shaky.config == unordered.config
-    assert shaky.ci95 == unordered.ci95([variant, unordered, wild], [SLOW])
-    assert width(calm.ci95) < width(shaky.ci95)
+    assert shaky.samples_per_second_ci95 == unordered.ci95([variant, unordered, wild], [SLOW])
+    assert width(calm.samples_per_second_ci95) < width(shaky.samples_per_second_ci95)
     assert width(calm.speedup_ci95) < width(shaky.speedup_ci95)
     assert width(calm.gains[0].speedup_ci95) < width(shaky.gains[0].speedup_ci95)
 

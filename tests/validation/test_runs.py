@@ -135,14 +135,14 @@ def test_a_failed_run_is_repeated_under_its_number_and_a_second_failure_rules_th
     once, _ = validate_with(lambda config, number: None if (config, number) == (MANY, 0) else steady(config, number))
     assert [one.config for one in once.candidates] == [MANY]
     assert tuple(once.candidates[0].rates) == (1, 2)
-    assert once.failed == once.candidates
+    assert [len(one.failures) for one in once.candidates] == [1]
     twice, _ = validate_with(lambda config, number: None if config == MANY else steady(config, number))
     assert [one.config for one in twice.candidates] == [FEW]
 
 
 def test_if_everything_fails_no_further_run_begins() -> None:
     found, asked = validate_with(lambda config, number: None, FEW)
-    assert (len(asked), len(found.failed)) == (4, 2)
+    assert (len(asked), [len(one.failures) for one in found.entrants]) == (4, [2, 2])
 
 
 def test_the_default_variant_of_the_fastest_is_measured_as_often_however_slow() -> None:
