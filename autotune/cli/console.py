@@ -196,9 +196,8 @@ class RunDisplay(ProgressListener):
         if profile.config not in self._rates and profile.result.validation_runs:
             self._write_row("-", profile.config, profile.result.samples_per_second, ["measured in the validation"])
         if self._validation_began is not None:
-            self._write(
-                f"Validating the best against the baseline in fresh processes ... {format_seconds(self._clock() - self._validation_began)}"
-            )
+            took = format_seconds(self._clock() - self._validation_began)
+            self._write(f"Validating the best against the baseline in fresh processes ... {took}")
         phases = [f"{phase} {format_seconds(seconds)}" for phase, seconds in profile.search.phase_seconds.items()]
         self._write(f"Phases: {' · '.join(phases)}\n" if self._verbose else "")
 

@@ -61,9 +61,7 @@ def predict_copy(config: LoaderConfig, workload: WorkloadProfile) -> float:
     return copied_bytes / workload.h2d.of(pinned=config.dataloader.pin_memory)
 
 
-def predict_samples_per_second(
-    config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, epochs: int
-) -> float:
+def predict_throughput(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, epochs: int) -> float:
     """Predict the throughput of a training run of `epochs` epochs; it is greater than zero."""
     size, workers = batch_samples(config, workload), config.dataloader.num_workers
     steady = max(1e-7, *predict_stages(config, workload, usable_cpus))

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from optuna.trial import Trial, TrialState
 
@@ -44,8 +43,7 @@ MAX_REPEATS: Final = 40  # consecutive proposals that were all measured before
 MAX_SEEDS: Final = 3  # configurations of an earlier run that are tried first
 
 
-@dataclass(frozen=True, slots=True)
-class SearchOutcome:
+class SearchOutcome(NamedTuple):
     """The result of a search, or of the part before an error interrupted it; `records` are all trials in order."""
 
     records: tuple[TrialRecord, ...]
@@ -125,7 +123,7 @@ class Search:
         plan, fewest, seeds = self._plan, self._check.fewest, choose_seeds(self._earlier, self._plan)
         baseline, *others = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
         if plan.workload.worker_failure is not None and fewest is not None:  # workers are suspected
-            others = [baseline, fewest, *others]
+            others = [fewest, baseline, *others]
             baseline = min(others, key=lambda one: one.dataloader.num_workers)
         others.sort(key=lambda config: config.dataloader.num_workers > 0)
         self._first = list(dict.fromkeys([baseline, *others]))

@@ -11,7 +11,7 @@ from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest
-from autotune.search.cost_model import ResourceModel, batch_samples, predict_samples_per_second
+from autotune.search.cost_model import ResourceModel, batch_samples, predict_throughput
 from autotune.search.space import SearchSpace, nearest_choice, plan_space
 from autotune.settings import SETTINGS, config_from_values, describe_difference, setting_values
 from autotune.system.machine import Hardware, MachineProfile, count_whole_cpus
@@ -58,7 +58,7 @@ class Plan:
 
     def predict(self, config: LoaderConfig) -> float:
         """Predict the throughput of a configuration by the cost model, in samples per second."""
-        return predict_samples_per_second(config, self.local_workload, self.usable_cpus, self.request.epochs)
+        return predict_throughput(config, self.local_workload, self.usable_cpus, self.request.epochs)
 
     def describe_excess(self, config: LoaderConfig) -> str:
         """Describe the limits that a configuration is predicted to exceed; empty if there is none."""

@@ -269,7 +269,6 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
 
 
 def _find_limit(plan: Plan, config: LoaderConfig, batch_size: int) -> Iterator[str]:
-    """Name the limit that rules out a faster configuration with more workers."""
     most = max_useful_workers(plan.workload, batch_size, plan.usable_cpus)
     for workers in SETTINGS["num_workers"].choices:
         larger = plan.change(config, {"num_workers": workers})

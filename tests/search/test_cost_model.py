@@ -9,8 +9,8 @@ from autotune.protocol.workload_profile import H2DBandwidth, WorkloadProfile
 from autotune.search.cost_model import (
     find_bottleneck,
     max_useful_workers,
-    predict_samples_per_second,
     predict_stages,
+    predict_throughput,
 )
 from tests.builders import make_config, make_cost, make_gpu_workload, make_workload
 
@@ -37,14 +37,14 @@ def test_the_throughput_of_every_configuration_is_positive_and_below_the_upper_b
     workload: WorkloadProfile, config: LoaderConfig, cpus: float, epochs: int
 ) -> None:
     size = config.dataloader.batch_size or workload.probe_batch_size
-    rate = predict_samples_per_second(config, workload, cpus, epochs)
+    rate = predict_throughput(config, workload, cpus, epochs)
     assert rate > 0
     assert rate * workload.step_cost.per_batch(size) <= size * (1 + 1e-9)
 
 
 def test_without_workers_loading_and_the_step_alternate() -> None:
     workload = make_workload(samples=320, load_cost=make_cost(1e-3), step_cost=make_cost(0.0, 8e-3))
-    predicted = predict_samples_per_second(make_config(0), workload, 4.0, epochs=3)
+    predicted = predict_throughput(make_config(0), workload, 4.0, epochs=3)
     assert predicted == pytest.approx(32 / (32e-3 + 8e-3))
 
 
@@ -53,13 +53,13 @@ def test_samples_that_wait_gain_from_more_workers_than_cpus_and_samples_that_com
     cpu_share: float, low: float, high: float
 ) -> None:
     workload = make_workload(samples=100_000, cpu_share=cpu_share, load_cost=make_cost(5e-3))
-    few, many = (predict_samples_per_second(make_config(workers), workload, 2.0, 10) for workers in (2, 16))
+    few, many = (predict_throughput(make_config(workers), workload, 2.0, 10) for workers in (2, 16))
     assert low <= many / few <= high
 
 
 def test_persistent_workers_gain_if_epochs_are_short() -> None:
     kept, restarted = (
-        predict_samples_per_second(make_config(4, persistent_workers=is_kept), make_workload(samples=64), 4.0, 10)
+        predict_throughput(make_config(4, persistent_workers=is_kept), make_workload(samples=64), 4.0, 10)
         for is_kept in (True, False)
     )
     assert kept > 1.5 * restarted
