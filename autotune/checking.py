@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from autotune.config import BoundedRate, FrozenModel, Interval
 from autotune.errors import UsageError
-from autotune.planning.plan import Plan
-from autotune.planning.space import choose_probe_sizes
 from autotune.preparation import prepare_run, rebuild_request
 from autotune.profiles.load import Difference, compare, compare_age, select_profile
 from autotune.profiles.schema import TunedProfile
@@ -26,6 +24,8 @@ from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import identify
 from autotune.request import TuningRequest
 from autotune.runner.runner import TrialRunner
+from autotune.search.plan import Plan
+from autotune.search.space import choose_probe_sizes
 from autotune.system.machine import Software, describe_local_hardware, read_machine
 from autotune.system.software import read_start_method_in_force, read_torch
 from autotune.validation.runs import CandidateRuns, NoiseMonitor, measure_run, validate
@@ -134,7 +134,7 @@ def verify(
     with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
         plan = prepare_run(request, read_machine(), None, runner, progress, time_budget)
         here = ((profile.hardware, plan.hardware), (profile.software, plan.workload.software))
-        found = [*compare(*here, (profile.workload, plan.identity)), *differences]
+        found = [*compare(*here, (profile.workload, identify(request.workload, plan.workload))), *differences]
         if any(one.requires_retune for one in found):
             return _conclude(profile, found)
         if excess := plan.describe_excess(profile.config):

@@ -7,8 +7,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from autotune.errors import ProfileError
-from autotune.planning.plan import Plan, make_plan
-from autotune.planning.space import choose_probe_sizes
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import check_writable, read_profiles
 from autotune.progress import ProgressListener
@@ -18,6 +16,8 @@ from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, explain_invalid
 from autotune.runner.runner import TrialRunner
+from autotune.search.plan import Plan, make_plan
+from autotune.search.space import choose_probe_sizes
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:  # a listener receives values of every package and belongs to none
     from autotune.config import LoaderConfig
-    from autotune.planning.plan import Plan
     from autotune.protocol.messages import ProgressReport
+    from autotune.search.plan import Plan
     from autotune.search.study import TrialRecord
 
 
@@ -32,7 +32,7 @@ class ProgressListener:
     def show_trial_start(self, number: int, config: LoaderConfig) -> None:
         """Called before trial `number`, counted from 1."""
 
-    def show_trial(self, number: int, record: TrialRecord, relative_error: float, is_best: bool) -> None:
+    def show_trial(self, number: int, record: TrialRecord, is_best: bool) -> None:
         """Called after trial `number`, measured, failed or skipped."""
 
     def show_stop(self, reason: str) -> None:

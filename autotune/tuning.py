@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from autotune.config import LoaderConfig
 from autotune.errors import DltuneError, OutputError, ProfileError, ResultNotSavedError, UsageError
-from autotune.planning.plan import Plan
 from autotune.preparation import check_request, find_stored, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.store import format_file, save_profile
@@ -24,7 +24,8 @@ from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest, explain_invalid, find_import_string
 from autotune.runner.launcher import Launcher
 from autotune.runner.runner import TrialRunner
-from autotune.search.loop import SearchOutcome, search
+from autotune.search.loop import Search, SearchOutcome
+from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.processes import TRIAL_VARIABLE
@@ -91,18 +92,22 @@ def tune(
     with TrialRunner(request.workload, request.stall_seconds, progress, launcher) as runner:
         plan = prepare_run(request, machine or read_machine(), workload, runner, progress, time_budget)
         measure = time_budget.timed(raise_on_lost_device(run_trial or runner.run))
-        time_budget.begin_phase("search")
         if earlier is None and not request.fresh:
             earlier = find_stored(request, plan.machine, validated=False)
-        found = search(plan, measure, progress, time_budget.allows_trial, earlier)
+        found = Search(plan, measure, progress, time_budget.allows_trial, earlier).run()
         time_budget.begin_phase("validation")
         validation = Validation(CandidateRuns(plan.baseline))
         if found.interrupted_by is None and time_budget.allows_runs(1):
             monitor = NoiseMonitor(plan.machine.usable_cpus, stop_children=runner.close) if run_trial is None else None
-            model, gains = found.model, found.model.surrogate.predict_speedups
-            choose = partial(select_candidates, found.records, plan.defaults, model.is_allowed, model.expected(), gains)
+            choose = partial(_select_candidates, plan, found)
             validation = validate(plan, choose, measure, progress, monitor, time_budget.allows_runs)
         return _save(plan, found, validation, time_budget, runner)
+
+
+def _select_candidates(plan: Plan, found: SearchOutcome) -> list[LoaderConfig]:
+    model = found.model
+    speedups = model.surrogate.predict_speedups
+    return select_candidates(found.records, plan, model.is_allowed, model.expected(), speedups)
 
 
 def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest:

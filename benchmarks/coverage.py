@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from autotune.config import LoaderConfig
-from autotune.planning.plan import Plan, make_plan
 from autotune.progress import ProgressListener
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import EpochTrace, Measurement, TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
+from autotune.search.plan import Plan, make_plan
 from autotune.settings import config_from_values
 from autotune.system.machine import MachineProfile, Software
 from autotune.validation.decision import Decision, decide
@@ -68,19 +68,19 @@ def simulate(plan: Plan, truths: tuple[float, ...], spread: float, seed: int) ->
         return TrialResult(kind="completed", config=request.config, measurement=_measure(rate))
 
     validation = validate(plan, lambda: configs[1:], run_trial, ProgressListener())
-    decision = decide(validation, plan.defaults, plan.budgets)
+    decision = decide(validation, plan)
     assert decision is not None
     return _judge(decision, rates[decision.config], rates[plan.baseline])
 
 
 def _name_candidate(plan: Plan, number: int) -> LoaderConfig:
-    values = {**plan.defaults.values, "batch_size": plan.baseline.dataloader.batch_size, "num_workers": number}
+    values = {**plan.default_values, "batch_size": plan.baseline.dataloader.batch_size, "num_workers": number}
     return config_from_values(values)
 
 
 def _judge(decision: Decision, true: float, true_baseline: float) -> Covered:
-    assert decision.ci95 is not None
-    low, high = decision.ci95
+    assert decision.samples_per_second_ci95 is not None
+    low, high = decision.samples_per_second_ci95
     speedup = None
     if decision.speedup_ci95 is not None and true != true_baseline:
         speedup = decision.speedup_ci95[0] <= true / true_baseline <= decision.speedup_ci95[1]

@@ -30,7 +30,7 @@ from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.protocol.statistics import student_t
 from autotune.request import SamplerName
-from autotune.search.loop import search
+from autotune.search.loop import Search
 from autotune.search.study import TrialRecord
 from autotune.validation.decision import select_candidates
 from benchmarks.traces import TRACES, Trace, make_measurement
@@ -86,12 +86,12 @@ def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:
         measurement = make_measurement(BATCHES_SHOWN, size, max(1e-6, epoch_seconds), EPOCHS_SHOWN)
         return TrialResult(kind="completed", config=request.config, measurement=measurement)
 
-    found = search(plan, run_trial, ProgressListener())
+    found = Search(plan, run_trial, ProgressListener()).run()
     truth = {config: math.sqrt(one * two) for config, one, two in zip(trace.configs, *trace.passes, strict=True)}
     best = _find_best(trace)
     measured = [record for record in found.records if record.is_feasible]
     candidates = select_candidates(
-        found.records, plan.defaults, truth.__contains__, found.model.expected(), found.model.surrogate.predict_speedups
+        found.records, plan, truth.__contains__, found.model.expected(), found.model.surrogate.predict_speedups
     )
     return Replayed(
         trace=trace.name,

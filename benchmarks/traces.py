@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from autotune.config import FrozenModel, LoaderConfig
-from autotune.planning.plan import Plan, make_plan
-from autotune.planning.space import SearchSpace
 from autotune.protocol.budgets import plan_budgets
 from autotune.protocol.measurement import EpochTrace, Measurement
 from autotune.protocol.messages import TrialRequest
+from autotune.protocol.throughput import estimate
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.runner import TrialRunner
+from autotune.search.plan import Plan, make_plan
+from autotune.search.space import SearchSpace
 from autotune.settings import SETTINGS, Choice
 from autotune.system.machine import MachineProfile, read_machine
 
@@ -126,7 +127,7 @@ def _run_pass(
     for config in random.Random(seed).sample(configs, len(configs)):
         request = TrialRequest(config=config, epochs=plan.request.epochs, seconds=seconds, precision=PRECISION)
         result = runner.run(request)
-        rate = plan.estimate(result)
+        rate = estimate(result.measurement, config, plan.request.epochs) if result.measurement is not None else None
         found[config] = rate.samples_per_second if rate is not None else 0.0, result.seconds
     return [found[config] for config in configs]
 

@@ -22,7 +22,7 @@ OWNERS = {
     "optuna": {"search"},
     "click": {"cli"},
     "rich": {"cli"},
-    "numpy": {"search", "planning"},
+    "numpy": {"search"},
     "jinja2": {"report"},
     "filelock": {"runner", "profiles.store"},
 }

@@ -12,13 +12,13 @@ import pytest
 from autotune.checking import Remeasurement, check, read_software, remeasure, verify
 from autotune.config import LoaderConfig
 from autotune.errors import UsageError
-from autotune.planning.plan import Plan, make_plan
 from autotune.preparation import find_stored
 from autotune.profiles.schema import TunedProfile
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.request import TuningRequest, WorkloadRequest
+from autotune.search.plan import Plan, make_plan
 from autotune.system.machine import describe_local_hardware, read_machine
 from tests.builders import (
     make_config,

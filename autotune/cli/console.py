@@ -23,15 +23,14 @@ if TYPE_CHECKING:  # importing them takes longer than `dltune --help`
     from rich.text import Text
 
     from autotune.config import LoaderConfig
-    from autotune.planning.plan import Plan
     from autotune.profiles.schema import TunedProfile
     from autotune.protocol.messages import ProgressReport
+    from autotune.search.plan import Plan
     from autotune.search.study import TrialRecord
     from autotune.settings import Setting
 
 INTERRUPTED: Final = 130
 NOTHING_MEASURED: Final = "Interrupted before any configuration was measured; no result was saved."
-VALIDATING: Final = "Validating the best against the baseline in fresh processes"
 
 
 def print_result(text: str, saved: str = "") -> None:
@@ -156,7 +155,7 @@ class RunDisplay(ProgressListener):
         self._number = number
         self._show_activity(f"trial {number}: {describe_config(config)}")
 
-    def show_trial(self, number: int, record: TrialRecord, relative_error: float, is_best: bool) -> None:
+    def show_trial(self, number: int, record: TrialRecord, is_best: bool) -> None:
         self._number, result, remarks = number, record.result, list[str]()
         if record.config == self._plan.baseline and record.config not in self._rates:
             remarks.append(f"baseline: {'your DataLoader' if self._plan.workload.baseline else 'PyTorch defaults'}")
@@ -170,7 +169,11 @@ class RunDisplay(ProgressListener):
             remarks.append(f"failed: {result.message}")
         if self._verbose and record.is_feasible and result is not None:
             used = f"memory {format_bytes(result.peak_host_bytes)}, /dev/shm {format_bytes(result.peak_shm_bytes)}"
-            remarks += [f"±{min(relative_error, 9.99):.0%}", f"predicted {format_rate(record.predicted)}", used]
+            remarks += [
+                f"±{min(record.relative_error or 9.99, 9.99):.0%}",
+                f"predicted {format_rate(record.predicted)}",
+                used,
+            ]
         elif self._verbose and result is not None and result.details:
             remarks.append(f"\n{result.details.rstrip()}")
         self._write_row(str(number), record.config, record.samples_per_second if record.is_feasible else None, remarks)
@@ -193,7 +196,8 @@ class RunDisplay(ProgressListener):
         if profile.config not in self._rates and profile.result.validation_runs:
             self._write_row("-", profile.config, profile.result.samples_per_second, ["measured in the validation"])
         if self._validation_began is not None:
-            self._write(f"{VALIDATING} ... {format_seconds(self._clock() - self._validation_began)}")
+            took = format_seconds(self._clock() - self._validation_began)
+            self._write(f"Validating the best against the baseline in fresh processes ... {took}")
         phases = [f"{phase} {format_seconds(seconds)}" for phase, seconds in profile.search.phase_seconds.items()]
         self._write(f"Phases: {' · '.join(phases)}\n" if self._verbose else "")
 
@@ -216,7 +220,6 @@ def _format_value(value: Any) -> str:
 
 
 def _describe(plan: Plan, profiling_seconds: float) -> str:
-    """Describe the machine, the cost of a sample and of the step, and the throughput that the step allows."""
     from autotune.system.software import read_own_version
 
     machine, workload, size = plan.machine, plan.workload, plan.workload.probe_batch_size
@@ -235,7 +238,6 @@ def _describe(plan: Plan, profiling_seconds: float) -> str:
 
 
 def _list_details(plan: Plan) -> Iterator[str]:
-    """List the limits, the searched settings and the notes of a plan, for `-v`."""
     budgets = plan.budgets
     memory = f"memory {format_bytes(budgets.memory_bytes)}, /dev/shm {format_bytes(budgets.shm_bytes)}"
     yield f"Limits: {memory}, {budgets.nofile:,} open files, {budgets.max_workers} workers"

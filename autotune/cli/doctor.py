@@ -52,8 +52,7 @@ class Finding(NamedTuple):
 
 
 @click.command(
-    params=[option("--json", "Print JSON.")],
-    epilog=epilog("dltune doctor", codes="0 tuning can start; 1 it cannot"),
+    params=[option("--json", "Print JSON.")], epilog=epilog("dltune doctor", codes="0 tuning can start; 1 it cannot")
 )
 def doctor(json: bool) -> None:
     """Check the environment: torch, machine, container and folders.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,7 +61,6 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
 
 
 def _print_plan(request: TuningRequest, options: dict[str, Any]) -> None:
-    """Profile the workload and print the first trials."""
     from autotune.preparation import plan_only
     from autotune.settings import format_arguments
 
@@ -89,13 +88,12 @@ def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> boo
             progress.show_warning(f"the stored result is out of date, tuning again: {'; '.join(found.reasons)}")
             return False
     rate, name = found.remeasured.samples_per_second, name_in(request.output, stored.workload_id)
-    text = render_verified(stored, request.output, rate, width=_read_width(), name=name)
+    text = render_verified(stored, request.output, rate, width=get_terminal_size((100, 24)).columns, name=name)
     print_result(stored.model_dump_json(indent=2) if options["json"] else text)
     return True
 
 
 def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: TunedProfile | None = None) -> None:
-    """Tune, starting from an earlier profile if there is one, and print the result."""
     from autotune.runner.launcher import Launcher
 
     with raise_on_signals():
@@ -107,17 +105,12 @@ def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tun
                 found = tune(request, progress=progress, earlier=earlier, launcher=launcher)
                 progress.show_result(found.profile)
         with defer_interrupts():
-            name, width = name_in(request.output, found.profile.workload_id), _read_width()
+            name, width = name_in(request.output, found.profile.workload_id), get_terminal_size((100, 24)).columns
             text = render_summary(found.profile, request.output, width=width, interrupted=found.interrupted, name=name)
             document = found.profile.model_dump_json(indent=2)
             print_result(document if options["json"] else text, f" The result is in {request.output}.")
     if found.interrupted:
         sys.exit(INTERRUPTED)
-
-
-def _read_width() -> int:
-    """Return the columns of the terminal if stdout is one, else 100."""
-    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
 
 
 @click.command(

@@ -87,8 +87,6 @@ class BatchWaits(FrozenModel):
     p50: BoundedSeconds
     p95: BoundedSeconds
     p99: BoundedSeconds
-    pause: BoundedSeconds = 0.0  # mean of the long waits if batches arrive in bursts; else 0
-    pause_share: Fraction = 0.0  # share of the batches that follow such a wait; else 0
 
 
 class ProcessWaits(FrozenModel):

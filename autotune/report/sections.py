@@ -98,7 +98,6 @@ def _interval(bounds: Interval | None, write: Callable[[float], str], form: str 
 
 
 def _warnings(profile: TunedProfile) -> Iterator[str]:
-    """Yield the settings that change training, and the warnings of the run."""
     base = profile.result.baseline
     for one in SETTINGS.values():
         value, before = one.read(profile.config), one.read((base or profile).config)
@@ -111,7 +110,6 @@ def _warnings(profile: TunedProfile) -> Iterator[str]:
 
 
 def _tables(profile: TunedProfile) -> Iterator[Table]:
-    """Yield the settings that are numbers or that change, and everything below the first screen."""
     result, search, budgets = profile.result, profile.search, profile.budgets
     before, after = (one.config.by_name() for one in (result.baseline or profile, profile))
     names = {setting.name: None for setting in RANGES} | {name: None for name in after if before[name] != after[name]}

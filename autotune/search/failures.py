@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Final, Literal
 
 from autotune.config import DataLoaderSettings, LoaderConfig
@@ -33,7 +34,6 @@ def cause_of(result: TrialResult) -> Cause:
 
 
 def _split(trials: Sequence[TrialResult]) -> tuple[list[TrialResult], list[TrialResult]]:
-    """Return the trials with workers, and those without."""
     busy = [one for one in trials if one.config.dataloader.num_workers]
     return busy, [one for one in trials if not one.config.dataloader.num_workers]
 
@@ -54,19 +54,16 @@ def find_culprit(trials: Sequence[TrialResult]) -> Literal["workers", "data"] | 
 
 
 def describe_failure(trials: Sequence[TrialResult], cause: Cause) -> str:
-    """Describe a failure, as in `about 4 of 1,920 samples raise ValueError: bad header, with workers`."""
+    """Describe a failure, as in `in 3 of 4 trials (1,920 samples) it raised ValueError: bad header, with workers`."""
     sides = dict(zip(("with", "without"), _split(trials), strict=True))
     sides = {name: side for name, side in sides.items() if cause in map(cause_of, side)}
     tried = [one for side in sides.values() for one in side]
     failed = [one for one in tried if cause_of(one) == cause]
     example = max(failed, key=lambda one: one.index is not None)
-    happened, where = example.message.partition(". ")[0].rstrip("."), f"{' and '.join(sides)} workers"
-    if example.in_step or not happened.startswith("raised "):
-        what = "the training step" if example.in_step else "it"
-        return f"in {len(failed)} of {len(tried):,} trials {what} {happened}, {where}"
-    which = "" if example.index is None else f" (one is sample {example.index})"
-    raises = f"{'raises' if len(failed) == 1 else 'raise'} {happened.removeprefix('raised ')}"
-    return f"about {len(failed)} of {_count_samples(tried):,} samples{which} {raises}, {where}"
+    what, index = "the training step" if example.in_step else "it", example.index
+    happened = example.message.partition(". ")[0].rstrip(".") + ("" if index is None else f" (sample {index})")
+    counts = f"in {len(failed)} of {len(tried):,} trials ({_count_samples(tried):,} samples)"
+    return f"{counts} {what} {happened}, {' and '.join(sides)} workers"
 
 
 class FailureCheck:
@@ -80,22 +77,16 @@ class FailureCheck:
         self._repeated: set[Cause] = set()  # not retried any more
         self._passing: dict[Cause, None] = {}  # a retry completed
         self._trials_left = MAX_TRIALS_WITHOUT_WORKERS
-        self._fewest = min((one for one in candidates if one.dataloader.num_workers), key=_size, default=None)
+        busy = [config for config in candidates if config.dataloader.num_workers]
+        names = attrgetter("dataloader.num_workers", "dataloader.prefetch_factor", "dataloader.batch_size")
+        self.fewest = min(busy, key=names, default=None)  # workers, queue and batch size
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Failures to report to the user."""
         causes = dict.fromkeys(filter(None, [*self._passing, self.flaw]))
-        sentences = [describe_failure(self.trials, cause) for cause in causes]
-        warnings = [f"{one[:1].upper()}{one[1:]}. A training run would crash there." for one in sentences]
-        return (*filter(None, [self.reason]), *warnings)
-
-    def order(self, configs: Sequence[LoaderConfig], *, is_suspected: bool) -> list[LoaderConfig]:
-        """Order the first trials: if workers are suspected, none, then the fewest, then the others."""
-        if not is_suspected or self._fewest is None:
-            return list(dict.fromkeys(configs))
-        first = dict.fromkeys([*configs, self._fewest])
-        return sorted(first, key=lambda config: (config.dataloader.num_workers > 0, config != self._fewest))
+        failures = [describe_failure(self.trials, cause).removeprefix("in ") for cause in causes]
+        return (*filter(None, [self.reason]), *(f"In {one}. A training run would crash there." for one in failures))
 
     def run(self, config: LoaderConfig, measure: Callable[[LoaderConfig], TrialResult]) -> TrialResult:
         """Run a trial, and a second time if its failure may be bad luck: it has not repeated itself yet."""
@@ -119,38 +110,37 @@ class FailureCheck:
         is_about_workers = result.kind in CODE_FAILURES and result.config.dataloader.num_workers and not result.in_step
         if self.reason is not None or self.flaw is not None or not is_about_workers:
             return False
-        failure = self._try_fewest() if self._find_flaw(at_any_size=False) is None else None
-        if failure is not None and find_culprit(self.trials) == "workers":
-            how = f"num_workers={failure.config.dataloader.num_workers}: it {failure.message.partition('. ')[0]}"
-            text = f"num_workers > 0 fails with this dataset ({how.rstrip('.')}); it works with num_workers=0."
-            self.reason = f"{text} {ADVICE[failure.kind]}"
-        self.flaw = self._find_flaw(at_any_size=failure is not None)
+        if self._find_flaw() is None and self.fewest is not None:
+            tried = [one for one in self.trials if one.config == self.fewest] or [
+                self._note(self._run_trial(self.fewest))
+            ]
+            if all(one.kind in CODE_FAILURES for one in tried):
+                self._blame_workers(tried[-1], self.fewest)
+        self.flaw = self._find_flaw()
         return self.reason is not None or self.flaw is not None
 
-    def _try_fewest(self) -> TrialResult | None:
-        """Try the fewest workers, and if they fail, no workers until the rates decide; return that failure."""
-        if self._fewest is None:
-            return None
-        tried = [one for one in self.trials if one.config == self._fewest]
-        tried = tried or [self._note(self._run_trial(self._fewest))]
-        if any(one.kind not in CODE_FAILURES for one in tried):
-            return None
-        without = LoaderConfig(dataloader=DataLoaderSettings(batch_size=self._fewest.dataloader.batch_size))
+    def _blame_workers(self, failure: TrialResult, config: LoaderConfig) -> None:
+        """Try without workers until the rates decide whether workers are the cause of the failure of the fewest."""
+        without = LoaderConfig(dataloader=DataLoaderSettings(batch_size=config.dataloader.batch_size))
         while self._trials_left and find_culprit(self.trials) is None:
             self._trials_left -= 1
             self._note(self._run_trial(without))
-        return tried[-1]
+        if find_culprit(self.trials) == "workers":
+            how = f"num_workers={config.dataloader.num_workers}: it {failure.message.partition('. ')[0].rstrip('.')}"
+            text = f"num_workers > 0 fails with this dataset ({how}); it works with num_workers=0."
+            self.reason = f"{text} {ADVICE[failure.kind]}"
 
-    def _find_flaw(self, *, at_any_size: bool) -> Cause | None:
-        """Return the failure of the data, unless it may be about a batch size at which every trial fails."""
+    def _find_flaw(self) -> Cause | None:
+        """Return the failure of the data, unless it may be about batches so large that every trial fails."""
         if find_culprit(self.trials) != "data":
             return None
         failures = [one for one in self.trials if one.kind in CODE_FAILURES and not one.in_step]
         busy, idle = (list(map(cause_of, side)) for side in _split(failures))
         flaw = max((one for one in busy if one in idle), key=(busy + idle).count)
-        completed = {one.config.dataloader.batch_size for one in self.trials if one.kind == "completed"}
         failed = {one.config.dataloader.batch_size for one in failures if cause_of(one) == flaw}
-        return flaw if at_any_size or completed & failed else None
+        works = {one.config.dataloader.batch_size for one in self.trials if one.kind == "completed"}
+        works |= set() if self.fewest is None else {self.fewest.dataloader.batch_size}
+        return flaw if failed & works else None
 
     def make_error(self, flaw: Cause) -> WorkloadError:
         """Return the error that ends a run whose data fails."""
@@ -167,7 +157,3 @@ def raise_if_unavoidable(result: TrialResult, workload: WorkloadRequest) -> None
         what = f"The training step ({workload.describe_step()})" if is_step else what
         what += " fails" if workers else " fails even without workers"
         raise WorkloadError(f"{what}: it {result.message.rstrip('.')}.", result.details)
-
-
-def _size(config: LoaderConfig) -> tuple[int, int, int]:
-    return config.dataloader.num_workers, config.dataloader.prefetch_factor or 0, config.dataloader.batch_size or 0

@@ -1,4 +1,4 @@
-"""The Optuna study of a search: its storage, and trial records as its trials.
+"""The Optuna study of a search: its storage, its sampler, and trial records as its trials.
 
 A configuration that exceeds a limit gets a value and its constraints, and is never a failed trial: samplers ignore
 failed trials and would propose it again.
@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -24,35 +24,27 @@ from pydantic import Field, ValidationError
 
 from autotune.config import BoundedRate, FrozenModel, LoaderConfig
 from autotune.errors import StudyError, UsageError
-from autotune.planning.plan import Plan
-from autotune.planning.space import SearchSpace
 from autotune.protocol.measurement import TrialResult
-from autotune.request import TuningRequest
+from autotune.request import SamplerName, TuningRequest
+from autotune.search.plan import Plan
+from autotune.search.space import SearchSpace
 from autotune.settings import SETTINGS, describe_config
 
 METRIC: Final = "samples per second"
 STORED: Final = {"kind", "config", "message", "peak_host_bytes", "peak_shm_bytes"}  # of the result of a trial
 MIN_SAMPLES_PER_SECOND: Final = 1e-9  # one sample in thirty years; a trial below it delivered nothing
+STARTUP_TRIALS: Final = 8  # completed trials, the queued ones included, before TPE and GP stop drawing at random
 
 
 class TrialRecord(FrozenModel):
-    """One trial of the study; rates are in samples per second.
-
-    Attributes:
-        samples_per_second: Measured throughput; the prediction if the trial was skipped, 0 if it failed.
-        predicted: Prediction before the trial; 0 if unknown.
-        relative_error: Half-width of the 95% interval as a share; None if unknown.
-        constraints: Excess over each limit as a share of it; negative below the limit.
-        result: None if it was skipped; without the measurement if an earlier run made it.
-    """
+    """One trial of the study, measured or skipped."""
 
     config: LoaderConfig
-    status: Literal["measured", "skipped"]
-    samples_per_second: Annotated[float, Field(ge=0, le=1e200)]
-    predicted: Annotated[float, Field(ge=0, le=1e200)] = 0.0
-    relative_error: BoundedRate | None = None
-    constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
-    result: TrialResult | None = None
+    samples_per_second: Annotated[float, Field(ge=0, le=1e200)]  # the prediction if it was skipped, 0 if it failed
+    predicted: Annotated[float, Field(ge=0, le=1e200)] = 0.0  # samples per second before the trial; 0 if unknown
+    relative_error: BoundedRate | None = None  # half-width of the 95% interval as a share; None if unknown
+    constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)  # as in Optuna
+    result: TrialResult | None = None  # None if it was skipped; without the measurement if an earlier run made it
 
     @property
     def is_feasible(self) -> bool:
@@ -70,16 +62,16 @@ def find_best(records: Sequence[TrialRecord]) -> TrialRecord | None:
 @contextmanager
 def quiet_logs() -> Iterator[None]:
     """Silence the libraries about events that dltune reports itself, and restore their log levels."""
-    levels = {name: logging.getLogger(name).level for name in ("optuna", "sqlalchemy.pool")}
+    loggers = {logger: logger.level for logger in map(logging.getLogger, ("optuna", "sqlalchemy.pool"))}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
-            for name in levels:
-                logging.getLogger(name).setLevel(logging.CRITICAL)
+            for logger in loggers:
+                logger.setLevel(logging.CRITICAL)
             yield
         finally:
-            for name, level in levels.items():
-                logging.getLogger(name).setLevel(level)
+            for logger, level in loggers.items():
+                logger.setLevel(level)
 
 
 def check_study(request: TuningRequest) -> None:
@@ -103,12 +95,8 @@ def open_study(plan: Plan) -> optuna.Study:
     about: dict[str, Any] = {"dataset": request.workload.title, "step": request.workload.describe_step()}
     about |= {"machine": plan.hardware.machine_class, "epochs": request.epochs}
     with explain_errors(request, "opened"):
-        study = optuna.create_study(
-            storage=open_storage(request.storage),
-            study_name=request.study_name,
-            load_if_exists=not request.fresh,
-            direction="maximize",
-        )
+        opened: dict[str, Any] = {"storage": open_storage(request.storage), "load_if_exists": not request.fresh}
+        study = optuna.create_study(study_name=request.study_name, direction="maximize", **opened)
         for name, value in about.items():
             if (stored := study.user_attrs.get(name, value)) != value:
                 difference = f"is for another {name}: {stored}, not {value}"
@@ -151,12 +139,6 @@ def make_distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
     }
 
 
-def ask(study: optuna.Study, plan: Plan) -> optuna.Trial:
-    """Ask for the next configuration: a queued one, or the proposal of the sampler; raises StudyError."""
-    with explain_errors(plan.request):
-        return study.ask(make_distributions(plan.space))
-
-
 def store_record(study: optuna.Study, plan: Plan, record: TrialRecord, trial: optuna.Trial | None = None) -> None:
     """Store a record as the result of a proposed trial; None adds a trial that was not proposed; raises StudyError."""
     fields: dict[str, Any] = dict.fromkeys(TrialRecord.model_fields, True) | {"result": STORED}
@@ -176,10 +158,7 @@ def store_record(study: optuna.Study, plan: Plan, record: TrialRecord, trial: op
 
 
 def read_records(study: optuna.Study, space: SearchSpace) -> list[TrialRecord]:
-    """Return the completed trials of a study whose configurations are in the space.
-
-    Trials that dltune did not write, and those that repeat the result of an earlier one, are left out.
-    """
+    """Return the completed trials that dltune wrote, in the space, without repeated results."""
     records: list[TrialRecord] = []
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         with suppress(ValidationError):
@@ -187,3 +166,12 @@ def read_records(study: optuna.Study, space: SearchSpace) -> list[TrialRecord]:
             if space.nearest(record.config) == record.config and record not in records:
                 records.append(record)
     return records
+
+
+def make_sampler(name: SamplerName, seed: int) -> optuna.samplers.BaseSampler:
+    """Return a sampler; that of `model` is asked only if the cost model has no candidate left to propose."""
+    if name == "gp":
+        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
+    if name == "tpe":
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
+    return optuna.samplers.RandomSampler(seed=seed)

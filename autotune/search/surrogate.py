@@ -1,4 +1,4 @@
-"""Surrogate: a Gaussian process over the logarithm of measured over predicted throughput.
+"""What the trials so far say: a Gaussian process over measured over predicted throughput, and the limits they keep.
 
 The cost model does not know how workers disturb each other. Sources: Rasmussen and Williams, Gaussian Processes for
 Machine Learning, algorithm 2.1; expected improvement, Jones et al. 1998.
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.config import LoaderConfig
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.throughput import estimate
+from autotune.search.cost_model import ResourceModel
+from autotune.search.plan import Plan
+from autotune.search.study import TrialRecord, find_best
 from autotune.settings import RANGES, SETTINGS, SWITCHES
-
-if TYPE_CHECKING:
-    from autotune.search.study import TrialRecord
 
 Array = NDArray[np.floating]
 RatePrediction = Callable[[LoaderConfig], float]
@@ -36,20 +38,6 @@ OUTLIER_Z: Final = -1.5  # standard deviations below the prediction of the other
 MIN_OBSERVATIONS_FOR_OUTLIER: Final = 4
 NUMBERS: Final = (SETTINGS["num_workers"], *(one for one in reversed(RANGES) if one.name != "num_workers"))
 FAILURE_SCALE: Final = 0.5  # doublings of workers, queue or batch size within which a failure is expected to repeat
-
-
-class Prediction(NamedTuple):
-    """Expected throughput of a configuration; the error is one standard deviation as a share of it."""
-
-    samples_per_second: float
-    relative_error: float
-
-
-class SpeedupPrediction(NamedTuple):
-    """Expected speedup of a configuration over another one; the error is one standard deviation of its logarithm."""
-
-    ratio: float
-    log_error: float
 
 
 class Proposal(NamedTuple):
@@ -81,28 +69,26 @@ class Surrogate:
         kernel = _kernel(self._seen.features, self._seen.features)
 
         def likelihood(scale: float) -> float:
-            """Return twice the log marginal likelihood, less a constant."""
-            covariance = scale**2 * kernel + noise
+            covariance = scale**2 * kernel + noise  # twice the logarithm, less a constant:
             return float(-self._ratios @ np.linalg.solve(covariance, self._ratios) - np.linalg.slogdet(covariance)[1])
 
         self._scale = max(PRIOR_SCALES, key=likelihood)
         self._inverse = np.linalg.inv(self._scale**2 * kernel + noise)
         self._best = max(self._seen.logs + self._infer(self._seen.features)[0], default=-math.inf)
 
-    def predict(self, configs: Sequence[LoaderConfig]) -> list[Prediction]:
-        """Predict throughputs; those of measured configurations are smoothed over their neighbours."""
+    def predict(self, configs: Sequence[LoaderConfig]) -> list[float]:
+        """Predict samples per second; those of measured configurations are smoothed over their neighbours."""
         table = tabulate(configs, self._predict)
-        mean, deviation = self._infer(table.features)
-        return [Prediction(math.exp(log), error) for log, error in zip(table.logs + mean, deviation, strict=True)]
+        return [math.exp(log) for log in table.logs + self._infer(table.features)[0]]
 
-    def predict_speedups(self, path: Sequence[LoaderConfig]) -> list[SpeedupPrediction]:
-        """Predict the speedup of each configuration of a path over the one before it; common errors cancel."""
+    def predict_speedups(self, path: Sequence[LoaderConfig]) -> list[tuple[float, float]]:
+        """Predict the speedup of each configuration over the one before it, and its relative standard deviation."""
         table = tabulate(path, self._predict)
         mean, across = self._infer(table.features)[0], self._covariance(table.features, self._seen.features)
         covariance = self._covariance(table.features, table.features) - across @ self._inverse @ across.T
         diagonal = covariance.diagonal()
         errors = np.sqrt(np.maximum(0.0, diagonal[:-1] + diagonal[1:] - 2 * covariance.diagonal(1)))
-        return [SpeedupPrediction(*row) for row in zip(np.exp(np.diff(table.logs + mean)), errors, strict=True)]
+        return list(zip(np.exp(np.diff(table.logs + mean)).tolist(), errors.tolist(), strict=True))
 
     def propose(self, table: CandidateTable, is_open: Callable[[LoaderConfig], bool]) -> Proposal | None:
         """Return the open candidate with the largest expected improvement; None if there is none."""
@@ -117,10 +103,7 @@ class Surrogate:
         return next((proposal for proposal in ranked if is_open(proposal.config)), None)
 
     def find_outlier(self, ignored: Collection[LoaderConfig] = ()) -> Proposal | None:
-        """Return the slow outlier that would improve most on the best if the other measurements were right.
-
-        Each measurement is compared with its leave-one-out prediction (Rasmussen and Williams, section 5.4.2).
-        """
+        """Return the slow outlier that would improve most on the best at its leave-one-out prediction (5.4.2)."""
         if len(self._ratios) < MIN_OBSERVATIONS_FOR_OUTLIER:
             return None
         deviation = 1 / np.sqrt(np.diag(self._inverse))
@@ -140,6 +123,67 @@ class Surrogate:
         return self._scale**2 * _kernel(features, others)
 
 
+class TrialModel:
+    """The throughput and resource use of configurations, as corrected by the trials so far."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._table = plan, tabulate(plan.candidates, plan.predict)
+        self.allows_workers = True
+        self.fit([])
+
+    def fit(self, records: Sequence[TrialRecord]) -> None:
+        """Fit the model to all trials of a study."""
+        self.known = {record.config: record for record in records}  # the last trial of each configuration
+        self.best, self.feasible_count = find_best(records), sum(record.is_feasible for record in records)
+        self.surrogate = Surrogate(self._plan.predict, self.known.values())
+        self._resources = ResourceModel(self._plan.workload)
+        for record in records:
+            if record.result is not None:
+                self._resources = self._resources.learn(record.result)
+
+    def propose(self) -> Proposal | None:
+        """Return the most promising candidate that is expected to keep the limits; None if all were tried."""
+        # After a trial with workers, one without them costs another process; it must be predicted to be the fastest.
+        is_late = any(config.dataloader.num_workers for config in self.known)
+        best_rate = self.best.samples_per_second if self.best and is_late else 0.0
+
+        def is_open(config: LoaderConfig) -> bool:
+            if config in self.known or not self.is_allowed(config):
+                return False
+            return config.dataloader.num_workers > 0 or self.surrogate.predict([config])[0] > best_rate
+
+        return self.surrogate.propose(self._table, is_open)
+
+    def is_allowed(self, config: LoaderConfig) -> bool:
+        """Return whether a configuration is expected to work within the limits."""
+        may_start = self.allows_workers or not config.dataloader.num_workers
+        return may_start and not self._resources.predict(config).describe_excess(self._plan.budgets)
+
+    def expected(self) -> dict[LoaderConfig, float]:
+        """Return the expected samples per second of each configuration that works, smoothed over its neighbours."""
+        configs = [config for config, record in self.known.items() if record.is_feasible]
+        return dict(zip(configs, self.surrogate.predict(configs), strict=True))
+
+    def make_record(self, config: LoaderConfig, result: TrialResult | None) -> TrialRecord:
+        """Return the record of a trial, with the prediction before it; a skipped trial has no result."""
+        predicted, rate, error = self.surrogate.predict([config])[0], 0.0, math.inf
+        if result is None:
+            rate, works = predicted, float(not self.allows_workers and config.dataloader.num_workers > 0)
+        else:
+            works = -1.0 if result.kind == "completed" else 1.0
+            if result.measurement is not None:
+                found = estimate(result.measurement, config, self._plan.request.epochs)
+                rate, error = found.samples_per_second, found.relative_error
+        return TrialRecord(
+            config=config,
+            samples_per_second=rate,
+            predicted=predicted,
+            relative_error=error if math.isfinite(error) else None,
+            constraints=self._resources.predict(config).constraints(self._plan.budgets) | {"works": works},
+            result=result,
+        )
+
+
 def tabulate(configs: Sequence[LoaderConfig], predict: RatePrediction) -> CandidateTable:
     """Compute the features and the predictions of some configurations."""
     rows = [
@@ -155,7 +199,6 @@ def tabulate(configs: Sequence[LoaderConfig], predict: RatePrediction) -> Candid
 
 
 def _kernel(features: Array, others: Array) -> Array:
-    """Return the covariance of the error between two lists of configurations."""
     gaps = features[:, None, :] - others[None, :, :]
     near = np.exp(-0.5 * (gaps[..., 0] / WORKERS_SCALE) ** 2)
     equal = (gaps[..., len(NUMBERS) :] == 0).sum(axis=-1)

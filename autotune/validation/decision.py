@@ -8,16 +8,13 @@ recommendation, over unchanged training for a change of training, over default v
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from autotune.config import Interval, LoaderConfig
-from autotune.planning.plan import DefaultValues
 from autotune.profiles.schema import Contribution
-from autotune.protocol.budgets import Budgets
+from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
-from autotune.search.surrogate import SpeedupPrediction
-from autotune.settings import describe_difference
+from autotune.settings import describe_difference, differing_settings
 from autotune.validation.runs import CandidateRuns, Validation
 
 MIN_CANDIDATES: Final = 2
@@ -29,13 +26,12 @@ MIN_SPEEDUP: Final = 1.02  # over the baseline or over unchanged training
 NEARLY_FULL_SHARE: Final = 0.8  # of a budget; a configuration that uses more loses against one that uses less
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """The recommended configuration and its numbers, as in `ProfileResult`."""
 
     config: LoaderConfig
     samples_per_second: float
-    ci95: Interval | None
+    samples_per_second_ci95: Interval | None
     speedup: float | None
     speedup_ci95: Interval | None
     gains: tuple[Contribution, ...] = ()
@@ -43,10 +39,10 @@ class Decision:
 
 def select_candidates(
     records: Sequence[TrialRecord],
-    defaults: DefaultValues,
+    plan: Plan,
     is_allowed: Callable[[LoaderConfig], bool],
-    expected: Mapping[LoaderConfig, float] | None = None,
-    predict_speedups: Callable[[Sequence[LoaderConfig]], Sequence[SpeedupPrediction]] | None = None,
+    expected: Mapping[LoaderConfig, float],
+    predict_speedups: Callable[[Sequence[LoaderConfig]], Sequence[tuple[float, float]]],
 ) -> list[LoaderConfig]:
     """Select the configurations that deserve a second measurement; none if no trial completed.
 
@@ -54,48 +50,47 @@ def select_candidates(
     workers near the best; and the next best up to `MIN_CANDIDATES`. The expected throughput, in samples per second,
     replaces the measured one. If non-default settings are not expected to gain, their variant replaces the best.
     """
-    expected = expected or {}
     rates = {one.config: expected.get(one.config, one.samples_per_second) for one in records if one.is_feasible}
     ranked = sorted(rates, key=lambda config: rates[config], reverse=True)
     if not ranked:
         return []
     best = top = ranked[0]
-    for simpler in (defaults.keep_order(top), defaults.default_variant(top)):
-        if predict_speedups is not None and simpler != top and is_allowed(simpler):
-            best = simpler if predict_speedups([simpler, top])[0].ratio < MIN_EXPECTED_GAIN else best
-    variants = [defaults.keep_order(best), defaults.default_variant(best)]
-    if defaults.list_training_changes(variants[1]):  # the batch size, which a default variant shares
-        unchanged = next((config for config in ranked if not defaults.list_training_changes(config)), top)
-        variants.append(defaults.keep_training(unchanged))
+    for simpler in (plan.keep_order(top), plan.default_variant(top)):
+        if simpler != top and is_allowed(simpler) and predict_speedups([simpler, top])[0][0] < MIN_EXPECTED_GAIN:
+            best = simpler
+    variants = [plan.keep_order(best), plan.default_variant(best)]
+    if plan.list_training_changes(variants[1]):  # the batch size, which a default variant shares
+        variants.append(plan.keep_training(next((one for one in ranked if not plan.list_training_changes(one)), top)))
     near = [config for config in ranked if rates[config] >= NEAR_BEST_RATIO * rates[top]]
-    variants.append(defaults.default_variant(min(near, key=lambda config: config.dataloader.num_workers)))
+    variants.append(plan.default_variant(min(near, key=lambda config: config.dataloader.num_workers)))
     selected = dict.fromkeys([best, *(config for config in variants if config in rates or is_allowed(config))])
     rest = [config for config in ranked if rates[config] >= MIN_CANDIDATE_RATIO * rates[top] and config not in selected]
     return [*selected, *rest[: max(0, MIN_CANDIDATES - len(selected))]]
 
 
-def decide(validation: Validation, defaults: DefaultValues, budgets: Budgets) -> Decision | None:
+def decide(validation: Validation, plan: Plan) -> Decision | None:
     """Decide by the runs of the validation; None if neither the baseline nor any candidate ran."""
-    baseline, running = validation.baseline, [one for one in validation.candidates if one.rate]
+    baseline, rated = validation.baseline, (one for one in validation.candidates if one.rate)
+    running = sorted(rated, key=lambda one: one.rate, reverse=True)
     by_config = {one.config: one for one in running}
 
     def count_changes(one: CandidateRuns) -> int:
-        return len(defaults.list_training_changes(one.config))
+        return len(plan.list_training_changes(one.config))
 
     def is_nearly_full(one: CandidateRuns) -> bool:
-        memory, shm = NEARLY_FULL_SHARE * budgets.memory_bytes, NEARLY_FULL_SHARE * budgets.shm_bytes
+        memory, shm = NEARLY_FULL_SHARE * plan.budgets.memory_bytes, NEARLY_FULL_SHARE * plan.budgets.shm_bytes
         return one.peak_host_bytes > memory or one.peak_shm_bytes > shm
 
     def cost(one: CandidateRuns) -> tuple[int, int, bool, int, int]:
-        workers, non_defaults = one.config.dataloader.num_workers, len(defaults.list_non_defaults(one.config))
-        return count_changes(one), workers, is_nearly_full(one), non_defaults, one.peak_host_bytes
+        loader, non_defaults = one.config.dataloader, differing_settings(one.config, plan.default_variant(one.config))
+        return count_changes(one), loader.num_workers, is_nearly_full(one), len(non_defaults), one.peak_host_bytes
 
     def is_worth_its_changes(one: CandidateRuns) -> bool:
-        rival = _fastest([other for other in running if count_changes(other) < count_changes(one)])
+        rival = next((other for other in running if count_changes(other) < count_changes(one)), None)
         return rival is None or one.is_faster_than(rival, MIN_SPEEDUP, running)
 
     def is_worth_its_settings(one: CandidateRuns) -> bool:
-        variant = by_config.get(defaults.default_variant(one.config))
+        variant = by_config.get(plan.default_variant(one.config))
         if variant is None or variant is one or variant not in pool or is_nearly_full(variant) > is_nearly_full(one):
             return True
         return one.is_faster_than(variant, 1 / TIE_RATIO, running, floor=TIE_RATIO)
@@ -109,16 +104,11 @@ def decide(validation: Validation, defaults: DefaultValues, budgets: Budgets) ->
         return kept if baseline.rate else None
     winner = min(ties, key=cost)
     speedup, interval = winner.compare(baseline, running) if baseline.rate else (None, None)
-    rivals = [by_config.get(keep(winner.config)) for keep in (defaults.keep_order, defaults.default_variant)]
-    if "batch_size" in defaults.list_training_changes(winner.config):
-        rivals.append(_fastest([one for one in running if not count_changes(one)]))
-    measured = dict.fromkeys(one for one in rivals if one is not None and one is not winner)
+    rivals = [by_config.get(keep(winner.config)) for keep in (plan.keep_order, plan.default_variant)]
+    if "batch_size" in plan.list_training_changes(winner.config):
+        rivals.append(next((one for one in running if not count_changes(one)), None))
     gains = list[Contribution]()
-    for rival in measured:
+    for rival in dict.fromkeys(one for one in rivals if one is not None and one is not winner):
         setting, (gain, ci95) = describe_difference(winner.config, rival.config), winner.compare(rival, running)
         gains.append(Contribution(setting=setting, samples_per_second=winner.rate, speedup=gain, speedup_ci95=ci95))
     return Decision(winner.config, winner.rate, winner.ci95(running, [baseline]), speedup, interval, tuple(gains))
-
-
-def _fastest(runs: Sequence[CandidateRuns]) -> CandidateRuns | None:
-    return max(runs, key=lambda one: one.rate, default=None)

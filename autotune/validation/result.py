@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.config import MAX_RATE, LoaderConfig
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.planning.cost_model import find_bottleneck, max_useful_workers
-from autotune.planning.plan import GUESS_ERROR, Plan
 from autotune.profiles import schema
 from autotune.protocol.statistics import NORMAL_QUANTILE
+from autotune.protocol.workload_profile import identify
+from autotune.search.cost_model import batch_samples, find_bottleneck, max_useful_workers
+from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord, find_best
-from autotune.settings import SETTINGS, config_from_values, describe_config, setting_values
+from autotune.settings import SETTINGS, describe_config, setting_values
 from autotune.units import format_bytes, format_seconds
 from autotune.validation.decision import Decision, decide
 from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
@@ -24,8 +25,8 @@ from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
 if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
     from autotune.search.loop import SearchOutcome
 
+GUESS_ERROR: Final = 0.25  # of the logarithm of a guess, root mean square; 0.05 to 0.33 on the five recorded grids
 REPEATED_DATA_RATIO: Final = 1.5  # samples that all ranks together deliver in an epoch, over those of the dataset
-NOTABLE_WAIT_SHARE: Final = 0.3  # of the time; below it bursts do no harm
 LATE_WAIT_SHARE: Final = 0.05  # of the time; below it a late process does no harm
 MIN_LATE_SHARE: Final = 0.2  # of the steps in which a process is late
 SAME_PROCESS_SHARE: Final = 0.8  # of the late steps; above it, it is always the same process
@@ -33,7 +34,6 @@ IO_CPU_SHARE: Final = 0.5  # CPU share below which a sample mostly waits
 COLLATE_SHARE: Final = 0.25  # of loading; below it a faster collate_fn hardly helps
 MAX_LINES: Final = 3
 WORTHWHILE_GAIN: Final = 1.05  # predicted gain from which a larger limit is worth mentioning
-THREADED_LOADING_CPUS: Final = 1.3  # CPUs that loading in one process keeps busy; above it, it starts threads
 THREADED_STEP_CPUS: Final = 1.2  # CPUs that the step keeps busy; above it, its threads slow the workers down
 
 
@@ -47,21 +47,19 @@ def build_profile(
 ) -> schema.TunedProfile:
     """Decide by the validation, or by the search if nothing was validated, and build the profile that is saved.
 
-    Raises:
-        UsageError: --timeout left no time for a trial.
-        NoFeasibleConfigError: No configuration works within the limits.
-        BaseException: The interruption, if it came before the first measurement.
+    Without a measurement, raise the interruption, UsageError if no trial ran, or NoFeasibleConfigError.
     """
     interruption, warnings = found.interrupted_by or validation.interrupted_by, list[str]()
-    decision = decide(validation, plan.defaults, plan.budgets)
+    decision = decide(validation, plan)
     if decision is None:
         if (best := find_best(found.records)) is None:
             raise interruption or _explain_failures(found.records, validation)
         baseline = find_best([record for record in found.records if record.config == plan.baseline])
         speedup = None if baseline is None else best.samples_per_second / baseline.samples_per_second
         decision = Decision(best.config, best.samples_per_second, None, speedup, None)
-        if validation.failed and validation.runs:
-            failure = validation.failed[0].failures[0]
+        failures = [failure for one in validation.entrants for failure in one.failures]
+        if failures and validation.runs:
+            failure = failures[0]
             warnings.append(
                 "This is the best trial of the search, not validated: no configuration ran to its end in a fresh "
                 f"process ({describe_config(failure.config)}: it {failure.message.rstrip('.')}). Fix that first: each "
@@ -78,13 +76,13 @@ def build_profile(
         phase_seconds=dict(phase_seconds),
         stop_reason=found.stop_reason,
         scaling=trace_workers(plan, found, decision.config),
-        batch_samples=decision.config.dataloader.batch_size or plan.workload.probe_batch_size,
+        batch_samples=batch_samples(decision.config, plan.workload),
     )
     return schema.TunedProfile(
         label=plan.request.profile,
         hardware=plan.hardware,
         software=plan.workload.software,
-        workload=plan.identity,
+        workload=identify(plan.request.workload, plan.workload),
         config=decision.config,
         result=_build_result(plan, found, validation, decision, warnings),
         budgets=plan.budgets.record(),
@@ -98,10 +96,10 @@ def build_profile(
 def _explain_failures(records: Sequence[TrialRecord], validation: Validation) -> Exception:
     if not records:
         return UsageError("No trial was run: profiling took all the time of --timeout. Allow more time.")
-    failures = [failure for one in validation.failed for failure in one.failures]
+    failures = [failure for one in validation.entrants for failure in one.failures]
     failures += [record.result for record in records if record.result is not None and not record.is_feasible]
     examples = dict.fromkeys(f"  {failure.kind}: it {failure.message}" for failure in failures)
-    skipped = sum(record.status == "skipped" for record in records)
+    skipped = sum(record.result is None for record in records)
     first = f"No configuration works within the limits: {len(records) - skipped} tried, {skipped} skipped."
     return NoFeasibleConfigError("\n".join([first, *list(examples)[:5]]))
 
@@ -118,17 +116,15 @@ def _build_result(
                 runs.add(number, record.result, plan.request.epochs)
     bound, base, copies = plan.upper_bound(config.dataloader.batch_size), validation.baseline, workload.h2d
     wait_share = runs.wait_share if runs.rates else max(0.0, 1 - rate / bound)
-    bottleneck = find_bottleneck(config, workload, plan.local_machine.usable_cpus, wait_share)
+    bottleneck = find_bottleneck(config, workload, plan.usable_cpus, wait_share)
     origin = "your DataLoader's settings" if workload.baseline else "PyTorch's defaults"
+    numbers = {name: value for name, value in decision._asdict().items() if name != "config"}
     facts = {"config": base.config, "samples_per_second": base.rate, "wait_share": base.wait_share}
     return schema.ProfileResult(
-        samples_per_second=rate,
-        samples_per_second_ci95=decision.ci95,
+        **numbers,
         validation_runs=validation.runs,
         epochs=plan.request.epochs,
         baseline=schema.Baseline(description=origin, **facts) if base.rate else None,
-        speedup=decision.speedup,
-        speedup_ci95=decision.speedup_ci95,
         verdict="no_change" if config == plan.baseline else "faster",
         upper_bound_samples_per_second=bound if plan.has_reliable_upper_bound(config, rate) else None,
         wait_share=wait_share,
@@ -141,7 +137,6 @@ def _build_result(
         copy_bound_bytes_per_second=copies.of(pinned=config.dataloader.pin_memory) if copies else None,
         processes=runs.process_waits,
         candidates=tuple(one.record() for one in validation.entrants),
-        gains=decision.gains,
         contributions=estimate_contributions(plan, found, validation, decision),
         advice=(*describe_waits(runs), *suggest_improvements(plan, config, bottleneck)),
         warnings=(*workload.notes, *found.warnings, *warnings, *_list_warnings(plan, validation, runs)),
@@ -150,7 +145,7 @@ def _build_result(
 
 def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> Iterator[str]:
     yield from validation.noise
-    for one in validation.failed if validation.runs else ():
+    for one in (one for one in validation.entrants if one.failures and validation.runs):
         tried, failed = len(one.rates) + len(one.failures), len(one.failures)
         yield f"{describe_config(one.config)}: {failed} of {tried} validation runs failed: it {one.failures[0].message}"
     if runs.gpu_growth_bytes:
@@ -175,27 +170,25 @@ def estimate_contributions(
     """
     if not validation.runs or validation.interrupted_by or decision.config == plan.baseline or decision.speedup is None:
         return ()
-    values, goal = setting_values(plan.baseline), setting_values(decision.config)
-    path, settings = [plan.baseline], list[str]()
+    goal, path, settings = setting_values(decision.config), [plan.baseline], list[str]()
     for name in SETTINGS:
-        values[name] = goal[name]
-        config = config_from_values(values, decision.config.process.multiprocessing_context)
+        config = plan.change(path[-1], {name: goal[name]})
         if config != path[-1]:
             path.append(config)
             settings.append(f"{name}={goal[name]}")
     tried = {record.config for record in found.records if record.is_feasible}
     rows, rate = list[schema.Contribution](), decision.samples_per_second
     gains = zip(settings, path, path[1:], found.model.surrogate.predict_speedups(path), strict=False)
-    for setting, before, after, gain in reversed(list(gains)):
-        error = gain.log_error if {before, after} <= tried else math.hypot(gain.log_error, GUESS_ERROR)
+    for setting, before, after, (ratio, log_error) in reversed(list(gains)):
+        error = log_error if {before, after} <= tried else math.hypot(log_error, GUESS_ERROR)
         factor = math.exp(NORMAL_QUANTILE * error)
-        speedup, ci95 = gain.ratio, (gain.ratio / factor, gain.ratio * factor)
+        speedup, ci95 = ratio, (ratio / factor, ratio * factor)
         if is_single := len(settings) == 1:
             speedup, ci95 = decision.speedup, decision.speedup_ci95 or ci95
         step: dict[str, Any] = {"setting": setting, "samples_per_second": rate, "speedup": speedup}
-        rows.insert(0, schema.Contribution(**step, speedup_ci95=ci95, is_estimate=not is_single))
+        rows.append(schema.Contribution(**step, speedup_ci95=ci95, is_estimate=not is_single))
         rate /= speedup
-    return tuple(rows)
+    return tuple(reversed(rows))
 
 
 def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.TrialSummary:
@@ -215,32 +208,19 @@ def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.Tri
 
 def trace_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> dict[int, float]:
     """Trace the expected throughput over the workers, within the limits; without workers from the default values."""
-    swept = []
-    for workers in sorted({*plan.space.choices["num_workers"], config.dataloader.num_workers}):
-        changed = _change_workers(config, workers)
-        if workers and not config.dataloader.num_workers:
-            changed = plan.defaults.default_variant(changed)
-        if changed == config or plan.fits(changed):
-            swept.append(changed)
-    rates = [min(expected.samples_per_second, MAX_RATE) for expected in found.model.surrogate.predict(swept)]
-    return {changed.dataloader.num_workers: rate for changed, rate in zip(swept, rates, strict=True)}
-
-
-def _change_workers(config: LoaderConfig, workers: int) -> LoaderConfig:
-    values = setting_values(config) | {"num_workers": workers}
-    return config_from_values(values, config.process.multiprocessing_context)
+    few = config.dataloader.num_workers
+    path = [plan.change(config, {"num_workers": one}) for one in sorted({*plan.space.choices["num_workers"], few})]
+    path = [one if few or not one.dataloader.num_workers else plan.default_variant(one) for one in path]
+    path = [one for one in path if one == config or not plan.describe_excess(one)]
+    rates = [min(rate, MAX_RATE) for rate in found.model.surrogate.predict(path)]
+    return {one.dataloader.num_workers: rate for one, rate in zip(path, rates, strict=True)}
 
 
 def describe_waits(runs: CandidateRuns) -> Iterator[str]:
-    """Yield sentences on batches that arrive in bursts, and on a training process that the others wait for."""
-    share, waits, processes = runs.wait_share, runs.batch_waits, runs.process_waits
-    if waits is not None and waits.pause_share and NOTABLE_WAIT_SHARE <= share < 1:
-        yield (
-            f"Batches arrive {1 / waits.pause_share:.0f} at a time, then none for {format_seconds(waits.pause)}: this "
-            f"is no hang, loading is {1 / (1 - share):.1f}x too slow for the step."
-        )
+    """Yield a sentence on a training process that the others wait for."""
+    processes = runs.process_waits
     late = sum(one.late_share for one in processes)
-    if len(processes) < 2 or late < MIN_LATE_SHARE or share < LATE_WAIT_SHARE:
+    if len(processes) < 2 or late < MIN_LATE_SHARE or runs.wait_share < LATE_WAIT_SHARE:
         return
     rank, last = max(enumerate(processes), key=lambda pair: pair[1].late_share)
     if last.late_share < SAME_PROCESS_SHARE * late:
@@ -257,7 +237,7 @@ def describe_waits(runs: CandidateRuns) -> Iterator[str]:
 def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bottleneck) -> Iterator[str]:
     """Yield a sentence for each improvement that the profile of the workload shows, the most useful first."""
     workload, loader, is_loading = plan.workload, config.dataloader, bottleneck in ("io", "cpu")
-    size = loader.batch_size or workload.probe_batch_size
+    size = batch_samples(config, workload)
     load, collate = workload.load_cost.per_batch(size), workload.collate_cost.per_batch(size)
     is_slow = workload.cpu_share < IO_CPU_SHARE and (is_loading or bottleneck == "epoch")
     if is_slow and workload.kind == "map" and not workload.has_getitems and workload.batching != "user":
@@ -275,11 +255,6 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
         yield f"Loading spends its time in your code: {named}."
     if is_loading and loader.num_workers:
         yield from _find_limit(plan, config, size)
-    if workload.cpu_share >= THREADED_LOADING_CPUS:
-        yield (
-            f"Loading keeps {workload.cpu_share:.1f} CPUs busy in one process, so a library starts threads, and does "
-            "so in each worker: limit them in worker_init_fn (cv2.setNumThreads(0)) or with OMP_NUM_THREADS=1."
-        )
     if bottleneck == "cpu" and workload.step_cpus >= THREADED_STEP_CPUS:
         yield f"The step keeps {workload.step_cpus:.1f} CPUs busy: limit its threads with torch.set_num_threads(1)."
     if bottleneck == "epoch":
@@ -293,10 +268,9 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
 
 
 def _find_limit(plan: Plan, config: LoaderConfig, batch_size: int) -> Iterator[str]:
-    """Name the limit that rules out a faster configuration with more workers."""
-    most = max_useful_workers(plan.workload, batch_size, plan.local_machine.usable_cpus)
+    most = max_useful_workers(plan.workload, batch_size, plan.usable_cpus)
     for workers in SETTINGS["num_workers"].choices:
-        larger = _change_workers(config, workers)
+        larger = plan.change(config, {"num_workers": workers})
         excess, gain = plan.describe_excess(larger), plan.predict(larger) / plan.predict(config)
         if config.dataloader.num_workers < workers <= most and excess and gain >= WORTHWHILE_GAIN:
             yield f"{describe_config(larger)} is predicted to be {gain:.2f}x faster, but is over a limit: {excess}."

@@ -10,10 +10,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from autotune.config import Interval, LoaderConfig
-from autotune.planning.plan import Plan
 from autotune.profiles.schema import BatchWaits, CandidateResult, ProcessWaits
 from autotune.progress import ProgressListener
 from autotune.protocol.interruption import capture_interruption
@@ -22,12 +21,12 @@ from autotune.protocol.messages import RunTrial, TrialRequest
 from autotune.protocol.statistics import paired_ratio, throughput_ci95
 from autotune.protocol.throughput import estimate
 from autotune.request import TuningRequest
+from autotune.search.plan import Plan
 from autotune.system.cgroups import CpuCounters, background_cpus, read_cpu_counters, steal_share, throttled_share
 
 MIN_RUNS: Final = 2
 MAX_RUNS: Final = 5  # while the gain over the baseline is in doubt
 MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
-MIN_MEASURED: Final = 2  # the baseline and the first candidate: without them nothing is compared
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
 DOUBTFUL_SPEEDUP: Final = 1.25  # a smaller one is worth more runs if its interval includes 1
 FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it the baseline's precision does not matter,
@@ -36,9 +35,6 @@ MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; a
 DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the fastest, by completed runs; slower candidates are dropped
 MAX_FAILURES: Final = 2  # of one configuration: the first failed run is repeated, the second rules it out
 MIN_WAITS: Final = 20  # batches; percentiles of fewer are unreliable
-PAUSE_RATIO: Final = 1.5  # of the mean wait; a longer wait is a pause
-MAX_BURST_WAIT_SHARE: Final = 0.1  # of a pause: upper limit of the median wait if batches arrive in bursts
-MIN_BURST_BATCHES: Final = 1.8  # per pause; fewer are no burst
 MIN_OTHERS_CPUS: Final = 0.15  # three kernel ticks in a reading of 0.2 s, which an idle desktop has by chance
 OTHERS_SHARE: Final = 0.05  # of the usable CPUs: the system's own services grow with the machine
 MAX_STEAL_SHARE: Final = 0.03  # more is as large as the gains that the validation must detect
@@ -52,11 +48,9 @@ class CandidateRuns:
 
     def __init__(self, config: LoaderConfig) -> None:
         self.config = config
-        self.rates: dict[int, float] = {}  # samples per second, by the number of the run
-        self.measurements: list[Measurement] = []
-        self.failures: list[TrialResult] = []
+        self.rates = dict[int, float]()  # samples per second, by the number of the run
+        self.measurements, self.failures, self._wait_shares = list[Measurement](), list[TrialResult](), list[float]()
         self.peak_host_bytes = self.peak_shm_bytes = self.peak_gpu_bytes = self.gpu_growth_bytes = 0
-        self._wait_shares: list[float] = []
 
     def add(self, number: int, result: TrialResult, epochs: int) -> None:
         """Add the result of run `number`; throughput is that of a training run of `epochs` epochs."""
@@ -89,10 +83,7 @@ class CandidateRuns:
         return statistics.fmean(self._wait_shares) if self._wait_shares else 0.0
 
     def ci95(self, field: Sequence[CandidateRuns] = (), others: Sequence[CandidateRuns] = ()) -> Interval | None:
-        """Compute the 95% interval of its throughput, given that these runs selected it from `field`.
-
-        The scatter of `field` and `others` shows the noise of the machine. None for fewer than two runs.
-        """
+        """Compute the 95% interval of its throughput, of which `field` are rivals and `others` show the noise, too."""
         scatter = [list(other.rates.values()) for other in (*field, *others) if other is not self]
         return throughput_ci95(list(self.rates.values()), max(1, len(field)), scatter)
 
@@ -115,16 +106,12 @@ class CandidateRuns:
 
     @property
     def batch_waits(self) -> BatchWaits | None:
-        """Percentiles of the wait for a batch, and the pauses if batches arrive in bursts; None for few batches."""
+        """Percentiles of the wait for a batch; None for few batches."""
         waits = [wait for found in self.measurements for trace in found.epochs for wait in trace.batch_waits[1:]]
         if len(waits) < MIN_WAITS:
             return None
         centiles = statistics.quantiles(waits, n=100, method="inclusive")
-        pauses = [wait for wait in waits if wait > PAUSE_RATIO * statistics.fmean(waits)]
-        pause, share = (statistics.fmean(pauses), len(pauses) / len(waits)) if pauses else (0.0, 0.0)
-        if share * MIN_BURST_BATCHES > 1 or centiles[49] > MAX_BURST_WAIT_SHARE * pause:
-            pause, share = 0.0, 0.0
-        return BatchWaits(p50=centiles[49], p95=centiles[94], p99=centiles[98], pause=pause, pause_share=share)
+        return BatchWaits(p50=centiles[49], p95=centiles[94], p99=centiles[98])
 
     @property
     def process_waits(self) -> tuple[ProcessWaits, ...]:
@@ -144,11 +131,7 @@ class CandidateRuns:
 
 @dataclass(slots=True)
 class NoiseMonitor:
-    """Detects disturbances of the machine by the kernel's counters, which it reads before each run.
-
-    A disturbance of all runs leaves the intervals narrow. The kernel counts CPU time of other processes and virtual
-    machines, and used-up quotas; heat and power saving slow all configurations of a run.
-    """
+    """Detects disturbances of all runs, which intervals do not show, by the kernel's counters and the pace of runs."""
 
     usable_cpus: float
     read: Callable[[], CpuCounters | None] = read_cpu_counters
@@ -170,20 +153,23 @@ class NoiseMonitor:
     def describe(self, rates: Sequence[Mapping[int, float]]) -> Iterator[str]:
         """Yield a sentence for each disturbance beyond its limit; `rates` as in `measure_drift`."""
         before, after, usable = self._first, self.read(), self.usable_cpus
+        steal, throttled = (0.0, 0.0)
+        if before is not None and after is not None:
+            steal, throttled = steal_share(before, after), throttled_share(before, after)
         busy, limit = statistics.median(self._others or [0.0]), max(MIN_OTHERS_CPUS, OTHERS_SHARE * usable)
         if busy > limit:
             yield (
                 f"Other processes kept {busy:.2g} CPUs busy during the validation (limit {limit:.2g} of {usable:g} "
                 "usable): stop them and tune again."
             )
-        if before is not None and after is not None and (steal := steal_share(before, after)) > MAX_STEAL_SHARE:
+        if steal > MAX_STEAL_SHARE:
             yield (
                 f"The host gave {steal:.1%} of the CPU time to other virtual machines during the validation (limit "
                 f"{MAX_STEAL_SHARE:.0%}): tune again when the host is less busy, or on dedicated CPUs."
             )
-        if before is not None and after is not None and (used := throttled_share(before, after)) > MAX_THROTTLED_SHARE:
+        if throttled > MAX_THROTTLED_SHARE:
             yield (
-                f"The CPU quota was used up in {used:.1%} of its periods during the validation (limit "
+                f"The CPU quota was used up in {throttled:.1%} of its periods during the validation (limit "
                 f"{MAX_THROTTLED_SHARE:.0%}), as expected if workers saturate it: tune again if training has another."
             )
         if (drift := measure_drift(rates)) > MAX_DRIFT:
@@ -196,8 +182,8 @@ class NoiseMonitor:
 def measure_drift(rates: Sequence[Mapping[int, float]]) -> float:
     """Measure how much the machine changed between runs: the fastest over the slowest run, minus 1.
 
-    `rates` has the throughputs of each configuration by the number of the run. Each is compared with the geometric mean
-    of its configuration; these ratios are averaged over the configurations of a run.
+    `rates` has the throughputs of each configuration by the number of the run; a run is as fast as the mean of their
+    ratios to the geometric means of their configurations.
     """
     changes: dict[int, list[float]] = {}
     for of_config in (one for one in rates if len(one) > 1):
@@ -219,11 +205,6 @@ class Validation:
     noise: tuple[str, ...] = ()  # sentences on disturbances of the machine
     interrupted_by: BaseException | None = None
 
-    @property
-    def failed(self) -> tuple[CandidateRuns, ...]:
-        """Configurations with at least one failed run."""
-        return tuple(one for one in self.entrants if one.failures)
-
 
 def validate(
     plan: Plan,
@@ -239,7 +220,7 @@ def validate(
     measured once in any case.
     """
     baseline, candidates, entrants = CandidateRuns(plan.baseline), list[CandidateRuns](), tuple[CandidateRuns, ...]()
-    runs, noise, is_whole = 0, tuple[str, ...](), True
+    runs, is_whole = 0, True
     with capture_interruption() as interruption:
         candidates = [CandidateRuns(config) for config in choose() if config != plan.baseline]
         entrants, active = (baseline, *candidates), [baseline, *candidates]
@@ -248,7 +229,7 @@ def validate(
                 monitor.measure_others()
             first = runs % len(active)  # each run begins with another configuration
             for position, one in enumerate((*active[first:], *active[:first])):
-                if (runs or position >= MIN_MEASURED) and not has_time(1):
+                if (runs or position >= 2) and not has_time(1):
                     is_whole = False
                     break
                 is_far_behind = one.rate * FAR_AHEAD_SPEEDUP < max((other.rate for other in candidates), default=0.0)
@@ -258,8 +239,7 @@ def validate(
                     pass  # a failed run is repeated
             runs += is_whole or not runs
             candidates, active = _plan_next_run(plan, runs, baseline, candidates)
-            if monitor is not None:
-                noise = tuple(monitor.describe([one.rates for one in entrants]))
+    noise = () if monitor is None else tuple(monitor.describe([one.rates for one in entrants]))
     return Validation(baseline, tuple(candidates), entrants, runs, noise, interruption.cause)
 
 
@@ -271,19 +251,17 @@ def _plan_next_run(
     The variants of the fastest with default values or unchanged training stay: they show what its settings gain.
     """
     candidates = [one for one in candidates if one.rate]
-    best, defaults = max(candidates or [baseline], key=lambda one: one.rate), plan.defaults
-    variants = {keep(best.config) for keep in (defaults.keep_order, defaults.default_variant, defaults.keep_training)}
+    best = max(candidates or [baseline], key=lambda one: one.rate)
+    variants = {keep(best.config) for keep in (plan.keep_order, plan.default_variant, plan.keep_training)}
     needed = [one for one in candidates if one is best or one.config in variants]
     floor = DROP_BELOW_RATIO.get(runs, 0.0) * best.rate
     candidates = [one for one in candidates if one in needed or one.rate >= floor]
     speedup, interval = best.compare(baseline, candidates) if candidates and baseline.rate else (1.0, None)
     is_in_doubt = interval is not None and 1 < speedup < DOUBTFUL_SPEEDUP and interval[0] <= 1
     rates = best.rates.values() or (1.0,)
-    active = []
-    if runs < MIN_RUNS or (is_in_doubt and runs < MAX_RUNS):
-        active = [baseline, *candidates]
-    elif runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates):
-        active = [baseline, *needed]
+    is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
+    goes_on = runs < MIN_RUNS or (is_in_doubt and runs < MAX_RUNS)
+    active = [baseline, *candidates] if goes_on else [baseline, *needed] if is_scattered else []
     return candidates, [one for one in active if not one.is_out]
 
 
@@ -292,9 +270,8 @@ def measure_run(
 ) -> bool:
     """Measure a configuration once in a fresh process; return whether the run completed."""
     progress.show_run(number, runs.config, None)
-    seconds, epochs, precision = request.trial_seconds, request.epochs, VALIDATION_PRECISION
-    trial = TrialRequest(config=runs.config, epochs=epochs, seconds=seconds, precision=precision, fresh=True)
-    result = run_trial(trial)
-    runs.add(number, result, epochs)
+    limits: dict[str, Any] = {"seconds": request.trial_seconds, "precision": VALIDATION_PRECISION, "fresh": True}
+    result = run_trial(TrialRequest(config=runs.config, epochs=request.epochs, **limits))
+    runs.add(number, result, request.epochs)
     progress.show_run(number, runs.config, 0.0 if result.measurement is None else runs.rates[number])
     return result.measurement is not None

@@ -44,10 +44,6 @@ def test_every_kind_of_error_has_its_exit_code_and_is_a_sentence_after_its_detai
     assert capsys.readouterr().err == f"{shown}\n"
 
 
-def test_a_command_may_have_one_exit_code_for_all_errors() -> None:
-    assert leave_by(TrialError("x"), exit_code=2) == 2
-
-
 def test_a_profile_that_cannot_be_saved_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     leave_by(ResultNotSavedError("x.json cannot be written: No space left on device.", '{"profiles": []}'))
     shown = capsys.readouterr()

@@ -12,20 +12,12 @@ from rich.console import Console
 
 from autotune.cli.console import RunDisplay
 from autotune.config import LoaderConfig
-from autotune.planning.plan import Plan, make_plan
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import ProgressReport
+from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
-from tests.builders import (
-    make_config,
-    make_gpu_workload,
-    make_limits,
-    make_machine,
-    make_profile,
-    make_request,
-    make_result,
-    make_workload,
-)
+from tests.builders import make_config, make_gpu_workload, make_profile, make_result
+from tests.search.formulas import make_test_plan
 
 
 class TimedDisplay(RunDisplay):
@@ -55,7 +47,7 @@ class FullDisk(io.StringIO):
 
 def plan_run(**changes: Any) -> Plan:
     request = {"fixed": {"batch_size": 32, "sharing_strategy": "file_descriptor"}, "search": {}} | changes
-    return make_plan(make_request(**request), make_machine(), make_workload(), make_limits())
+    return make_test_plan(**request)
 
 
 @pytest.fixture
@@ -67,39 +59,13 @@ def display() -> Iterator[TimedDisplay]:
 def show(display: RunDisplay, number: int, result: TrialResult, *, is_best: bool = False) -> None:
     rate = 0.0 if result.measurement is None else 1000 / result.measurement.epochs[0].end_seconds
     display.show_trial_start(number, result.config)
-    record = TrialRecord(
-        config=result.config,
-        status="measured",
-        samples_per_second=rate,
-        predicted=950.0,
-        constraints={},
-        result=result,
-    )
-    display.show_trial(number, record, 0.05, is_best)
+    record = TrialRecord(config=result.config, samples_per_second=rate, predicted=950.0, result=result)
+    display.show_trial(number, record.model_copy(update={"relative_error": 0.05}), is_best)
 
 
-def test_the_head_names_machine_and_costs(display: TimedDisplay) -> None:
-    display.now = 5.5
-    display.show_plan(plan_run())
-    machine, costs = display.read().strip().splitlines()
-    assert machine.endswith(" · 4 CPUs · 16 GiB RAM · no GPU · torch 2.13.0")
-    assert costs.startswith("Profiled in 5.5 s: ")
-    assert "/sample, CPU-bound · step " in costs
-    assert costs.endswith(" samples/s")
-    display.show_plan(make_plan(make_request(), make_machine(), make_gpu_workload(), make_limits()))
+def test_the_head_names_the_gpu(display: TimedDisplay) -> None:
+    display.show_plan(make_test_plan(make_gpu_workload()))
     assert " · NVIDIA H100 80GB HBM3 · " in display.read()
-
-
-def test_only_settings_that_vary_have_a_column(display: TimedDisplay) -> None:
-    display.show_plan(plan_run(search={"in_order": (True,)}))
-    display.read()
-    show(display, 1, make_result(make_config(0), 200.0))
-    show(display, 2, make_result(make_config(8, 2, persistent_workers=True), 806.0), is_best=True)
-    assert display.read().splitlines() == [
-        "trial  workers  prefetch  persistent   samples/s  vs baseline",
-        "    1        0         -           -         200         1.0x  baseline: PyTorch defaults",
-        "    2        8         2         yes         806         4.0x  best so far",
-    ]
 
 
 def test_a_failed_or_skipped_trial_is_a_row_with_the_reason(display: TimedDisplay) -> None:
@@ -109,8 +75,8 @@ def test_a_failed_or_skipped_trial_is_a_row_with_the_reason(display: TimedDispla
     reasons = {"memory": "predicted to exceed the limit of memory", "works": "workers fail"}
     for name, words in reasons.items():
         limits = {"shm": -0.5, name: 0.2}
-        skipped = TrialRecord(config=make_config(8), status="skipped", samples_per_second=950.0, constraints=limits)
-        display.show_trial(3, skipped, 0.0, is_best=False)
+        skipped = TrialRecord(config=make_config(8), samples_per_second=950.0, constraints=limits)
+        display.show_trial(3, skipped, is_best=False)
         assert display.read().splitlines()[-1].endswith(f"skipped: {words}")
 
 

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from autotune.cli.main import cli
-from autotune.search.loop import SEARCH_SHARE
 
 NAMES = sorted(cli.commands)
 CALL = re.compile(r"\bdltune\b(?!\.)[^|&;>#\")\n]*")  # up to the next sign of the shell
@@ -47,11 +46,6 @@ def test_every_command_has_its_exit_codes_and_help_for_every_option(name: str) -
     assert [option.name for option in shown if not option.help] == []
 
 
-def test_no_summary_of_a_command_is_cut_off() -> None:
-    _, _, commands = read_help().partition("Commands:\n")
-    assert "..." not in commands.partition("Examples:")[0]
-
-
 def list_options(text: str) -> list[str]:
     return re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
 
@@ -64,28 +58,6 @@ def test_the_options_of_tune_are_few_and_each_is_in_one_group() -> None:
     assert set(visible) < set(all_options)
     known = {max(one.opts, key=len) for one in cli.commands["tune"].params if isinstance(one, click.Option)}
     assert {*all_options} == known | {"--help"}
-
-
-def test_the_help_of_the_trial_time_is_what_the_search_does() -> None:
-    (option,) = [option for option in cli.commands["tune"].params if option.name == "trial_time"]
-    assert isinstance(option, click.Option)
-    assert f"search trials use {SEARCH_SHARE:.0%} of it" in (option.help or "")
-
-
-@pytest.mark.parametrize(
-    ("typo", "meant"),
-    [
-        pytest.param(
-            *("shwo", "show"), marks=pytest.mark.skipif(CLICK < (8, 4), reason="click names no commands before 8.4")
-        ),
-        ("--trails", "--trials"),
-        ("--datset", "--dataset"),
-    ],
-)
-def test_a_typo_is_answered_with_what_was_meant(typo: str, meant: str) -> None:
-    result = CliRunner().invoke(cli, [typo, "3"], prog_name="dltune")
-    assert result.exit_code == 2
-    assert meant in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,6 @@ def test_a_value_is_fixed_and_a_list_is_searched(
         (("--step-time", "fast"), "35ms"),
         (("--batch-size", "32,many"), "batch_size='many' is not possible"),
         (("--batch-size", "0"), "batch_size=0 is not possible"),
-        (("--batch-size", ""), "is not of the form"),
         (("--batch-size", "32", "--set", "batch_size=64"), "given twice"),
         (("--set", "in_order"), "KEY=VALUE"),
         (("--set", "colour=red"), "--set colour: Input should be 'batch_size', 'num_workers'"),
@@ -88,23 +87,16 @@ def test_a_value_is_fixed_and_a_list_is_searched(
         (("--search", "num_workers=9:3"), "--search num_workers: the lower end 9 is above the upper end 3"),
         (("--search", "num_workers=-1:3"), "is not of the form num_workers=0:16"),
         (("--search", "num_workers=0:" + "9" * 5000), "is not of the form num_workers=0:16"),
-        (("--search", "num_workers="), "is not of the form"),
-        (("--search", "in_order=true,maybe"), "in_order='maybe' is not possible"),
         (("--set", "in_order=" + "[" * 100_000), "is not possible"),
         (("--nproc-per-node", "many"), "neither a number of processes nor auto"),
         (("--nproc-per-node", "0"), "--nproc-per-node: Input should be greater than or equal to 1"),
         (("--trials", "0"), "--trials: Input should be greater than or equal to 1"),
-        (("--trials", "many"), "not a valid integer"),
         (("--timeout", "1000000000000s"), "--timeout: Input should be less than or equal to"),
         (("--step", "pkg:step", "--step-time", "5ms"), "exclude each other"),
         (("--arg", "root"), "KEY=VALUE"),
         (("--arg", "x=NaN"), "--arg: the values must be representable in JSON"),
         (("--arg", "root=\udcff"), "representable in JSON"),
-        (("--sampler", "magic"), "tpe"),
         (("--seed", "4294967296"), "--seed: Input should be less than 4294967296"),
-        (("--epochs", "1" + "0" * 400), "--epochs: Input should be less than or equal to"),
-        (("--max-workers", "1000000"), "--max-workers: Input should be less than or equal to 4096"),
-        (("--study-name", "\udcff"), "representable in JSON"),
         (("--loader", "pkg:make_loader"), "either --dataset or --loader"),
     ],
 )
@@ -113,12 +105,6 @@ def test_an_invalid_option_is_rejected_with_a_hint(arguments: tuple[str, ...], w
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
-
-
-@given(key=WORDS, value=st.one_of(st.booleans(), st.integers(), st.none()))
-def test_a_value_is_read_as_json(key: str, value: Any) -> None:
-    text = {None: "null", True: "true", False: "false"}.get(value, str(value)) if type(value) is not int else str(value)
-    assert options.assignment(f"{key}={text}") == (key, value)
 
 
 @pytest.mark.parametrize("name", ["assignment", "search_values", "batch_sizes", "processes", "seconds"])
@@ -157,7 +143,6 @@ def test_nothing_to_tune_is_a_usage_error() -> None:
     ("variable", "text", "name", "value"),
     [
         ("DLTUNE_TRIALS", "7", "trials", 7),
-        ("DLTUNE_BATCH_SIZE", "64", "batch_size", (64,)),
         ("DLTUNE_ARG", "root=/data size=3", "arg", (("root", "/data"), ("size", 3))),
         ("DLTUNE_SEARCH", "num_workers=0:4", "search", (("num_workers", {"low": 0, "high": 4}),)),
         ("DLTUNE_FRESH", "1", "fresh", True),
@@ -168,8 +153,3 @@ def test_an_option_is_read_from_its_environment_variable(
 ) -> None:
     monkeypatch.setenv(variable, text)
     assert tune.make_context("dltune", []).params[name] == value
-
-
-def test_an_option_wins_over_its_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DLTUNE_TRIALS", "7")
-    assert build("--trials", "3").trials == 3

@@ -20,21 +20,13 @@ from autotune.checking import CheckResult
 from autotune.cli.console import RunDisplay
 from autotune.cli.main import cli
 from autotune.cli.tune import describe_check
-from autotune.config import LoaderConfig
-from autotune.profiles.schema import TunedProfile
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.report.render import render_summary, render_verified
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.tuning import tune
-from tests.builders import (
-    make_cost,
-    make_full_profile,
-    make_machine,
-    make_measurement_of,
-    make_workload,
-    write_profiles,
-)
+from tests.builders import make_full_profile, make_machine, make_measurement_of, write_profiles
+from tests.search.formulas import io_bound_workload, saturating
 
 WIDTH = 100
 EXPECTED = Path(__file__).with_name("transcript.txt")
@@ -72,19 +64,14 @@ def _tune() -> Iterator[str]:
             request,
             run_trial=_run_trial,
             machine=make_machine(affinity_cpus=2),
-            workload=make_workload(
-                load_cost=make_cost(0.01), cpu_share=0.05, step_cost=make_cost(0.0, 0.01), sample_bytes=1000
-            ),
+            workload=io_bound_workload(),
             progress=display,
         )
         display.show_result(found.profile)
     shown = f"{stream.getvalue()}{render_summary(found.profile, request.output, width=WIDTH)}\n"
+    verified = render_verified(found.profile, request.output, 850.0, width=WIDTH)
     yield f"$ dltune --dataset pkg:make --batch-size 32 --step-time 10ms\n{_mask(shown)}"
-    yield f"$ dltune --dataset pkg:make --batch-size 32 --step-time 10ms\n{_mask(_verify(found.profile))}"
-
-
-def _verify(profile: TunedProfile) -> str:
-    return render_verified(profile, "dltune.json", 850.0, width=WIDTH) + "\n"
+    yield f"$ dltune --dataset pkg:make --batch-size 32 --step-time 10ms\n{_mask(verified)}\n"
 
 
 def _mask(text: str) -> str:
@@ -96,17 +83,11 @@ def _run_trial(request: TrialRequest) -> TrialResult:
     workers = request.config.dataloader.num_workers
     if workers >= 16:
         return TrialResult(kind="crashed", config=request.config, message="died of signal 9 (SIGKILL)")
-    rate = _measure(request.config)
+    rate = saturating(request.config)
     measurement = make_measurement_of(rate, wait_share=max(0.0, 1 - rate / 3200))
     return TrialResult(
         kind="completed", config=request.config, measurement=measurement, peak_host_bytes=(1 + workers) * 100 * 2**20
     )
-
-
-def _measure(config: LoaderConfig) -> float:
-    """Grow with the workers up to 12, and by a third with persistent ones."""
-    loader = config.dataloader
-    return 100.0 * min(12, max(1, loader.num_workers)) * (1.33 if loader.persistent_workers else 1.0)
 
 
 def _show_files() -> Iterator[str]:

@@ -21,15 +21,16 @@ from autotune.cli.main import cli
 from autotune.cli.show import TARGETS
 from autotune.config import ProcessSettings
 from autotune.errors import DltuneError
-from autotune.planning.plan import Plan, make_plan
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import format_file, read_file
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import REPORT, ProbeReport, TrialReport, TrialRequest
 from autotune.protocol.throughput import estimate
+from autotune.protocol.workload_profile import identify
 from autotune.report.render import render_profile
-from autotune.search.loop import search
+from autotune.search.loop import Search
+from autotune.search.plan import Plan, make_plan
 from autotune.search.study import TrialRecord
 from tests.builders import (
     make_config,
@@ -188,7 +189,10 @@ PLAN: Final[Plan] = make_plan(
     make_limits(max_workers=2),
 )
 INTERRUPTED: Final = make_full_profile(
-    hardware=PLAN.hardware, workload=PLAN.identity, request=PLAN.request.record(), is_complete=False
+    hardware=PLAN.hardware,
+    workload=identify(PLAN.request.workload, PLAN.workload),
+    request=PLAN.request.record(),
+    is_complete=False,
 ).model_dump_json()
 
 
@@ -205,7 +209,7 @@ def test_a_run_starts_from_a_hostile_profile_or_refuses_it(text: str) -> None:
         event("refused")
         return
     event("continued")
-    found = search(PLAN, answer, ProgressListener(), earlier=earlier)
+    found = Search(PLAN, answer, ProgressListener(), earlier=earlier).run()
     assert any(record.is_feasible for record in found.records)
 
 
@@ -239,7 +243,6 @@ def test_a_message_of_a_child_is_refused_or_leads_to_a_plan_and_a_score(text: st
         found = estimate(report.measurement, make_config(2), epochs=10)
         assert TrialRecord(
             config=make_config(2),
-            status="measured",
             samples_per_second=found.samples_per_second,
             constraints={},
         )

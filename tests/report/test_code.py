@@ -35,16 +35,6 @@ def test_plain_code_makes_a_loader_for_the_kind_of_dataset(kind: Literal["map", 
     assert ("shuffle=True" in load_code(make_workload_profile(kind=kind), "dltune.json")) == (kind == "map")
 
 
-@pytest.mark.parametrize("config", [make_config(), make_config(3, 4, 16, in_order=False, pin_memory=True)])
-def test_plain_code_passes_every_argument_that_is_not_the_default(config: LoaderConfig) -> None:
-    names = {"DataLoader": lambda _, **kwargs: kwargs, "dataset": 0}
-    exec(plain_code(make_profile(config=config)), names)
-    given: Any = names["loader"]
-    kwargs = config.loader_kwargs()
-    assert given.items() <= {**kwargs, "shuffle": True}.items()
-    assert all(value == SETTINGS[name].default for name, value in kwargs.items() if name not in given)
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_that_is_not_the_default_appears_in_plain_code(name: str) -> None:
     usual = setting_values(make_config(4, pin_memory=True))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.profiles.schema import BatchWaits, ProcessWaits, TunedProfile
-from autotune.report.render import render_profile, render_summary, render_verified
+from autotune.report.render import render_profile, render_summary
 from tests.builders import make_config, make_full_profile, make_profile, make_profile_result
 
 NO_CHANGE: dict[str, Any] = {"verdict": "no_change", "speedup": 1.0, "speedup_ci95": (0.98, 1.02)}
@@ -48,80 +48,6 @@ def test_no_change_is_one_sentence_and_nothing_is_to_be_pasted() -> None:
     """
     profile = make_profile(config=make_config(), result=make_profile_result(**NO_CHANGE))
     assert render_summary(profile, "out/dltune.json") == read(transcript)
-
-
-def test_a_verified_result_is_shown_with_both_throughputs() -> None:
-    transcript = """
-        Result  batch_size=64, num_workers=4, prefetch_factor=2, persistent_workers=True
-                still valid: 1,790 samples/s, 1,800 when tuned on 2026-01-02
-                --fresh tunes from scratch.
-    """
-    text = render_verified(make_full_profile(), "dltune.json", 1790.0)
-    assert text.startswith(read(transcript))
-    assert text.endswith(LOAD)
-
-
-def test_a_saved_profile_is_shown_with_every_section() -> None:
-    transcript = """
-        pkg.data:make_dataset · cpu-4c-16g · 2026-01-02 03:04 UTC
-
-        1.80x faster: 1,000 → 1,800 samples/s
-        1,800 samples/s (95% CI 1,750-1,850), 1.80x faster than PyTorch's defaults (95% CI 1.70-1.90x)
-        waiting for data 70% → 10% · peak memory 1.0 GiB · bottleneck now: the training step
-        Validated in 3 alternating runs.
-        Tip     Use __getitems__.
-        Warning batch_size=64 changes training, not only its speed; --set batch_size=32 keeps yours.
-        Warning The samples differ in size.
-
-        Use it  loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=4, prefetch_factor=2, persistent_workers=True)
-           or   import autotune; loader = autotune.load("dltune.json").make_loader(dataset, shuffle=True)
-
-        Settings
-          Setting             Before  Recommended
-          batch_size          32      64
-          num_workers         0       4
-          prefetch_factor     -       2
-          persistent_workers  False   True
-
-        Metrics
-          Metric            Value
-          Throughput        1,800 samples/s in a training run of 10 epochs
-          Waiting for data  10% of the time
-          Bottleneck        the training step
-          Upper bound       2,000 samples/s, 90% reached
-          Peak host memory  1.0 GiB of 8.0 GiB
-          Peak /dev/shm     64.0 MiB of 4.0 GiB
-
-        Contribution of each setting
-          Setting                  Samples/s  Speedup  95% CI      Source
-          num_workers=4            1,500      1.50x    1.41-1.59x  estimated by the model
-          batch_size=64            1,350      0.90x    0.85-0.95x  estimated by the model
-          persistent_workers=True  1,800      1.33x    1.25-1.41x  estimated by the model
-          batch_size=64            1,800      1.20x    1.10-1.30x  measured against the default
-
-        Validation runs
-          Configuration              Samples/s            Failures
-          w=0 bs=32                  990, 1,000, 1,010    -
-          w=4 pf=2 bs=64 persistent  1,790, 1,800, 1,815  -
-          w=8 pf=2 bs=32             -                    crashed: it died
-
-        All trials
-          Trial  Configuration              Samples/s  ±     Predicted  Memory   /dev/shm  Outcome
-          1      w=0 bs=32                  990        5.0%  1,400      1.0 GiB  -         completed
-          2      w=4 pf=2 bs=64 persistent  1,790      5.0%  1,400      1.0 GiB  32.0 MiB  completed. recommended
-          3      w=8 pf=2 bs=64 persistent  1,750      5.0%  1,400      1.0 GiB  32.0 MiB  completed
-          4      w=2 pf=4 bs=32             1,200      5.0%  1,400      1.0 GiB  32.0 MiB  stopped early
-          5      w=16 pf=8 bs=64            -          -     1,400      -        -         failed. It filled /dev/shm: 64 MiB used of 64 MiB.
-
-        Run
-          Fact      Value
-          Machine   Test CPU, 4 CPUs, no GPU, 16.0 GiB RAM, 8.0 GiB /dev/shm
-          Software  dltune 0.1.0, torch 2.13.0, Python 3.11.7
-          Workload  pkg.data:make_dataset: 1,000 samples of 4.0 KiB, step simulated 2.0 ms
-          Search    5 trials, sampler model, seed 0; less than 2% gain in the last 4 trials
-          Time      35.0 s (profiling 5.0 s, search 20.0 s, validation 10.0 s)
-    """  # noqa: E501
-    assert render_profile(make_full_profile(), "dltune.json") == read(transcript)
 
 
 @pytest.mark.parametrize("width", [80, 100])

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from autotune.config import LoaderConfig
 from autotune.progress import ProgressListener
+from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile
-from tests.builders import make_cost, make_result, make_workload
+from autotune.search.plan import Plan, make_plan
+from tests.builders import make_cost, make_limits, make_machine, make_request, make_result, make_workload
+
+
+def make_test_plan(workload: WorkloadProfile | None = None, budgets: Budgets | None = None, **request: Any) -> Plan:
+    """Plan a run with batches of 32 on the usual machine."""
+    made = make_request(**{"fixed": {"batch_size": 32}} | request)
+    return make_plan(made, make_machine(), workload or make_workload(), budgets or make_limits())
 
 
 def io_bound_workload() -> WorkloadProfile:

@@ -13,19 +13,18 @@ from optuna.trial import TrialState
 
 from autotune.config import LoaderConfig
 from autotune.errors import StudyError, UsageError
-from autotune.planning.plan import Plan, make_plan
 from autotune.request import TuningRequest
-from autotune.search.loop import SearchOutcome, search
-from autotune.search.sampler import CostModelSampler, TrialModel, make_sampler
+from autotune.search.loop import Search, SearchOutcome
+from autotune.search.plan import Plan, make_plan
 from autotune.search.study import (
     METRIC,
     TrialRecord,
     check_study,
-    hide_password,
     open_storage,
     read_records,
     store_record,
 )
+from autotune.search.surrogate import TrialModel
 from autotune.settings import SETTINGS
 from tests.builders import make_limits, make_machine, make_request, make_result
 from tests.search.formulas import Formula, ResumeListener, io_bound_workload, saturating
@@ -44,7 +43,7 @@ def plan_for(**options: Any) -> Plan:
 
 
 def run(measure: Formula | None = None, listener: ResumeListener | None = None, **options: Any) -> SearchOutcome:
-    return search(plan_for(**options), measure or Formula(), listener or ResumeListener())
+    return Search(plan_for(**options), measure or Formula(), listener or ResumeListener()).run()
 
 
 def load(url: str = URL) -> optuna.Study:
@@ -96,26 +95,6 @@ def test_a_record_is_the_same_after_it_was_stored() -> None:
         assert stored == record.model_copy(update={"result": without})
 
 
-def test_the_sampler_reads_only_the_study() -> None:
-    """The sampler of another process proposes the same configuration from the stored trials alone."""
-    run(trials=7)
-    plan = plan_for()
-    stored, memory = load(), optuna.create_study(direction="maximize")
-    for record in read_records(stored, plan.space):
-        store_record(memory, plan, record)
-    trial = optuna.create_trial(value=1.0)
-    samplers = [CostModelSampler(plan, TrialModel(plan)) for _ in range(2)]
-    assert samplers[0].sample_relative(stored, trial, {}) == samplers[1].sample_relative(memory, trial, {})
-
-
-def test_trials_with_other_values_of_settings_that_are_not_searched_are_not_reused() -> None:
-    run()
-    again = Formula()
-    run(again, fixed={"prefetch_factor": 4})
-    assert {config.dataloader.prefetch_factor for config in again.configs} <= {None, 4}
-    assert len(again.configs) > 2
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -134,6 +113,7 @@ def test_a_study_of_another_workload_or_before_a_fresh_run_is_refused(options: d
     [
         ("sqlite:///noise.db", r"noise\.db cannot be opened: file is not a database\. Check --storage"),
         ("nonsense://me:secret@host/trials", r"//me:\*\*\*@host/trials cannot be opened: .*nonsense"),
+        ("nonsense://host/trials?user=me&password=secret&x=1", r"user=me&password=\*\*\*&x=1 cannot be opened"),
         ("oracle+cx_oracle://ada@localhost/db", "No module named 'cx_Oracle'"),
         ("noise.db", r"noise\.db cannot be opened: .*Check --storage"),
         ("sqlite:////proc/studies.db", "unable to open database file"),
@@ -145,23 +125,6 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_sentence(workdir: Path, ur
         run(storage=url)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_storage_is_checked_before_anything_is_measured() -> None:
-    with pytest.raises(StudyError, match="cannot be opened"):
-        check_study(make_request(storage="nonsense://host/trials"))
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("postgresql+psycopg://me:p:w@host/db", "postgresql+psycopg://me:***@host/db"),
-        ("mysql+pymysql://host/db?user=me&password=secret&x=1", "mysql+pymysql://host/db?user=me&password=***&x=1"),
-        ("sqlite:///my.db", "sqlite:///my.db"),
-    ],
-)
-def test_a_password_is_hidden(url: str, shown: str) -> None:
-    assert hide_password(url) == shown
 
 
 def test_a_storage_that_fails_during_the_run_ends_the_search_with_the_trials_so_far() -> None:
@@ -197,9 +160,9 @@ def test_a_space_of_one_configuration_is_measured_once() -> None:
 
 def test_a_space_without_a_configuration_within_the_limits_ends_without_a_trial() -> None:
     measure, plan = Formula(), plan_for(storage=None, trials=5)
-    outcome = search(replace(plan, budgets=make_limits(memory_bytes=2**20)), measure, ResumeListener())
+    outcome = Search(replace(plan, budgets=make_limits(memory_bytes=2**20)), measure, ResumeListener()).run()
     assert measure.configs == []
-    assert {record.status for record in outcome.records} == {"skipped"}
+    assert {record.result for record in outcome.records} == {None}
 
 
 def test_an_interrupted_trial_is_a_failed_trial_of_the_study() -> None:
@@ -232,7 +195,7 @@ def test_the_log_levels_of_the_caller_are_restored() -> None:
 def test_trials_that_dltune_did_not_write_are_ignored() -> None:
     run(trials=3)
     study = load()
-    for attributes in ({}, {"record": {"status": "unknown"}}, {"record": "text"}):
+    for attributes in ({}, {"record": {"kind": "unknown"}}, {"record": "text"}):
         study.add_trial(optuna.create_trial(value=1e9, user_attrs=attributes))
     assert len(read_records(study, plan_for().space)) == 3
 
@@ -242,7 +205,7 @@ def test_a_configuration_over_a_limit_is_never_the_best_trial_of_the_study() -> 
     slow, fast = plan.candidates[:2]
     for config, rate, excess in ((slow, 1.0, -0.5), (fast, 9.0, 0.5)):
         constraints = {"shm": excess, "works": -1.0}
-        record = TrialRecord(config=config, status="skipped", samples_per_second=rate, constraints=constraints)
+        record = TrialRecord(config=config, samples_per_second=rate, constraints=constraints)
         store_record(study, plan, record)
     assert study.best_value == 1.0
 
@@ -253,16 +216,6 @@ def test_every_sampler_measures_the_seeds_first(sampler: str) -> None:
     run(measure, storage=None, sampler=sampler, trials=8)
     seeds = plan_for().initial_configs()
     assert measure.configs[: len(seeds)] == seeds
-
-
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_a_sampler_that_draws_at_random_does_not_draw_the_same_after_an_interruption(sampler: str) -> None:
-    plan = plan_for(sampler=sampler)
-    draws = []
-    for known in (0, 5):
-        study = optuna.create_study(sampler=make_sampler(plan, TrialModel(plan), known), direction="maximize")
-        draws.append([study.ask().suggest_int("num_workers", 0, 64) for _ in range(6)])
-    assert draws[0] != draws[1]
 
 
 def test_the_gp_sampler_needs_scipy(monkeypatch: pytest.MonkeyPatch) -> None:

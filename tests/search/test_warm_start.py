@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from autotune.errors import ProfileError
-from autotune.planning.plan import Plan, make_plan
 from autotune.preparation import rebuild_request
 from autotune.profiles.schema import TunedProfile
-from autotune.search.loop import MAX_SEEDS, SearchOutcome, choose_seeds, search
+from autotune.search.loop import MAX_SEEDS, Search, SearchOutcome, choose_seeds
+from autotune.search.plan import Plan, make_plan
 from tests.builders import (
     make_config,
     make_failed_summary,
@@ -34,7 +34,7 @@ def plan_on(**machine: Any) -> Plan:
 def run(
     measure: Formula, earlier: TunedProfile | None = None, listener: ResumeListener | None = None, **machine: Any
 ) -> SearchOutcome:
-    return search(plan_on(**machine), measure, listener or ResumeListener(), earlier=earlier)
+    return Search(plan_on(**machine), measure, listener or ResumeListener(), earlier=earlier).run()
 
 
 def profile_of(outcome: SearchOutcome, *, is_complete: bool = True, failed: int = 0, **changes: Any) -> TunedProfile:

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from autotune.planning.plan import Plan, make_plan
 from autotune.profiles.schema import Bottleneck
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import RankWaits, TrialResult
@@ -22,23 +19,19 @@ from tests.builders import (
     make_cost,
     make_gpu_workload,
     make_limits,
-    make_machine,
     make_measurement,
-    make_request,
     make_trace,
     make_workload,
 )
+from tests.search.formulas import make_test_plan
 
 WAITING: dict[str, Any] = {"load_cost": make_cost(5e-3), "cpu_share": 0.02, "step_cost": make_cost(0.0, 1e-3)}
 
 
-def make_test_plan(budgets: Budgets | None = None, **workload: Any) -> Plan:
-    request = make_request(fixed={"batch_size": 32})
-    return make_plan(request, make_machine(), make_workload(**workload), budgets or make_limits())
-
-
 def advise(bottleneck: Bottleneck, budgets: Budgets | None = None, **workload: Any) -> str:
-    return " ".join(suggest_improvements(make_test_plan(budgets, **workload), make_config(4), bottleneck))
+    return " ".join(
+        suggest_improvements(make_test_plan(make_workload(**workload), budgets), make_config(4), bottleneck)
+    )
 
 
 LINE = CostlyLine(file="/home/ada/train/data.py", line=12, function="load", source="image = decode(path)", share=0.71)
@@ -50,7 +43,6 @@ LINE = CostlyLine(file="/home/ada/train/data.py", line=12, function="load", sour
         ("io", WAITING, "Each sample waits 5.0 ms (CPU 2%): a dataset with __getitems__"),
         ("cpu", {"collate_cost": make_cost(5e-4)}, "Collating takes 50% of loading a batch (16.0 ms of 32.0 ms)"),
         ("cpu", {"costly_lines": (LINE,)}, "71% in data.py:12 (`image = decode(path)`)"),
-        ("cpu", {"cpu_share": 1.9}, "Loading keeps 1.9 CPUs busy in one process"),
         ("cpu", {"step_cpus": 1.9}, "torch.set_num_threads(1)"),
         ("epoch", {}, "set persistent_workers=True, or use a sampler that repeats the data"),
     ],
@@ -82,19 +74,15 @@ def test_a_limit_that_rules_out_faster_configurations_is_named_with_its_number()
 
 
 def test_copies_that_are_the_bottleneck_are_named_with_their_rate() -> None:
-    plan = make_plan(make_request(), make_machine(), make_gpu_workload(), make_limits())
-    (sentence,) = suggest_improvements(plan, make_config(4, pin_memory=True), "copy")
+    (sentence,) = suggest_improvements(make_test_plan(make_gpu_workload()), make_config(4, pin_memory=True), "copy")
     assert "at 11.2 GiB/s" in sentence
 
 
-def make_runs(
-    waits: Sequence[float] = (), late: Sequence[int] = (), rank_waits: Sequence[float] = (1.0, 4.0)
-) -> CandidateRuns:
-    """Build a run of an epoch of 100 s: seconds waited for batches, and of 100 steps those in which a rank was late."""
-    gaps = [100 / max(1, len(waits))] * max(1, len(waits))
-    trace = make_trace(gaps, wait_seconds=sum(waits)).model_copy(update={"batch_waits": tuple(waits)})
+def make_runs(wait_seconds: float, late: Sequence[int] = (), rank_waits: Sequence[float] = (1.0, 4.0)) -> CandidateRuns:
+    """Build a run of an epoch of 100 s with this wait for data, and of 100 steps those in which a rank was late."""
     pairs = zip(late, rank_waits, strict=False)
     ranks = tuple(RankWaits(wait_seconds=wait, steps=100, late_steps=count) for count, wait in pairs)
+    trace = make_trace([100.0], wait_seconds=wait_seconds)
     measurement = make_measurement(trace, epoch_batches=None).model_copy(update={"ranks": ranks})
     runs = CandidateRuns(make_config(4))
     runs.add(1, TrialResult(kind="completed", config=runs.config, measurement=measurement), epochs=10)
@@ -105,16 +93,12 @@ def make_runs(
     ("runs", "words"),
     [
         (
-            make_runs([0.0, *([0.001, 0.001, 0.001, 4.0] * 20)]),
-            "Batches arrive 4 at a time, then none for 4.0 s: this is no hang, loading is 5.0x too slow",
-        ),
-        (
-            make_runs([50.0], late=(2, 95)),
+            make_runs(50.0, late=(2, 95)),
             "Rank 1 gets its batch last in 95% of the steps: it waits 40.0 ms for a batch, another",
         ),
-        (make_runs([50.0], late=(45, 50)), "In 95% of the steps the ranks wait for one of them, not always the same"),
+        (make_runs(50.0, late=(45, 50)), "In 95% of the steps the ranks wait for one of them, not always the same"),
     ],
-    ids=["bursts", "one late rank", "alternating ranks"],
+    ids=["one late rank", "alternating ranks"],
 )
 def test_waits_are_described(runs: CandidateRuns, words: str) -> None:
     (sentence,) = describe_waits(runs)
@@ -123,17 +107,8 @@ def test_waits_are_described(runs: CandidateRuns, words: str) -> None:
 
 @pytest.mark.parametrize(
     "runs",
-    [
-        make_runs([0.0, *([0.0, 0.0, 0.0, 0.5] * 20)]),
-        *(make_runs([1.0], late=(2, 95)), make_runs([50.0], late=(2, 5)), make_runs([50.0])),
-    ],
-    ids=["short bursts", "fast ranks", "rarely late", "one rank"],
+    [make_runs(1.0, late=(2, 95)), make_runs(50.0, late=(2, 5)), make_runs(50.0)],
+    ids=["fast ranks", "rarely late", "one rank"],
 )
 def test_waits_without_a_loss_are_not_described(runs: CandidateRuns) -> None:
     assert list(describe_waits(runs)) == []
-
-
-@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40), st.lists(st.integers(0, 100), max_size=4))
-def test_any_waits_can_be_described(waits: list[float], late: list[int]) -> None:
-    for sentence in describe_waits(make_runs(waits, late, [1.0] * 4)):
-        assert sentence.endswith(".")

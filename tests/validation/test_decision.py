@@ -8,32 +8,21 @@ from typing import Any
 import pytest
 
 from autotune.config import Interval, LoaderConfig
-from autotune.planning.plan import make_plan
 from autotune.search.study import TrialRecord
-from autotune.search.surrogate import SpeedupPrediction
 from autotune.validation.decision import Decision, decide, select_candidates
 from autotune.validation.runs import CandidateRuns, Validation
-from tests.builders import (
-    GIB,
-    make_candidate,
-    make_config,
-    make_limits,
-    make_machine,
-    make_request,
-    make_result,
-    make_workload,
-)
+from tests.builders import GIB, make_candidate, make_config, make_result
+from tests.search.formulas import make_test_plan
 
 BASELINE = make_config(0)
-LIMITS = make_limits()
 SLOW = make_candidate(BASELINE, 100.0, 100.0, 100.0)
 
 
-DEFAULTS = make_plan(make_request(), make_machine(), make_workload(), LIMITS).defaults
+PLAN = make_test_plan(fixed={})
 
 
 def try_decide(baseline: CandidateRuns, candidates: Sequence[CandidateRuns]) -> Decision | None:
-    return decide(Validation(baseline, tuple(candidates)), DEFAULTS, LIMITS)
+    return decide(Validation(baseline, tuple(candidates)), PLAN)
 
 
 def choose(baseline: CandidateRuns, *candidates: CandidateRuns) -> Decision:
@@ -53,12 +42,16 @@ def usual(workers: int, **changes: Any) -> LoaderConfig:
 
 
 def make_record(config: LoaderConfig, rate: float) -> TrialRecord:
-    return TrialRecord(config=config, status="measured", samples_per_second=rate, result=make_result(config, rate))
+    return TrialRecord(config=config, samples_per_second=rate, result=make_result(config, rate))
 
 
 def select(*rates: tuple[LoaderConfig, float], **options: Any) -> list[LoaderConfig]:
-    records = [make_record(config, rate) for config, rate in rates]
-    return select_candidates(records, DEFAULTS, options.pop("is_allowed", lambda config: True), **options)
+    return select_from([make_record(config, rate) for config, rate in rates], **options)
+
+
+def select_from(records: Sequence[TrialRecord], **options: Any) -> list[LoaderConfig]:
+    usually: dict[str, Any] = {"is_allowed": lambda config: True, "expected": {}, "predict_speedups": expect_gain(2.0)}
+    return select_candidates(records, PLAN, **usually | options)
 
 
 def test_the_best_and_the_one_with_the_fewest_workers_near_it_are_selected() -> None:
@@ -79,13 +72,14 @@ def test_a_trial_at_the_limit_is_near_the_best_or_a_candidate() -> None:
     assert select((usual(8), 1000.0), (usual(1), 500.0)) == [usual(8)]
 
 
-def expect_gain(gain: float) -> Callable[[Sequence[LoaderConfig]], Sequence[SpeedupPrediction]]:
+def expect_gain(gain: float) -> Callable[[Sequence[LoaderConfig]], Sequence[tuple[float, float]]]:
     """Predict this speedup of the second configuration over the first, which has fewer non-default settings."""
 
-    def predict_speedups(path: Sequence[LoaderConfig]) -> Sequence[SpeedupPrediction]:
+    def predict_speedups(path: Sequence[LoaderConfig]) -> Sequence[tuple[float, float]]:
         simpler, other = path
-        assert len(DEFAULTS.list_non_defaults(simpler)) < len(DEFAULTS.list_non_defaults(other))
-        return [SpeedupPrediction(ratio=gain, log_error=0.04)]
+        assert PLAN.default_variant(simpler) == PLAN.default_variant(other)
+        assert simpler != other
+        return [(gain, 0.04)]
 
     return predict_speedups
 
@@ -121,11 +115,11 @@ def test_an_outlier_does_not_lead_the_candidates_if_its_neighbours_were_slower()
 
 def test_failed_and_skipped_trials_are_not_selected() -> None:
     failure = make_result(make_config(4), kind="out_of_memory")
-    failed = TrialRecord(config=make_config(4), status="measured", samples_per_second=0.0, result=failure)
-    skipped = TrialRecord(config=make_config(9), status="skipped", samples_per_second=9e9)
+    failed = TrialRecord(config=make_config(4), samples_per_second=0.0, result=failure)
+    skipped = TrialRecord(config=make_config(9), samples_per_second=9e9)
     records = [failed, skipped, make_record(usual(2), 100.0)]
-    assert select_candidates(records, DEFAULTS, lambda config: True) == [usual(2)]
-    assert select_candidates([failed, skipped], DEFAULTS, lambda config: True) == []
+    assert select_from(records) == [usual(2)]
+    assert select_from([failed, skipped]) == []
 
 
 def test_the_fastest_wins_with_its_speedup_if_no_other_is_close() -> None:
@@ -222,7 +216,7 @@ def test_the_simplest_of_the_significantly_faster_ones_wins(
 
 @pytest.mark.parametrize(
     "near",
-    [{"peak_host_bytes": int(0.9 * LIMITS.memory_bytes)}, {"peak_shm_bytes": int(0.9 * LIMITS.shm_bytes)}],
+    [{"peak_host_bytes": int(0.9 * PLAN.budgets.memory_bytes)}, {"peak_shm_bytes": int(0.9 * PLAN.budgets.shm_bytes)}],
     ids=["memory", "shared memory"],
 )
 def test_a_default_variant_that_nearly_fills_a_budget_loses_against_a_setting_that_does_not(
@@ -256,8 +250,8 @@ def test_every_interval_is_wider_if_other_configurations_scatter() -> None:
     quiet, wild = make_candidate(usual(2), 90.0, 90.0, 90.0), make_candidate(usual(2), 70.0, 90.0, 115.0)
     calm, shaky = (choose(SLOW, variant, unordered, other) for other in (quiet, wild))
     assert calm.config == shaky.config == unordered.config
-    assert shaky.ci95 == unordered.ci95([variant, unordered, wild], [SLOW])
-    assert width(calm.ci95) < width(shaky.ci95)
+    assert shaky.samples_per_second_ci95 == unordered.ci95([variant, unordered, wild], [SLOW])
+    assert width(calm.samples_per_second_ci95) < width(shaky.samples_per_second_ci95)
     assert width(calm.speedup_ci95) < width(shaky.speedup_ci95)
     assert width(calm.gains[0].speedup_ci95) < width(shaky.gains[0].speedup_ci95)
 

@@ -12,15 +12,14 @@ import pytest
 
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import NoFeasibleConfigError, TrialError, UsageError
-from autotune.planning.plan import GUESS_ERROR, Plan, make_plan
 from autotune.profiles.schema import Contribution, TunedProfile
 from autotune.protocol.measurement import RankWaits, TrialResult
 from autotune.request import TuningRequest
 from autotune.search.loop import SearchOutcome
+from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
-from autotune.search.surrogate import Prediction, SpeedupPrediction
 from autotune.validation.decision import Decision
-from autotune.validation.result import build_profile, estimate_contributions, trace_workers
+from autotune.validation.result import GUESS_ERROR, build_profile, estimate_contributions, trace_workers
 from autotune.validation.runs import CandidateRuns, Validation
 from tests.builders import (
     GIB,
@@ -29,38 +28,27 @@ from tests.builders import (
     make_config,
     make_gpu_workload,
     make_limits,
-    make_machine,
     make_measurement_of,
-    make_request,
     make_result,
     make_workload,
 )
+from tests.search.formulas import make_test_plan
 
 BASELINE, BEST = make_config(0), make_config(4, 2, persistent_workers=True)
 FAR = make_config(12, 4, persistent_workers=True)
+IO_BOUND, LARGE_SAMPLES = make_workload(cpu_share=0.05), make_workload(cpu_share=0.05, sample_bytes=MIB // 8)
 
 
-def make_test_plan(
-    workload: dict[str, Any] | None = None, budgets: dict[str, Any] | None = None, **request: Any
-) -> Plan:
-    request["fixed"] = {"batch_size": 32} | request.get("fixed", {})
-    profile = make_workload(**{"cpu_share": 0.05, **(workload or {})})
-    return make_plan(make_request(**request), make_machine(), profile, make_limits(**budgets or {}))
+def make_record(result: TrialResult | None, config: LoaderConfig = BEST, rate: float = 1000.0) -> TrialRecord:
+    return TrialRecord(config=config, samples_per_second=rate, result=result, predicted=900.0, relative_error=0.05)
 
 
-def make_record(
-    result: TrialResult | None, config: LoaderConfig = BEST, rate: float = 1000.0, status: Any = "measured"
-) -> TrialRecord:
-    facts: dict[str, Any] = {"status": status, "predicted": 900.0, "relative_error": 0.05}
-    return TrialRecord(config=config, samples_per_second=rate, result=result, **facts)
+def predict_by_workers(configs: Sequence[LoaderConfig]) -> list[float]:
+    return [100.0 * (1 + config.dataloader.num_workers) for config in configs]
 
 
-def predict_by_workers(configs: Sequence[LoaderConfig]) -> list[Prediction]:
-    return [Prediction(100.0 * (1 + config.dataloader.num_workers), 0.1) for config in configs]
-
-
-def predict_nothing(path: Sequence[LoaderConfig]) -> list[SpeedupPrediction]:
-    return [SpeedupPrediction(1.0, 0.01) for _ in path[1:]]
+def predict_nothing(path: Sequence[LoaderConfig]) -> list[tuple[float, float]]:
+    return [(1.0, 0.01) for _ in path[1:]]
 
 
 def find(
@@ -88,7 +76,7 @@ def build(
 ) -> TunedProfile:
     phases: Any = {"profiling": 1.0, "search": 2.0}
     outcome = find(*(records or (TRIAL,)), **found)
-    return build_profile(plan or make_test_plan(), outcome, validation, phase_seconds=phases, seconds=3.0)
+    return build_profile(plan or make_test_plan(IO_BOUND), outcome, validation, phase_seconds=phases, seconds=3.0)
 
 
 def test_the_validation_decides() -> None:
@@ -129,16 +117,16 @@ def test_if_only_fresh_processes_fail_the_best_trial_is_recommended_with_the_fai
 
 def test_without_a_result_the_reason_is_raised() -> None:
     with pytest.raises(UsageError, match="--timeout"):
-        build_profile(make_test_plan(), find(), NOT_VALIDATED, phase_seconds={}, seconds=1.0)
+        build_profile(make_test_plan(IO_BOUND), find(), NOT_VALIDATED, phase_seconds={}, seconds=1.0)
     failed = make_record(make_result(BEST, kind="crashed", message="died of SIGSEGV"), rate=0.0)
     with pytest.raises(NoFeasibleConfigError, match=r"1 tried, 1 skipped.\n  crashed: it died of SIGSEGV"):
-        build(failed, make_record(None, status="skipped"), validation=NOT_VALIDATED)
+        build(failed, make_record(None), validation=NOT_VALIDATED)
     with pytest.raises(TrialError, match="lost"):
         build(failed, validation=NOT_VALIDATED, interrupted_by=TrialError("lost"))
 
 
 def test_a_profile_has_the_raw_runs_the_phases_and_the_request() -> None:
-    plan = make_test_plan(profile="night", trials=12)
+    plan = make_test_plan(IO_BOUND, profile="night", trials=12)
     profile = build(plan=plan)
     assert profile.label == "night"
     assert [len(one.runs) for one in profile.result.candidates] == [3, 3]
@@ -157,17 +145,13 @@ def test_a_profile_warns_of_noise_failed_runs_growing_device_memory_and_repeated
     growing = make_measurement_of(400.0).model_copy(update={"gpu_growth_bytes": MIB, "ranks": (rank, rank)})
     best.add(2, TrialResult(kind="completed", config=BEST, measurement=growing), epochs=10)
     warnings = build(validation=make_validation(best, noise=("The machine is busy.",))).result.warnings
-    assert warnings[:2] == (
-        "The machine is busy.",
-        "w=4 pf=2 bs=32 persistent: 1 of 3 validation runs failed: it died",
-    )
+    assert warnings[:2] == ("The machine is busy.", "w=4 pf=2 bs=32 persistent: 1 of 3 validation runs failed: it died")
     assert warnings[2].startswith("Device memory grew by 1.0 MiB")
     assert "delivered 2,000 samples in an epoch of a dataset of 1,000" in warnings[3]
 
 
 def test_the_rates_of_copies_are_those_of_the_device() -> None:
-    plan = make_plan(make_request(fixed={"batch_size": 32}), make_machine(), make_gpu_workload(), make_limits())
-    result = build(plan=plan).result
+    result = build(plan=make_test_plan(make_gpu_workload())).result
     assert result.copy_bytes_per_second == pytest.approx(400e6)
     assert result.copy_bound_bytes_per_second == 4e9
 
@@ -189,21 +173,16 @@ FULL = make_result(BEST, kind="shm_exhausted", message="filled /dev/shm: 64 MiB 
 def test_a_trial_is_stored_with_its_outcome(
     result: TrialResult | None, rate: float | None, outcome: str, reason: str
 ) -> None:
-    record = make_record(result, rate=rate or 0.0, status="measured" if result else "skipped")
+    record = make_record(result, rate=rate or 0.0)
     (line,) = build(record).search.trials
     assert (line.number, line.config, line.predicted_samples_per_second) == (1, BEST, 900.0)
     assert (line.outcome, line.reason, line.samples_per_second) == (outcome, reason, rate)
 
 
-def test_a_trial_is_stored_with_its_error_and_its_peaks() -> None:
-    (line,) = build(make_record(make_result(BEST, 1000.0, peak_host_bytes=2 * GIB, peak_shm_bytes=MIB))).search.trials
-    assert (line.relative_error, line.peak_host_bytes, line.peak_shm_bytes) == (0.05, 2 * GIB, MIB)
-
-
 def test_a_skipped_configuration_is_stored_with_every_limit_that_it_would_exceed() -> None:
-    plan = make_test_plan(workload={"sample_bytes": MIB // 8}, budgets={"shm_bytes": 64 * MIB, "nofile": 70})
+    plan = make_test_plan(LARGE_SAMPLES, make_limits(shm_bytes=64 * MIB, nofile=70))
     large = make_config(4, 8, 256, persistent_workers=True)
-    reason = build(make_record(None, large, status="skipped"), plan=plan).search.trials[0].reason
+    reason = build(make_record(None, large), plan=plan).search.trials[0].reason
     assert reason.startswith("Predicted over a limit: ")
     for words in ("/dev/shm: ", "needed of 64.0 MiB", "open files: ", "needed of 70"):
         assert words in reason
@@ -213,31 +192,29 @@ def scale(plan: Plan, config: LoaderConfig) -> tuple[list[LoaderConfig], list[in
     """Return the configurations of the curve over the number of workers, and its numbers of workers."""
     asked: list[LoaderConfig] = []
 
-    def predict(configs: Sequence[LoaderConfig]) -> list[Prediction]:
+    def predict(configs: Sequence[LoaderConfig]) -> list[float]:
         asked.extend(configs)
         return predict_by_workers(configs)
 
     points = trace_workers(plan, find(predict=predict), config)
-    assert list(points.values()) == [one.samples_per_second for one in predict_by_workers(asked)]
+    assert list(points.values()) == predict_by_workers(asked)
     return asked, list(points)
 
 
 def test_the_curve_varies_the_workers_and_nothing_else() -> None:
-    asked, workers = scale(make_test_plan(), make_config(4, 8, persistent_workers=True))
+    asked, workers = scale(make_test_plan(IO_BOUND), make_config(4, 8, persistent_workers=True))
     assert workers == sorted(set(workers))
     assert {0, 4} < set(workers)
     assert {config.dataloader.prefetch_factor for config in asked if config.dataloader.num_workers} == {8}
 
 
 def test_the_curve_ends_at_the_limits() -> None:
-    large, small = (
-        make_test_plan(workload={"sample_bytes": MIB // 8}, budgets={"shm_bytes": size}) for size in (GIB, 64 * MIB)
-    )
+    large, small = (make_test_plan(LARGE_SAMPLES, make_limits(shm_bytes=size)) for size in (GIB, 64 * MIB))
     assert scale(large, BEST)[1][-1] > scale(small, BEST)[1][-1] >= 4
 
 
 def test_without_workers_in_the_result_the_curve_has_default_values() -> None:
-    asked, _ = scale(make_test_plan(fixed={"prefetch_factor": 8}), BASELINE)
+    asked, _ = scale(make_test_plan(IO_BOUND, fixed={"batch_size": 32, "prefetch_factor": 8}), BASELINE)
     assert asked[0] == BASELINE
     assert all(config.dataloader.persistent_workers for config in asked[1:])
     assert {config.dataloader.prefetch_factor for config in asked[1:]} == {8}
@@ -248,13 +225,13 @@ def estimate(
 ) -> tuple[Contribution, ...]:
     """Estimate contributions if workers are certain to treble the throughput, and nothing else is known to matter."""
 
-    def predict_speedups(path: Sequence[LoaderConfig]) -> list[SpeedupPrediction]:
-        return [SpeedupPrediction(3.0, 0.05), *(SpeedupPrediction(1.02, 0.001) for _ in path[2:])]
+    def predict_speedups(path: Sequence[LoaderConfig]) -> list[tuple[float, float]]:
+        return [(3.0, 0.05), *((1.02, 0.001) for _ in path[2:])]
 
     records = [make_record(make_result(one, 100.0), one, 100.0) for one in tried]
     decision = Decision(config, 400.0, None, speedup, (3.9, 4.1))
     found = find(*records, predict_speedups=predict_speedups)
-    return estimate_contributions(make_test_plan(), found, validation, decision)
+    return estimate_contributions(make_test_plan(IO_BOUND), found, validation, decision)
 
 
 def test_contributions_change_one_setting_at_a_time_and_end_at_the_measured_throughput() -> None:

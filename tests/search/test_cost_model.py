@@ -5,15 +5,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.planning.cost_model import (
-    count_epoch_batches,
+from autotune.protocol.workload_profile import H2DBandwidth, WorkloadProfile
+from autotune.search.cost_model import (
     find_bottleneck,
     max_useful_workers,
-    predict_copy,
-    predict_samples_per_second,
-    predict_stage_times,
+    predict_stages,
+    predict_throughput,
 )
-from autotune.protocol.workload_profile import H2DBandwidth, WorkloadProfile
 from tests.builders import make_config, make_cost, make_gpu_workload, make_workload
 
 WORKLOADS = st.builds(
@@ -39,14 +37,14 @@ def test_the_throughput_of_every_configuration_is_positive_and_below_the_upper_b
     workload: WorkloadProfile, config: LoaderConfig, cpus: float, epochs: int
 ) -> None:
     size = config.dataloader.batch_size or workload.probe_batch_size
-    rate = predict_samples_per_second(config, workload, cpus, epochs)
+    rate = predict_throughput(config, workload, cpus, epochs)
     assert rate > 0
     assert rate * workload.step_cost.per_batch(size) <= size * (1 + 1e-9)
 
 
 def test_without_workers_loading_and_the_step_alternate() -> None:
     workload = make_workload(samples=320, load_cost=make_cost(1e-3), step_cost=make_cost(0.0, 8e-3))
-    predicted = predict_samples_per_second(make_config(0), workload, 4.0, epochs=3)
+    predicted = predict_throughput(make_config(0), workload, 4.0, epochs=3)
     assert predicted == pytest.approx(32 / (32e-3 + 8e-3))
 
 
@@ -55,13 +53,13 @@ def test_samples_that_wait_gain_from_more_workers_than_cpus_and_samples_that_com
     cpu_share: float, low: float, high: float
 ) -> None:
     workload = make_workload(samples=100_000, cpu_share=cpu_share, load_cost=make_cost(5e-3))
-    few, many = (predict_samples_per_second(make_config(workers), workload, 2.0, 10) for workers in (2, 16))
+    few, many = (predict_throughput(make_config(workers), workload, 2.0, 10) for workers in (2, 16))
     assert low <= many / few <= high
 
 
 def test_persistent_workers_gain_if_epochs_are_short() -> None:
     kept, restarted = (
-        predict_samples_per_second(make_config(4, persistent_workers=is_kept), make_workload(samples=64), 4.0, 10)
+        predict_throughput(make_config(4, persistent_workers=is_kept), make_workload(samples=64), 4.0, 10)
         for is_kept in (True, False)
     )
     assert kept > 1.5 * restarted
@@ -77,27 +75,6 @@ def test_the_workers_that_are_searched_follow_from_the_workload(
 ) -> None:
     workload = make_workload(cpu_share=cpu_share, load_cost=make_cost(load), step_cost=make_cost(0.0, step))
     assert low <= max_useful_workers(workload, 32, cpus) <= high
-
-
-@given(workload=WORKLOADS, size=st.integers(1, 512), cpus=st.floats(0.1, 128))
-def test_the_search_always_has_more_workers_than_cpus(workload: WorkloadProfile, size: int, cpus: float) -> None:
-    assert max_useful_workers(workload, size, cpus) > cpus
-
-
-@pytest.mark.parametrize(
-    ("facts", "batches"),
-    [
-        ({"samples": 100}, 4),
-        ({"samples": 100, "drop_last": True}, 3),
-        ({"samples": 96, "drop_last": True}, 3),
-        ({"samples": 96, "epoch_batches": 7}, 7),
-        ({"samples": None}, None),
-    ],
-)
-def test_an_epoch_has_the_batches_of_its_samples_or_those_of_the_user(
-    facts: dict[str, int | bool | None], batches: int | None
-) -> None:
-    assert count_epoch_batches(make_workload(**facts), 32) == batches
 
 
 CHEAP, SLOW_STEP = make_cost(1e-6), make_cost(0.0, 0.05)
@@ -135,7 +112,7 @@ def test_the_bottleneck_is_the_slowest_stage(
 def predict(workload: WorkloadProfile, *, pinned: bool = False, ahead: bool = False) -> float:
     """Predict the seconds per batch of 16 workers on 64 CPUs."""
     process = ProcessSettings(non_blocking=pinned, device_prefetch=ahead)
-    return predict_stage_times(make_config(16, 2, 32, process, pin_memory=pinned), workload, 64.0).training
+    return predict_stages(make_config(16, 2, 32, process, pin_memory=pinned), workload, 64.0)[0]
 
 
 def test_a_copy_and_the_step_alternate_unless_the_copy_has_a_stream_of_its_own() -> None:
@@ -153,7 +130,3 @@ def test_receiving_batches_overlaps_with_the_device_but_not_with_a_pageable_copy
     assert predict(workload, pinned=True) == pytest.approx(32e6 / 12e9 + 4e-3)
     slow = make_gpu_workload(step_cost=make_cost(0.0, 1e-3), transfer_cost=make_cost(0.0, 20e-3))
     assert predict(slow) == pytest.approx(32e6 / 4e9 + 10e-3)
-
-
-def test_on_the_cpu_nothing_is_copied() -> None:
-    assert predict_copy(make_config(2), make_workload()) == 0.0

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from autotune.config import LoaderConfig, StartMethod
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.planning.cost_model import max_useful_workers
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange, Values
+from autotune.search.cost_model import max_useful_workers
 from autotune.settings import SETTINGS, Choice, config_from_values, setting_values
 from autotune.system.machine import MachineProfile
 from autotune.units import format_bytes
@@ -26,17 +26,11 @@ DENSE_RANGE_WIDTH: Final = 16  # up to this width every number of a range is sea
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The search space. Every configuration that it builds is legal.
+    """The search space. Every configuration that it builds is legal."""
 
-    Attributes:
-        choices: Values of each setting, ascending; a setting with one value is not searched.
-        start_method: Start method of the workers, which is never searched.
-        notes: Why a setting is not searched, or not in full.
-    """
-
-    choices: Mapping[str, tuple[Any, ...]]
-    start_method: StartMethod | None = None
-    notes: tuple[str, ...] = ()
+    choices: Mapping[str, tuple[Any, ...]]  # values of each setting, ascending; a setting with one is not searched
+    start_method: StartMethod | None = None  # of the workers; it is never searched
+    notes: tuple[str, ...] = ()  # why a setting is not searched, or not in full
 
     def searched(self) -> dict[str, tuple[Any, ...]]:
         """Return the settings with more than one choice."""
@@ -91,12 +85,7 @@ def _requested_values(request: TuningRequest) -> dict[str, Values]:
 def plan_space(
     request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets
 ) -> SearchSpace:
-    """Return the search space of a request on this machine, for this workload.
-
-    Raises:
-        UsageError: A restriction of the request leaves no legal value.
-        NoFeasibleConfigError: Not even the smallest batch fits the memory limit.
-    """
+    """Return the search space; raise UsageError if none is left, NoFeasibleConfigError if no batch fits into memory."""
     requested = _requested_values(request)
     for name, value in workload.fixed_settings.items():
         asked = requested.get(name, (value,))
@@ -155,7 +144,6 @@ def _restrict(name: str, choices: tuple[Any, ...], values: Values) -> tuple[Any,
 def _plan_batch_sizes(
     requested: Values | None, workload: WorkloadProfile, budgets: Budgets
 ) -> tuple[tuple[int | None, ...], str]:
-    """Return the batch sizes, and a note if they are not searched."""
     fixed, usual = workload.fixed_settings, SETTINGS["batch_size"].choices
     if "batch_size" in fixed or workload.batching == "user":
         if "batch_size" not in fixed and requested is not None:
@@ -180,15 +168,13 @@ def _plan_batch_sizes(
         )
     if workload.drop_last or not isinstance(requested, tuple):
         fitting = inside or fitting[:1]
-    is_own = requested is None and own is not None
     hint = f"batch_size stays at {own}, that of your DataLoader: list sizes with --batch-size to search them"
-    return tuple(fitting), hint if is_own else ""
+    return tuple(fitting), hint if requested is None and own is not None else ""
 
 
 def _plan_workers(
     request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets, size: int | None
 ) -> tuple[tuple[int, ...], str]:
-    """Return the numbers of workers, and a note if the workload or the machine limits them."""
     if workload.workers_duplicate_data:
         note = "num_workers is at most 1: without sharding by get_worker_info() each worker returns all the data"
         return (0, 1)[: 1 + budgets.max_workers], note

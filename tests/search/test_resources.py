@@ -5,16 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.planning.resources import PAGE_BYTES, ResourceDemand, ResourceModel
-from autotune.protocol.budgets import plan_budgets
+from autotune.protocol.measurement import TrialResult
+from autotune.search.cost_model import PAGE_BYTES, ResourceDemand, ResourceModel
 from tests.builders import (
     GIB,
     MIB,
     make_config,
     make_gpu_workload,
     make_limits,
-    make_machine,
-    make_request,
+    make_measurement_of,
     make_workload,
 )
 
@@ -63,12 +62,6 @@ def test_shared_memory_holds_every_live_batch_in_whole_pages_for_each_tensor(
     assert live * max(data, tensors * PAGE_BYTES) <= shm_bytes <= live * (data + (tensors + 1) * PAGE_BYTES)
 
 
-def test_without_workers_nothing_is_shared() -> None:
-    demand = make_model().predict(make_config(0))
-    assert demand.shm_bytes == 0
-    assert demand.memory_bytes > 256 * MIB
-
-
 def test_only_the_file_descriptor_strategy_holds_a_file_for_each_live_tensor() -> None:
     model = make_model(batch_tensors=10)
     by_descriptor, by_name = (model.predict(make_config(8, 4, process=one)) for one in (ProcessSettings(), FILE_SYSTEM))
@@ -85,29 +78,6 @@ def test_every_exceeded_limit_is_listed_with_the_number_against_it() -> None:
     assert demand.describe_excess(make_limits()) == (
         "host memory: 9.0 GiB needed of 8.0 GiB; /dev/shm: 5.0 GiB needed of 4.0 GiB; open files: 2,000 needed of 1,024"
     )
-
-
-@given(
-    demand=st.builds(
-        ResourceDemand, memory_bytes=st.integers(0, 2**40), shm_bytes=st.integers(0, 2**40), files=st.integers(0, 2**20)
-    ),
-    memory=st.integers(1, 2**40),
-    shm=st.integers(1, 2**40),
-    files=st.integers(1, 2**20),
-)
-def test_constraints_are_positive_exactly_for_the_exceeded_limits(
-    demand: ResourceDemand, memory: int, shm: int, files: int
-) -> None:
-    budgets = make_limits(memory_bytes=memory, shm_bytes=shm, nofile=files)
-    exceeded = {one.partition(":")[0] for one in demand.describe_excess(budgets).split("; ") if one}
-    names = {"memory": "host memory", "shm": "/dev/shm", "files": "open files"}
-    assert {names[key] for key, value in demand.constraints(budgets).items() if value > 0} == exceeded
-
-
-def test_an_shm_that_is_read_only_has_no_budget() -> None:
-    budgets = plan_budgets(make_machine(shm_writable=False), make_request())
-    assert budgets.shm_bytes == 0
-    assert make_model().predict(make_config(1, 1, 1)).describe_excess(budgets)
 
 
 def test_device_memory_grows_with_the_batch_and_with_copies_in_advance() -> None:
@@ -136,11 +106,18 @@ def test_pinned_batches_are_rounded_up_to_powers_of_two() -> None:
     assert make_model().predict(make_config(2, pin_memory=True)) == make_model().predict(make_config(2))
 
 
+def make_peaks(config: LoaderConfig, host_bytes: int, shm_bytes: int = 0, gpu_bytes: int = 0) -> TrialResult:
+    """Build a trial with these peaks."""
+    measurement = make_measurement_of(100.0).model_copy(update={"peak_gpu_bytes": gpu_bytes})
+    peaks = {"peak_host_bytes": host_bytes, "peak_shm_bytes": shm_bytes}
+    return TrialResult(kind="completed", config=config, measurement=measurement, **peaks)
+
+
 def learn_beyond(model: ResourceModel, workers: int, extra_bytes: int) -> ResourceModel:
     """Return a model that learned from a trial that used so much more than an untaught model predicts."""
     config = make_config(workers)
     expected = make_model().predict(config)
-    return model.learn(config, expected.memory_bytes + extra_bytes, expected.shm_bytes)
+    return model.learn(make_peaks(config, expected.memory_bytes + extra_bytes, expected.shm_bytes))
 
 
 def predict_beyond(model: ResourceModel, workers: int) -> int:
@@ -149,24 +126,14 @@ def predict_beyond(model: ResourceModel, workers: int) -> int:
     return model.predict(config).memory_bytes - make_model().predict(config).memory_bytes
 
 
-@given(
-    model=MODELS,
-    config=CONFIGS.filter(lambda config: config.dataloader.num_workers > 0),
-    extra=st.integers(-(2**32), 2**36),
-)
-def test_a_model_that_learned_from_a_trial_predicts_at_least_its_peaks(
-    model: ResourceModel, config: LoaderConfig, extra: int
-) -> None:
-    expected = model.predict(config)
-    peak = max(1, expected.memory_bytes + extra)
-    learned = model.learn(config, peak, expected.shm_bytes, gpu_bytes=9 * GIB).predict(config)
-    assert learned.memory_bytes >= max(peak, expected.memory_bytes)
-    assert learned.gpu_bytes == 9 * GIB
-
-
 @pytest.mark.parametrize(("workers", "peak"), [(4, 300 * MIB), (4, 0), (0, 8 * GIB)])
 def test_small_and_unknown_peaks_and_trials_without_workers_correct_nothing(workers: int, peak: int) -> None:
-    assert make_model().learn(make_config(workers), peak, 0) == make_model()
+    assert make_model().learn(make_peaks(make_config(workers), peak)) == make_model()
+
+
+def test_device_memory_beyond_the_prediction_is_learned() -> None:
+    learned = make_model().learn(make_peaks(make_config(4), 0, gpu_bytes=9 * GIB))
+    assert learned.predict(make_config(4)).gpu_bytes == 9 * GIB
 
 
 def test_memory_that_the_main_process_cached_is_not_multiplied_by_the_workers() -> None:
