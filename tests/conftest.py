@@ -38,21 +38,21 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def list_leftovers() -> list[str]:
-    """List what this session's trials have not taken with them: processes, names in /dev/shm, scratch folders."""
-    return [*_list_processes(), *_list_names(), *list_scratch()]
+    """List what is left of this session's trials: processes, names in /dev/shm, temporary folders."""
+    processes = [f"{process.pid} {process.info['name']}" for process in list_trial_processes()]
+    return [*processes, *_list_names(), *_list_folders()]
 
 
-def _list_processes() -> list[str]:
-    left = []
-    for process in psutil.process_iter():
-        try:
-            inherited = process.environ()
-            is_ours = "DLTUNE_TRIAL" in inherited and inherited.get("DLTUNE_TEST_SESSION") == SESSION
-            if is_ours and process.pid not in list_kept() and process.status() != psutil.STATUS_ZOMBIE:
-                left.append(f"{process.pid} {process.name()}")
-        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-    return left
+def list_trial_processes() -> list[psutil.Process]:
+    """List the processes of this session that belong to a trial."""
+    return [
+        process
+        for process in psutil.process_iter(["name", "status", "environ"])
+        if "DLTUNE_TRIAL" in (inherited := process.info["environ"] or {})
+        and inherited.get("DLTUNE_TEST_SESSION") == SESSION
+        and process.pid not in list_kept()
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
 
 
 def _list_names() -> list[str]:
@@ -72,7 +72,7 @@ def _is_of_others(name: str) -> bool:
     return False
 
 
-def list_scratch() -> list[str]:
+def _list_folders() -> list[str]:
     """List the folders of trials whose tuner is this process, or is gone."""
     left = []
     for folder in {Path(tempfile.gettempdir())} | ({Path("/tmp")} - BESIDE):

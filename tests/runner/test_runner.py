@@ -16,7 +16,8 @@ from autotune.runner.diagnosis import TrialFailure
 from autotune.runner.process import TrialProcess, describe_survivors
 from autotune.runner.resources import Limits
 from autotune.runner.runner import TrialRunner
-from tests.faults.stage import await_condition, list_trial_processes
+from tests.conftest import list_trial_processes
+from tests.faults.stage import await_condition
 from tests.kept_launcher import keep_launcher, list_kept
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner, run_one
 
