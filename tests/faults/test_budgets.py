@@ -19,6 +19,7 @@ from autotune.protocol.messages import TrialRequest
 from tests.builders import make_config
 from tests.conftest import list_trial_processes
 from tests.faults.stage import LIMITS, MIB, hostile
+from tests.kept_launcher import list_kept
 
 SHM_TOLERANCE = 32 * MIB  # one batch
 MEMORY_TOLERANCE = 150 * MIB  # what fast workers allocate between two readings: 5% of 3 GiB
@@ -48,14 +49,15 @@ def read_anonymous_bytes(pid: int) -> int:
 
 @contextmanager
 def watch() -> Iterator[list[tuple[int, int]]]:
-    """Yield a list of readings of all trials' processes: host memory with /dev/shm, and /dev/shm alone, in bytes."""
+    """Yield a list of readings of all dltune's processes: host memory with /dev/shm, and /dev/shm alone, in bytes."""
     readings: list[tuple[int, int]] = []
     is_over, shm_before = threading.Event(), read_used_shm()
 
     def read() -> None:
         while not is_over.wait(0.01):
             shm = max(0, read_used_shm() - shm_before)
-            readings.append((shm + sum(read_anonymous_bytes(one.pid) for one in list_trial_processes()), shm))
+            pids = [*list_kept(), *(process.pid for process in list_trial_processes())]
+            readings.append((shm + sum(map(read_anonymous_bytes, pids)), shm))
 
     thread = threading.Thread(target=read)
     thread.start()
