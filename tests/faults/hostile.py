@@ -132,19 +132,6 @@ class Stream(IterableDataset[torch.Tensor]):
         return self._make_iterator()
 
 
-SAMPLES_OF: dict[str, Callable[[int], Any]] = {
-    "ragged": lambda index: torch.zeros(3 + index % 2),
-    "none": lambda index: None,
-    "object": lambda index: object(),
-    "grad": lambda index: torch.zeros(4, requires_grad=True) * 2,
-    "many tensors": lambda index: tuple(torch.zeros(4) for _ in range(32)),
-}
-
-
-def make_given(samples: str) -> Dataset[Any]:
-    return Given(SAMPLES_OF[samples])
-
-
 class ShortQueries(Honest):
     """Returns half of a batch."""
 
@@ -155,10 +142,6 @@ class ShortQueries(Honest):
 def collate_by_hand(samples: list[torch.Tensor]) -> torch.Tensor:
     """Make a batch in private memory, which is moved to shared memory when the worker sends it."""
     return torch.stack(list(samples)).clone()
-
-
-def make_short_queries_collated() -> Workload:
-    return Workload(dataset=ShortQueries(), collate_fn=collate_by_hand)
 
 
 class ShuffledUnsharded(Unsharded):
@@ -184,25 +167,27 @@ def make_only_once() -> Stream:
     return Stream(lambda: samples)
 
 
-def make_endless() -> Stream:
-    return Stream(lambda: itertools.repeat(torch.zeros(16)))
-
-
-def make_nothing() -> Stream:
-    return Stream(lambda: iter(()))
-
-
 make_short_queries, make_shuffled_unsharded, make_sharded_twice = ShortQueries, ShuffledUnsharded, ShardedTwice
 
 
-def make_dropped() -> Workload:
-    """Make a dataset whose only batch is dropped for being incomplete."""
-    return Workload(dataset=Honest(samples=5), drop_last=True)
+DATASETS: dict[str, Callable[[], Any]] = {
+    "ragged": lambda: Given(lambda index: torch.zeros(3 + index % 2)),
+    "none": lambda: Given(lambda index: None),
+    "object": lambda: Given(lambda index: object()),
+    "grad": lambda: Given(lambda index: torch.zeros(4, requires_grad=True) * 2),
+    "many tensors": lambda: Given(lambda index: tuple(torch.zeros(4) for _ in range(32))),
+    "lambda": lambda: Honest(act=lambda index: None),  # cannot be pickled
+    "endless": lambda: Stream(lambda: itertools.repeat(torch.zeros(16))),
+    "nothing": lambda: Stream(lambda: iter(())),
+    "dropped": lambda: Workload(dataset=Honest(samples=5), drop_last=True),  # its only batch, which is incomplete
+    "short queries, collated": lambda: Workload(dataset=ShortQueries(), collate_fn=collate_by_hand),
+    "large, collated": lambda: Workload(dataset=Honest(floats=MIB // 4), collate_fn=collate_by_hand),
+    "bytes": lambda: Workload(dataset=Honest(), collate_fn=lambda samples: bytes(MIB)),  # fill the pipe
+}
 
 
-def make_with_lambda() -> Dataset[Any]:
-    """Make a dataset that cannot be pickled."""
-    return Honest(act=lambda index: None)
+def make(name: str) -> Any:
+    return DATASETS[name]()
 
 
 def make_from_path(registered: bool) -> Dataset[Any]:
@@ -223,10 +208,6 @@ def make_large(hang_at: int = -1) -> Workload:
     return Workload(dataset=Honest(floats=MIB // 4, act=act(hang, indices=[hang_at])), shuffle=False)
 
 
-def make_large_collated() -> Workload:
-    return Workload(dataset=Honest(floats=MIB // 4), collate_fn=collate_by_hand)
-
-
 def make_hoarding_step() -> Callable[[Any], None]:
     """Keep every batch, and with it a file descriptor."""
     kept: list[Any] = []
@@ -242,11 +223,6 @@ def make_hanging_step() -> Callable[[Any], None]:
             hang()
 
     return step
-
-
-def make_bytes() -> Workload:
-    """Make batches that are sent through the pipe itself, and fill it."""
-    return Workload(dataset=Honest(), collate_fn=lambda samples: bytes(MIB))
 
 
 def make_short_of_addresses() -> Workload:

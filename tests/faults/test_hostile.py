@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.config import MAX_TEXT_LENGTH
+from autotune.protocol.messages import TrialRequest
 from tests.conftest import list_trial_processes
 from tests.faults.conftest import ROWS
 from tests.faults.hostile import LIES
@@ -19,15 +20,20 @@ from tests.faults.stage import LIMITS, MIB, ROOT, Scene, hostile, is_running, ma
 STALL_SECONDS = 4.0
 TESTS = ROOT / "tests"
 ALONE, SPAWN = make_trial(0), make_trial(method="spawn")
+FAILED = "workload_failed"
 RAISES = "Factory raises / missing import / SyntaxError / RecursionError / `sys.exit(0)`"
 NO_MEMORY = hostile("tests.misbehaving:make_honest", step="make_step_without_memory")
 
 hanging = partial(hostile, stall_seconds=STALL_SECONDS)
-sabotage = partial(hostile, "make_sabotaged")  # does one deed in a worker, in the third of eight batches
+
+
+def sabotage(deed: str, *trials: TrialRequest, **arguments: Any) -> Scene:
+    """Make a scene of a dataset that does one deed in a worker, in the third of eight batches."""
+    return hostile("make_sabotaged", *trials, deed=deed, **arguments)
 
 
 def sabotage_main(deed: str) -> Scene:
-    return sabotage(ALONE, deed=deed, place="main")
+    return sabotage(deed, ALONE, place="main")
 
 
 def list_cases(rows: dict[str, list[Any]]) -> list[Any]:
@@ -38,156 +44,97 @@ def list_cases(rows: dict[str, list[Any]]) -> list[Any]:
 
 FAILING = {  # the parts of the message, as in a doctest
     "Worker SIGKILL (OOM-like)": [
-        (
-            "crashed",
-            sabotage(deed="kill"),
-            "killed by signal: Killed ... use fewer --max-workers or a smaller --batch-size",
-        ),
+        ("crashed", sabotage("kill"), "killed by signal: Killed ... fewer --max-workers or a smaller --batch-size")
     ],
     "Worker SEGV / ABRT": [
-        ("crashed", sabotage(deed="segfault"), "lost a worker process: DataLoader ... Segmentation fault. Native code"),
-        (
-            "crashed",
-            sabotage(deed="abort"),
-            "lost a worker process: DataLoader ... Aborted. Native code that the dataset",
-        ),
-        ("crashed", sabotage(deed="segfault"), "Unexpected segmentation fault encountered in worker"),  # its output
+        ("crashed", sabotage("segfault"), "lost a worker process: DataLoader ... Segmentation fault. Native code"),
+        ("crashed", sabotage("abort"), "lost a worker process: DataLoader ... Aborted. Native code"),
         ("crashed", sabotage_main("segfault"), "was killed by SIGSEGV"),
         ("crashed", sabotage_main("abort"), "was killed by SIGABRT"),
     ],
     "Worker `os._exit(3)` / `sys.exit(7)`": [
-        (
-            "crashed",
-            sabotage(deed="os._exit(3)"),
-            "exited unexpectedly with exit code 3 ... Code of the dataset ended it",
-        ),
-        (
-            "crashed",
-            sabotage(deed="sys.exit(7)"),
-            "exited unexpectedly with exit code 7 ... Code of the dataset ended it",
-        ),
+        ("crashed", sabotage("os._exit(3)"), "with exit code 3 ... Code of the dataset ended it"),
+        ("crashed", sabotage("sys.exit(7)"), "with exit code 7 ... Code of the dataset ended it"),
     ],
     "Worker exits 0, or KeyboardInterrupt in getitem": [
         *(  # torch itself looks at its workers after 5 s
-            (
-                "crashed",
-                sabotage(deed=deed, timeout=1.0),
-                "lost a worker ... exited unexpectedly ... or a KeyboardInterrupt",
-            )
+            ("crashed", sabotage(deed, timeout=1.0), "exited unexpectedly ... or a KeyboardInterrupt")
             for deed in ("os._exit(0)", "sys.exit()", "interrupt")
         ),
-        ("workload_failed", sabotage_main("sys.exit()"), "raised SystemExit"),
-        ("workload_failed", sabotage_main("interrupt"), "raised KeyboardInterrupt"),
+        (FAILED, sabotage_main("sys.exit()"), "raised SystemExit"),
+        (FAILED, sabotage_main("interrupt"), "raised KeyboardInterrupt"),
     ],
-    "Exception in getitem": [("workload_failed", sabotage(deed="key error"), "raised KeyError: 'label'")],
+    "Exception in getitem": [(FAILED, sabotage("key error"), "raised KeyError: 'label'")],
     "Odd exception constructor": [
-        ("workload_failed", sabotage(deed="two arguments"), "TwoArgumentsError: (7, 'the index file is damaged')"),
-        ("workload_failed", sabotage_main("mute"), "MuteError"),
+        (FAILED, sabotage("two arguments"), "TwoArgumentsError: (7, 'the index file is damaged')"),
+        (FAILED, sabotage_main("mute"), "MuteError"),
     ],
     "Exception class not importable": [
-        (
-            "stalled",
-            hanging("make_sabotaged", deed="local error"),
-            "no progress for 4. ... (limit 4.0 s) ... Can't pickle",
-        ),
+        ("stalled", sabotage("local error", stall_seconds=4.0), "no progress for 4. ... (limit 4.0 s) ... Can't pickle")
     ],
     "Batch unpicklable": [
-        (
-            "stalled",
-            hanging("tests.misbehaving:make_unpicklable"),
-            "cannot pickle 'generator' ... pytorch/pytorch#142884",
-        ),
+        ("stalled", hanging("tests.misbehaving:make_unpicklable"), "cannot pickle 'generator' ... #142884")
     ],
     "Hung getitem": [
-        ("stalled", sabotage(deed="hang", timeout=1.0), "DataLoader timed out after 1"),
+        ("stalled", sabotage("hang", timeout=1.0), "DataLoader timed out after 1"),
         (
             "stalled",
-            hanging("make_sabotaged", ALONE, deed="hang", place="both"),
-            "the training process hangs in `hang` at misbehaving.py",
+            sabotage("hang", ALONE, stall_seconds=4.0, place="both"),
+            "training process hangs in `hang` at misbehaving.py",
         ),
     ],
     "Fork + held lock": [
-        (
-            "stalled",
-            hanging("make_locked"),
-            "hangs in `_take_lock` at hostile.py ... `with _LOCK:` ... a lock or a thread that the training process",
-        ),
+        ("stalled", hanging("make_locked"), "`_take_lock` at hostile.py ... `with _LOCK:` ... a lock or a thread")
     ],
     "Fork after OpenMP": [("stalled", hanging("make_parallel", parallel_before=True), "Threads of OpenMP")],
     "Loader inside daemonic process": [
-        (
-            "workload_failed",
-            sabotage(deed="start a process"),
-            "daemonic processes are not allowed to have children ... A worker must not start processes",
-        ),
+        (FAILED, sabotage("start a process"), "daemonic processes ... A worker must not start processes")
     ],
     "Unpicklable dataset, spawn": [
-        ("workload_failed", hostile("make_with_lambda", SPAWN), "pickle ... leave the start method at fork"),
+        (FAILED, hostile("make", SPAWN, name="lambda"), "pickle ... leave the start method at fork")
     ],
     "Factory loaded via `spec_from_file_location`": [
-        ("workload_failed", hostile("make_from_path", SPAWN, registered=False), "imported by their names"),
+        (FAILED, hostile("make_from_path", SPAWN, registered=False), "imported by their names"),
         ("crashed", hostile("make_from_path", SPAWN, registered=True), "could not be started"),
     ],
     "StopIteration in map dataset": [
-        (
-            "workload_failed",
-            sabotage(play, deed="stop", place="both"),
-            "ended an epoch after 2 of ... A StopIteration raised inside __getitem__",
-        )
+        (FAILED, sabotage("stop", play, place="both"), "ended an epoch after 2 of ... A StopIteration")
         for play in (make_trial(), ALONE)
     ],
     "`__getitems__` of the wrong length": [
-        (
-            "workload_failed",
-            hostile("make_short_queries"),
-            "delivered 32 samples where 64 were requested ... __getitems__ must return one sample for each index",
-        ),
+        (FAILED, hostile("make_short_queries"), "32 samples where 64 were requested ... __getitems__ must return")
     ],
     "Iterable that is not sharded": [
         (
-            "workload_failed",
+            FAILED,
             hostile(factory, make_trial(3), is_probed=True),
-            "a dataset of 64: each of its workers returns all the data ... get_worker_info()",
+            "each of its workers returns all the data ... get_worker_info()",
         )
         for factory in ("tests.misbehaving:make_unsharded", "make_shuffled_unsharded")
     ],
     "Epoch that ends early": [
-        (
-            "workload_failed",
-            hostile("make_sharded_twice", is_probed=True),
-            "32 samples of a dataset of 64 ... leave some out",
-        ),
-        ("workload_failed", hostile("make_only_once", ALONE), "ended epoch 2 after 0 batches ... in every __iter__"),
+        (FAILED, hostile("make_sharded_twice", is_probed=True), "32 samples of a dataset of 64 ... leave some out"),
+        (FAILED, hostile("make_only_once", ALONE), "ended epoch 2 after 0 batches ... in every __iter__"),
     ],
-    "Batch needs grad": [
-        ("workload_failed", hostile("make_given", samples="grad"), "automatic differentiation ... sample.detach()"),
-    ],
-    "Ragged / None / object": [
-        ("workload_failed", hostile("make_given", samples="ragged"), "--collate PKG.MOD:FUNCTION"),
-    ],
+    "Batch needs grad": [(FAILED, hostile("make", name="grad"), "automatic differentiation ... sample.detach()")],
+    "Ragged / None / object": [(FAILED, hostile("make", name="ragged"), "--collate PKG.MOD:FUNCTION")],
     "Empty / 0 batches / infinite iterable": [
-        ("workload_failed", hostile("make_nothing"), "delivered no batch at all"),
-        ("workload_failed", hostile("make_dropped", ALONE), "delivered no batch at all"),
+        (FAILED, hostile("make", name="nothing"), "delivered no batch at all"),
+        (FAILED, hostile("make", ALONE, name="dropped"), "delivered no batch at all"),
     ],
     "CUDA OOM / pinned failure": [
-        (
-            "out_of_memory",
-            sabotage(deed="allocator"),
-            "ran out of device memory: it asked for 2.00 GiB more. Use a smaller",
-        ),
+        ("out_of_memory", sabotage("allocator"), "ran out of device memory: it asked for 2.00 GiB more"),
         ("out_of_memory", sabotage_main("driver"), "ran out of device memory. Use a smaller --batch-size"),
         ("out_of_memory", sabotage_main("pinning without memory"), "ran out of page-locked memory"),
         ("out_of_memory", NO_MEMORY, "ran out of device memory"),
-        ("workload_failed", sabotage_main("sticky"), "an illegal memory access"),  # no device is in use
-        ("workload_failed", sabotage_main("lost"), "uncorrectable ECC error"),
-        ("workload_failed", sabotage_main("pinning"), "CUDA error: invalid argument ... --set pin_memory=false"),
+        (FAILED, sabotage_main("sticky"), "an illegal memory access"),  # no device is in use
+        (FAILED, sabotage_main("lost"), "uncorrectable ECC error"),
+        (FAILED, sabotage_main("pinning"), "CUDA error: invalid argument ... --set pin_memory=false"),
     ],
     "SIGTERM trial main only": [
-        ("crashed", sabotage(deed="terminate main"), "was killed by SIGTERM: something told it to end"),
+        ("crashed", sabotage("terminate main"), "was killed by SIGTERM: something told it to end")
     ],
-    "RLIMIT_AS": [
-        ("out_of_memory", hostile("make_short_of_addresses"), "it asked for 512 MiB more ... --batch-size"),
-    ],
+    "RLIMIT_AS": [("out_of_memory", hostile("make_short_of_addresses"), "it asked for 512 MiB more ... --batch-size")],
     "Hostile files": [("crashed", hostile("make_liar", ALONE, stall_seconds=30.0, lie=lie), "") for lie in LIES],
 }
 
@@ -196,10 +143,8 @@ FAILING = {  # the parts of the message, as in a doctest
 def test_a_hostile_dataset_fails_its_trial_with_a_diagnosis(kind: str, scene: Scene, text: str) -> None:
     (result,) = scene.play()
     assert result.kind == kind, result.message
-    shown = f"{result.message}\n{result.details}"
-    assert [part for part in text.split(" ... ") if part not in shown] == [], shown
+    assert [part for part in text.split(" ... ") if part not in result.message] == [], result.message
     assert len(result.message) < 2 * MAX_TEXT_LENGTH
-    assert "\0" not in result.details
 
 
 COMPLETING: dict[str, list[Any]] = {
@@ -209,9 +154,9 @@ COMPLETING: dict[str, list[Any]] = {
         (hanging("make_parallel", ALONE, make_trial()),),
         (hostile("make_parallel", stall_seconds=6.0, is_probed=True),),  # on one thread
     ],
-    "Unpicklable dataset, spawn": [(hostile("make_with_lambda", ALONE, make_trial(method="fork")),)],
+    "Unpicklable dataset, spawn": [(hostile("make", ALONE, make_trial(method="fork"), name="lambda"),)],
     "Factory loaded via `spec_from_file_location`": [(hostile("misbehaving:make_honest", SPAWN, working_dir=TESTS),)],
-    "Batch needs grad": [(hostile("make_given", ALONE, samples="grad"),)],
+    "Batch needs grad": [(hostile("make", ALONE, name="grad"),)],
     "Non-daemon thread, `atexit` sleep, ignored SIGTERM": [
         (hostile("make_unwilling_to_end", play),) for play in (ALONE, make_trial())
     ],
@@ -228,34 +173,29 @@ def test_a_dataset_that_misbehaves_only_elsewhere_completes_its_trials(scene: Sc
 
 
 REFUSED: dict[str, list[Any]] = {
-    "`__getitems__` of the wrong length": [(hostile("make_short_queries_collated"), "4 samples for 8 indices")],
+    "`__getitems__` of the wrong length": [
+        (hostile("make", name="short queries, collated"), "4 samples for 8 indices")
+    ],
     "Epoch that ends early": [(hostile("make_only_once"), "start again in every __iter__")],
     "Ragged / None / object": [
-        (hostile("make_given", samples=samples), f"{text} ... --collate PKG.MOD:FUNCTION ... collate.py")
-        for samples, text in (("ragged", "equal size"), ("none", "NoneType"), ("object", "'object'"))
+        (hostile("make", name=name), f"{text} ... --collate PKG.MOD:FUNCTION ... collate.py")
+        for name, text in (("ragged", "equal size"), ("none", "NoneType"), ("object", "'object'"))
     ],
     "Empty / 0 batches / infinite iterable": [
         (hostile("tests.misbehaving:make_empty"), "of length 0: there is nothing to load"),
-        (hostile("make_nothing"), "delivered no batch at all"),
+        (hostile("make", name="nothing"), "delivered no batch at all"),
     ],
     "Factory `os._exit(0)` / closes all fds": [
         (hostile("tests.misbehaving:make_hard_exit"), "its process exited with code 0 without a result"),
         (hostile("make_closed"), "its process"),
     ],
     "Factory forks a child": [
-        (hostile("make_fork_that_stays", stall_seconds=30.0), "exited with code 0 without a result"),
+        (hostile("make_fork_that_stays", stall_seconds=30.0), "exited with code 0 without a result")
     ],
     RAISES: [(hostile("tests.faults.no_such_module:make"), "No module named 'tests.faults.no_such_module'")],
     "Factory kills group / parent": [(hostile("make_group_killer"), "was killed by SIGKILL")],
-    "Exception in getitem": [
-        (sabotage(deed="key error", place="both", index=3), "KeyError: 'label' ... misbehaving.py")
-    ],
-    "CUDA OOM / pinned failure": [
-        (
-            NO_MEMORY,
-            "step (tests.faults.hostile:make_step_without_memory) failed on a batch ... a smaller --batch",
-        ),
-    ],
+    "Exception in getitem": [(sabotage("key error", place="both", index=3), "'label' ... misbehaving.py")],
+    "CUDA OOM / pinned failure": [(NO_MEMORY, "make_step_without_memory) failed on a batch ... a smaller --batch")],
 }
 
 
@@ -272,7 +212,7 @@ def test_a_workload_that_cannot_be_profiled_is_refused_with_the_reason(scene: Sc
 @pytest.mark.fault("Hung getitem")
 def test_the_worker_that_blocks_the_others_is_named_with_its_line(method: Any) -> None:
     stall_seconds = STALL_SECONDS if method == "fork" else 2 * STALL_SECONDS
-    (result,) = sabotage(make_trial(method=method, seconds=3.0), deed="hang", stall_seconds=stall_seconds).play()
+    (result,) = sabotage("hang", make_trial(method=method, seconds=3.0), stall_seconds=stall_seconds).play()
     assert result.kind == "stalled"
     assert "(limit " in result.message
     line = r"worker \d of 2 hangs in `hang` at misbehaving\.py:\d+: `time\.sleep\(3600\)`"
@@ -282,10 +222,17 @@ def test_the_worker_that_blocks_the_others_is_named_with_its_line(method: Any) -
 
 @pytest.mark.fault("Exception in getitem")
 def test_an_exception_has_the_same_cause_and_line_in_a_worker_and_in_the_training_process() -> None:
-    results = sabotage(make_trial(), ALONE, deed="key error", place="both").play()
+    results = sabotage("key error", make_trial(), ALONE, place="both").play()
     assert re.fullmatch(r"KeyError at misbehaving\.py:\d+", results[0].cause)
     assert results[0].cause == results[1].cause
     assert all("misbehaving.py" in result.details for result in results)
+
+
+@pytest.mark.fault("Worker SEGV / ABRT")
+def test_the_output_of_a_crashing_worker_is_kept() -> None:
+    (result,) = sabotage("segfault").play()
+    assert "Unexpected segmentation fault encountered in worker" in result.details
+    assert "\0" not in result.details
 
 
 @pytest.mark.fault("Worker SIGKILL (OOM-like)")
@@ -352,7 +299,7 @@ def test_a_run_over_unsharded_data_stays_below_two_workers_and_says_why() -> Non
 
 @pytest.mark.fault("Empty / 0 batches / infinite iterable")
 def test_a_dataset_without_an_end_is_measured_for_the_time_of_a_trial() -> None:
-    with hostile("make_endless").open_runner() as runner:
+    with hostile("make", name="endless").open_runner() as runner:
         profile = runner.probe((8, 8), LIMITS)
         result = runner.run(make_trial(seconds=0.5))
     assert (profile.samples, profile.workers_duplicate_data) == (None, False)

@@ -24,7 +24,7 @@ in_small_shm = partial(hostile, budgets=LIMITS.model_copy(update={"shm_bytes": 8
             ("shm full, default collate", in_small_shm("make_large"), "size=8m", ["/dev/shm", " MiB", "--shm-size"]),
             (
                 "shm inodes exhausted",
-                in_small_shm("make_given", samples="many tensors"),
+                in_small_shm("make", name="many tensors"),
                 "size=8m,nr_inodes=20",
                 ["names in /dev/shm", "nr_inodes="],
             ),
@@ -47,7 +47,9 @@ def test_a_shm_that_is_exhausted_is_named_with_its_reason_and_the_way_out(
 
 @pytest.mark.fault("shm full, custom collate", needs="mount")
 def test_a_shm_that_fills_while_a_batch_is_sent_does_not_hang_the_run() -> None:
-    (result,) = in_small_shm("make_large_collated", stall_seconds=4.0).play_elsewhere(partial(wrap_in_mount, "size=8m"))
+    (result,) = in_small_shm("make", name="large, collated", stall_seconds=4.0).play_elsewhere(
+        partial(wrap_in_mount, "size=8m")
+    )
     assert result.kind in ("stalled", "shm_exhausted"), result.message
     assert "shared memory" in result.message or "/dev/shm" in result.message
 

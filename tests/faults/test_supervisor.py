@@ -64,7 +64,7 @@ def is_blocked_in_a_pipe() -> bool:
 
 @pytest.mark.fault("Supervisor SIGKILL")
 def test_a_worker_blocked_in_a_pipe_dies_with_a_killed_tuner(hung: Path) -> None:
-    scene = hostile("make_bytes", step="make_hanging_step")
+    scene = hostile("make", name="bytes", step="make_hanging_step")
     assert kill_tuner_and_list_survivors(scene, lambda: hung.stat().st_size and is_blocked_in_a_pipe()) == []
 
 
