@@ -83,8 +83,8 @@ def _list_folders() -> list[str]:
     return left
 
 
-def await_nothing_left(known: Container[str] = ()) -> list[str]:
-    """Give what is not `known` some seconds to vanish, and list what is still there."""
+def await_nothing_left(known: Container[str]) -> list[str]:
+    """Wait some seconds for what is not `known` to vanish, and list what is still there."""
     deadline = time.monotonic() + LEAVE_SECONDS
     while (left := [name for name in list_leftovers() if name not in known]) and time.monotonic() < deadline:
         time.sleep(0.1)
