@@ -311,29 +311,20 @@ def take_create_loader() -> Any:
     return names["create_loader"]
 
 
-class Images(torch.utils.data.Dataset[Any]):
-    transform: Any = None
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.full((3, 8, 8), index, dtype=torch.uint8), index % 2
-
-
 @EACH
 def test_timms_own_loader_trains_with_the_settings_that_it_supports(config: LoaderConfig) -> None:
     create_loader = take_create_loader()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         kwargs = make_tuned(config).kwargs_for("timm")
-    loader = create_loader(Images(), input_size=(3, 8, 8), is_training=True, device=torch.device("cpu"), **kwargs)
+    images = TensorDataset(torch.zeros(SAMPLES, 3, 8, 8, dtype=torch.uint8), torch.arange(SAMPLES) % 2)
+    loader = create_loader(images, input_size=(3, 8, 8), is_training=True, device=torch.device("cpu"), **kwargs)
     layer = torch.nn.Linear(3 * 8 * 8, 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
-    for (images, labels), _ in zip(loader, range(2), strict=False):
-        torch.nn.functional.cross_entropy(layer(images.flatten(1)), labels).backward()
+    for (batch, labels), _ in zip(loader, range(2), strict=False):
+        torch.nn.functional.cross_entropy(layer(batch.flatten(1)), labels).backward()
         optimizer.step()
-        assert len(images) == config.dataloader.batch_size
+        assert len(batch) == config.dataloader.batch_size
     lost = {str(one.message).partition("=")[0] for one in caught}
     kept = [name for name in SETTINGS if getattr(loader.loader, name) == getattr(config.dataloader, name)]
     assert kept == [name for name in SETTINGS if name not in lost]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -138,25 +136,3 @@ def test_two_runs_at_once_save_one_profile_of_each_label(
         assert process.returncode == 0
     profiles = read_file(workdir / "dltune.json").profiles
     assert (len(profiles), {profile.label for profile in profiles}) == (len(labels), labels)
-
-
-SAVE = """
-import sys
-from pathlib import Path
-from autotune.profiles.store import save_profile
-from tests.builders import make_profile
-for number in range(10):
-    save_profile(Path("dltune.json"), make_profile(label=f"{sys.argv[1]}-{number}"))
-"""
-
-
-@pytest.mark.fault("Two runs at once")
-def test_of_many_that_write_one_file_none_loses_a_profile_and_nobody_reads_half_of_it(workdir: Path) -> None:
-    path = workdir / "dltune.json"
-    writers = [start([sys.executable, "-c", SAVE, f"writer{number}"]) for number in range(4)]
-    while any(writer.poll() is None for writer in writers):
-        assert not path.exists() or read_file(path).profiles
-        time.sleep(0.001)
-    assert [(writer.communicate(), writer.returncode)[1] for writer in writers] == [0, 0, 0, 0]
-    assert len(read_file(path).profiles) == 40
-    assert [file.name for file in workdir.iterdir() if not file.name.endswith(".lock")] == [path.name]
