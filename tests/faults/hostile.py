@@ -261,22 +261,17 @@ def _take_lock(index: int) -> None:
             pass
 
 
-def _hold(lock: Any) -> None:
-    """Take a lock in a thread that never gives it back."""
+def make_locked() -> Dataset[Any]:
+    """Make a dataset whose workers need a lock that a thread of the training process holds."""
     is_held = threading.Event()
 
     def hold() -> None:
-        with lock:
+        with _LOCK:
             is_held.set()
             time.sleep(3600)
 
     threading.Thread(target=hold, daemon=True).start()
     is_held.wait()
-
-
-def make_locked() -> Dataset[Any]:
-    """Make a dataset whose workers need a lock that a thread of the training process holds."""
-    _hold(_LOCK)
     return Honest(act=_take_lock)
 
 
@@ -444,16 +439,3 @@ def make_tokenizers() -> Dataset[torch.Tensor]:
     dataset = Honest(act=lambda index: tokenizer.encode_batch(["a b c " * 100] * 100))
     dataset[0]
     return dataset
-
-
-def make_h5py() -> Dataset[torch.Tensor]:
-    """Hold h5py's lock in a thread, as a thread does that reads ahead, while the workers are forked."""
-    import h5py
-
-    _hold(h5py._objects.phil)
-
-    def read(index: int) -> None:
-        with h5py.File("x", "w", driver="core", backing_store=False) as file:
-            file["x"] = 1
-
-    return Honest(act=read)

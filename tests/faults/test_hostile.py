@@ -245,7 +245,6 @@ def test_workers_that_die_in_the_probe_do_not_prevent_its_result() -> None:
     [
         ("tokenizers", "TOKENIZERS_PARALLELISM=false"),
         ("polars", "Polars' threads do not survive a fork"),
-        ("h5py", "open the file in the worker"),
     ],
 )
 @pytest.mark.fault("Fork after a library's threads")
