@@ -40,7 +40,7 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def list_leftovers() -> list[str]:
     """List what is left of this session's trials: processes, names in /dev/shm, temporary folders."""
     processes = [f"{process.pid} {process.info['name']}" for process in list_trial_processes()]
-    return [*processes, *_list_names(), *_list_folders()]
+    return [*processes, *list_shm_names(), *_list_folders()]
 
 
 def list_trial_processes() -> list[psutil.Process]:
@@ -55,10 +55,10 @@ def list_trial_processes() -> list[psutil.Process]:
     ]
 
 
-def _list_names() -> list[str]:
+def list_shm_names() -> list[str]:
     """List the names of shared tensors and semaphores that no other session's living process has made or mapped."""
     names = [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem.", "psm_"))]
-    return [name for name in names if not _is_of_others(name)] if names else []
+    return [name for name in names if not _is_of_others(name)]
 
 
 def _is_of_others(name: str) -> bool:

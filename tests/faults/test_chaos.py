@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from autotune.profiles.store import read_file
+from tests.conftest import list_shm_names
 from tests.faults.stage import DLTUNE, ROOT
 
 SEED: Final = int(os.environ.get("DLTUNE_CHAOS_SEED", "20261121"))
@@ -53,7 +54,6 @@ class Lane:
         self._options = options
         self._mark = uuid.uuid4().hex
         self._work, self._scratch, self._log = folder / "work", folder / "tmp", folder / "log"
-        self._others_names = set(_list_names())
         for one in (self._work, self._scratch):
             one.mkdir(parents=True)
 
@@ -113,7 +113,7 @@ class Lane:
 
     def _check_nothing_is_left(self, where: str) -> None:
         deadline = time.monotonic() + VANISHING_SECONDS
-        while left := [*self._list_processes(), *set(_list_names()) - self._others_names]:
+        while left := [*self._list_processes(), *list_shm_names()]:
             assert time.monotonic() < deadline, f"{left} left by {where}"
             time.sleep(0.05)
 
@@ -124,10 +124,6 @@ class Lane:
             if (process.info["environ"] or {}).get("CHAOS_LANE") == self._mark
             and process.info["status"] != psutil.STATUS_ZOMBIE
         ]
-
-
-def _list_names() -> list[str]:
-    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem."))]
 
 
 @pytest.fixture
