@@ -169,11 +169,8 @@ def test_a_model_of_lightning_that_hands_out_its_data_itself_trains_with_them() 
 
 def test_sampler_collate_function_and_generator_are_unchanged_in_training() -> None:
     modules = pytest.importorskip("tests.data_modules")
-    sampler, generator, collate = (
-        WeightedRandomSampler([1.0] * SAMPLES, 32),
-        torch.Generator(),
-        partial(default_collate),
-    )
+    sampler, generator = WeightedRandomSampler([1.0] * SAMPLES, 32), torch.Generator()
+    collate = partial(default_collate)
     plain = DataLoader(make_numbers(), 4, sampler=sampler, collate_fn=collate, generator=generator, timeout=60)
     loader = fit(modules.Idle(), make_tuned().apply_to(make_module(plain)))
     assert (loader.sampler, loader.collate_fn, loader.generator) == (sampler, collate, generator)

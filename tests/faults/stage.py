@@ -111,18 +111,12 @@ def hostile(
     is_probed: bool = False,
     **arguments: Any,
 ) -> Scene:
-    """Make a scene; without trials, of one with two workers.
+    """Make a scene; without `trials`, of one with two workers.
 
     Args:
-        factory: Import string of the dataset's factory; without a module, a name in `tests.faults.hostile`.
-        trials: The trials.
-        step: Name of the step's factory in `tests.faults.hostile`; None for a simulated one.
-        step_seconds: Length of a simulated step.
-        working_dir: Where the child starts.
-        stall_seconds: Limit without progress.
-        budgets: Budgets in force.
-        is_probed: Whether the workload is profiled before the trials.
-        arguments: Arguments of the factory.
+        factory: Import string of the dataset's factory; without a module, its name in `tests.faults.hostile`.
+        step: Name of the step's factory in `tests.faults.hostile`; None for a simulated step.
+        arguments: Arguments of the dataset's factory.
     """
     workload = WorkloadRequest(
         dataset=factory if ":" in factory else f"tests.faults.hostile:{factory}",
