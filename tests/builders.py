@@ -53,7 +53,7 @@ def make_machine(**changes: Any) -> MachineProfile:
 def make_counters(
     busy: float = 0.0, total: float = 0.0, steal: float = 0.0, quotas: Sequence[tuple[int, int]] = ()
 ) -> CpuCounters:
-    """Build counters of CPU time; each quota is given as periods and throttled periods."""
+    """Build counters of CPU time; each quota is a pair of periods and throttled periods."""
     uses = tuple(CpuThrottling(periods=periods, throttled_periods=throttled) for periods, throttled in quotas)
     return CpuCounters(busy_seconds=busy, total_seconds=total, steal_seconds=steal, throttling=uses)
 
@@ -273,29 +273,14 @@ def count_trials(profile: TunedProfile, outcome: str) -> int:
     return sum(trial.outcome == outcome for trial in profile.search.trials)
 
 
-def make_candidate_results() -> tuple[CandidateResult, ...]:
-    """Build the validation runs behind `make_profile_result`, and those of a candidate that failed."""
-    rates = {
-        make_config(): (990.0, 1000.0, 1010.0),
-        make_config(4, 2, 64, persistent_workers=True): (1790.0, 1800.0, 1815.0),
-    }
-    ran = [CandidateResult(config=config, runs=dict(enumerate(seen, start=1))) for config, seen in rates.items()]
-    return (*ran, CandidateResult(config=make_config(8), failures=("crashed: it died",)))
+def make_candidate_result(config: LoaderConfig, *rates: float) -> CandidateResult:
+    return CandidateResult(config=config, runs=dict(enumerate(rates, start=1)))
 
 
-def make_contributions() -> tuple[Contribution, ...]:
-    """Build the steps from the baseline of `make_profile_result` to its configuration: a gain, a loss, a gain."""
-    rates = (("num_workers=4", 1500.0), ("batch_size=64", 1350.0), ("persistent_workers=True", 1800.0))
-    before = (1000.0, 1500.0, 1350.0)
-    return tuple(
-        Contribution(
-            setting=setting,
-            samples_per_second=rate,
-            speedup=rate / was,
-            speedup_ci95=(0.94 * rate / was, 1.06 * rate / was),
-            is_estimate=True,
-        )
-        for (setting, rate), was in zip(rates, before, strict=True)
+def make_contribution(setting: str, rate: float, speedup: float) -> Contribution:
+    interval = 0.94 * speedup, 1.06 * speedup
+    return Contribution(
+        setting=setting, samples_per_second=rate, speedup=speedup, speedup_ci95=interval, is_estimate=True
     )
 
 
@@ -304,11 +289,19 @@ def make_full_profile(**changes: Any) -> TunedProfile:
     usual: dict[str, Any] = {
         "request": make_request(search={"batch_size": (32, 64)}).record(),
         "result": make_profile_result(
-            candidates=make_candidate_results(),
+            candidates=(
+                make_candidate_result(make_config(), 990.0, 1000.0, 1010.0),
+                make_candidate_result(make_config(4, 2, 64, persistent_workers=True), 1790.0, 1800.0, 1815.0),
+                CandidateResult(config=make_config(8), failures=("crashed: it died",)),
+            ),
             gains=(
                 Contribution(setting="batch_size=64", samples_per_second=1800.0, speedup=1.2, speedup_ci95=(1.1, 1.3)),
             ),
-            contributions=make_contributions(),
+            contributions=(  # a gain, a loss, a gain
+                make_contribution("num_workers=4", 1500.0, 1.5),
+                make_contribution("batch_size=64", 1350.0, 0.9),
+                make_contribution("persistent_workers=True", 1800.0, 4 / 3),
+            ),
             advice=("Use __getitems__.",),
             warnings=("The samples differ in size.",),
         ),

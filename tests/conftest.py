@@ -38,27 +38,27 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def list_leftovers() -> list[str]:
-    """List what this session's trials have not taken with them: processes, names in /dev/shm, scratch folders."""
-    return [*_list_processes(), *_list_names(), *list_scratch()]
+    """List what is left of this session's trials: processes, names in /dev/shm, temporary folders."""
+    processes = [f"{process.pid} {process.info['name']}" for process in list_trial_processes()]
+    return [*processes, *list_shm_names(), *_list_folders()]
 
 
-def _list_processes() -> list[str]:
-    left = []
-    for process in psutil.process_iter():
-        try:
-            inherited = process.environ()
-            is_ours = "DLTUNE_TRIAL" in inherited and inherited.get("DLTUNE_TEST_SESSION") == SESSION
-            if is_ours and process.pid not in list_kept() and process.status() != psutil.STATUS_ZOMBIE:
-                left.append(f"{process.pid} {process.name()}")
-        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-    return left
+def list_trial_processes() -> list[psutil.Process]:
+    """List the processes of this session that belong to a trial."""
+    return [
+        process
+        for process in psutil.process_iter(["name", "status", "environ"])
+        if "DLTUNE_TRIAL" in (inherited := process.info["environ"] or {})
+        and inherited.get("DLTUNE_TEST_SESSION") == SESSION
+        and process.pid not in list_kept()
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
 
 
-def _list_names() -> list[str]:
+def list_shm_names() -> list[str]:
     """List the names of shared tensors and semaphores that no other session's living process has made or mapped."""
     names = [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem.", "psm_"))]
-    return [name for name in names if not _is_of_others(name)] if names else []
+    return [name for name in names if not _is_of_others(name)]
 
 
 def _is_of_others(name: str) -> bool:
@@ -72,7 +72,7 @@ def _is_of_others(name: str) -> bool:
     return False
 
 
-def list_scratch() -> list[str]:
+def _list_folders() -> list[str]:
     """List the folders of trials whose tuner is this process, or is gone."""
     left = []
     for folder in {Path(tempfile.gettempdir())} | ({Path("/tmp")} - BESIDE):
@@ -83,8 +83,8 @@ def list_scratch() -> list[str]:
     return left
 
 
-def await_nothing_left(known: Container[str] = ()) -> list[str]:
-    """Give what is not `known` some seconds to vanish, and list what is still there."""
+def await_nothing_left(known: Container[str]) -> list[str]:
+    """Wait some seconds for what is not `known` to vanish, and list what is still there."""
     deadline = time.monotonic() + LEAVE_SECONDS
     while (left := [name for name in list_leftovers() if name not in known]) and time.monotonic() < deadline:
         time.sleep(0.1)

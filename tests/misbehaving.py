@@ -11,10 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy
 import torch
@@ -23,20 +23,63 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from autotune import Workload
 
 SAMPLES = 64
+Place = Literal["worker", "main", "both"]
 
 
 class Honest(Dataset[torch.Tensor]):
-    """Small samples, quickly; subclasses do one thing wrong."""
+    """Small samples, quickly; `act` is called with the index of each sample before it is read."""
 
-    def __init__(self, samples: int = SAMPLES, floats: int = 16) -> None:
-        self._samples = samples
-        self._floats = floats
+    def __init__(self, samples: int = SAMPLES, floats: int = 16, act: Callable[[int], Any] | None = None) -> None:
+        self._samples, self._floats, self._act = samples, floats, act
 
     def __len__(self) -> int:
         return self._samples
 
     def __getitem__(self, index: int) -> Any:
+        if self._act is not None:
+            self._act(index)
         return torch.full((self._floats,), float(index))
+
+
+def _act_at(deed: Callable[[], Any], place: Place, indices: Container[int], index: int) -> None:
+    here = "main" if get_worker_info() is None else "worker"
+    if index in indices and place in (here, "both"):
+        deed()
+
+
+def act(
+    deed: Callable[[], Any], place: Place = "both", indices: Container[int] = range(SAMPLES)
+) -> Callable[[int], None]:
+    """Make an `act` of `Honest` that does a deed at some indices: in workers, in the training process, or in both."""
+    return partial(_act_at, deed, place, indices)
+
+
+def fail(error: BaseException) -> NoReturn:
+    raise error
+
+
+def hang() -> NoReturn:
+    """Write a byte to the file named by HUNG_FILE, if any, and never return."""
+    if path := os.environ.get("HUNG_FILE"):
+        _leave_byte(path)
+    while True:
+        time.sleep(3600)
+
+
+def _leave_byte(path: str) -> None:
+    with Path(path).open("ab") as file:
+        file.write(b".")
+
+
+class Given(Honest):
+    """Returns the result of a function of the index."""
+
+    def __init__(self, read: Callable[[int], Any], samples: int = SAMPLES) -> None:
+        super().__init__(samples)
+        self._read = read
+
+    def __getitem__(self, index: int) -> Any:
+        return self._read(index)
 
 
 class LazilyOpened(Honest):
@@ -56,16 +99,9 @@ class LazilyOpened(Honest):
         return torch.tensor(list(file.read(self._floats)))
 
 
-class Waiting(Honest):
-    """Sleeps for each sample: several times as many workers as CPUs are useful."""
-
-    def __init__(self, seconds: float = 5e-4) -> None:
-        super().__init__()
-        self._seconds = seconds
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(self._seconds)
-        return super().__getitem__(index)
+def make_waiting(seconds: float = 5e-4) -> Honest:
+    """Sleep for each sample: several times as many workers as CPUs are useful."""
+    return Honest(act=lambda index: time.sleep(seconds))
 
 
 def make_telling(note: str | None = None) -> Honest:
@@ -110,18 +146,12 @@ def make_hard_exit() -> NoReturn:
 
 def make_slowly(seconds: float) -> Honest:
     time.sleep(seconds)
-    return make_honest()
+    return Honest()
 
 
 def make_counted() -> Honest:
-    with Path(os.environ["CALLS_FILE"]).open("a") as calls:
-        calls.write("x")
-    return make_honest()
-
-
-def make_hanging() -> NoReturn:
-    while True:
-        time.sleep(3600)
+    _leave_byte(os.environ["CALLS_FILE"])
+    return Honest()
 
 
 def make_chatty() -> Honest:
@@ -135,60 +165,6 @@ def make_with_grandchild() -> Honest:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
     subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     return Honest()
-
-
-class FailsInWorkers(Honest):
-    """Works in the training process only."""
-
-    def __getitem__(self, index: int) -> Any:
-        if get_worker_info() is not None:
-            raise RuntimeError("the handle does not survive a fork")
-        return super().__getitem__(index)
-
-
-class FailsAtOneSample(Honest):
-    """Cannot read one sample."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index == SAMPLES // 3:
-            raise KeyError("label")
-        return super().__getitem__(index)
-
-
-class Damaged(Honest):
-    """Cannot read one sample of eight."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index % 8 == 3:
-            raise ValueError("the file is damaged")
-        return super().__getitem__(index)
-
-
-class HangsInWorkers(Honest):
-    """Never returns in a worker."""
-
-    def __getitem__(self, index: int) -> Any:
-        if get_worker_info() is not None:
-            time.sleep(3600)
-        return super().__getitem__(index)
-
-
-class KillsItsWorker(Honest):
-    """Kills its worker, as the kernel's out-of-memory killer does."""
-
-    def __getitem__(self, index: int) -> Any:
-        if get_worker_info() is not None:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
-
-
-class EndsEarly(Honest):
-    """Raises StopIteration, which silently ends the epoch."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index == SAMPLES // 2:
-            raise StopIteration
-        return super().__getitem__(index)
 
 
 class Unsharded(IterableDataset[torch.Tensor]):
@@ -216,10 +192,15 @@ class QueriesBatches(Honest):
         return [super(QueriesBatches, self).__getitem__(index) for index in indices]
 
 
-make_honest, make_lazily_opened, make_waiting, make_empty = Honest, LazilyOpened, Waiting, partial(Honest, samples=0)
-make_fails_in_workers, make_fails_at_one_sample, make_damaged = FailsInWorkers, FailsAtOneSample, Damaged
-make_hangs_in_workers, make_kills_its_worker, make_ends_early = HangsInWorkers, KillsItsWorker, EndsEarly
+make_honest, make_lazily_opened, make_hanging, make_empty = Honest, LazilyOpened, hang, partial(Honest, samples=0)
 make_unsharded, make_sharded, make_queries_batches = Unsharded, Sharded, QueriesBatches
+_LOST_HANDLE = partial(fail, RuntimeError("the handle does not survive a fork"))
+make_fails_in_workers = partial(Honest, act=act(_LOST_HANDLE, "worker"))
+make_hangs_in_workers = partial(Honest, act=act(hang, "worker"))
+make_kills_its_worker = partial(Honest, act=act(make_killed, "worker"))
+make_fails_at_one_sample = partial(Honest, act=act(partial(fail, KeyError("label")), indices=[SAMPLES // 3]))
+make_damaged = partial(Honest, act=act(partial(fail, ValueError("the file is damaged")), indices=range(3, SAMPLES, 8)))
+make_ends_early = partial(Honest, act=act(partial(fail, StopIteration()), indices=[SAMPLES // 2]))
 
 
 def make_loader() -> DataLoader[Any]:
@@ -242,45 +223,30 @@ def make_forked() -> Honest:
 
 def make_counting_forks() -> Honest:
     """Leave a byte in a file for each worker that is forked."""
-    os.register_at_fork(after_in_parent=_leave_byte)
+    os.register_at_fork(after_in_parent=lambda: _leave_byte(os.environ["CALLS_FILE"]))
     return Honest()
 
 
-def collate_to_scalars(samples: list[Any]) -> tuple[torch.Tensor, ...]:
-    return torch.tensor(1.0), torch.tensor(3), torch.tensor(True)
-
-
 def make_scalars() -> Workload:
-    return Workload(dataset=Honest(), collate_fn=collate_to_scalars)
-
-
-def _leave_byte() -> None:
-    with Path(os.environ["CALLS_FILE"]).open("ab") as calls:
-        calls.write(b".")
+    """Make batches of three scalars."""
+    return Workload(
+        dataset=Honest(), collate_fn=lambda samples: (torch.tensor(1.0), torch.tensor(3), torch.tensor(True))
+    )
 
 
 def make_counting_step() -> Callable[[Any], None]:
     """Write a byte to the file named by CALLS_FILE at every call."""
-    return lambda batch: _leave_byte()
+    return lambda batch: _leave_byte(os.environ["CALLS_FILE"])
 
 
 def make_step_that_fails() -> Callable[[Any], None]:
-    def step(batch: Any) -> None:
-        raise RuntimeError("shapes do not match")
-
-    return step
+    return lambda batch: fail(RuntimeError("shapes do not match"))
 
 
 def make_no_step() -> int:
     return 5
 
 
-class Unpicklable(Honest):
-    """Returns samples that cannot be sent to another process, which hangs."""
-
-    def __getitem__(self, index: int) -> Any:
-        return (number for number in range(3))
-
-
 def make_unpicklable() -> Workload:
-    return Workload(dataset=Unpicklable(), collate_fn=list)
+    """Make samples that cannot be sent to another process, which hangs."""
+    return Workload(dataset=Given(lambda index: (number for number in range(3))), collate_fn=list)

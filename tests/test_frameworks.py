@@ -1,37 +1,50 @@
-"""One line of a tuned file in a real, short training of each library: its own loader has the tuned settings."""
+"""The loader of each library in a real, short training has the tuned settings."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
 import warnings
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset, WeightedRandomSampler
+import yaml
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
 from autotune.profiles.load import TunedLoader
 from tests.builders import make_config, make_profile, write_profiles
 from tests.profiles.test_load import make_hardware_here
-from tests.test_integrations import check_settings, take_create_loader
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = 64
 TUNED = make_config(2, 5, 8, ProcessSettings(non_blocking=True), pin_memory=True, persistent_workers=True)
 PLAIN = make_config(0, batch_size=16)
-DEVICE_PREFETCH = ProcessSettings(non_blocking=True, device_prefetch=True)
+SPAWNED = make_config(2, 4, 8, ProcessSettings(multiprocessing_context="spawn"), in_order=False)
+EACH = pytest.mark.parametrize("config", [TUNED, PLAIN, SPAWNED], ids=["tuned", "plain", "spawned"])
+SETTINGS = ("num_workers", "pin_memory", "persistent_workers", "in_order", "prefetch_factor")
+QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 pytestmark = [
     pytest.mark.slow,  # real training in libraries that only `make test-all` installs
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator:UserWarning"),
-    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*'train_dataloader'"),  # what Lightning recommends
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),  # of Lightning
     pytest.mark.usefixtures("offline"),
 ]
@@ -41,6 +54,14 @@ def make_tuned(config: LoaderConfig = TUNED, **workload: Any) -> TunedLoader:
     profile = make_profile(dataloader=config.dataloader, process=config.process)
     profile = profile.model_copy(update={"workload": profile.workload.model_copy(update=workload)})
     return TunedLoader(profile, config)
+
+
+def check_settings(loader: Any, config: LoaderConfig) -> None:
+    """Check that a loader has the tuned settings."""
+    tuned = config.dataloader
+    assert {name: getattr(loader, name) for name in SETTINGS} == {name: getattr(tuned, name) for name in SETTINGS}
+    method = loader.multiprocessing_context and loader.multiprocessing_context.get_start_method()
+    assert method == config.process.multiprocessing_context
 
 
 def make_numbers() -> TensorDataset:
@@ -64,87 +85,56 @@ class Regression(torch.nn.Module):
         return {"loss": (self._layer(x) - labels).square().mean()}
 
 
-# transformers
-
-
-def train_with_transformers(tuned: TunedLoader, folder: Path) -> tuple[Any, list[int]]:
-    """Train for two steps; return the loader that the Trainer trained with, and the sizes of its batches."""
+@pytest.mark.usefixtures("fresh_accelerate")
+@EACH
+def test_a_trainer_of_transformers_trains_with_the_tuned_settings(config: LoaderConfig, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    found = []
+    loaders = []
 
     class Look(transformers.TrainerCallback):  # type: ignore[misc, name-defined]  # its types are not read
         def on_step_end(self, *_: Any, train_dataloader: Any, **__: Any) -> None:
-            found.append(train_dataloader)
+            loaders.append(train_dataloader)
 
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        max_steps=2,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        **tuned.kwargs_for("hf"),
-    )
+    quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "output_dir": str(tmp_path)}
+    arguments = transformers.TrainingArguments(max_steps=2, **quiet, **make_tuned(config).kwargs_for("hf"))
     model, rows = Regression(), [{"x": [float(n)], "labels": [2.0 * n]} for n in range(SAMPLES)]
-    transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Look()]).train()
-    return found[-1], model.batch_sizes
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
-@pytest.mark.parametrize("config", [TUNED, PLAIN], ids=["tuned", "plain"])
-def test_a_trainer_of_transformers_trains_with_the_tuned_settings(config: LoaderConfig, tmp_path: Path) -> None:
-    loader, sizes = train_with_transformers(make_tuned(config), tmp_path)
-    check_settings(loader, config)
-    assert sizes == [config.dataloader.batch_size] * 2
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
-@pytest.mark.parametrize("config", [TUNED, PLAIN], ids=["tuned", "plain"])
-def test_its_copies_do_not_block_if_that_was_tuned(config: LoaderConfig, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    kwargs = make_tuned(config).kwargs_for("hf")
-    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), **kwargs)
-    trainer = transformers.Trainer(model=Regression(), args=arguments)
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Look()])
+    trainer.train()
+    check_settings(loaders[-1], config)
+    assert model.batch_sizes == [config.dataloader.batch_size] * 2
     assert trainer.accelerator.non_blocking == config.process.non_blocking
 
 
-# accelerate
-
-
 @pytest.mark.usefixtures("fresh_accelerate")
-def test_a_loop_under_accelerate_trains_with_the_tuned_settings() -> None:
+@EACH
+def test_a_loop_under_accelerate_trains_with_the_tuned_settings(config: LoaderConfig) -> None:
     accelerate = pytest.importorskip("accelerate")
-    tuned, layer = make_tuned(), torch.nn.Linear(1, 1)
+    tuned, layer = make_tuned(config), torch.nn.Linear(1, 1)
     plan = accelerate.utils.DataLoaderConfiguration(**tuned.kwargs_for("accelerate"))
     accelerator = accelerate.Accelerator(cpu=True, dataloader_config=plan)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
     made = tuned.make_loader(make_numbers(), shuffle=True)
     layer, optimizer, loader = accelerator.prepare(layer, optimizer, made)
-    sizes = []
     for (numbers,), _ in zip(loader, range(2), strict=False):
         accelerator.backward(layer(numbers.unsqueeze(1)).square().mean())
         optimizer.step()
-        sizes.append(len(numbers))
-    check_settings(loader, TUNED)
-    assert sizes == [8, 8]
-    assert accelerator.non_blocking is True
+        assert len(numbers) == config.dataloader.batch_size
+    check_settings(loader, config)
+    assert accelerator.non_blocking == config.process.non_blocking
+    assert accelerator.split_batches is False
 
 
 # Lightning
 
 
-def fit(model: Any, *data: Any, **options: Any) -> DataLoader[Any]:
+def fit(model: Any, *data: Any) -> DataLoader[Any]:
     """Train for two steps, and return the loader that the Trainer trained with."""
     pytorch = pytest.importorskip("lightning.pytorch")
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = pytorch.Trainer(max_steps=2, accelerator="cpu", **quiet, **options)
+    trainer = pytorch.Trainer(max_steps=2, accelerator="cpu", **QUIET)
     trainer.fit(model, *data)
     assert trainer.global_step == 2
     loader: DataLoader[Any] = trainer.train_dataloader
     return loader
-
-
-def halve(samples: list[Any]) -> list[torch.Tensor]:
-    return [torch.stack([sample[0] for sample in samples]) / 2]
 
 
 def make_module(loader: Any) -> Any:
@@ -158,7 +148,7 @@ def make_module(loader: Any) -> Any:
     return Numbers()
 
 
-@pytest.mark.parametrize("config", [TUNED, PLAIN], ids=["tuned", "plain"])
+@EACH
 def test_a_data_module_of_lightning_trains_with_the_tuned_settings(config: LoaderConfig) -> None:
     modules = pytest.importorskip("tests.data_modules")
     loader = fit(modules.Idle(), make_tuned(config).apply_to(modules.Numbers()))
@@ -180,9 +170,10 @@ def test_a_model_of_lightning_that_hands_out_its_data_itself_trains_with_them() 
 def test_sampler_collate_function_and_generator_are_unchanged_in_training() -> None:
     modules = pytest.importorskip("tests.data_modules")
     sampler, generator = WeightedRandomSampler([1.0] * SAMPLES, 32), torch.Generator()
-    plain = DataLoader(make_numbers(), 4, sampler=sampler, collate_fn=halve, generator=generator, timeout=60)
+    collate = partial(default_collate)
+    plain = DataLoader(make_numbers(), 4, sampler=sampler, collate_fn=collate, generator=generator, timeout=60)
     loader = fit(modules.Idle(), make_tuned().apply_to(make_module(plain)))
-    assert (loader.sampler, loader.collate_fn, loader.generator) == (sampler, halve, generator)
+    assert (loader.sampler, loader.collate_fn, loader.generator) == (sampler, collate, generator)
     assert (loader.timeout, loader.batch_size, len(loader)) == (60, 8, 4)
 
 
@@ -202,26 +193,24 @@ def test_several_loaders_of_which_none_was_tuned_are_rejected() -> None:
 
 
 RANKS = """
-import json, sys, torch
+import json, sys
 from pathlib import Path
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 from tests.data_modules import Idle
-from tests.test_frameworks import make_numbers, make_tuned
+from tests.test_frameworks import QUIET, TUNED, check_settings, make_numbers, make_tuned
 
 class Numbers(LightningDataModule):
     def train_dataloader(self):
         return DataLoader(make_numbers(), batch_size=4, shuffle=True, drop_last=True)
 
 if __name__ == "__main__":
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = Trainer(max_steps=2, accelerator="cpu", devices=2, strategy="ddp", **quiet)
+    trainer = Trainer(max_steps=2, accelerator="cpu", devices=2, strategy="ddp", **QUIET)
     trainer.fit(Idle(), make_tuned().apply_to(Numbers()))
     loader = trainer.train_dataloader
-    names = ("num_workers", "prefetch_factor", "batch_size", "persistent_workers", "drop_last")
-    shown = {name: getattr(loader, name) for name in names}
-    shown |= {"sampler": type(loader.sampler).__name__, "indices": list(loader.sampler)}
-    Path(sys.argv[1], str(trainer.global_rank)).write_text(json.dumps(shown))
+    check_settings(loader, TUNED)
+    assert (type(loader.sampler).__name__, loader.batch_size, loader.drop_last) == ("DistributedSampler", 8, True)
+    Path(sys.argv[1], str(trainer.global_rank)).write_text(json.dumps(list(loader.sampler)))
 """
 
 
@@ -231,13 +220,29 @@ def test_lightning_shares_the_samples_among_processes_whose_loaders_have_the_tun
     script.write_text(RANKS)
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, script, tmp_path], env=environ, check=True, capture_output=True, timeout=300)
-    shown = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
-    for one in shown:
-        assert one["sampler"] == "DistributedSampler"
-        assert (one["num_workers"], one["prefetch_factor"], one["batch_size"]) == (2, 5, 8)
-        assert one["persistent_workers"]
-        assert one["drop_last"]
-    assert sorted(shown[0]["indices"] + shown[1]["indices"]) == list(range(SAMPLES))
+    shares = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    assert sorted(shares[0] + shares[1]) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("names_class", [False, True])
+def test_lightnings_cli_gives_the_settings_to_a_data_module_whose_class_the_file_may_name(
+    names_class: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = pytest.importorskip("tests.data_modules")
+    from lightning.pytorch.cli import LightningCLI, LightningDataModule
+
+    path, options = "examples.lightning_module.TableModule", {"rows": SAMPLES, **make_tuned().kwargs_for("lightning")}
+    data = {"class_path": path, "init_args": options} if names_class else options
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": data}))
+    monkeypatch.setattr("sys.argv", ["train.py", "--config", str(tmp_path / "config.yaml")])
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning 2.6 calls what 4.53 renamed
+    module = LightningDataModule if names_class else resolve_name(path)
+    trainer = {"accelerator": "cpu", **QUIET}
+    kwargs = {"run": False, "save_config_callback": None, "seed_everything_default": False, "trainer_defaults": trainer}
+    cli = LightningCLI(modules.Idle, module, subclass_mode_data=names_class, **kwargs)
+    cli.datamodule.prepare_data()
+    cli.datamodule.setup("fit")
+    check_settings(cli.datamodule.train_dataloader(), TUNED)
 
 
 # Any loader
@@ -284,69 +289,75 @@ def test_a_class_with_its_own_constructor_is_rejected_with_the_call_of_make_load
         make_tuned().apply_to(make_numbers())
 
 
-# timm, whose loader factory is run as in tests/test_integrations.py
+# timm: importing timm.data needs torchvision, so its loader factory is taken out of its source.
 
 
-class Images(torch.utils.data.Dataset[Any]):
-    transform: Any = None
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.full((3, 8, 8), index, dtype=torch.uint8), index % 2
-
-
-def test_timms_own_loader_trains_with_the_tuned_settings() -> None:
-    if find_spec("timm") is None:
+def take_create_loader() -> Any:
+    """Compile timm's loader module without its imports of other parts of timm."""
+    spec = find_spec("timm")
+    if spec is None or not spec.submodule_search_locations:
         pytest.skip("timm is not installed")
-    kwargs = make_tuned(make_config(2, 2, 8, pin_memory=True, persistent_workers=False)).kwargs_for("timm")
-    device, layer = torch.device("cpu"), torch.nn.Linear(3 * 8 * 8, 2)
-    loader = take_create_loader()(Images(), input_size=(3, 8, 8), is_training=True, device=device, **kwargs)
+    path = Path(spec.submodule_search_locations[0], "data", "loader.py")
+    body = ast.parse(path.read_text()).body
+    of_timm = [node for node in body if isinstance(node, ast.ImportFrom) and node.level]
+    names: dict[str, Any] = {alias.name: type(alias.name, (), {}) for node in of_timm for alias in node.names}
+    names |= dict.fromkeys(("IMAGENET_DEFAULT_MEAN", "IMAGENET_DEFAULT_STD"), (0.5,))
+    names["create_transform"] = lambda *_, **__: None
+    rest = ast.Module([node for node in body if node not in of_timm], [])
+    exec(compile(rest, str(path), "exec"), names)
+    return names["create_loader"]
+
+
+@EACH
+def test_timms_own_loader_trains_with_the_settings_that_it_supports(config: LoaderConfig) -> None:
+    create_loader = take_create_loader()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kwargs = make_tuned(config).kwargs_for("timm")
+    images = TensorDataset(torch.zeros(SAMPLES, 3, 8, 8, dtype=torch.uint8), torch.arange(SAMPLES) % 2)
+    loader = create_loader(images, input_size=(3, 8, 8), is_training=True, device=torch.device("cpu"), **kwargs)
+    layer = torch.nn.Linear(3 * 8 * 8, 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
-    for (images, labels), _ in zip(loader, range(2), strict=False):
-        torch.nn.functional.cross_entropy(layer(images.flatten(1)), labels).backward()
+    for (batch, labels), _ in zip(loader, range(2), strict=False):
+        torch.nn.functional.cross_entropy(layer(batch.flatten(1)), labels).backward()
         optimizer.step()
-        assert len(images) == 8
-    inner = loader.loader
-    found = (inner.batch_size, inner.num_workers, inner.pin_memory, inner.persistent_workers)
-    assert found == (8, 2, True, False)
+        assert len(batch) == config.dataloader.batch_size
+    lost = {str(one.message).partition("=")[0] for one in caught}
+    kept = [name for name in SETTINGS if getattr(loader.loader, name) == getattr(config.dataloader, name)]
+    assert kept == [name for name in SETTINGS if name not in lost]
 
 
 # torchdata
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 calls it
-def test_torchdatas_stateful_loader_has_the_tuned_settings() -> None:
+@pytest.mark.filterwarnings("ignore")  # of what torchdata deprecates, and of settings that it does not support
+@EACH
+def test_torchdatas_stateful_loader_has_the_tuned_settings(config: LoaderConfig) -> None:
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
-    config = make_config(2, 5, 8, persistent_workers=True)
-    loader = torchdata.StatefulDataLoader(make_numbers(), **make_tuned(config).kwargs_for("statefuldataloader"))
+    kwargs = make_tuned(config).kwargs_for("statefuldataloader")
+    loader = torchdata.StatefulDataLoader(make_numbers(), **kwargs)
     check_settings(loader, config)
-    assert sorted(list_seen(loader)) == list_seen(DataLoader(make_numbers()))
+    assert loader.batch_size == config.dataloader.batch_size
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_a_stateful_loader_resumes_where_it_stopped() -> None:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    kwargs = make_tuned(make_config(2, 2, 8)).kwargs_for("statefuldataloader")
+    first, resumed = (torchdata.StatefulDataLoader(make_numbers(), **kwargs) for _ in range(2))
+    batches = iter(first)
+    seen = [number for _ in range(3) for number in next(batches)[0].tolist()]
+    resumed.load_state_dict(first.state_dict())
+    assert seen + list_seen(resumed) == list_seen(DataLoader(make_numbers()))
 
 
 # What a library has no place for
 
 
-@pytest.mark.parametrize(
-    ("to", "config", "lost"),
-    [
-        ("hf", TUNED, []),
-        ("statefuldataloader", TUNED, ["non_blocking"]),
-        ("timm", make_config(0, batch_size=None), ["batch size"]),
-        ("accelerate", make_config(2, 2, 8, DEVICE_PREFETCH, pin_memory=True), ["device_prefetch"]),
-    ],
-)
-def test_a_warning_names_each_setting_that_a_library_does_not_support(
-    to: Any, config: LoaderConfig, lost: list[str]
-) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        make_tuned(config).kwargs_for(to)
-    said = [str(one.message) for one in caught]
-    assert len(said) == len(lost)
-    assert all(name in one for name, one in zip(lost, said, strict=True))
-    assert {one.filename for one in caught} <= {__file__}
+def test_a_setting_that_a_library_does_not_support_is_named_in_a_warning_at_the_call() -> None:
+    with pytest.warns(UserWarning, match="non_blocking=True is not supported by torchdata") as caught:
+        make_tuned().kwargs_for("statefuldataloader")
+    assert [one.filename for one in caught] == [__file__]
 
 
 def test_applied_to_a_module_only_the_copies_ahead_are_lost() -> None:

@@ -38,11 +38,8 @@ def test_the_version_is_in_one_place() -> None:
     assert not re.search("^version:", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
 
 
-def test_the_extra_all_has_every_other() -> None:
+def test_the_extra_all_has_every_other_each_is_on_the_page_about_installing_and_every_named_one_exists() -> None:
     assert EXTRAS["all"] == [f"dltune[{','.join(name for name in EXTRAS if name != 'all')}]"]
-
-
-def test_every_extra_is_on_the_page_about_installing_and_every_named_one_exists() -> None:
     page = (ROOT / "docs" / "install.md").read_text()
     assert [extra for extra in EXTRAS if f"| `{extra}` |" not in page] == []
     files = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "autotune").rglob("*.py")]

@@ -1,3 +1,5 @@
+"""Rows, loaders and data of the comparison of libraries."""
+
 from __future__ import annotations
 
 import re
@@ -9,12 +11,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from autotune.profiles.schema import CandidateResult
 from benchmarks.libraries import LIBRARIES, LibraryResult, find_compared, format_results
 from benchmarks.library_training import find_loaders, train
 from benchmarks.workloads.libraries import made_once
 from benchmarks.workloads.libraries.arrays import memory_mapped_tokens
-from tests.builders import make_config, make_profile, make_profile_result
+from tests.builders import make_candidate_result, make_config, make_profile, make_profile_result
 
 RESULT = LibraryResult(
     name="stateful",
@@ -31,31 +32,25 @@ RESULT = LibraryResult(
 )
 
 
-def test_the_speedup_of_whole_runs_is_the_median_of_pairs() -> None:
+def test_a_row_has_the_predicted_speedup_if_any_and_that_of_whole_runs_which_is_the_median_of_pairs() -> None:
     assert RESULT.true_speedup == pytest.approx(1.5)
     assert RESULT.deviation == pytest.approx(0.0)
-
-
-def test_without_another_candidate_there_is_no_predicted_speedup() -> None:
+    assert re.search(r"\| w=2 pf=2 bs=32 +\| 1.50x +\| 1.50x +\| \+0.0% +\|$", format_results([RESULT]))
     kept = RESULT.model_copy(update={"speedup": None, "verdict": "no_change"})
     assert kept.deviation is None
     assert re.search(r"\| no change +\| 1.50x +\| +\|$", format_results([kept]))
 
 
 def test_if_no_change_is_recommended_the_best_other_candidate_is_compared() -> None:
-    rated = {0: (10.0, 10.0), 1: (5.0, 5.0), 2: (9.0, 8.0)}  # samples/s of the rounds, by workers
     kept, worse, other = (
-        CandidateResult(config=make_config(workers), runs=dict(enumerate(rates, 1))) for workers, rates in rated.items()
+        make_candidate_result(make_config(workers), *rates)
+        for workers, rates in enumerate([(10.0, 10.0), (5.0, 5.0), (9.0, 8.0)])
     )
     result = make_profile_result(verdict="no_change", candidates=(kept, worse, other))
     profile = make_profile(result=result).model_copy(update={"config": kept.config})
     config, speedup = find_compared(profile)
     assert config == other.config
     assert speedup == pytest.approx(0.85)
-
-
-def test_each_loader_has_a_row_with_prediction_and_whole_runs() -> None:
-    assert re.search(r"\| w=2 pf=2 bs=32 +\| 1.50x +\| 1.50x +\| \+0.0% +\|$", format_results([RESULT]))
 
 
 def test_each_library_is_measured_once_by_a_function_that_exists() -> None:

@@ -31,16 +31,12 @@ def test_every_dataset_yields_a_batch_of_its_size(workload: BenchWorkload) -> No
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than CPUs are the point
 @EACH
-def test_every_configuration_of_a_grid_builds_a_loader(workload: BenchWorkload) -> None:
-    for config in [*list_grid(workload, CPUS), choose_cpus(workload, cpus=2)]:
-        DataLoader(TensorDataset(torch.zeros(4)), **config.loader_kwargs())
-
-
-@EACH
-def test_a_grid_has_20_to_28_distinct_configurations(workload: BenchWorkload) -> None:
+def test_a_grid_has_20_to_28_distinct_configurations_that_build_a_loader(workload: BenchWorkload) -> None:
     grid = list_grid(workload, CPUS)
     assert len(set(grid)) == len(grid)
     assert 20 <= len(grid) <= 28
+    for config in [*grid, choose_cpus(workload, cpus=2)]:
+        DataLoader(TensorDataset(torch.zeros(4)), **config.loader_kwargs())
 
 
 @EACH
@@ -56,14 +52,13 @@ def test_arguments_that_mean_the_same_are_one_configuration() -> None:
 
 
 @EACH_ON_DEVICE
-def test_every_step_learns_from_a_batch_of_its_dataset(workload: BenchWorkload) -> None:
+def test_every_step_learns_from_a_batch_of_its_dataset_whose_batches_are_all_whole(workload: BenchWorkload) -> None:
     small = workload.shorten()
     dataset = resolve_name(small.dataset)(**small.dataset_args)
-    batch = next(iter(DataLoader(dataset, batch_size=4)))
     before = torch.get_rng_state()
-    step = make_step(small.step, 0.0, CPU)
-    step(batch)
+    make_step(small.step, 0.0, CPU)(next(iter(DataLoader(dataset, batch_size=4))))
     assert not torch.equal(before, torch.get_rng_state())  # a network was made, and nothing was raised
+    assert len(dataset) % small.batch_size == 0  # a last short batch would have the device choose other kernels
 
 
 def test_networks_of_full_size_take_the_batches_they_are_given() -> None:
@@ -72,13 +67,6 @@ def test_networks_of_full_size_take_the_batches_they_are_given() -> None:
         assert pictures(torch.zeros(2, 3, 128, 128)).shape == (2, 10)
         assert tokens(torch.zeros(2, 256, dtype=torch.long)).shape == (2, 256, 1024)
     assert 23e6 < sum(parameter.numel() for parameter in pictures.parameters()) < 24e6  # as a ResNet-50 for ten classes
-
-
-@EACH_ON_DEVICE
-def test_an_epoch_has_whole_batches_only(workload: BenchWorkload) -> None:
-    """A last short batch would have the device choose its kernels anew."""
-    small = workload.shorten()
-    assert len(resolve_name(small.dataset)(**small.dataset_args)) % small.batch_size == 0
 
 
 def test_an_epoch_at_full_size_has_whole_batches_only() -> None:

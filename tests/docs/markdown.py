@@ -64,13 +64,11 @@ def list_code_in_sentences(page: Path) -> list[str]:
 
 
 def list_commands(block: Block) -> Iterator[list[str]]:
-    """List the commands of a shell block as words, each for itself where several stand in a line."""
-    text = block.text.replace("\\\n", " ")
-    lines = text.splitlines()
+    """List the commands of a shell block as words."""
+    lines = block.text.replace("\\\n", " ").splitlines()
     if block.language == "console":
         lines = [line.removeprefix(PROMPT) for line in lines if line.startswith(PROMPT)]
-    for line in lines:
-        yield from split_command_line(line)
+    return (words for line in lines for words in split_command_line(line))
 
 
 def split_command_line(line: str) -> Iterator[list[str]]:

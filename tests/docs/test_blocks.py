@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +15,8 @@ from typing import Any
 import click
 import pytest
 import torch
-import yaml
 from torch import distributed
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import autotune
@@ -50,22 +48,19 @@ class MultiEpochsDataLoader(DataLoader[Any]):
     """A loader class of the reader."""
 
 
-def make_dataset(**_: Any) -> Dataset[Any]:
-    return TensorDataset(torch.zeros(64, 2))
-
-
-def make_loader(**settings: Any) -> DataLoader[Any]:
-    return DataLoader(make_dataset(), **settings)
-
-
 def make_stand_ins() -> dict[str, Any]:
     """Return the objects of a reader by the names that the pages use."""
-    dataset = make_dataset()
-    own = {"dataset": dataset, "train_dataset": dataset, "val_dataset": dataset, "loader": DataLoader(dataset)}
-    functions = {"make_dataset": make_dataset, "make_loader": make_loader, "step": lambda _: None}
+    dataset = TensorDataset(torch.zeros(64, 2))
+    own: dict[str, Any] = dict.fromkeys(("dataset", "train_dataset", "val_dataset"), dataset)
+    functions = {
+        "make_dataset": lambda **_: dataset,
+        "make_loader": lambda **settings: DataLoader(dataset, **settings),
+        "step": lambda _: None,
+    }
     classes = {"MultiEpochsDataLoader": MultiEpochsDataLoader, "DataLoader": DataLoader}
     beside = {"DistributedSampler": DistributedSampler, "self": SimpleNamespace(), "infos": ["a", "b"]}
-    return {"__name__": "page", "autotune": autotune, **own, **functions, **classes, **beside}
+    own |= {"__name__": "page", "autotune": autotune, "loader": DataLoader(dataset)}
+    return {**own, **functions, **classes, **beside}
 
 
 @pytest.fixture
@@ -106,8 +101,8 @@ def test_every_block_has_a_language_and_python_that_is_not_run_has_a_reason_and_
     assert all(ast.parse(block.text).body for block in blocks if block.language == "python")
 
 
-def parse_call(words: list[str], *, is_whole: bool = True) -> None:
-    """Parse the arguments after `dltune` with click; a complete call of `tune` must also make a valid request."""
+def parse_call(words: list[str], *, is_whole: bool) -> None:
+    """Parse the arguments after `dltune`; a whole call of `tune` must also make a valid request."""
     is_tuning = not words or words[0].startswith("-") or ":" in words[0]
     name, arguments = ("tune", words) if is_tuning else (words[0], words[1:])
     try:
@@ -123,12 +118,12 @@ def parse_call(words: list[str], *, is_whole: bool = True) -> None:
         build_request(options if options["target"] is None else options | {"dataset": options["target"]})
 
 
-def check_command(words: list[str]) -> None:
+def check_command(words: list[str], *, is_whole: bool = True) -> None:
     """Raise an error for a command that calls something of dltune that does not exist."""
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     match words:
         case ["dltune", *arguments]:
-            parse_call(arguments)
+            parse_call(arguments, is_whole=is_whole)
         case ["make", *wanted]:
             assert set(wanted) <= set(targets), wanted
         case ["python" | ".venv/bin/python", "-m", module, *_] if module.startswith(OURS):
@@ -138,30 +133,14 @@ def check_command(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_page)
-def test_every_command_in_a_block_is_valid(page: Path) -> None:
+def test_every_command_in_a_block_or_a_sentence_is_valid(page: Path) -> None:
     for block in list_blocks(page, "sh", "console"):
         for words in list_commands(block):
             check_command(words)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_page)
-def test_every_command_in_a_sentence_has_these_options(page: Path) -> None:
     for text in list_code_in_sentences(page):
-        if text.startswith(("dltune ", "make ", "python ")):
-            for words in split_command_line(text):
-                if words[:1] != ["dltune"]:
-                    check_command(words)
-                elif not PLACEHOLDERS & set(words):
-                    parse_call(words[1:], is_whole=False)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_page)
-def test_an_option_in_a_row_about_a_command_is_one_of_that_command(page: Path) -> None:
-    rows = re.findall(r"^\| `dltune (\w+).*$", page.read_text(), re.MULTILINE)
-    lines = [line for line in page.read_text().splitlines() if line.startswith("| `dltune ")]
-    for name, line in zip(rows, lines, strict=True):
-        options = {name for option in cli.commands[name].params for name in (*option.opts, *option.secondary_opts)}
-        assert set(re.findall(r"`(--[\w-]+)", line)) - options == set(), line
+        for words in split_command_line(text) if text.startswith(("dltune ", "make ", "python ")) else ():
+            if not PLACEHOLDERS & set(words):
+                check_command(words, is_whole=False)
 
 
 @pytest.mark.parametrize("path", sorted(JOBS.iterdir()), ids=lambda path: path.name)
@@ -171,13 +150,3 @@ def test_every_command_in_an_example_of_a_job_is_valid(path: Path) -> None:
     assert commands
     for command in commands:
         check_command(shlex.split(command))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_page)
-def test_blocks_of_data_can_be_parsed(page: Path) -> None:
-    readers: dict[str, Callable[[str], Any]] = {
-        "json": json.loads,
-        "yaml": lambda text: list(yaml.safe_load_all(text)),
-    }
-    for block in list_blocks(page, *readers):
-        assert readers[block.language](block.text)

@@ -1,15 +1,14 @@
-"""What this machine lets a test do to itself: mount a file system of its own, limit the memory of a cgroup."""
+"""What this machine allows a test: to mount a file system of its own, or to limit the memory of a cgroup."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -17,45 +16,39 @@ NAMESPACES = (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "
 EMPTY_SECONDS = 10.0
 
 
-def explain_lack(need: str) -> str | None:
-    """Say why this machine cannot give a test what it needs; None when it can."""
+def explain_lack(need: str | None) -> str | None:
+    """Return why this machine lacks what a test needs (`mount` or `cgroup`), or None."""
     if need == "mount":
         return None if find_namespace() else "no mount namespace, neither as root nor in a user namespace"
     if need == "cgroup":
         return None if find_memory_cgroup() else "no memory cgroup that can be written"
-    assert need == "plain", f"a fault test needs plain, mount or cgroup, not {need!r}"
+    assert need is None
     return None
 
 
-@lru_cache(maxsize=1)
-def find_namespace() -> tuple[str, ...]:
-    """Find the command that may mount file systems; empty where there is none."""
+@cache
+def find_namespace() -> list[str]:
+    """Find the command that may mount file systems; empty if there is none."""
     for command in NAMESPACES:
-        with contextlib.suppress(OSError):
-            probe = subprocess.run(wrap_in_shm("size=1m", ["true"], command), capture_output=True, check=False)
-            if probe.returncode == 0:
-                return tuple(command)
-    return ()
+        with suppress(OSError):
+            mount = [*command, "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
+            if subprocess.run(mount, capture_output=True, check=False).returncode == 0:
+                return command
+    return []
 
 
-def wrap_in_shm(options: str, command: Sequence[str], namespace: Sequence[str] | None = None) -> list[str]:
-    """Give the command that runs another one with a /dev/shm of its own.
-
-    Args:
-        options: Mount options of the tmpfs, as in `size=8m`.
-        command: What to run.
-        namespace: What makes the mount namespace; None for the one that works here.
-    """
-    script = f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"'
-    return [*(find_namespace() if namespace is None else namespace), "sh", "-c", script, "sh", *command]
+def wrap_in_mount(options: str, command: Sequence[str], folder: str = "/dev/shm") -> list[str]:
+    """Return the command that runs another one with a tmpfs, of these mount options, in place of a folder."""
+    script = f'mount -t tmpfs -o {options} tmpfs {folder} && exec "$@"'
+    return [*find_namespace(), "sh", "-c", script, "sh", *command]
 
 
-@lru_cache(maxsize=1)
+@cache
 def find_memory_cgroup() -> Path | None:
     """Find the memory cgroup, of version 1 or 2, under which a test may make its own."""
     for parent in _list_candidates():
         folder = parent / f"dltune-try-{os.getpid()}"
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             folder.mkdir()
             try:
                 _write_limit(folder, 2**30)
@@ -84,11 +77,7 @@ def _write_limit(folder: Path, limit_bytes: int) -> None:
 
 @contextmanager
 def open_cgroup(limit_bytes: int) -> Iterator[list[str]]:
-    """Make a memory cgroup, and give the words to put before a command that shall run in it.
-
-    Args:
-        limit_bytes: Most memory of all its processes.
-    """
+    """Make a memory cgroup with this limit, and yield the words that run a command in it."""
     parent = find_memory_cgroup()
     assert parent is not None
     folder = parent / f"test-{uuid.uuid4().hex[:8]}"
@@ -97,18 +86,10 @@ def open_cgroup(limit_bytes: int) -> Iterator[list[str]]:
         _write_limit(folder, limit_bytes)
         yield ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh"]
     finally:
-        _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    deadline = time.monotonic() + EMPTY_SECONDS
-    while True:
-        try:
-            for inner in (path for path in folder.iterdir() if path.is_dir()):
-                inner.rmdir()
-            folder.rmdir()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+        deadline = time.monotonic() + EMPTY_SECONDS
+        while folder.exists():
+            try:
+                folder.rmdir()
+            except OSError:  # its processes have not all ended
+                assert time.monotonic() < deadline
+                time.sleep(0.05)

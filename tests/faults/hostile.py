@@ -22,17 +22,17 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from autotune import Workload
 from autotune.protocol.messages import MAX_MESSAGE_BYTES
-from tests.misbehaving import SAMPLES, HangsInWorkers, Honest, Sharded, Unsharded
+from tests import misbehaving
+from tests.misbehaving import SAMPLES, Given, Honest, Place, Sharded, Unsharded, act, fail, hang
 
 MIB = 2**20
-Place = Literal["worker", "main", "both"]
 
 
 class TwoArgumentsError(Exception):
@@ -47,10 +47,6 @@ class MuteError(Exception):
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error
 
 
 def _raise_local() -> NoReturn:
@@ -80,13 +76,6 @@ def _eat_memory() -> None:
         kept.append(bytearray(b"x" * 16 * MIB))
 
 
-def _hang() -> None:
-    if path := os.environ.get("HUNG_FILE"):
-        with Path(path).open("ab") as file:
-            file.write(b".")
-    time.sleep(3600)
-
-
 _PINNING = "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
 CUDA_ERRORS: dict[str, Exception] = {
     "allocator": torch.OutOfMemoryError(
@@ -109,74 +98,28 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "sys.exit(7)": lambda: sys.exit(7),
     "os._exit(0)": lambda: os._exit(0),
     "sys.exit()": sys.exit,
-    "interrupt": lambda: _raise(KeyboardInterrupt()),
-    "key error": lambda: _raise(KeyError("label")),
-    "two arguments": lambda: _raise(TwoArgumentsError(7, "the index file is damaged")),
-    "mute": lambda: _raise(MuteError()),
+    "interrupt": partial(fail, KeyboardInterrupt()),
+    "key error": partial(fail, KeyError("label")),
+    "two arguments": partial(fail, TwoArgumentsError(7, "the index file is damaged")),
+    "mute": partial(fail, MuteError()),
     "local error": _raise_local,
-    "hang": _hang,
+    "hang": hang,
     "terminate main": lambda: os.kill(os.getppid(), signal.SIGTERM),
     "overwrite shm": _write_beyond_shm,
     "truncate": _read_behind_the_end,
     "eat memory": _eat_memory,
     "start a process": lambda: multiprocessing.Process(target=time.sleep, args=(0,)).start(),
-    "stop": lambda: _raise(StopIteration()),
+    "stop": partial(fail, StopIteration()),
     "ask for memory": lambda: torch.empty(512 * MIB, dtype=torch.uint8),
-    **{name: partial(_raise, error) for name, error in CUDA_ERRORS.items()},
+    **{name: partial(fail, error) for name, error in CUDA_ERRORS.items()},
 }
-
-
-class Sabotaged(Honest):
-    """Does one deed at one index: in workers, in the training process, or in both."""
-
-    def __init__(self, deed: str, place: Place, index: int, samples: int) -> None:
-        super().__init__(samples)
-        self._deed, self._place, self._index = deed, place, index
-
-    def __getitem__(self, index: int) -> Any:
-        here = "main" if get_worker_info() is None else "worker"
-        if index == self._index and self._place in (here, "both"):
-            DEEDS[self._deed]()
-        return super().__getitem__(index)
 
 
 def make_sabotaged(
     deed: str, place: Place = "worker", index: int = 20, samples: int = SAMPLES, timeout: float = 0.0
 ) -> Workload:
     """Make a dataset that does a deed; its order is fixed, so that the deed is neither first nor last."""
-    return Workload(dataset=Sabotaged(deed, place, index, samples), shuffle=False, timeout=timeout)
-
-
-class Hanging(HangsInWorkers):
-    """Hangs in workers, and writes a byte to the file named by HUNG_FILE."""
-
-    def __getitem__(self, index: int) -> Any:
-        if get_worker_info() is not None:
-            _hang()
-        return super().__getitem__(index)
-
-
-class Given(Honest):
-    """Returns the result of a function of the index."""
-
-    def __init__(self, make_sample: Callable[[int], Any], samples: int = SAMPLES) -> None:
-        super().__init__(samples)
-        self._make_sample = make_sample
-
-    def __getitem__(self, index: int) -> Any:
-        return self._make_sample(index)
-
-
-class Calls(Honest):
-    """Calls a function for each sample."""
-
-    def __init__(self, call: Callable[[], Any], samples: int = SAMPLES) -> None:
-        super().__init__(samples)
-        self._call = call
-
-    def __getitem__(self, index: int) -> Any:
-        self._call()
-        return super().__getitem__(index)
+    return Workload(dataset=Honest(samples, act=act(DEEDS[deed], place, [index])), shuffle=False, timeout=timeout)
 
 
 class Stream(IterableDataset[torch.Tensor]):
@@ -189,19 +132,6 @@ class Stream(IterableDataset[torch.Tensor]):
         return self._make_iterator()
 
 
-SAMPLES_OF: dict[str, Callable[[int], Any]] = {
-    "ragged": lambda index: torch.zeros(3 + index % 2),
-    "none": lambda index: None,
-    "object": lambda index: object(),
-    "grad": lambda index: torch.zeros(4, requires_grad=True) * 2,
-    "many tensors": lambda index: tuple(torch.zeros(4) for _ in range(32)),
-}
-
-
-def make_given(samples: str) -> Dataset[Any]:
-    return Given(SAMPLES_OF[samples])
-
-
 class ShortQueries(Honest):
     """Returns half of a batch."""
 
@@ -212,10 +142,6 @@ class ShortQueries(Honest):
 def collate_by_hand(samples: list[torch.Tensor]) -> torch.Tensor:
     """Make a batch in private memory, which is moved to shared memory when the worker sends it."""
     return torch.stack(list(samples)).clone()
-
-
-def make_short_queries_collated() -> Workload:
-    return Workload(dataset=ShortQueries(), collate_fn=collate_by_hand)
 
 
 class ShuffledUnsharded(Unsharded):
@@ -241,56 +167,45 @@ def make_only_once() -> Stream:
     return Stream(lambda: samples)
 
 
-def make_endless() -> Stream:
-    return Stream(lambda: itertools.repeat(torch.zeros(16)))
+make_short_queries, make_shuffled_unsharded, make_sharded_twice = ShortQueries, ShuffledUnsharded, ShardedTwice
 
 
-def make_nothing() -> Stream:
-    return Stream(lambda: iter(()))
+DATASETS: dict[str, Callable[[], Any]] = {
+    "ragged": lambda: Given(lambda index: torch.zeros(3 + index % 2)),
+    "none": lambda: Given(lambda index: None),
+    "object": lambda: Given(lambda index: object()),
+    "grad": lambda: Given(lambda index: torch.zeros(4, requires_grad=True) * 2),
+    "many tensors": lambda: Given(lambda index: tuple(torch.zeros(4) for _ in range(32))),
+    "lambda": lambda: Honest(act=lambda index: None),  # cannot be pickled
+    "endless": lambda: Stream(lambda: itertools.repeat(torch.zeros(16))),
+    "nothing": lambda: Stream(lambda: iter(())),
+    "dropped": lambda: Workload(dataset=Honest(samples=5), drop_last=True),  # its only batch, which is incomplete
+    "short queries, collated": lambda: Workload(dataset=ShortQueries(), collate_fn=collate_by_hand),
+    "large, collated": lambda: Workload(dataset=Honest(floats=MIB // 4), collate_fn=collate_by_hand),
+    "bytes": lambda: Workload(dataset=Honest(), collate_fn=lambda samples: bytes(MIB)),  # fill the pipe
+}
 
 
-make_hanging_workers, make_short_queries = Hanging, ShortQueries
-make_shuffled_unsharded, make_sharded_twice = ShuffledUnsharded, ShardedTwice
-make_many_samples = partial(Honest, samples=4000)
-make_large_samples = partial(Honest, floats=2 * MIB)  # 8 MiB each: a queue of batches fills any small /dev/shm
+def make(name: str) -> Any:
+    return DATASETS[name]()
 
 
-def make_dropped() -> Workload:
-    """Make a dataset whose only batch is dropped for being incomplete."""
-    return Workload(dataset=Honest(samples=5), drop_last=True)
-
-
-def make_with_lambda() -> Dataset[Any]:
-    """Make a dataset that cannot be pickled."""
-    return Calls(lambda: None)
-
-
-def make_from_path(path: str, registered: bool) -> Dataset[Any]:
+def make_from_path(registered: bool) -> Dataset[Any]:
     """Load the dataset's module from a file, as scripts without packages do."""
-    spec = importlib.util.spec_from_file_location("loaded_from_a_path", path)
+    spec = importlib.util.spec_from_file_location("loaded_from_a_path", misbehaving.__file__)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     if registered:
         sys.modules["loaded_from_a_path"] = module
     spec.loader.exec_module(module)
-    made: Dataset[Any] = module.Data()
+    made: Dataset[Any] = module.Honest()
     return made
 
 
-def make_large(hang_at: int | None = None) -> Workload:
+def make_large(hang_at: int = -1) -> Workload:
     """Make samples of 1 MiB; may hang at one index."""
-
-    def read(index: int) -> torch.Tensor:
-        if index == hang_at:
-            _hang()
-        return torch.zeros(MIB // 4)
-
-    return Workload(dataset=Given(read), shuffle=False)
-
-
-def make_large_collated() -> Workload:
-    return Workload(dataset=Honest(floats=MIB // 4), collate_fn=collate_by_hand)
+    return Workload(dataset=Honest(floats=MIB // 4, act=act(hang, indices=[hang_at])), shuffle=False)
 
 
 def make_hoarding_step() -> Callable[[Any], None]:
@@ -305,18 +220,9 @@ def make_hanging_step() -> Callable[[Any], None]:
 
     def step(batch: Any) -> None:
         if next(calls) == 6:
-            _hang()
+            hang()
 
     return step
-
-
-def collate_to_bytes(samples: list[Any]) -> bytes:
-    """Make a batch that is sent through the pipe itself, and fills it."""
-    return bytes(MIB)
-
-
-def make_bytes() -> Workload:
-    return Workload(dataset=Honest(), collate_fn=collate_to_bytes)
 
 
 def make_short_of_addresses() -> Workload:
@@ -349,31 +255,31 @@ def make_many_names(in_a_list: bool, samples: int = 2_500_000) -> Dataset[Any]:
 _LOCK = threading.Lock()
 
 
-def _take_lock() -> None:
+def _take_lock(index: int) -> None:
     if get_worker_info() is not None:
         with _LOCK:
             pass
 
 
-def _hold_lock(is_held: threading.Event) -> None:
-    with _LOCK:
-        is_held.set()
-        time.sleep(3600)
-
-
 def make_locked() -> Dataset[Any]:
     """Make a dataset whose workers need a lock that a thread of the training process holds."""
     is_held = threading.Event()
-    threading.Thread(target=_hold_lock, args=(is_held,), daemon=True).start()
+
+    def hold() -> None:
+        with _LOCK:
+            is_held.set()
+            time.sleep(3600)
+
+    threading.Thread(target=hold, daemon=True).start()
     is_held.wait()
-    return Calls(_take_lock)
+    return Honest(act=_take_lock)
 
 
 def _take_two_threads(worker: int) -> None:
     torch.set_num_threads(2)
 
 
-def _compute() -> None:
+def _compute(index: int) -> None:
     torch.ones(4 * MIB).sum()
 
 
@@ -381,13 +287,8 @@ def make_parallel(parallel_before: bool = False) -> Workload:
     """Make a dataset whose workers use two threads, perhaps after the training process has done so."""
     if parallel_before:
         torch.set_num_threads(2)
-        _compute()
-    return Workload(dataset=Calls(_compute), worker_init_fn=_take_two_threads)
-
-
-def make_hung_factory() -> NoReturn:
-    _hang()
-    raise AssertionError
+        _compute(0)
+    return Workload(dataset=Honest(act=_compute), worker_init_fn=_take_two_threads)
 
 
 def make_closed() -> Dataset[Any]:
@@ -426,13 +327,13 @@ def make_helped(method: str) -> Dataset[Any]:
     thread.start()
     thread.join()
     time.sleep(1.0)  # for a spawned process to have read its arguments
-    return Calls(lambda: os.waitpid(helper.pid or 0, os.WNOHANG) == (0, 0) or _raise(RuntimeError("it is gone")))
+    return Honest(act=lambda _: os.waitpid(helper.pid or 0, os.WNOHANG) == (0, 0) or fail(RuntimeError("it is gone")))
 
 
-def make_hidden(path: str, crashing: bool = False, seconds: str = "3600") -> Dataset[Any]:
+def make_hidden(seconds: str, crashing: bool = False) -> Dataset[Any]:
     """Leave a process behind that has a session and an environment of its own, and whose parent is gone."""
-    script = f"setsid sleep {seconds} & echo $! > {path}"
-    subprocess.run(["env", "-i", f"PATH={os.environ['PATH']}", "sh", "-c", script], check=True)
+    path = f"PATH={os.environ['PATH']}"
+    subprocess.run(["env", "-i", path, "sh", "-c", f"setsid sleep {seconds} &"], check=True)
     if crashing:
         os.abort()
     return Honest()
@@ -452,7 +353,7 @@ def make_parent_killer() -> NoReturn:
 
 
 def make_step_without_memory() -> Callable[[Any], None]:
-    return lambda batch: _raise(CUDA_ERRORS["allocator"])
+    return lambda batch: fail(CUDA_ERRORS["allocator"])
 
 
 OBJECTS = 16_000  # read by one sample: about two MiB of pages
@@ -462,11 +363,11 @@ def make_leak() -> Dataset[Any]:
     """Make a dataset that takes 8 ms for a sample and leaks 1 MiB, in whichever process reads it."""
     kept: list[Any] = []
 
-    def leak() -> None:
+    def leak(index: int) -> None:
         time.sleep(0.008)
         kept.append(bytearray(b"x" * MIB))
 
-    return Calls(leak, samples=4096)
+    return Honest(4096, act=leak)
 
 
 def make_copy_on_write() -> Dataset[Any]:
@@ -496,20 +397,20 @@ LIES = {
 def make_liar(lie: str) -> Dataset[Any]:
     """Make a dataset that sends something false to the tuner for each sample."""
 
-    def send() -> None:
+    def send(index: int) -> None:
         for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  # names, as numbers
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as line:
                 if line.family == socket.AF_UNIX and line.type == socket.SOCK_STREAM:
                     with Connection(line.detach()) as connection:
                         connection.send_bytes(LIES[lie] or b"x" * (MAX_MESSAGE_BYTES + 2**20))
 
-    return Calls(send)
+    return Honest(act=send)
 
 
 def make_vandal(folder: str, trigger: str, how: str) -> Dataset[Any]:
     """Make a dataset that fills a file system or makes it read-only once the file `trigger` exists."""
 
-    def strike() -> None:
+    def strike(index: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(trigger)  # noqa: PTH108  # as fast as can be
             if how == "read-only":
@@ -518,14 +419,14 @@ def make_vandal(folder: str, trigger: str, how: str) -> Dataset[Any]:
                 while how == "fill":
                     filler.write(b"x" * 512)
 
-    return Calls(strike)
+    return Honest(act=strike)
 
 
 def make_polars(before: bool = True) -> Dataset[torch.Tensor]:
     """Use Polars in whichever process reads, and perhaps before: workers that are forked afterwards hang."""
     pl = importlib.import_module("polars")
     frame = pl.DataFrame({"key": [number % 7 for number in range(100_000)]})
-    dataset = Calls(lambda: frame.group_by("key").agg(pl.len()))
+    dataset = Honest(act=lambda index: frame.group_by("key").agg(pl.len()))
     if before:
         dataset[0]
     return dataset
@@ -535,26 +436,6 @@ def make_tokenizers() -> Dataset[torch.Tensor]:
     library = importlib.import_module("tokenizers")
     tokenizer = library.Tokenizer(library.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
-    dataset = Calls(lambda: tokenizer.encode_batch(["a b c " * 100] * 100))
+    dataset = Honest(act=lambda index: tokenizer.encode_batch(["a b c " * 100] * 100))
     dataset[0]
     return dataset
-
-
-def make_h5py() -> Dataset[torch.Tensor]:
-    """Hold h5py's lock in a thread, as a thread does that reads ahead, while the workers are forked."""
-    import h5py
-
-    is_held = threading.Event()
-
-    def hold() -> None:
-        with h5py._objects.phil:
-            is_held.set()
-            time.sleep(3600)
-
-    def read() -> None:
-        with h5py.File("x", "w", driver="core", backing_store=False) as file:
-            file["x"] = 1
-
-    threading.Thread(target=hold, daemon=True).start()
-    is_held.wait()
-    return Calls(read)

@@ -1,76 +1,105 @@
-"""A trial is ended at its budget, as another process measures it."""
+"""A trial is ended at its budget, as this test measures it without dltune's own readings."""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from autotune.config import DataLoaderSettings, LoaderConfig
-from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
-from autotune.request import WorkloadRequest
-from autotune.runner.runner import TrialRunner
-from tests.faults.watcher import Watcher
+from tests.builders import make_config
+from tests.conftest import list_trial_processes
+from tests.faults.stage import LIMITS, MIB, hostile
+from tests.kept_launcher import list_kept
 
-MIB = 2**20
-GIB = 2**30
-ROOT = str(Path(__file__).parents[2])
 SHM_TOLERANCE = 32 * MIB  # one batch
 MEMORY_TOLERANCE = 150 * MIB  # what fast workers allocate between two readings: 5% of 3 GiB
-HOSTILE = ("make_leak", "make_copy_on_write")
-
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """Another process on the machine, larger than any trial: the kernel's first choice if it had one."""
+    """Start a process that is larger than any trial: the kernel's first choice if it had one."""
     code = f"kept = b'x' * {1536 * MIB}; import time; time.sleep(600)"
-    process = subprocess.Popen([sys.executable, "-c", code])
-    yield process
-    process.kill()
-    process.wait()
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        yield process
+        process.kill()
 
 
-def run_trials(factory: str, step_seconds: float = 1e-3, **budgets: int) -> list[TrialResult]:
-    """Run trials with none, two and four workers, whatever the demand model would say of them."""
-    usual = {"memory_bytes": 8 * GIB, "reserve_bytes": 0, "shm_bytes": GIB, "nofile": 1024}
-    workload = WorkloadRequest(dataset=f"tests.faults.hostile:{factory}", step_seconds=step_seconds, working_dir=ROOT)
-    with TrialRunner(workload, 20.0) as runner:
-        runner.limit(Budgets.model_validate(usual | budgets))
-        return [runner.run(make_request(workers)) for workers in (0, 2, 4)]
+def read_used_shm() -> int:
+    status = os.statvfs("/dev/shm")
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
-def make_request(workers: int) -> TrialRequest:
-    loader = DataLoaderSettings(batch_size=4, num_workers=workers, prefetch_factor=4 if workers else None)
-    return TrialRequest(config=LoaderConfig(dataloader=loader), epochs=10, seconds=6.0, precision=0.001)
+def read_anonymous_bytes(pid: int) -> int:
+    """Read the anonymous memory of a process, of which shared pages are divided among their owners."""
+    with suppress(OSError):
+        found = re.search(r"Pss_Anon: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())
+        return int(found[1]) * 1024 if found else 0
+    return 0
 
 
-@pytest.mark.parametrize("factory", HOSTILE)
-@pytest.mark.fault("Budget of host memory", needs="plain")
+@contextmanager
+def watch() -> Iterator[list[tuple[int, int]]]:
+    """Yield a list of readings of all dltune's processes: host memory with /dev/shm, and /dev/shm alone, in bytes."""
+    readings: list[tuple[int, int]] = []
+    is_over, shm_before = threading.Event(), read_used_shm()
+
+    def read() -> None:
+        while not is_over.wait(0.01):
+            shm = max(0, read_used_shm() - shm_before)
+            pids = [*list_kept(), *(process.pid for process in list_trial_processes())]
+            readings.append((shm + sum(map(read_anonymous_bytes, pids)), shm))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    yield readings
+    is_over.set()
+    thread.join()
+
+
+def find_peak(readings: list[int]) -> int:
+    """Return the largest value that two readings in a row agree on: a fork between two processes counts pages twice."""
+    return max(map(min, readings, readings[1:]))
+
+
+def run_trials(factory: str, budgets: dict[str, int], **options: Any) -> list[TrialResult]:
+    """Run trials with none, two and four workers, whatever is predicted of them."""
+    configs = [make_config(workers, 4, 4) for workers in (0, 2, 4)]
+    trials = [TrialRequest(config=config, epochs=10, seconds=6.0, precision=0.001) for config in configs]
+    return hostile(factory, *trials, budgets=LIMITS.model_copy(update=budgets), **options).play()
+
+
+@pytest.mark.parametrize("factory", ["make_leak", "make_copy_on_write"])
+@pytest.mark.fault("Budget of host memory")
 def test_a_trial_that_takes_more_and_more_memory_is_ended_at_its_budget(
     factory: str, bystander: subprocess.Popen[bytes]
 ) -> None:
     budget = 900 * MIB
-    with Watcher() as watcher:
-        results = run_trials(factory, memory_bytes=budget)
+    with watch() as readings:
+        results = run_trials(factory, {"memory_bytes": budget})
     assert "out_of_memory" in {result.kind for result in results}
     assert {result.kind for result in results} <= {"out_of_memory", "completed"}
-    assert watcher.looks > 50
-    assert watcher.host_bytes <= budget + MEMORY_TOLERANCE, f"{watcher.host_bytes / MIB:.0f} MiB"
+    assert len([host for host, _ in readings if host]) > 50
+    assert find_peak([host for host, _ in readings]) <= budget + MEMORY_TOLERANCE
     assert bystander.poll() is None
 
 
-@pytest.mark.fault("Budget of /dev/shm", needs="plain")
+@pytest.mark.fault("Budget of /dev/shm")
 def test_samples_of_8_mib_never_fill_more_of_shm_than_they_may() -> None:
     budget = 200 * MIB  # of the 576 MiB that four workers with four batches each could fill
-    with Watcher() as watcher:
-        alone, *crowded = run_trials("make_large_samples", step_seconds=0.2, shm_bytes=budget)
+    with watch() as readings:
+        alone, *crowded = run_trials(
+            "tests.misbehaving:make_honest", {"shm_bytes": budget}, step_seconds=0.2, floats=2 * MIB
+        )
     assert alone.kind == "completed"
     assert {result.kind for result in crowded} == {"shm_exhausted"}
-    assert 0 < watcher.shm_bytes <= budget + SHM_TOLERANCE, f"{watcher.shm_bytes / MIB:.0f} MiB"
+    assert 0 < find_peak([shm for _, shm in readings]) <= budget + SHM_TOLERANCE

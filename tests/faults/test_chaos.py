@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import shutil
@@ -15,6 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -22,68 +22,47 @@ import psutil
 import pytest
 
 from autotune.profiles.store import read_file
+from tests.conftest import list_shm_names
+from tests.faults.stage import DLTUNE, ROOT
 
-ROOT: Final = Path(__file__).parents[2]
 SEED: Final = int(os.environ.get("DLTUNE_CHAOS_SEED", "20261121"))
 SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 KILLS: Final = int(os.environ.get("DLTUNE_CHAOS_KILLS", "24"))  # more of them take longer
-LANES: Final = {
-    "a": ("--dataset", "tests.misbehaving:make_honest", "--max-workers", "2"),
-    "b": ("--dataset", "tests.misbehaving:make_honest", "--max-workers", "2", "--fresh"),
-    "c": ("--dataset", "tests.misbehaving:make_waiting", "--fresh"),  # each profiling finds others useful
-    "d": ("--dataset", "tests.misbehaving:make_honest", "--max-workers", "2", "--storage", "sqlite:///studies.db"),
-}  # mostly they wait, for a moment or for an end
-PHASES: Final = {
-    "": 3.5,
-    "Profiled ": 1.2,
-    "trial ": 1.2,
-    "Validation run 1": 1.5,
-}  # a word, and the seconds after it to kill in
+HONEST: Final = ("--dataset", "tests.misbehaving:make_honest", "--max-workers", "2")
+LANES: Final = (  # mostly they wait, for a moment or for an end
+    HONEST,
+    (*HONEST, "--fresh"),
+    ("--dataset", "tests.misbehaving:make_waiting", "--fresh"),  # each profiling finds others useful
+    (*HONEST, "--storage", "sqlite:///studies.db"),
+)
+PHASES: Final = {"": 3.5, "Profiled ": 1.2, "trial ": 1.2, "Validation run 1": 1.5}  # seconds after a word to kill in
 WEIGHTS: Final = (4, 3, 3, 2)
 ARRIVING_SECONDS: Final = 40.0  # until a run says the word
-TRIALS: Final = 20
 ENDING_SECONDS: Final = 30.0  # for a run that was asked to end; usually it takes one
 VANISHING_SECONDS: Final = 8.0  # for what a killed run has started
 COMMAND: Final = (
-    *(sys.executable, "-m", "autotune", "--verbose", "--sampler", "random"),
+    *(*DLTUNE, "--verbose", "--sampler", "random", "--trials", "20"),
     *("--batch-size", "8", "--trial-time", "0.2s", "--epochs", "1", "--step-time", "1ms"),
-    *("--trials", str(TRIALS)),
 )
 
 
 class Lane:
-    """A folder in which one run after another is killed.
-
-    Args:
-        folder: The folder; short, for the sockets that torch makes below it.
-        options: What its runs are given beside what all are.
-    """
+    """A folder, whose path is short for the sockets that torch makes below it, and the options of its runs."""
 
     def __init__(self, folder: Path, options: tuple[str, ...]) -> None:
-        self.folder = folder
         self.ends: Counter[str] = Counter()
         self._options = options
         self._mark = uuid.uuid4().hex
-        self._scratch = folder / "tmp"
-        self._others_names = set(_list_names())
-        self._scratch.mkdir()
-        (folder / "work").mkdir()
+        self._work, self._scratch, self._log = folder / "work", folder / "tmp", folder / "log"
+        for one in (self._work, self._scratch):
+            one.mkdir(parents=True)
 
-    @property
-    def output(self) -> Path:
-        return self.folder / "work" / "dltune.json"
-
-    def start(self, stderr: IO[str]) -> subprocess.Popen[str]:
-        """Start a run as a shell starts a job: in a process group of its own."""
+    def _start(self, stderr: IO[str]) -> subprocess.Popen[str]:
+        variables = {"PYTHONPATH": str(ROOT), "CHAOS_LANE": self._mark, "TMPDIR": str(self._scratch)}
         return subprocess.Popen(
             [*COMMAND, *self._options],
-            cwd=self.folder / "work",
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "CHAOS_LANE": self._mark,
-                "TMPDIR": str(self._scratch),
-            },
+            cwd=self._work,
+            env=os.environ | variables,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -91,84 +70,60 @@ class Lane:
         )
 
     def kill(self, word: str, moment: float, number: signal.Signals) -> None:
-        """Kill a run, so many seconds after it said a word, and look at what it leaves."""
-        log = self.folder / "log"
-        with log.open("w") as stderr:
-            process = self.start(stderr)
-            _await_word(process, log, word)
-            with contextlib.suppress(subprocess.TimeoutExpired):
+        """Kill a run, so many seconds after it printed a word, and check what it leaves."""
+        with self._log.open("w") as stderr:
+            process = self._start(stderr)
+            deadline = time.monotonic() + ARRIVING_SECONDS
+            while process.poll() is None and time.monotonic() < deadline and f"\n{word}" not in self._read_log():
+                time.sleep(0.01)
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=moment)
             if number == signal.SIGINT and process.poll() is None:
                 os.killpg(process.pid, number)  # as Ctrl-C does
             else:
                 process.send_signal(number)
             process.communicate(timeout=ENDING_SECONDS)
-        said = log.read_text()
-        where = f"{number.name} {moment:.2f} s after {word!r}, exit code {process.returncode}:\n{said}"
-        self.ends[_name_phase(said)] += 1
-        self._check_what_is_left(where)
-        if self.output.exists():
-            assert read_file(self.output).profiles, where
-        self._check_what_was_said(process.returncode, number, said, where)
-
-    def _check_what_is_left(self, where: str) -> None:
-        deadline = time.monotonic() + VANISHING_SECONDS
-        while (
-            left := [*self._list_processes(), *set(_list_names()) - self._others_names]
-        ) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not left, f"{left} left by {where}"
-
-    def _list_processes(self) -> list[str]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("CHAOS_LANE") == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(f"{process.pid} {' '.join(process.cmdline())}")
-        return found
-
-    def _check_what_was_said(self, code: int, number: signal.Signals, said: str, where: str) -> None:
-        if number == signal.SIGKILL or not said.startswith("dltune "):
-            return  # else it has not got to its own code yet, or has no chance to say anything
-        assert code in (0, 130), where
-        assert "Traceback" not in said, where
-        if "\ntrial " in said:
-            assert self.output.exists(), where
+        said, output = self._read_log(), self._work / "dltune.json"
+        where = f"{number.name} {moment:.2f} s after {word!r}, exit code {process.returncode}:{said}"
+        words = {"Validation run 1": "validating", "trial ": "searching", "Profiled ": "searching"}
+        self.ends[next((phase for word, phase in words.items() if f"\n{word}" in said), "starting")] += 1
+        self._check_nothing_is_left(where)
+        if output.exists():
+            assert read_file(output).profiles, where
+        if number != signal.SIGKILL and said.startswith("\ndltune "):  # its own code has begun, and can answer
+            assert process.returncode in (0, 130), where
+            assert "Traceback" not in said, where
+            assert output.exists() or "\ntrial " not in said, where
 
     def finish(self) -> None:
-        """Let the last run go to its end, and look at the folder then."""
-        log = self.folder / "log"
-        with log.open("w") as stderr:
-            process = self.start(stderr)
+        """Let the last run end, and check the folder then."""
+        with self._log.open("w") as stderr:
+            process = self._start(stderr)
             printed, _ = process.communicate(timeout=180)
-        said = log.read_text()
-        assert process.returncode == 0, said
+        assert process.returncode == 0, self._read_log()
         assert printed
-        (profile,) = read_file(self.output).profiles
+        (profile,) = read_file(self._work / "dltune.json").profiles
         assert profile.is_validated
-        self._check_what_is_left("the last run")
-        left = {path.name for path in (self.folder / "work").iterdir()}
-        assert left <= {"dltune.json", ".dltune.json.lock", "studies.db"}
+        self._check_nothing_is_left("the last run")
+        assert {path.name for path in self._work.iterdir()} <= {"dltune.json", ".dltune.json.lock", "studies.db"}
         assert list(self._scratch.iterdir()) == []
 
+    def _read_log(self) -> str:
+        return "\n" + self._log.read_text()
 
-def _await_word(process: subprocess.Popen[str], log: Path, word: str) -> None:
-    """Wait until a run begins a line with a word, or ends."""
-    deadline = time.monotonic() + ARRIVING_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        if f"\n{word}" in f"\n{log.read_text()}":
-            return
-        time.sleep(0.01)
+    def _check_nothing_is_left(self, where: str) -> None:
+        deadline = time.monotonic() + VANISHING_SECONDS
+        while left := [*self._list_processes(), *list_shm_names()]:
+            assert time.monotonic() < deadline, f"{left} left by {where}"
+            time.sleep(0.05)
 
-
-def _list_names() -> list[str]:
-    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem."))]
-
-
-def _name_phase(said: str) -> str:
-    """Name how far a run had got by what it had said."""
-    phases = {"Validation run 1": "validating", "trial ": "searching", "Profiled ": "searching"}
-    return next((phase for word, phase in phases.items() if f"\n{word}" in f"\n{said}"), "starting")
+    def _list_processes(self) -> list[str]:
+        return [
+            f"{process.pid} {process.info['cmdline']}"
+            for process in psutil.process_iter(["environ", "status", "cmdline"])
+            if (process.info["environ"] or {}).get("CHAOS_LANE") == self._mark
+            and process.info["status"] != psutil.STATUS_ZOMBIE
+        ]
 
 
 @pytest.fixture
@@ -178,12 +133,9 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.fault("Chaos", needs="plain")
+@pytest.mark.fault("Chaos")
 def test_runs_that_are_killed_at_random_leave_nothing_but_a_valid_result(folder: Path) -> None:
-    lanes = []
-    for name, options in LANES.items():
-        (folder / name).mkdir()
-        lanes.append(Lane(folder / name, options))
+    lanes = [Lane(folder / str(place), options) for place, options in enumerate(LANES)]
 
     def go(lane: Lane, place: int) -> None:
         seed = SEED + place

@@ -1,45 +1,23 @@
-"""A disk that fills up, turns read-only or loses a file costs no trial, and is reported in a sentence."""
+"""Full disks, read-only folders, lost studies and other runs cost no result, and are reported in a sentence."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from autotune.profiles.store import read_file, save_profile
 from tests.builders import make_profile
-from tests.faults.capabilities import find_namespace
-from tests.faults.stage import QUICK, ROOT
+from tests.faults.capabilities import wrap_in_mount
+from tests.faults.stage import DLTUNE, make_command, run, start
 
 PINS = ("prefetch_factor=2", "persistent_workers=true", "in_order=true", "sharing_strategy=file_descriptor")
-BRIEF = (*QUICK, "--search", "num_workers=0:1", *(f"--set={pin}" for pin in PINS))  # two trials
+BRIEF = ("--search", "num_workers=0:1", *(f"--set={pin}" for pin in PINS))  # two trials
 FULL_DISK = "Output disk full"
 pytestmark = pytest.mark.usefixtures("workdir")
-
-
-def make_command(*options: str) -> list[str]:
-    return [sys.executable, "-m", "autotune", *options]
-
-
-def run(command: Sequence[str], at_first_trial: Callable[[], None] = lambda: None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, and do something when it has printed its first trial."""
-    environment, pipe = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.PIPE
-    process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
-    assert process.stderr is not None
-    printed = ""
-    while line := process.stderr.readline():
-        printed += line
-        if line.startswith("trial"):
-            at_first_trial()
-            break
-    stdout, stderr = process.communicate(timeout=120)
-    return subprocess.CompletedProcess(command, process.returncode, stdout, printed + stderr)
 
 
 def run_on_small_disk(workdir: Path, how: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -47,11 +25,10 @@ def run_on_small_disk(workdir: Path, how: str, *options: str) -> subprocess.Comp
     small, trigger = workdir / "small", workdir / "trigger"
     small.mkdir()
     arguments = {"folder": small, "trigger": trigger, "how": how}
-    factory = ["--dataset", "tests.faults.hostile:make_vandal"]
-    factory += [f"--arg={key}={json.dumps(str(value))}" for key, value in arguments.items()]
-    script = f'mount -t tmpfs -o size=512k tmpfs {small} && "$@"; code=$?; ls -A {small} >listing; exit $code'
-    command = [*find_namespace(), "sh", "-c", script, "sh", *make_command(*factory, *BRIEF, *options)]
-    return run(command, trigger.touch)
+    words = [f"--arg={key}={json.dumps(str(value))}" for key, value in arguments.items()]
+    command = make_command(*words, *BRIEF, *options, dataset="tests.faults.hostile:make_vandal")
+    script = f'"$@"; code=$?; ls -A {small} >listing; exit $code'
+    return run(wrap_in_mount("size=512k", ["sh", "-c", script, "sh", *command], str(small)), trigger.touch)
 
 
 def count_trials(file: Path) -> int:
@@ -87,21 +64,19 @@ def test_a_result_that_cannot_be_written_is_printed_instead(workdir: Path, how: 
 @pytest.mark.fault(FULL_DISK, needs="mount")
 def test_a_folder_that_is_read_only_from_the_start_is_refused_before_anything_is_measured(workdir: Path) -> None:
     (workdir / "small").mkdir()
-    script = 'mount -t tmpfs -o ro tmpfs small && exec "$@"'
-    inside = [*find_namespace(), "sh", "-c", script, "sh"]
-    honest = ("--dataset", "tests.misbehaving:make_honest")
-    output = run([*inside, *make_command(*honest, "--output", "small/dltune.json")])
-    storage = run([*inside, *make_command(*honest, "--storage", "sqlite:///small/studies.db")])
+    output, storage = (
+        run(wrap_in_mount("ro", make_command(*option), "small"))
+        for option in (("--output", "small/dltune.json"), ("--storage", "sqlite:///small/studies.db"))
+    )
     assert (output.returncode, storage.returncode) == (1, 2)
     assert re.fullmatch(r"Error: small/dltune\.json cannot be written: the folder .* is read-only\.\n", output.stderr)
     assert re.search(r"Error: The study in sqlite:///small/studies\.db cannot be opened: .*--storage", storage.stderr)
     assert "Traceback" not in storage.stderr
 
 
-@pytest.mark.fault("Study vanishes", needs="plain")
+@pytest.mark.fault("Study vanishes")
 def test_a_run_whose_study_is_deleted_is_saved_and_continued_by_the_same_command(workdir: Path) -> None:
-    storage = ("--storage", "sqlite:///studies.db")
-    command = make_command("--dataset", "tests.misbehaving:make_honest", *BRIEF, *storage)
+    command = make_command(*BRIEF, "--storage", "sqlite:///studies.db")
     finished = run(command, (workdir / "studies.db").unlink)
     assert finished.returncode == 2, finished.stderr
     assert finished.stderr.count("The study in sqlite:///studies.db cannot be used any more: ") == 1
@@ -113,27 +88,51 @@ def test_a_run_whose_study_is_deleted_is_saved_and_continued_by_the_same_command
     assert count_trials(workdir / "dltune.json") == 2
 
 
-@pytest.mark.fault("Another dltune.json", needs="plain")
+@pytest.mark.fault("Another dltune.json")
 def test_a_tuned_file_of_another_version_is_unchanged_and_refused_before_anything_is_measured(workdir: Path) -> None:
     text = '{"schema_version": 3, "profiles": [{"ranks": 8}]}'
     (workdir / "dltune.json").write_text(text)
-    finished = run(make_command("--dataset", "tests.misbehaving:make_honest"))
+    finished = run(make_command())
     assert finished.returncode == 2
     assert "another version of dltune" in finished.stderr
     assert (workdir / "dltune.json").read_text() == text
 
 
-@pytest.mark.fault("Full disk under stdout and stderr", needs="plain")
+@pytest.mark.fault("Full disk under stdout and stderr")
 def test_stdout_on_a_full_disk_is_an_error_in_a_sentence(workdir: Path) -> None:
     save_profile(workdir / "dltune.json", make_profile())
-    finished = run(["sh", "-c", 'exec "$@" >/dev/full', "sh", *make_command("show")])
+    finished = run(["sh", "-c", 'exec "$@" >/dev/full', "sh", *DLTUNE, "show"])
     assert finished.returncode == 1
     assert finished.stderr == "Error: stdout cannot be written: No space left on device.\n"
 
 
-@pytest.mark.fault("Full disk under stdout and stderr", needs="plain")
+@pytest.mark.fault("Full disk under stdout and stderr")
 def test_a_log_on_a_full_disk_does_not_end_the_run(workdir: Path) -> None:
-    command = make_command("--dataset", "tests.misbehaving:make_honest", *BRIEF)
-    finished = run(["sh", "-c", 'exec "$@" 2>/dev/full', "sh", *command])
+    finished = run(["sh", "-c", 'exec "$@" 2>/dev/full', "sh", *make_command(*BRIEF)])
     assert "Saved to dltune.json" in finished.stdout
     assert read_file(workdir / "dltune.json").profiles
+
+
+def test_a_server_that_is_not_there_is_reported_without_its_password(workdir: Path) -> None:
+    pytest.importorskip("psycopg")
+    finished = run(make_command("--storage", "postgresql+psycopg://me:hidden@127.0.0.1:9/trials"))
+    assert finished.returncode == 2, finished.stderr
+    assert "postgresql+psycopg://me:***@127.0.0.1:9/trials cannot be opened" in " ".join(finished.stderr.split())
+    assert "hidden" not in finished.stderr
+    assert list(workdir.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "labels"), [([(), ()], {None}), ([("--profile", "one"), ("--profile", "other")], {"one", "other"})]
+)
+@pytest.mark.fault("Two runs at once")
+def test_two_runs_at_once_save_one_profile_of_each_label(
+    options: list[tuple[str, ...]], labels: set[str | None], workdir: Path
+) -> None:
+    """They disturb each other's measurements, but not each other's results."""
+    runs = [start(make_command(*BRIEF, *one)) for one in options]
+    for process in runs:
+        process.communicate(timeout=120)
+        assert process.returncode == 0
+    profiles = read_file(workdir / "dltune.json").profiles
+    assert (len(profiles), {profile.label for profile in profiles}) == (len(labels), labels)

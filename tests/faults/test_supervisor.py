@@ -6,26 +6,23 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import LEAVE_SECONDS
+from tests.conftest import LEAVE_SECONDS, list_trial_processes
 from tests.faults.stage import (
     PATIENCE_SECONDS,
-    Play,
     Scene,
     await_condition,
-    is_alive,
-    list_trial_processes,
-    make_cli_command,
+    hostile,
+    is_running,
     make_command,
-    run,
-    run_elsewhere,
-    start,
+    make_trial,
+    started,
 )
 
 
@@ -38,109 +35,52 @@ def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def kill_and_list_survivors(supervisor: subprocess.Popen[str]) -> list[str]:
-    """Kill a tuner like the kernel does, and list what is left of its trials five seconds later."""
-    assert list_trial_processes()
-    supervisor.kill()
-    supervisor.wait()
-    deadline = time.monotonic() + LEAVE_SECONDS
-    while (left := list_trial_processes()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return [" ".join(process.cmdline()) for process in left]
+def kill_tuner_and_list_survivors(scene: Scene, is_ready: Callable[[], Any]) -> list[str]:
+    """Kill a tuner, as the kernel does, when its trial is ready; list what is left of it some seconds later."""
+    command = scene.model_copy(update={"stall_seconds": PATIENCE_SECONDS}).list_command()
+    with started(command) as tuner:
+        await_condition(is_ready, "a hung trial")
+        assert list_trial_processes()
+        tuner.kill()
+        tuner.wait()
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while (left := list_trial_processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return [" ".join(process.cmdline()) for process in left]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.fault("Supervisor SIGKILL", needs="plain")
-def test_hung_workers_die_with_a_killed_tuner(method: str, hung: Path) -> None:
-    scene = Scene(
-        factory="faults.hostile:make_hanging_workers",
-        plays=(Play(method=method),),
-        stall_seconds=60.0,
-    )
-    with start(make_command(scene)) as supervisor:
-        await_condition(lambda: hung.stat().st_size >= 2, "two hung workers")
-        assert kill_and_list_survivors(supervisor) == []
+@pytest.mark.fault("Supervisor SIGKILL")
+def test_hung_workers_die_with_a_killed_tuner(method: Any, hung: Path) -> None:
+    scene = hostile("tests.misbehaving:make_hangs_in_workers", make_trial(method=method))
+    assert kill_tuner_and_list_survivors(scene, lambda: hung.stat().st_size >= 2) == []
 
 
-def list_blocked_in_a_pipe() -> list[int]:
-    """List the trials' processes of which a thread waits for room in a pipe."""
-    blocked = []
-    for process in list_trial_processes():
-        for task in Path(f"/proc/{process.pid}/task").glob("*/wchan"):
-            try:
-                if "pipe_write" in task.read_text():
-                    blocked.append(process.pid)
-            except OSError:
-                continue
-    return blocked
+def is_blocked_in_a_pipe() -> bool:
+    """Return whether a thread of a trial waits for room in a pipe."""
+    tasks = (task for one in list_trial_processes() for task in Path(f"/proc/{one.pid}/task").glob("*/wchan"))
+    return any("pipe_write" in task.read_text() for task in tasks)
 
 
-@pytest.mark.fault("Supervisor SIGKILL", needs="plain")
+@pytest.mark.fault("Supervisor SIGKILL")
 def test_a_worker_blocked_in_a_pipe_dies_with_a_killed_tuner(hung: Path) -> None:
-    scene = Scene(
-        factory="faults.hostile:make_bytes",
-        step="faults.hostile:make_hanging_step",
-        stall_seconds=60.0,
-    )
-    with start(make_command(scene)) as supervisor:
-        await_condition(lambda: hung.stat().st_size, "a hung step")
-        await_condition(list_blocked_in_a_pipe, "a worker that waits for room in its pipe")
-        assert kill_and_list_survivors(supervisor) == []
+    scene = hostile("make", name="bytes", step="make_hanging_step")
+    assert kill_tuner_and_list_survivors(scene, lambda: hung.stat().st_size and is_blocked_in_a_pipe()) == []
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.fault("Supervisor SIGKILL", needs="plain")
+@pytest.mark.fault("Supervisor SIGKILL")
 def test_what_a_thread_of_the_dataset_has_started_dies_with_a_killed_tuner(method: str, hung: Path) -> None:
-    scene = Scene(
-        factory="faults.hostile:make_helped",
-        arguments={"method": method},
-        step="faults.hostile:make_hanging_step",
-        plays=(Play(workers=0),),
-        stall_seconds=60.0,
-    )
-    with start(make_command(scene)) as supervisor:
-        await_condition(lambda: hung.stat().st_size, "a hung step")
-        assert kill_and_list_survivors(supervisor) == []
+    scene = hostile("make_helped", make_trial(0), step="make_hanging_step", method=method)
+    assert kill_tuner_and_list_survivors(scene, lambda: hung.stat().st_size) == []
 
 
-@pytest.mark.fault("Supervisor SIGKILL", needs="plain")
-def test_a_process_that_hides_dies_with_a_killed_tuner(hung: Path, tmp_path: Path) -> None:
-    scene = Scene(
-        factory="faults.hostile:make_hidden",
-        arguments={"path": str(tmp_path / "pid")},
-        step="faults.hostile:make_hanging_step",
-        plays=(Play(workers=0),),
-        stall_seconds=60.0,
-    )
-    with start(make_command(scene)) as supervisor:
-        await_condition(lambda: hung.stat().st_size, "a hung step")
-        assert kill_and_list_survivors(supervisor) == []
-    assert not is_alive(int((tmp_path / "pid").read_text()))
-
-
-@pytest.mark.fault("SIGTERM trial main only", needs="plain")
-def test_a_trial_whose_main_process_alone_is_terminated_is_named_and_ended_as_a_whole() -> None:
-    result = run("faults.hostile:make_sabotaged", arguments={"deed": "terminate main"})
-    assert result.kind == "crashed"
-    assert "was killed by SIGTERM: another process ended it" in result.message
-
-
-def await_trials(process: subprocess.Popen[str], count: int) -> None:
-    """Read stderr until so many trials have been reported."""
-    assert process.stderr is not None
-    while count:
-        line = process.stderr.readline()
-        assert line, "the run ended before enough trials were seen"
-        count -= re.match(r" +\d+ ", line) is not None  # a row of the table
-
-
-def interrupt(command: list[str], interrupt_it: Any) -> subprocess.CompletedProcess[str]:
-    """Run a search until it has seen three trials, interrupt it, and give what it says."""
-    with start(command) as process:
-        await_trials(process, 3)
-        interrupt_it(process.pid)
-        stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
-        return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+@pytest.mark.fault("Supervisor SIGKILL")
+def test_a_process_that_hides_dies_with_a_killed_tuner(hung: Path) -> None:
+    seconds = f"36{hung.stat().st_ino}"
+    scene = hostile("make_hidden", make_trial(0), step="make_hanging_step", seconds=seconds)
+    assert kill_tuner_and_list_survivors(scene, lambda: hung.stat().st_size and is_running("sleep", seconds)) == []
+    assert not is_running("sleep", seconds)
 
 
 def press_ctrl_c(pid: int) -> None:
@@ -151,28 +91,33 @@ def terminate(pid: int) -> None:
     os.kill(pid, signal.SIGTERM)
 
 
-SEARCH = make_cli_command("misbehaving:make_honest", "--trials", "40", "--sampler", "random")
+SEARCH = make_command("--trials", "40", "--sampler", "random")
 IN_BACKGROUND = ["sh", "-c", 'trap "" INT && exec "$@"', "sh", *SEARCH]  # as a shell without job control starts it
 
 
 @pytest.mark.parametrize(
-    ("command", "interrupt_it"),
+    ("command", "interrupt"),
     [(SEARCH, press_ctrl_c), (IN_BACKGROUND, press_ctrl_c), (SEARCH, terminate)],
     ids=["in the foreground", "in the background", "by SIGTERM"],
 )
-@pytest.mark.fault("Ctrl-C", needs="plain")
-def test_an_interrupted_run_writes_the_best_so_far(command: list[str], interrupt_it: Any, workdir: Path) -> None:
-    finished = interrupt(command, interrupt_it)
-    assert finished.returncode == 130, finished.stderr
+@pytest.mark.fault("Ctrl-C")
+def test_an_interrupted_run_writes_the_best_so_far(command: list[str], interrupt: Any, workdir: Path) -> None:
+    with started(command) as process:
+        assert process.stderr is not None
+        rows = (line for line in process.stderr if re.match(r" +\d+ ", line))
+        assert [next(rows) for _ in range(3)]
+        interrupt(process.pid)
+        _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 130, stderr
     (profile,) = json.loads((workdir / "dltune.json").read_text())["profiles"]
     assert not profile["is_complete"]
     assert len(profile["search"]["trials"]) >= 3
     assert {path.name for path in workdir.iterdir()} <= {"dltune.json", ".dltune.json.lock"}
 
 
-@pytest.mark.fault("Ctrl-C", needs="plain")
+@pytest.mark.fault("Ctrl-C")
 def test_a_run_interrupted_before_its_first_trial_writes_nothing_and_says_so(workdir: Path, hung: Path) -> None:
-    with start(make_cli_command("faults.hostile:make_hung_factory")) as process:
+    with started(make_command(dataset="tests.misbehaving:make_hanging")) as process:
         await_condition(lambda: hung.stat().st_size, "a hung factory")
         press_ctrl_c(process.pid)
         _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
@@ -181,8 +126,7 @@ def test_a_run_interrupted_before_its_first_trial_writes_nothing_and_says_so(wor
     assert not (workdir / "dltune.json").exists()
 
 
-@pytest.mark.fault("Loader inside daemonic process", needs="plain")
+@pytest.mark.fault("Loader inside daemonic process")
 def test_dltune_works_inside_a_daemonic_process() -> None:
-    review = run_elsewhere(Scene(factory="misbehaving:make_honest", daemonic=True))
-    assert [result.kind for result in review.results] == ["completed"]
-    assert review.left == ()
+    scene = hostile("tests.misbehaving:make_honest").model_copy(update={"is_daemonic": True})
+    assert [result.kind for result in scene.play_elsewhere()] == ["completed"]

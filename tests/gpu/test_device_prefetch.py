@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -40,22 +39,6 @@ def test_memory_of_a_batch_is_not_used_again_before_the_step_is_through_with_it(
         sums.append((compute_slowly(samples), labels))
         del samples  # its memory goes back to the allocator while the device has yet to read it
     assert all(torch.equal(means.cpu(), labels.cpu().float()) for means, labels in sums)
-
-
-def test_an_error_comes_after_the_batches_before_it() -> None:
-    def fail_third() -> Iterator[torch.Tensor]:
-        yield torch.zeros(4).pin_memory()
-        yield torch.ones(4).pin_memory()
-        raise OSError("the disk is gone")
-
-    class Source:
-        def __iter__(self) -> Iterator[torch.Tensor]:
-            return fail_third()
-
-    batches = iter(autotune.device_prefetch(Source(), "cuda"))
-    assert [float(next(batches).sum()), float(next(batches).sum())] == [0.0, 4.0]
-    with pytest.raises(OSError, match="the disk is gone"):
-        next(batches)
 
 
 def test_custom_types_are_pinned_and_moved_by_their_own_methods() -> None:

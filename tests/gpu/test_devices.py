@@ -1,4 +1,4 @@
-"""The thin room around torch's CUDA, on a real device."""
+"""Memory, timers and copies of a real device."""
 
 from __future__ import annotations
 
@@ -28,21 +28,12 @@ def device(needs_cuda: None) -> torch.device:
     return resolve_device("auto")
 
 
-def test_auto_is_cuda(device: torch.device) -> None:
+def test_the_device_is_found_and_described_and_its_room_is_less_than_the_whole(device: torch.device) -> None:
     assert device.type == "cuda"
-
-
-def test_the_device_is_described(device: torch.device) -> None:
     found = read_accelerator(device)
     assert found is not None
     assert found.name == torch.cuda.get_device_name(device)
     assert found.count >= 1
-    assert found.memory_bytes > 0
-
-
-def test_the_room_of_a_device_is_less_than_the_whole(device: torch.device) -> None:
-    found = read_accelerator(device)
-    assert found is not None
     assert 0 < read_free_memory(device) < found.memory_bytes
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune import TunedProfile, load
-from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import WorkloadError
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import TrialResult
@@ -15,6 +15,7 @@ from autotune.protocol.messages import TrialRequest
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.tuning import tune
+from tests.builders import make_config
 
 ROOT = str(Path(__file__).parent.parent.parent)
 GIB = 1024**3
@@ -31,10 +32,9 @@ def make_workload(step: str | None = "make_linear_step", step_seconds: float | N
     )
 
 
-def make_config(workers: int = 2, *, pinned: bool = True, ahead: bool = False) -> LoaderConfig:
-    extra = {"prefetch_factor": 2} if workers else {}
-    loader = DataLoaderSettings(batch_size=32, num_workers=workers, pin_memory=pinned, **extra)
-    return LoaderConfig(dataloader=loader, process=ProcessSettings(non_blocking=pinned, device_prefetch=ahead))
+def make_gpu_config(workers: int = 2, *, pinned: bool = True, ahead: bool = False) -> LoaderConfig:
+    process = ProcessSettings(non_blocking=pinned, device_prefetch=ahead)
+    return make_config(workers, process=process, pin_memory=pinned)
 
 
 def run(runner: TrialRunner, config: LoaderConfig) -> TrialResult:
@@ -46,7 +46,7 @@ def run(runner: TrialRunner, config: LoaderConfig) -> TrialResult:
 @pytest.mark.parametrize(("pinned", "ahead"), [(False, False), (True, False), (True, True)])
 def test_epochs_are_whole_however_batches_get_to_the_device(workers: int, *, pinned: bool, ahead: bool) -> None:
     with TrialRunner(make_workload(), 60.0) as runner:
-        result = run(runner, make_config(workers, pinned=pinned, ahead=ahead))
+        result = run(runner, make_gpu_config(workers, pinned=pinned, ahead=ahead))
     assert result.kind == "completed", result.message
     assert result.measurement is not None
     assert all(trace.batches == trace.promised_batches for trace in result.measurement.epochs)
@@ -57,7 +57,7 @@ def test_a_longer_step_of_the_device_makes_a_longer_epoch_that_waits_less() -> N
     waits, ends = [], []
     for seconds in (1e-4, 2e-2):
         with TrialRunner(make_workload(None, seconds), 60.0) as runner:
-            measured = run(runner, make_config()).measurement
+            measured = run(runner, make_gpu_config()).measurement
         assert measured is not None
         ends.append(measured.epochs[-1].end_seconds)
         waits.append(measured.epochs[-1].wait_seconds / ends[-1])
@@ -67,15 +67,15 @@ def test_a_longer_step_of_the_device_makes_a_longer_epoch_that_waits_less() -> N
 
 def test_a_step_that_takes_more_and_more_memory_is_ended_at_its_budget() -> None:
     with TrialRunner(make_workload("make_hungry_step"), 60.0) as runner:
-        result = run(runner, make_config())
+        result = run(runner, make_gpu_config())
     assert result.kind == "out_of_memory", result.message
     assert "device memory" in result.message
 
 
 def test_an_error_that_sticks_to_the_process_costs_one_trial_only() -> None:
     with TrialRunner(make_workload("make_step_out_of_range"), 60.0) as runner:
-        first = run(runner, make_config())
-        second = run(runner, make_config())
+        first = run(runner, make_gpu_config())
+        second = run(runner, make_gpu_config())
     assert first.kind == "device_failed", first.message
     assert second.kind == first.kind  # by its own doing, in a process of its own: not "lost" by the first one's error
 

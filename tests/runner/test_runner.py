@@ -11,7 +11,8 @@ import pytest
 
 from autotune.config import ProcessSettings
 from autotune.runner.runner import TrialProcess, TrialRunner, describe_survivors
-from tests.faults.stage import await_condition, list_trial_processes
+from tests.conftest import list_trial_processes
+from tests.faults.stage import await_condition
 from tests.kept_launcher import list_kept
 from tests.runner.trials import LIMITS, make_request, open_runner, run_one
 
