@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.custom_loaders import MeasuredLoader
-from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
+from autotune.child.device import StepTimer, limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.distributed import RankSync
 from autotune.child.errors import annotate_dead_workers, find_requested_index
 from autotune.child.loader import (
@@ -28,7 +28,6 @@ from autotune.child.loader import (
 from autotune.child.sample_checks import check_epoch_length, check_fetched, check_handed_out, count_samples
 from autotune.child.step import Step
 from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
-from autotune.child.timers import StepTimer
 from autotune.child.workload import LoadedWorkload
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches

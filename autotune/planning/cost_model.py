@@ -46,9 +46,10 @@ def predict_stage_times(config: LoaderConfig, workload: WorkloadProfile, usable_
         training = host + step
     elif not config.dataloader.pin_memory:  # the copy blocks the host and the device
         training = copy + max(host, step)
-    else:  # the copy is on the stream of the step, and blocks the device, unless it is made in advance
-        hidden = workload.h2d.overlap * min(copy, step) if config.process.device_prefetch else 0.0
-        training = max(host, copy + step - hidden)
+    elif config.process.device_prefetch:  # the copy is on a stream of its own
+        training = max(host, copy, step)
+    else:
+        training = max(host, copy + step)
     if not workers:
         return StageTimes(training)
     busy = load * workload.cpu_share + transfer + step * workload.step_cpus

@@ -53,7 +53,6 @@ class H2DBandwidth(FrozenModel):
 
     pageable: Annotated[float, Field(gt=0, le=1e30)]
     pinned: Annotated[float, Field(gt=0, le=1e30)]
-    overlap: Fraction = 0.0  # share of a copy that a busy device hides
 
     def of(self, *, pinned: bool) -> float:
         """Return the bandwidth from pinned or pageable memory."""
@@ -91,7 +90,7 @@ class WorkloadProfile(FrozenModel):
         reads_worker_info: Whether its code reads the number of its worker, or of all workers.
         costly_lines: Functions of the user that take most of loading in one process, the costliest first.
         differing_samples: Compared samples that workers return differently than the training process.
-        worker_threads_cpu: CPU time of a worker's other threads over that of the one that loads; 0 if unknown.
+        worker_threads_cpu: CPU time of other threads while loading, over that of the one that loads.
         worker_bytes: Memory of a worker that is not forked; 0 if unknown.
         shards: Shards that an iterable dataset divides among its workers; None if unknown.
         baseline: Settings of the ready DataLoader the factory returned; None for PyTorch's defaults.
