@@ -36,8 +36,7 @@ BATCH: Final = 2  # samples: with small batches workers take turns often
 MIN_BATCHES: Final = 8
 MIN_DIFFERING: Final = 4  # samples; fewer may be rare draws from a generator of the dataset's own
 COMPARED_BATCHES: Final = 4  # two of each of two workers
-WORKER_NUMBERS: Final = ("id", "num_workers")  # attributes of torch's WorkerInfo that sharding code reads
-_read_numbers: Final[set[str]] = set()  # in a worker process: those that code has read
+_read_numbers: Final[set[str]] = set()  # in a worker process: attributes of its WorkerInfo that code has read
 
 MIN_HEAP_BYTES: Final = 192 * 2**20  # of the training process, for copies of it to matter
 MEMORY_BATCH: Final = 8  # samples, when nothing but memory is watched
@@ -96,15 +95,15 @@ class WatchedInit:
     def __call__(self, worker_id: int) -> None:
         """Set up one worker."""
         info = get_worker_info()
+
+        def read_attribute(info: Any, name: str) -> Any:
+            _read_numbers.update({name} & {"id", "num_workers"})  # those that sharding code reads
+            return object.__getattribute__(info, name)
+
         object.__setattr__(info, "dataset", self.dataset)  # it is frozen
-        type.__setattr__(type(info), "__getattribute__", _read_attribute)  # in this worker process only
+        type.__setattr__(type(info), "__getattribute__", read_attribute)  # in this worker process only
         if self.then is not None:
             self.then(worker_id)
-
-
-def _read_attribute(info: Any, name: str) -> Any:
-    _read_numbers.update({name}.intersection(WORKER_NUMBERS))
-    return object.__getattribute__(info, name)
 
 
 @dataclass(slots=True)

@@ -47,7 +47,6 @@ MAX_LARGEST_SECONDS: Final = 0.2  # for one batch of the largest size and its st
 MAX_CHECKED_SECONDS: Final = 1.0  # of loading CHECKED_BATCH samples; those of slower datasets are not checked
 CHECKED_BATCH: Final = 2  # samples
 SMALL_BATCH_DIVISOR: Final = 4  # of the usual batch size
-SHARD_COUNTS: Final = ("num_shards", "n_shards")  # attributes; `n_shards` in earlier versions of Hugging Face datasets
 VALIDATION_SPLITS: Final = ("val", "valid", "validation", "test", "dev", "eval")
 
 OnPhase = Callable[[str], None]
@@ -86,7 +85,10 @@ def profile_workload(
         reader.read()
     own, parts = workload.own, workload.parts
     has_own_batches = workload.batching == "user"
-    shards = (getattr(parts.dataset, name, None) for name in SHARD_COUNTS if workload.kind == "iterable")
+    names = (
+        ("num_shards", "n_shards") if workload.kind == "iterable" else ()
+    )  # of Hugging Face datasets, now and before
+    shards = (getattr(parts.dataset, name, None) for name in names)
     untested = f"{device.type} is used through torch.accelerator and is untested: no pinning, no budget of its memory"
     warning = None if device.type in ("cpu", "cuda") else untested
     notes = (workload.note, warning, reader.describe_storage(), warn_of_validation_data(workload))
@@ -272,16 +274,15 @@ def _fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def warn_of_validation_data(workload: LoadedWorkload) -> str | None:
     """Return a warning if the loader looks like one for validation."""
-    dataset, signs = workload.parts.dataset, []
-    if isinstance(workload.parts.sampler, SequentialSampler):
-        signs.append("it is not shuffled")
-    if getattr(dataset, "train", None) is False:
-        signs.append("its `train` is False")
-    if str(split := getattr(dataset, "split", None)) in VALIDATION_SPLITS:
-        signs.append(f"its `split` is {str(split)!r}")
-    if not signs:
-        return None
-    return f"This looks like a validation loader ({', '.join(signs)}). Tune the loader that you train with."
+    dataset, sampler = workload.parts.dataset, workload.parts.sampler
+    split = str(getattr(dataset, "split", None))
+    signs = {
+        "it is not shuffled": isinstance(sampler, SequentialSampler),
+        "its `train` is False": getattr(dataset, "train", None) is False,
+        f"its `split` is {split!r}": split in VALIDATION_SPLITS,
+    }
+    found = ", ".join(sign for sign, is_seen in signs.items() if is_seen)
+    return f"This looks like a validation loader ({found}). Tune the loader that you train with." if found else None
 
 
 def identify_workload(

@@ -1,4 +1,4 @@
-"""Completes a profile in role workers: what workers cost, and whether they deliver the data.
+"""Completes a profile in role workers: the costs of workers, and checks of the data that they deliver.
 
 The process never reads a sample itself, so its workers start as those of training do, from a process that has imported
 and cached nothing of the dataset. The first use of the dataset is part of their start.
@@ -25,7 +25,6 @@ from autotune.protocol.messages import ProbeCommand
 from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
 from autotune.request import Workload
 from autotune.system.machine import count_whole_cpus
-from autotune.system.software import read_start_method_in_force
 from autotune.units import format_seconds
 
 MAX_STARTED_WORKERS: Final = 16
@@ -47,8 +46,7 @@ def complete_profile(
         start = LinearCost(fixed_seconds=max(0.0, few - load_seconds - slope), per_item_seconds=slope)
         profile = profile.model_copy(update={"worker_start_cost": start})
         if not workload.forks_workers and slope > 0.2:
-            method = workload.start_method or read_start_method_in_force()
-            note = f"Workers start by {method}: each one takes {format_seconds(slope)}."
+            note = f"Each worker takes {format_seconds(slope)} to start, since workers are not forked."
             profile = profile.model_copy(update={"notes": (*profile.notes, note)})
         if workload.batching == "batch_size" and not workload.is_opaque:
             on_phase("measuring the transfer of batches")

@@ -38,9 +38,6 @@ MAX_CACHED_SHARE: Final = 0.8  # of memory that the files of an epoch may fill, 
 MAX_STORAGE_SHARE: Final = 0.5  # of the bytes; with more, trials read from the storage as training does
 MAX_TRIED: Final = 2000  # samples, to find those that raise
 MAX_FIRST_FAILURES: Final = 20  # in a row, from the first on: then every sample may raise
-PROFILED_SECONDS: Final = 0.2
-MAX_FUNCTIONS: Final = 5
-MIN_SHARE: Final = 0.05  # of loading
 
 
 class _SamplePickler(pickle.Pickler):
@@ -194,7 +191,7 @@ def find_costly_lines(workload: LoadedWorkload) -> tuple[CostlyLine, ...]:
     """
     if workload.own is not None:  # which may load elsewhere
         return ()
-    profile, deadline = cProfile.Profile(), time.perf_counter() + PROFILED_SECONDS
+    profile, deadline = cProfile.Profile(), time.perf_counter() + 0.2
     try:
         with single_thread(), profile:
             for _ in build_plain_loader(workload, BATCH):
@@ -219,8 +216,8 @@ def find_costly_lines(workload: LoadedWorkload) -> tuple[CostlyLine, ...]:
 
     loading = max(1e-9, sum(totals[one] for one in totals if one[0].endswith(FETCH_FILE) and one[2] == "fetch"))
     shares = {one: min(1.0, (totals[one] - measure(one)) / loading) for one in totals if not is_foreign(one)}
-    ranked = sorted(((share, *one) for one, share in shares.items() if share >= MIN_SHARE), reverse=True)
+    ranked = sorted(((share, *one) for one, share in shares.items() if share >= 0.05), reverse=True)
     return tuple(
         CostlyLine(file=file, line=line, function=name, source=linecache.getline(file, line).strip(), share=share)
-        for share, file, line, name in ranked[:MAX_FUNCTIONS]
+        for share, file, line, name in ranked[:5]
     )
