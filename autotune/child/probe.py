@@ -7,6 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -24,13 +25,7 @@ from autotune.child.device import (
     time_calls,
 )
 from autotune.child.loader import build_plain_loader, count_epoch_batches
-from autotune.child.sample_checks import (
-    SampleCountError,
-    check_epoch_length,
-    check_fetched,
-    check_handed_out,
-    count_samples,
-)
+from autotune.child.sample_checks import SampleCountError, check_batches, check_fetched, count_samples
 from autotune.child.sample_reader import SampleReader, find_costly_lines
 from autotune.child.step import Step
 from autotune.child.workload import LoadedWorkload
@@ -85,10 +80,7 @@ def profile_workload(
         reader.read()
     own, parts = workload.own, workload.parts
     has_own_batches = workload.batching == "user"
-    names = (
-        ("num_shards", "n_shards") if workload.kind == "iterable" else ()
-    )  # of Hugging Face datasets, now and before
-    shards = (getattr(parts.dataset, name, None) for name in names)
+    shards = (getattr(parts.dataset, name, None) for name in ("num_shards", "n_shards"))  # of Hugging Face datasets
     untested = f"{device.type} is used through torch.accelerator and is untested: no pinning, no budget of its memory"
     warning = None if device.type in ("cpu", "cuda") else untested
     notes = (workload.note, warning, reader.describe_storage(), warn_of_validation_data(workload))
@@ -114,7 +106,7 @@ def profile_workload(
         on_accelerator=usual.on_accelerator,
         has_getitems=hasattr(parts.dataset, "__getitems__"),
         costly_lines=costly_lines,
-        shards=next((count for count in shards if type(count) is int and count > 0), None),
+        shards=next((n for n in shards if type(n) is int and n > 0 and workload.kind == "iterable"), None),
         baseline=workload.baseline,
         loader_class=None if own is None else own.name,
         fixed_settings=dict(workload.fixed),
@@ -207,8 +199,7 @@ def load_batches(
                 if len(times) == most or (len(times) > 1 and time.perf_counter() > deadline):
                     return batch, times, samples
                 started = read_clocks()
-        check_handed_out(len(times), loader.index_source.batches if is_map else None)
-        check_epoch_length(len(times), [], epoch=1)
+        check_batches(len(times), loader.index_source.batches if is_map else None, earlier=())
     except SampleCountError as error:
         raise WorkloadError(f"The dataset {error}.") from None
     return batch, times, samples
@@ -218,13 +209,11 @@ def _time_step(step: Step, batch: Any, device: torch.device) -> CallSeconds:
     """Time the step on a batch that is on the device already, if the step takes one."""
     step(batch)  # as it comes; an error in it is the user's
     if device.type != "cpu":
-        try:
+        with suppress(TypeError, AttributeError):  # it may take a batch only as the loader delivers it
             resident = move_batch(batch, device)
             step(resident)
             synchronize(device)
             batch = resident
-        except (TypeError, AttributeError):  # it takes a batch only as the loader delivers it
-            pass
     return time_calls(lambda: step(batch), device)
 
 

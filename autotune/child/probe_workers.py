@@ -19,7 +19,7 @@ from autotune.child.data_checks import RecordingCollate, WatchedInit, check_work
 from autotune.child.errors import shut_down_workers
 from autotune.child.loader import build_plain_loader
 from autotune.child.probe import CHECKED_BATCH, MAX_CHECKED_SECONDS, SMALL_BATCH_DIVISOR, OnPhase, fit_cost
-from autotune.child.sample_checks import check_handed_out
+from autotune.child.sample_checks import check_batches
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.messages import ProbeCommand
 from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
@@ -68,7 +68,7 @@ def time_worker_round(workload: LoadedWorkload, workers: int) -> float:
     arrived = sum(1 for _ in islice(loader, workers))
     seconds = time.perf_counter() - started
     is_counted = workload.kind == "map" and loader.delivers_as_sampled
-    check_handed_out(arrived, loader.index_source.batches if is_counted else None)
+    check_batches(arrived, loader.index_source.batches if is_counted else None, earlier=None)
     return seconds
 
 

@@ -56,25 +56,24 @@ class SampleCountTracker:
             )
 
 
-def check_handed_out(arrived: int, handed_out: int | None) -> None:
-    """Raise SampleCountError if fewer batches arrived than the sampler handed out."""
+def check_batches(arrived: int, handed_out: int | None, earlier: Sequence[int] | None) -> None:
+    """Raise SampleCountError if batches are missing of those `handed_out` by the sampler, or of a whole epoch.
+
+    `earlier` are the numbers of batches of earlier whole epochs; None if this one was ended early.
+    """
     if handed_out is not None and arrived < handed_out:
         raise SampleCountError(
             f"ended an epoch after {arrived} of {handed_out} batches without an error. "
             "A StopIteration raised inside __getitem__ or collate_fn does this: raise another error there"
         )
-
-
-def check_epoch_length(batches: int, earlier: list[int], epoch: int) -> None:
-    """Raise SampleCountError if a whole epoch is empty, or much shorter than earlier ones; epochs count from 1."""
-    if epoch == 1 and not batches:
+    if earlier is not None and not earlier and not arrived:
         raise SampleCountError(
             "delivered no batch at all: the dataset is empty, shorter than one batch with drop_last (give a smaller "
             "--batch-size), or can be iterated only once (start again in every __iter__)"
         )
-    if batches < SHRUNK_EPOCH_RATIO * (longest := max(earlier, default=0)):
+    if earlier and arrived < SHRUNK_EPOCH_RATIO * max(earlier):
         raise SampleCountError(
-            f"ended epoch {epoch} after {batches} batches, and one before it had {longest}. "
+            f"ended an epoch after {arrived} batches, and one before it had {max(earlier)}. "
             "A dataset or sampler that can be iterated only once does this: start again in every __iter__"
         )
 
