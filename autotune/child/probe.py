@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from autotune.child.device import (
     time_calls,
 )
 from autotune.child.loader import build_plain_loader, count_epoch_batches
-from autotune.child.sample_checks import SampleCountError, check_batches, check_fetched, count_samples
+from autotune.child.sample_checks import SampleCountError, check_batches, count_samples
 from autotune.child.sample_reader import SampleReader, find_costly_lines
 from autotune.child.step import Step
 from autotune.child.workload import LoadedWorkload
@@ -63,7 +64,7 @@ class SizeProfile(NamedTuple):
 def profile_workload(
     workload: LoadedWorkload, step: Step, device: torch.device, command: ProbeCommand, on_phase: OnPhase
 ) -> ProbeReport:
-    """Measure what the cost model and the limits need, as far as it can be known without workers."""
+    """Measure the costs that the cost model and the limits need, except those of workers."""
     is_cuda = device.type == "cuda"
     free_bytes = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) if is_cuda else 0
     sizes = profile_sizes(workload, step, device, command, on_phase)
@@ -129,6 +130,8 @@ def profile_sizes(
     """Profile the usual batch size, a smaller one, and the largest unless that takes long."""
     profile_size = partial(_profile_size, workload, step, device, on_phase)
     size = choose_size(workload, command.batch_size)
+    if size is not None and workload.kind == "map" and hasattr(workload.parts.dataset, "__getitems__"):
+        _check_getitems(workload.parts.dataset, workload.parts.sampler, size)
     usual = profile_size(size)
     if size is None or "batch_size" in workload.fixed:
         return [usual]
@@ -144,6 +147,15 @@ def choose_size(workload: LoadedWorkload, batch_size: int) -> int | None:
         return None
     size: int = workload.fixed.get("batch_size", batch_size)
     return min(size, workload.promised_samples or size)
+
+
+def _check_getitems(dataset: Any, sampler: Any, size: int) -> None:
+    indices = list(islice(range(len(dataset)) if sampler is None else sampler, size))
+    if (returned := len(dataset.__getitems__(indices))) != len(indices):
+        raise WorkloadError(
+            f"The dataset's __getitems__ returned {returned} samples for {len(indices)} indices: it must return "
+            "one for each, or throughputs are wrong and training skips data."
+        )
 
 
 def _profile_size(
@@ -179,22 +191,19 @@ def load_batches(
     workload: LoadedWorkload, size: int | None, on_phase: OnPhase
 ) -> tuple[Any, list[CallSeconds], list[int]]:
     """Load batches for a while; return the last one, and the seconds and the number of samples of each."""
-    loader, expected = build_plain_loader(workload, size), size or 1
+    loader = build_plain_loader(workload, size)
     is_map = workload.kind == "map" and loader.delivers_as_sampled  # then the sampler counts
     most = 12 if workload.kind == "map" else 1000  # rare batches of a stream may take long: the next shard or chunk
     times: list[CallSeconds] = []
     samples: list[int] = []
     try:
         with single_thread():
-            batches, delivered, deadline = iter(loader), 0, time.perf_counter() + LOAD_SECONDS
+            batches, deadline = iter(loader), time.perf_counter() + LOAD_SECONDS
             started = read_clocks()
             for batch in batches:  # a batch lives until the next one arrives, as in training
                 times.append(read_clocks().since(started))
-                delivered += count_samples(batch, expected)
-                handed_out = loader.index_source.count_samples(len(times)) if is_map else delivered
-                samples.append(handed_out - sum(samples))
-                if workload.fetches_batches:
-                    check_fetched(delivered, handed_out, expected)
+                handed_out = loader.index_source.count_samples(len(times))
+                samples.append(handed_out - sum(samples) if is_map else count_samples(batch, size or 1))
                 on_phase(f"loaded {len(times)} batches")
                 if len(times) == most or (len(times) > 1 and time.perf_counter() > deadline):
                     return batch, times, samples

@@ -35,7 +35,7 @@ TRANSFER_SECONDS: Final = 0.25
 def complete_profile(
     workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase
 ) -> WorkloadProfile:
-    """Return the profile with the costs of workers and with what they deliver; what cannot be measured is unchanged."""
+    """Return the profile with the costs of workers and checks of their data; values that cannot be measured remain."""
     load_seconds = profile.load_cost.per_batch(workload.fixed.get("batch_size") or CHECKED_BATCH)
     count = min(2 * count_whole_cpus(command.usable_cpus), MAX_STARTED_WORKERS)
     try:

@@ -44,7 +44,7 @@ def check(dataset: Dataset[Any], *, reader: Dataset[Any] | None = None, **parts:
 
 
 class Samples(Dataset[Any]):
-    """Delivers what a function makes of an index."""
+    """Delivers a function of the index."""
 
     def __init__(self, make: Any) -> None:
         self._make = make

@@ -19,11 +19,10 @@ from tests.builders import GIB, MIB
 
 
 class Samples(Dataset[Any]):
-    """Delivers what a function makes of an index."""
+    """Delivers a function of the index."""
 
     def __init__(self, make: Any, samples: int = 500) -> None:
-        self._make, self._samples = make, samples
-        self.asked = 0
+        self._make, self._samples, self.asked = make, samples, 0
 
     def __len__(self) -> int:
         return self._samples
@@ -172,7 +171,7 @@ def test_after_a_few_failures_without_a_success_the_whole_dataset_fails() -> Non
 
 
 @pytest.mark.parametrize(("dataset", "parts"), [(damage(), {}), (Stream(), {}), (damage(1), {"sampler": [1, 2]})])
-def test_nothing_is_said_of_samples_that_do_not_raise_or_have_no_index(
+def test_samples_that_do_not_raise_or_have_no_index_are_not_reported(
     dataset: Dataset[Any], parts: dict[str, Any]
 ) -> None:
     assert describe_failures(load(dataset, **parts)) is None
