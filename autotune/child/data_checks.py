@@ -229,8 +229,9 @@ def describe_growth(workload: LoadedWorkload, readings: Sequence[tuple[int, int]
         return None  # every worker copies a little
     cure = "Keep names and labels in numpy arrays or tensors instead of lists and dicts."
     if is_explained:
+        entry = next(iter(value.values() if isinstance(value, dict) else value))
         kept = f"autotune.shared({path})" if isinstance(value, list | tuple) else "numpy arrays or tensors"
-        held = f"`{path}`, a {type(value).__name__} of {len(value):,} objects"
+        held = f"`{path}`, a {type(value).__name__} of {len(value):,} objects of type {type(entry).__name__}"
         cure = f"Most is in {held}: keep it in {kept}, which workers share."
     return (
         f"Each worker will copy up to {format_bytes(copied)} of the dataset's memory ({format_bytes(1000 * rate)} in "

@@ -229,7 +229,7 @@ HOLDS_ITSELF.dataset = HOLDS_ITSELF  # type: ignore[attr-defined]
     [
         (Images(root="x", classes=["a"] * 100, infos=INFOS), "keep it in autotune.shared(dataset.infos)"),
         (Images(datasets=[Images(), Images(infos=INFOS)]), "keep it in autotune.shared(dataset.datasets[1].infos)"),
-        (Images(names=dict(enumerate(INFOS))), "Most is in `dataset.names`, a dict of 150,000 objects"),
+        (Images(names=dict(enumerate(INFOS))), "Most is in `dataset.names`, a dict of 150,000 objects of type dict"),
         (HOLDS_ITSELF, "infos"),
     ],
 )
