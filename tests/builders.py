@@ -92,7 +92,7 @@ def make_gpu_workload(**changes: Any) -> WorkloadProfile:
         "gpu_room_bytes": 78 * GIB,
         "gpu_bytes": LinearBytes(fixed_bytes=GIB, sample_bytes=8 * MIB),
         "pinning": True,
-        "h2d": H2DBandwidth(pageable=4e9, pinned=12e9, overlap=1.0),
+        "h2d": H2DBandwidth(pageable=4e9, pinned=12e9),
         "sample_bytes": 1_000_000,
         "load_cost": make_cost(1e-4),
         "step_cost": make_cost(5e-5),

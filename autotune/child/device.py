@@ -1,22 +1,29 @@
-"""The device of a trial. CUDA is supported in full; other accelerators through `torch.accelerator`, without pinning.
+"""The device of a trial: its memory, and timers of work on it.
 
-On the CPU every call is free, except those about its threads.
+CUDA is supported in full; other accelerators through `torch.accelerator`, without pinning. A device works on after a
+call has returned, so CUDA events on its stream record when each step ends. Waiting at every step would remove the
+overlap to be measured, but the host must not run far ahead: it decides when a trial ends.
 """
 
 from __future__ import annotations
 
+import resource
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from autotune.child.timers import CudaStepTimer, HostStepTimer, StepTimer
 from autotune.errors import UsageError
 from autotune.system.machine import Accelerator
 
-CALIBRATION_CYCLES: Final = 50_000_000  # 25 to 50 ms: an idle GPU takes as long to raise its clock
+CALIBRATION_CYCLES: Final = 20_000_000  # 10 to 20 ms; an idle GPU raises its clock during the calls that warm it up
+MAX_STEPS_AHEAD: Final = 8  # of the device; each holds a batch in pinned memory
+WARM_UP_CALLS: Final = 2
+WINDOW_SECONDS: Final = 0.2  # of calls with one synchronization
+MAX_WINDOW_CALLS: Final = 200
 
 
 def resolve_device(name: str, rank: int = 0) -> torch.device:
@@ -47,11 +54,80 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+class HostStepTimer:
+    """Times the steps of a device that has finished when the call returns."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now, self._started, self._asked = now, now(), 0.0
+        self._moments: list[float] = []
+        self.waits: list[float] = []  # for each batch, in seconds
+
+    def ask(self) -> None:
+        """Record the request of the next batch."""
+        self._asked = self._now()
+
+    def begin(self) -> None:
+        """Record the arrival of the batch and the start of the step."""
+        self.waits.append(self._now() - self._asked)
+
+    def end(self) -> None:
+        """Record the end of the step."""
+        self._moments.append(self._now() - self._started)
+
+    def read(self) -> tuple[list[float], float]:
+        """Return when each step ended since the start, and the time spent waiting, in seconds."""
+        return self._moments, sum(self.waits)
+
+
+class CudaStepTimer:
+    """Times the steps of an asynchronous device by `torch.cuda.Event`s with timing.
+
+    The device waits for data from the end of a step to the start of the next one: an idle stream passes an event at
+    once, a busy one when it gets there. `record` records a new event on the stream, and returns it.
+    """
+
+    def __init__(self, record: Callable[[], Any]) -> None:
+        self._record = record
+        self._pending: deque[tuple[Any, Any]] = deque()
+        self._moments: list[float] = []
+        self.waits: list[float] = []  # for each batch, in seconds
+        self._last = self._start = self._begun = self._record()
+
+    def ask(self) -> None:
+        """Do nothing: the host may wait while the device does not."""
+
+    def begin(self) -> None:
+        """Record the start of a step."""
+        self._begun = self._record()
+
+    def end(self) -> None:
+        """Record the end of the step; wait for the device if it is many steps behind."""
+        self._pending.append((self._begun, self._record()))
+        if len(self._pending) > MAX_STEPS_AHEAD:
+            self._pending[-MAX_STEPS_AHEAD - 1][1].synchronize()
+            self.read()
+
+    def read(self) -> tuple[list[float], float]:
+        """Return when each finished step ended since the start, and how long the device idled, in seconds."""
+        while self._pending and self._pending[0][1].query():
+            begun, ended = self._pending.popleft()
+            before = self._moments[-1] if self._moments else 0.0
+            self._moments.append(max(before, self._start.elapsed_time(ended) / 1000))
+            self.waits.append(max(0.0, self._last.elapsed_time(begun) / 1000))
+            self._last = ended
+        return self._moments, sum(self.waits)
+
+
+StepTimer = HostStepTimer | CudaStepTimer
+
+
 def make_step_timer(device: torch.device) -> StepTimer:
     """Start a timer of the steps on this device."""
-    if device.type == "cuda":
-        return CudaStepTimer(lambda: torch.cuda.Event(enable_timing=True, blocking=True))
-    return HostStepTimer()
+    if device.type != "cuda":
+        return HostStepTimer()
+    return CudaStepTimer(
+        lambda: torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True, blocking=True))
+    )
 
 
 def read_accelerator(device: torch.device) -> Accelerator | None:
@@ -64,21 +140,6 @@ def read_accelerator(device: torch.device) -> Accelerator | None:
     facts = torch.cuda.get_device_properties(device)
     same = sum(torch.cuda.get_device_name(index) == facts.name for index in range(count))
     return Accelerator(name=facts.name, count=same, memory_bytes=facts.total_memory)
-
-
-def warn_of_device(device: torch.device) -> str | None:
-    """Return a warning about a device whose measurements are less certain; None for the CPU and CUDA."""
-    if device.type in ("cpu", "cuda"):
-        return None
-    return f"{device.type} is used through torch.accelerator and is untested: no pinning, no budget of its memory"
-
-
-def read_free_memory(device: torch.device) -> int:
-    """Return the device memory that this process holds or could still get, in bytes; 0 if unknown."""
-    if device.type != "cuda":
-        return 0
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free) + int(torch.cuda.memory_reserved(device))
 
 
 def limit_memory(device: torch.device, limit_bytes: int | None) -> None:
@@ -111,19 +172,49 @@ def single_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+class CallSeconds(NamedTuple):
+    """Seconds of a call, or the clocks of which they are differences."""
+
+    wall: float
+    cpu: float  # of this process, and of the programs it waited for
+    threads: float  # of `cpu`: other threads of this process
+
+    def since(self, started: CallSeconds, calls: int = 1) -> CallSeconds:
+        """Return the mean seconds of calls between two readings of the clocks."""
+        return CallSeconds(*((end - start) / calls for start, end in zip(started, self, strict=True)))
+
+
+def read_clocks() -> CallSeconds:
+    """Read the clocks."""
+    process, programs = time.process_time(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = process + programs.ru_utime + programs.ru_stime
+    return CallSeconds(time.perf_counter(), cpu, process - time.thread_time())
+
+
+def time_calls(call: Callable[[], object], device: torch.device) -> CallSeconds:
+    """Return the mean seconds of a call, with one synchronization after many calls."""
+
+    def time_window(calls: int) -> CallSeconds:
+        synchronize(device)
+        started = read_clocks()
+        for _ in range(calls):
+            call()
+        synchronize(device)
+        return read_clocks().since(started, calls)
+
+    for _ in range(WARM_UP_CALLS):
+        call()
+    return time_window(max(1, min(MAX_WINDOW_CALLS, int(WINDOW_SECONDS / time_window(1).wall))))
+
+
 class SimulatedStep:
     """Keeps a device busy for a given time: the CPU sleeps, CUDA spins for a number of calibrated clock cycles."""
 
     def __init__(self, device: torch.device, seconds: float) -> None:
         self._seconds, self._cycles = seconds, 0
         if device.type == "cuda":
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda._sleep(CALIBRATION_CYCLES)  # wakes the device
-            start.record()
-            torch.cuda._sleep(CALIBRATION_CYCLES)
-            end.record()
-            torch.cuda.synchronize(device)
-            self._cycles = int(seconds * CALIBRATION_CYCLES / (start.elapsed_time(end) / 1000))
+            spin_seconds = time_calls(lambda: torch.cuda._sleep(CALIBRATION_CYCLES), device).wall
+            self._cycles = int(seconds * CALIBRATION_CYCLES / spin_seconds)
 
     def __call__(self) -> None:
         """Occupy the device once."""

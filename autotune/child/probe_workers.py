@@ -1,4 +1,4 @@
-"""Completes a profile in role workers: what workers cost, and whether they deliver the data.
+"""Completes a profile in role workers: the costs of workers, and checks of the data that they deliver.
 
 The process never reads a sample itself, so its workers start as those of training do, from a process that has imported
 and cached nothing of the dataset. The first use of the dataset is part of their start.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from typing import Any, Final
 
@@ -18,85 +18,58 @@ from torch.utils.data import IterableDataset, default_collate
 from autotune.child.data_checks import RecordingCollate, WatchedInit, check_workers
 from autotune.child.errors import shut_down_workers
 from autotune.child.loader import build_plain_loader
-from autotune.child.timers import fit_cost
+from autotune.child.probe import CHECKED_BATCH, MAX_CHECKED_SECONDS, SMALL_BATCH_DIVISOR, OnPhase, fit_cost
+from autotune.child.sample_checks import check_batches
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.messages import ProbeCommand
 from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
 from autotune.request import Workload
 from autotune.system.machine import count_whole_cpus
-from autotune.system.software import read_start_method_in_force
 from autotune.units import format_seconds
 
-MAX_ROUND_WORKERS: Final = 16
-ROUND_BATCH_SIZE: Final = 2
-MAX_CHECKED_SECONDS: Final = 1.0  # of loading a batch; the samples of slower datasets are not checked
+MAX_STARTED_WORKERS: Final = 16
 MAX_FETCH_SECONDS: Final = 0.3  # of fetching samples to transfer repeatedly
-TRANSFER_BATCHES: Final = 24
 TRANSFER_SECONDS: Final = 0.25
-SMALL_BATCH_DIVISOR: Final = 4  # of the usual batch size
-NOTABLE_START_SECONDS: Final = 0.2  # for each worker; a fork takes less
-DESCRIBED_WORKERS: Final = 8
-
-OnPhase = Callable[[str], None]
 
 
 def complete_profile(
     workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase
 ) -> WorkloadProfile:
-    """Return the profile with what workers cost; what cannot be measured keeps its value."""
-    count = min(2 * count_whole_cpus(command.usable_cpus), MAX_ROUND_WORKERS)
-    load_seconds = profile.load_cost.per_batch(workload.fixed.get("batch_size") or ROUND_BATCH_SIZE)
-    on_phase("starting a worker")
-    few = time_worker_round(workload, 1)
-    on_phase(f"starting {count} workers")
-    many = time_worker_round(workload, count)
-    if few is not None and many is not None:
-        start = fit_worker_start(few, many, count, load_seconds)
-        note = () if workload.forks_workers else describe_start(workload, start)
-        profile = profile.model_copy(update={"worker_start_cost": start, "notes": profile.notes + note})
-    if workload.is_opaque:
-        return profile
-    if workload.batching == "batch_size":
-        on_phase("measuring the transfer of batches")
-        profile = measure_transfer(workload, profile)
-    if workload.kind == "map" and load_seconds > MAX_CHECKED_SECONDS:
+    """Return the profile with the costs of workers and checks of their data; values that cannot be measured remain."""
+    load_seconds = profile.load_cost.per_batch(workload.fixed.get("batch_size") or CHECKED_BATCH)
+    count = min(2 * count_whole_cpus(command.usable_cpus), MAX_STARTED_WORKERS)
+    try:
+        on_phase("starting a worker")
+        few = time_worker_round(workload, 1)
+        on_phase(f"starting {count} workers")
+        slope = max(0.0, time_worker_round(workload, count) - few) / (count - 1)
+        start = LinearCost(fixed_seconds=max(0.0, few - load_seconds - slope), per_item_seconds=slope)
+        profile = profile.model_copy(update={"worker_start_cost": start})
+        if not workload.forks_workers and slope > 0.2:
+            note = f"Each worker takes {format_seconds(slope)} to start, since workers are not forked."
+            profile = profile.model_copy(update={"notes": (*profile.notes, note)})
+        if workload.batching == "batch_size" and not workload.is_opaque:
+            on_phase("measuring the transfer of batches")
+            profile = measure_transfer(workload, profile)
+    except Exception as error:  # the trials will report it
+        shut_down_workers(error)
+    if workload.is_opaque or (workload.kind == "map" and load_seconds > MAX_CHECKED_SECONDS):
         return profile
     on_phase("checking the data of workers")
     return check_workers(workload, profile, command.digests)
 
 
-def time_worker_round(workload: LoadedWorkload, workers: int) -> float | None:
-    """Time an epoch of one small batch per worker, with the start and end of the workers; None if it fails."""
-    try:
-        loader = build_plain_loader(workload, ROUND_BATCH_SIZE, workers, prefetch_factor=1)
-        loader.index_source.open(max_batches=workers)
-        gc.collect()  # so that no worker copies what a full collection would touch
-        started = time.perf_counter()
-        arrived = sum(1 for _ in islice(loader, workers))
-        seconds = time.perf_counter() - started
-    except Exception as error:  # the trials will report it
-        shut_down_workers(error)
-        return None
+def time_worker_round(workload: LoadedWorkload, workers: int) -> float:
+    """Time an epoch of one small batch per worker, with the start and end of the workers."""
+    loader = build_plain_loader(workload, CHECKED_BATCH, workers, prefetch_factor=1)
+    loader.index_source.open(max_batches=workers)
+    gc.collect()  # so that no worker copies what a full collection would touch
+    started = time.perf_counter()
+    arrived = sum(1 for _ in islice(loader, workers))
+    seconds = time.perf_counter() - started
     is_counted = workload.kind == "map" and loader.delivers_as_sampled
-    return seconds if not is_counted or arrived == loader.index_source.batches else None
-
-
-def fit_worker_start(few: float, many: float, workers: int, load_seconds: float) -> LinearCost:
-    """Return the cost of starting workers, from the seconds of a round of one and of a round of many.
-
-    `load_seconds`, the loading of one batch, is not part of the start.
-    """
-    slope = max(0.0, many - few) / max(1, workers - 1)
-    return LinearCost(fixed_seconds=max(0.0, few - load_seconds - slope), per_item_seconds=slope)
-
-
-def describe_start(workload: LoadedWorkload, start: LinearCost) -> tuple[str, ...]:
-    """Return a note if workers take long to start."""
-    if start.per_item_seconds < NOTABLE_START_SECONDS:
-        return ()
-    method, all_seconds = workload.start_method or read_start_method_in_force(), start.per_batch(DESCRIBED_WORKERS)
-    note = f"Workers start by {method}: {DESCRIBED_WORKERS} of them take {format_seconds(all_seconds)}"
-    return (f"{note}, {format_seconds(start.per_item_seconds)} more for each.",)
+    check_batches(arrived, loader.index_source.batches if is_counted else None, earlier=None)
+    return seconds
 
 
 class ReplayDataset(IterableDataset[Any]):
@@ -111,7 +84,7 @@ class ReplayDataset(IterableDataset[Any]):
         elif hasattr(self._dataset, "__getitems__"):
             source = iter(self._dataset.__getitems__(self._indices))
         else:
-            source = (self._dataset[index] for index in self._indices)
+            source = map(self._dataset.__getitem__, self._indices)
         samples, deadline = [], time.perf_counter() + MAX_FETCH_SECONDS
         for sample in source:
             samples.append(sample)
@@ -122,14 +95,10 @@ class ReplayDataset(IterableDataset[Any]):
 
 def measure_transfer(workload: LoadedWorkload, profile: WorkloadProfile) -> WorkloadProfile:
     """Return the profile with the costs of collation and transfer, at two batch sizes if workers are forked."""
-    sizes = {max(profile.largest_probed, profile.probe_batch_size): None}
+    sizes = {max(profile.largest_probed, profile.probe_batch_size)}
     if workload.forks_workers and "batch_size" not in workload.fixed:
-        sizes[max(1, profile.probe_batch_size // SMALL_BATCH_DIVISOR)] = None
-    try:
-        measured = [(size, *time_transfer(workload, size)) for size in sizes]
-    except Exception as error:  # samples or batches that cannot be sent: the trials will report it
-        shut_down_workers(error)
-        return profile
+        sizes.add(max(1, profile.probe_batch_size // SMALL_BATCH_DIVISOR))
+    measured = [(size, *time_transfer(workload, size)) for size in sizes]
     collate = fit_cost([(size, seconds) for size, seconds, _ in measured])
     transfer = fit_cost([(size, seconds) for size, _, seconds in measured])
     return profile.model_copy(update={"collate_cost": collate, "transfer_cost": transfer})
@@ -148,7 +117,7 @@ def time_transfer(workload: LoadedWorkload, size: int) -> tuple[float, float]:
         multiprocessing_context=workload.start_method,
     )
     moments, collates = [], []
-    for batch in islice(build_plain_loader(LoadedWorkload(parts=replay), size, workers=1), TRANSFER_BATCHES):
+    for batch in islice(build_plain_loader(LoadedWorkload(parts=replay), size, workers=1), 24):
         moments.append(time.perf_counter())
         collates.append(batch.collate_seconds)
         if len(moments) > 4 and moments[-1] > moments[0] + TRANSFER_SECONDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from autotune.profiles.device_prefetch import find_tensors
@@ -17,10 +18,9 @@ class SampleCountError(Exception):
 
 
 def count_samples(batch: Any, expected: int) -> int:
-    """Return the number of samples in a batch.
+    """Return the number of samples in a batch: the rows of its tensors, or the length of its first sequence.
 
-    It is the first dimension of the tensors, or the length of the first sequence. If any tensor has the expected number
-    of rows, that is it: the first tensor may hold something else, such as boxes.
+    If any tensor has the expected number of rows, that is it: the first one may hold something else, such as boxes.
     """
     lengths = [int(tensor.shape[0]) for tensor in find_tensors(batch) if tensor.dim()]
     if lengths:
@@ -31,22 +31,16 @@ def count_samples(batch: Any, expected: int) -> int:
     return expected
 
 
+@dataclass(slots=True)
 class SampleCountTracker:
-    """Compares the samples that workers deliver with those that an iterable dataset delivers in one process.
+    """Compares the samples that workers deliver with those that an iterable dataset delivers in one process."""
 
-    Attributes:
-        samples: Samples of an epoch in one process; None if unknown.
-        reads_worker_info: Whether the dataset reads the number of its worker. Then more samples from several workers
-            are intended: an epoch for each, as of shards that are drawn with replacement.
-    """
-
-    def __init__(self) -> None:
-        self.samples: int | None = None
-        self.reads_worker_info = False
+    samples: int | None = None  # of an epoch in one process; None if unknown
+    reads_worker_info: bool = False  # then workers may each draw an epoch, as of shards drawn with replacement
 
     def is_multiplied(self, samples: int) -> bool:
         """Return whether only workers that each deliver a whole epoch deliver so many samples."""
-        return bool(self.samples) and samples > DUPLICATED_RATIO * (self.samples or 0)
+        return self.samples is not None and samples > DUPLICATED_RATIO * self.samples > 0
 
     def check_shares(self, delivered: int, *, dropped: int, is_whole: bool) -> None:
         """Raise SampleCountError if workers repeat data, or leave out more than `dropped` samples of last batches."""
@@ -55,33 +49,31 @@ class SampleCountTracker:
                 f"delivered {delivered} samples of a dataset of {self.samples}: each of its workers returns all the "
                 "data. Shard it in __iter__ by get_worker_info(), or tune with --max-workers 1"
             )
-        if is_whole and self.samples and delivered + dropped < INCOMPLETE_RATIO * self.samples:
+        if is_whole and delivered + dropped < INCOMPLETE_RATIO * (self.samples or 0):
             raise SampleCountError(
                 f"delivered {delivered} samples of a dataset of {self.samples}: the shards of its workers leave some "
                 "out. Check how __iter__ uses get_worker_info()"
             )
 
 
-def check_handed_out(arrived: int, handed_out: int | None) -> None:
-    """Raise SampleCountError if fewer batches arrived than the sampler handed out."""
+def check_batches(arrived: int, handed_out: int | None, earlier: Sequence[int] | None) -> None:
+    """Raise SampleCountError if batches are missing of those `handed_out` by the sampler, or of a whole epoch.
+
+    `earlier` are the numbers of batches of earlier whole epochs; None if this one was ended early.
+    """
     if handed_out is not None and arrived < handed_out:
         raise SampleCountError(
             f"ended an epoch after {arrived} of {handed_out} batches without an error. "
             "A StopIteration raised inside __getitem__ or collate_fn does this: raise another error there"
         )
-
-
-def check_epoch_length(batches: int, earlier: list[int], epoch: int) -> None:
-    """Raise SampleCountError if a whole epoch is empty, or much shorter than earlier ones; epochs count from 1."""
-    longest = max(earlier, default=0)
-    if epoch == 1 and not batches:
+    if earlier is not None and not earlier and not arrived:
         raise SampleCountError(
             "delivered no batch at all: the dataset is empty, shorter than one batch with drop_last (give a smaller "
             "--batch-size), or can be iterated only once (start again in every __iter__)"
         )
-    if batches < SHRUNK_EPOCH_RATIO * longest:
+    if earlier and arrived < SHRUNK_EPOCH_RATIO * max(earlier):
         raise SampleCountError(
-            f"ended epoch {epoch} after {batches} batches, and one before it had {longest}. "
+            f"ended an epoch after {arrived} batches, and one before it had {max(earlier)}. "
             "A dataset or sampler that can be iterated only once does this: start again in every __iter__"
         )
 

@@ -1,10 +1,13 @@
-"""Reads samples in role main: hashes them, counts an epoch, and finds those that raise or come from the page cache."""
+"""Reads samples in role main: for hashes and an epoch's length, and to find failures, cached files and costly code."""
 
 from __future__ import annotations
 
+import cProfile
 import hashlib
 import io
+import linecache
 import pickle
+import pstats
 import random
 import sys
 import time
@@ -16,11 +19,14 @@ import torch
 from torch.utils.data import Dataset
 
 from autotune.child.device import single_thread
+from autotune.child.errors import FETCH_FILE
 from autotune.child.loader import build_plain_loader
 from autotune.child.sample_checks import count_samples
 from autotune.child.workload import LoadedWorkload
+from autotune.protocol.workload_profile import CostlyLine
 from autotune.system.machine import read_memory_limit
 from autotune.system.processes import PROC, read_numbers
+from autotune.system.software import is_library
 from autotune.units import format_bytes
 
 MAX_SECONDS: Final = 1.0
@@ -55,46 +61,40 @@ def hash_sample(sample: Any) -> str:
     return hashlib.blake2b(buffer.getvalue(), digest_size=16).hexdigest()
 
 
-def seed_rngs(seed: int | None) -> None:
-    """Seed all global RNGs; None draws a seed."""
+def seed_rngs(seed: int) -> None:
+    """Seed all global RNGs."""
     random.seed(seed)
-    torch.manual_seed(seed) if seed is not None else torch.seed()
+    torch.manual_seed(seed)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
+        sys.modules["numpy"].random.seed(seed % 2**32)
 
 
 class HashedDataset(Dataset[str]):
     """Returns a hash of each of the `compared` samples, read with all global RNGs seeded by its index."""
 
     def __init__(self, dataset: Any, compared: Collection[int]) -> None:
-        self._dataset = dataset
-        self._compared = compared
+        self._dataset, self._compared = dataset, compared
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> str:
-        is_compared = index in self._compared
-        if is_compared:
-            seed_rngs(index)
-        sample = self._dataset[index]
-        return hash_sample(sample) if is_compared else ""
+        if index not in self._compared:
+            self._dataset[index]
+            return ""
+        seed_rngs(index)
+        return hash_sample(self._dataset[index])
 
 
 class SampleReader:
-    """Reads samples in this process for a moment, all but the first with the bytes that were read for them.
-
-    Attributes:
-        digests: Hashes of samples by index; empty if repeated readings differ, or if samples are read in an own order.
-        epoch_samples: Samples in an epoch of an iterable dataset; None if it takes long.
-    """
+    """Reads samples in this process for a moment."""
 
     def __init__(self, workload: LoadedWorkload) -> None:
         self._workload = workload
-        self.digests: dict[int, str] = {}
-        self.epoch_samples: int | None = None
+        self.digests: dict[int, str] = {}  # by index; empty if repeated readings differ, or samples have no index
+        self.epoch_samples: int | None = None  # of an iterable dataset; None if an epoch takes long
         self._io: tuple[int, int] | None = None  # after the first samples, which may open files
-        self.samples, self.read_bytes, self.storage_bytes = 0, 0, 0
+        self.samples, self.read_bytes, self.storage_bytes = 0, 0, 0  # since then
 
     def read(self) -> None:
         """Read an epoch of an iterable dataset, or samples all over a map-style one that workers are to read again."""
@@ -107,7 +107,7 @@ class SampleReader:
                     self._read_hashes()
         except Exception:  # the trials will report it
             self.digests = {}
-        seed_rngs(None)
+        seed_rngs(torch.seed())
 
     def _read_epoch(self) -> None:
         deadline, samples = time.perf_counter() + MAX_SECONDS, 0
@@ -133,11 +133,12 @@ class SampleReader:
 
     def _note(self, samples: int) -> None:
         counts = read_numbers(PROC / "self" / "io")
-        now = counts.get("rchar:", 0), counts.get("read_bytes:", 0)
-        if self._io is not None:
-            self.samples += samples
-            self.read_bytes, self.storage_bytes = now[0] - self._io[0], now[1] - self._io[1]
-        self._io = self._io or now
+        read_bytes, storage_bytes = counts.get("rchar:", 0), counts.get("read_bytes:", 0)
+        if self._io is None:
+            self._io = read_bytes, storage_bytes
+            return
+        self.samples += samples
+        self.read_bytes, self.storage_bytes = read_bytes - self._io[0], storage_bytes - self._io[1]
 
     def describe_storage(self) -> str | None:
         """Return a warning if samples came from the page cache, which cannot hold an epoch."""
@@ -180,4 +181,43 @@ def describe_failures(workload: LoadedWorkload) -> str | None:
     return (
         f"About {len(failed)} of {tried:,} samples {verb} (one is sample {failed[0]}) in the main process. Training "
         "would hit them too: fix these samples, or make the dataset skip them."
+    )
+
+
+def find_costly_lines(workload: LoadedWorkload) -> tuple[CostlyLine, ...]:
+    """Load under cProfile for a moment, and return the functions that took most of it, the costliest first.
+
+    A function counts with the libraries that it calls, and without other functions of the user.
+    """
+    if workload.own is not None:  # which may load elsewhere
+        return ()
+    profile, deadline = cProfile.Profile(), time.perf_counter() + 0.2
+    try:
+        with single_thread(), profile:
+            for _ in build_plain_loader(workload, BATCH):
+                if time.perf_counter() > deadline:
+                    break
+    except Exception:  # the trials will report it
+        return ()
+    stats: Any = pstats.Stats(profile)
+    stats.calc_callees()
+    totals = {function: row[3] for function, row in stats.stats.items()}
+    below: dict[Any, float] = {}  # seconds in the user's functions that a function calls, also through libraries
+
+    def is_foreign(function: Any) -> bool:
+        return function[0] == "~" or is_library(function[0])  # built in, or of a library
+
+    def measure(function: Any) -> float:
+        if function not in below:
+            below[function] = 0.0  # if it calls itself
+            for callee, (*_, seconds) in stats.all_callees.get(function, {}).items():
+                below[function] += seconds * (measure(callee) / max(1e-9, totals[callee]) if is_foreign(callee) else 1)
+        return below[function]
+
+    loading = max(1e-9, sum(totals[one] for one in totals if one[0].endswith(FETCH_FILE) and one[2] == "fetch"))
+    shares = {one: min(1.0, (totals[one] - measure(one)) / loading) for one in totals if not is_foreign(one)}
+    ranked = sorted(((share, *one) for one, share in shares.items() if share >= 0.05), reverse=True)
+    return tuple(
+        CostlyLine(file=file, line=line, function=name, source=linecache.getline(file, line).strip(), share=share)
+        for share, file, line, name in ranked[:5]
     )

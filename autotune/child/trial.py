@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.custom_loaders import MeasuredLoader
-from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
+from autotune.child.device import StepTimer, limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.distributed import RankSync
 from autotune.child.errors import annotate_dead_workers, find_requested_index
 from autotune.child.loader import (
@@ -25,10 +25,9 @@ from autotune.child.loader import (
     count_epoch_samples,
     is_forking,
 )
-from autotune.child.sample_checks import check_epoch_length, check_fetched, check_handed_out, count_samples
+from autotune.child.sample_checks import check_batches, check_fetched, count_samples
 from autotune.child.step import Step
 from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
-from autotune.child.timers import StepTimer
 from autotune.child.workload import LoadedWorkload
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
@@ -271,10 +270,8 @@ class TrialRun:
         """Compare the batches and samples of an epoch with what it should have delivered."""
         is_whole = trace.closed_after is None and not abandoned
         if not abandoned:
-            check_handed_out(trace.batches, trace.promised_batches)
-        if is_whole:
             earlier = [before.batches for before in self._traces if before.closed_after is None]
-            check_epoch_length(trace.batches, earlier, len(self._traces) + 1)
+            check_batches(trace.batches, trace.promised_batches, earlier if is_whole else None)
         batch_size, counts = self._loader.batch_size or 1, self._workload.sample_counts
         if self._is_map and self._is_counted:
             check_fetched(delivered, trace.samples, batch_size)

@@ -50,7 +50,6 @@ class H2DBandwidth(FrozenModel):
 
     pageable: Annotated[float, Field(gt=0, le=1e30)]
     pinned: Annotated[float, Field(gt=0, le=1e30)]
-    overlap: Fraction = 0.0  # share of a copy that a busy device hides
 
     def of(self, *, pinned: bool) -> float:
         """Return the bandwidth from pinned or pageable memory."""

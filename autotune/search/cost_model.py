@@ -39,9 +39,8 @@ def predict_stages(config: LoaderConfig, workload: WorkloadProfile, usable_cpus:
         training = host + step
     elif not config.dataloader.pin_memory:  # the copy blocks the host and the device
         training = copy + max(host, step)
-    else:  # the copy is on the stream of the step, and blocks the device, unless it is made in advance
-        hidden = workload.h2d.overlap * min(copy, step) if config.process.device_prefetch else 0.0
-        training = max(host, copy + step - hidden)
+    else:  # the copy is on the stream of the step, unless it is made in advance
+        training = max(host, copy, step) if config.process.device_prefetch else max(host, copy + step)
     if not workers:
         return training, 0.0, 0.0
     busy = load * workload.cpu_share + transfer + step * workload.step_cpus

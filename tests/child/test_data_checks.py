@@ -1,5 +1,3 @@
-"""What two real workers of a process that never reads are seen to do."""
-
 from __future__ import annotations
 
 import gc
@@ -9,20 +7,20 @@ import pickle
 import random
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from autotune.child.data_checks import WatchedInit, check_workers
+from autotune.child.data_checks import WatchedInit, check_workers, describe_growth, read_copied_bytes
 from autotune.child.sample_reader import SampleReader
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import Workload
-from tests.builders import make_workload
+from tests.builders import MIB, make_workload
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 SAMPLES = 32
@@ -46,7 +44,7 @@ def check(dataset: Dataset[Any], *, reader: Dataset[Any] | None = None, **parts:
 
 
 class Samples(Dataset[Any]):
-    """Delivers what a function makes of an index."""
+    """Delivers a function of the index."""
 
     def __init__(self, make: Any) -> None:
         self._make = make
@@ -86,9 +84,8 @@ def test_a_file_that_forked_workers_share_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("often", [0.02, 0.5])
 def test_draws_from_a_generator_of_the_dataset_are_not_taken_for_different_data(often: float) -> None:
-    for seed in range(3):
-        own = random.Random(seed)
-        assert check(Samples(lambda index, own=own: own.random() < often)).differing_samples == 0
+    own = random.Random(0)
+    assert check(Samples(lambda index: own.random() < often)).differing_samples == 0
 
 
 def test_workers_that_raise_are_left_to_the_trials_and_end_at_once() -> None:
@@ -96,46 +93,16 @@ def test_workers_that_raise_are_left_to_the_trials_and_end_at_once() -> None:
     before = set(multiprocessing.active_children())
     gc.disable()
     try:
-        found = check(Samples([].__getitem__), reader=Samples(str))
-        assert (found.notes, found.worker_threads_cpu) == ((), 0.0)
+        assert check(Samples([].__getitem__), reader=Samples(str)).notes == ()
         assert set(multiprocessing.active_children()) <= before
     finally:
         gc.enable()
         gc.collect()
 
 
-def burn() -> None:
-    sum(range(500_000))
-
-
-class Computing(Samples):
-    """Computes in the worker, in the thread that loads or in another one as well."""
-
-    helpers: ClassVar[list[ThreadPoolExecutor]] = []
-
-    def __init__(self, *, threaded: bool) -> None:
-        super().__init__(str)
-        self._threaded = threaded
-
-    def __getitem__(self, index: int) -> Any:
-        if get_worker_info() is not None:
-            if self._threaded and not self.helpers:
-                self.helpers.append(ThreadPoolExecutor(1))
-            for helper in self.helpers:
-                helper.submit(burn).result()
-            burn()
-        return super().__getitem__(index)
-
-
-@pytest.mark.parametrize("threaded", [True, False])
-def test_cpu_time_of_threads_that_libraries_start_is_distinguished_from_that_of_torch(threaded: bool) -> None:
-    assert (check(Computing(threaded=threaded)).worker_threads_cpu >= 0.25) is threaded
-
-
 class Stream(IterableDataset[torch.Tensor]):
     def __init__(self, *, sharded: bool, random: bool = False) -> None:
-        self._sharded = sharded
-        self._random = random
+        self._sharded, self._random = sharded, random
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         worker = get_worker_info()
@@ -159,11 +126,10 @@ def test_equal_batches_of_two_workers_show_duplicates_in_an_epoch_too_long_to_be
 
 
 class DrawsAnEpoch(IterableDataset[torch.Tensor]):
-    """Draws as many samples as an epoch is to have, in every worker, as WebDataset's resampled shards do."""
+    """Draws the samples of an epoch in every worker, as WebDataset's resampled shards do."""
 
     def __init__(self, asked: str, *, same: bool = False) -> None:
-        self._asked = asked
-        self._same = same
+        self._asked, self._same = asked, same
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         worker = get_worker_info()
@@ -173,9 +139,7 @@ class DrawsAnEpoch(IterableDataset[torch.Tensor]):
 
 
 @pytest.mark.parametrize("asked", ["id", "num_workers"])
-def test_a_dataset_that_reads_its_worker_info_may_draw_an_epoch_in_each_worker(
-    asked: str,
-) -> None:
+def test_a_dataset_that_reads_its_worker_info_may_draw_an_epoch_in_each_worker(asked: str) -> None:
     found = check(DrawsAnEpoch(asked))
     assert not found.workers_duplicate_data
     assert "Each worker delivers an epoch of its own (40 samples)" in found.notes[0]
@@ -188,7 +152,7 @@ def test_seeds_alone_and_equal_data_are_duplicates(dataset: DrawsAnEpoch) -> Non
 
 
 def read_worker_info(worker: int) -> None:
-    """Do as PyTorch's documentation has it if shards are set up outside the dataset."""
+    """Set up shards outside the dataset, as in PyTorch's documentation."""
     info = get_worker_info()
     assert info is not None
     assert worker < info.num_workers
@@ -217,3 +181,81 @@ def test_a_worker_that_delivers_nothing_while_another_delivers_all_is_reported()
     found = check(FirstTakesAll())
     assert (found.workers_duplicate_data, found.shards) == (False, 1)
     assert "One of two workers delivers everything" in found.notes[0]
+
+
+def test_a_page_that_a_forked_process_writes_to_is_copied_and_one_that_it_allocates_is_not() -> None:
+    inherited, page = bytearray(b"x" * 64 * MIB), os.sysconf("SC_PAGE_SIZE")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        before = read_copied_bytes([os.getpid()])
+        inherited[::page] = b"y" * len(inherited[::page])
+        allocated = bytearray(b"z" * 128 * MIB)
+        os.write(writer, str(read_copied_bytes([os.getpid()]) - before).encode())
+        os._exit(len(allocated) == 0)
+    os.waitpid(child, 0)
+    assert 60 * MIB < int(os.read(reader, 100)) < 70 * MIB
+    os.close(reader)
+    os.close(writer)
+
+
+class Images(Dataset[torch.Tensor]):
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(len(self.names[index]))  # type: ignore[attr-defined]  # an attribute
+
+
+def describe(dataset: Dataset[Any], per_sample: int = 4096) -> str:
+    workload = LoadedWorkload(parts=Workload(dataset=dataset))
+    return describe_growth(workload, [(1000, 10 * MIB), (2000, 10 * MIB + 1000 * per_sample)]) or ""
+
+
+def set_heap(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("autotune.child.data_checks.read_smaps", lambda pid: {"Anonymous": size})
+
+
+INFOS = [{"path": f"{number:050}"} for number in range(150_000)]
+HOLDS_ITSELF = Images(infos=INFOS)
+HOLDS_ITSELF.dataset = HOLDS_ITSELF  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "cure"),
+    [
+        (Images(root="x", classes=["a"] * 100, infos=INFOS), "keep it in autotune.shared(dataset.infos)"),
+        (Images(datasets=[Images(), Images(infos=INFOS)]), "keep it in autotune.shared(dataset.datasets[1].infos)"),
+        (Images(names=dict(enumerate(INFOS))), "Most is in `dataset.names`, a dict of 150,000 objects of type dict"),
+        (HOLDS_ITSELF, "infos"),
+    ],
+)
+def test_the_note_says_how_much_is_copied_and_names_the_collection(
+    dataset: Images, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_heap(monkeypatch, 140 * MIB)
+    words = describe(dataset)
+    assert "copy up to 140 MiB" in words
+    assert "3.9 MiB in 1,000 samples; 8 workers: 1.1 GiB" in words
+    assert cure in words
+    assert describe(dataset, per_sample=16) == ""
+
+
+@pytest.mark.parametrize(("heap_mib", "is_noted"), [(140, False), (600, True)])
+def test_copies_that_no_collection_explains_are_noted_only_if_they_are_large(
+    heap_mib: int, is_noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_heap(monkeypatch, heap_mib * MIB)
+    words = describe(Images(pixels=np.zeros(10**6), classes=["a"]), per_sample=8192)
+    assert ("Keep names and labels in numpy arrays or tensors" in words) is is_noted
+
+
+def test_workers_that_read_a_list_copy_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MIN_HEAP_BYTES": 0, "MIN_NOTED_BYTES": 0, "MAX_SECONDS": 3.0}.items():
+        monkeypatch.setattr(f"autotune.child.data_checks.{name}", value)
+    workload = LoadedWorkload(parts=Workload(dataset=Images(names=[f"{number:0500}" for number in range(1_000_000)])))
+    found = check_workers(workload, make_workload(notes=()), dict.fromkeys(range(64), ""))
+    assert any("autotune.shared(dataset.names)" in note for note in found.notes)

@@ -1,11 +1,10 @@
-"""What the probe makes of what it sees in this process."""
-
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from autotune.child.probe import load_batches, overlap_fraction, profile_workload
-from autotune.child.timers import fit_bytes, fit_cost, time_device_calls
+from autotune.child.probe import fit_bytes, fit_cost, load_batches, profile_workload
 from autotune.child.workload import LoadedWorkload
 from autotune.errors import WorkloadError
 from autotune.protocol.messages import ProbeCommand, ProbeReport
@@ -42,8 +40,6 @@ class Numbers(Dataset[torch.Tensor]):
 
 
 class ShellsOut(Numbers):
-    """Has another program do the work, as one that decodes video by ffmpeg does."""
-
     def __getitem__(self, index: int) -> torch.Tensor:
         subprocess.run([sys.executable, "-S", "-c", BURN], check=True)
         return torch.zeros(1)
@@ -52,6 +48,24 @@ class ShellsOut(Numbers):
 def test_programs_that_a_dataset_starts_count_as_cpu_time_of_loading() -> None:
     profile = probe(ShellsOut(), size=1).profile
     assert profile.cpu_share * profile.load_cost.per_batch(1) > 0.9 * BURNED_SECONDS
+
+
+class Computing(Numbers):
+    """Computes in the thread that loads, and in another one if `pool` exists."""
+
+    def __init__(self, pool: ThreadPoolExecutor | None) -> None:
+        self._pool = pool
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self._pool is not None:
+            self._pool.submit(sum, range(200_000)).result()
+        return torch.tensor(sum(range(200_000)))
+
+
+def test_cpu_time_of_threads_that_libraries_start_is_compared_with_that_of_the_thread_that_loads() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert probe(Computing(pool)).profile.worker_threads_cpu >= 0.5
+    assert probe(Computing(None)).profile.worker_threads_cpu < 0.25
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
@@ -81,26 +95,9 @@ class ShortQueries(Numbers):
         return [torch.tensor(index) for index in indices[1:]]
 
 
-def test_a_dataset_that_answers_a_query_with_too_few_samples_is_refused() -> None:
+def test_a_dataset_that_answers_queries_with_too_few_samples_is_refused() -> None:
     with pytest.raises(WorkloadError, match="returned 3 samples for 4 indices"):
         probe(ShortQueries())
-
-
-@pytest.mark.parametrize(
-    ("computing", "copying", "together", "share"),
-    [(2.0, 1.0, 2.0, 1.0), (2.0, 1.0, 3.0, 0.0), (2.0, 1.0, 2.5, 0.5), (2.0, 1.0, 3.5, 0.0), (1.0, 1.0, 0.9, 1.0)],
-)
-def test_overlap_is_a_share_of_the_shorter_work(
-    computing: float, copying: float, together: float, share: float
-) -> None:
-    assert overlap_fraction(computing, copying, together) == pytest.approx(share)
-
-
-def test_many_calls_are_timed_with_one_synchronization() -> None:
-    calls, waits = [], []
-    time_device_calls(lambda: calls.append(1), lambda: waits.append(1))
-    assert len(calls) > 8
-    assert len(waits) == 4  # before and after the call that plans the window, and the window
 
 
 SIZES = st.lists(st.integers(1, 4096), min_size=1, max_size=3, unique=True).map(lambda sizes: sorted(sizes)[::-1])
@@ -120,8 +117,7 @@ def test_no_part_of_a_cost_is_ever_negative(points: tuple[tuple[int, float], ...
     assert found.per_item_seconds >= 0
 
 
-def test_the_usual_size_counts_beside_the_smallest_and_the_largest() -> None:
-    """The cost of the smallest batch was disturbed; the other two show that there is no fixed part."""
+def test_the_usual_size_counts_as_much_as_the_smallest_which_was_disturbed() -> None:
     found = fit_cost([(512, 5.12), (32, 0.32), (8, 0.16)])
     assert found.per_batch(32) == pytest.approx(0.32, rel=0.2)
 

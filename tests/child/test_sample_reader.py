@@ -3,26 +3,26 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from autotune.child.sample_reader import SampleReader, describe_failures, hash_sample
+from autotune.child.sample_reader import SampleReader, describe_failures, find_costly_lines, hash_sample
 from autotune.child.workload import LoadedWorkload
 from autotune.request import Workload
 from tests.builders import GIB, MIB
 
 
 class Samples(Dataset[Any]):
-    """Delivers what a function makes of an index."""
+    """Delivers a function of the index."""
 
     def __init__(self, make: Any, samples: int = 500) -> None:
-        self._make, self._samples = make, samples
-        self.asked = 0
+        self._make, self._samples, self.asked = make, samples, 0
 
     def __len__(self) -> int:
         return self._samples
@@ -171,7 +171,52 @@ def test_after_a_few_failures_without_a_success_the_whole_dataset_fails() -> Non
 
 
 @pytest.mark.parametrize(("dataset", "parts"), [(damage(), {}), (Stream(), {}), (damage(1), {"sampler": [1, 2]})])
-def test_nothing_is_said_of_samples_that_do_not_raise_or_have_no_index(
+def test_samples_that_do_not_raise_or_have_no_index_are_not_reported(
     dataset: Dataset[Any], parts: dict[str, Any]
 ) -> None:
     assert describe_failures(load(dataset, **parts)) is None
+
+
+class Decoded(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(20e-3)
+        return self.flip(index)
+
+    def flip(self, index: int) -> torch.Tensor:
+        time.sleep(4e-3)
+        return torch.tensor(index)
+
+
+class CallsThroughALibrary(Decoded):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(max(index, index + 1, key=self.wait))
+
+    def wait(self, index: int) -> Fraction:
+        time.sleep(5e-3)
+        return Fraction(index)
+
+
+def find(dataset: Dataset[Any]) -> dict[str, float]:
+    lines = find_costly_lines(load(dataset))
+    assert all(line.source.startswith(f"def {line.function}(") for line in lines)
+    return {line.function: line.share for line in lines}
+
+
+def test_functions_are_ranked_by_their_share_with_libraries_and_without_other_user_functions() -> None:
+    shares = find(Decoded())
+    assert list(shares) == ["__getitem__", "flip"]
+    assert shares["__getitem__"] > 2 * shares["flip"] > 0.05
+
+
+def test_a_function_that_a_library_calls_does_not_count_for_its_caller() -> None:
+    shares = find(CallsThroughALibrary())
+    assert list(shares) == ["wait"]
+    assert shares["wait"] > 0.8
+
+
+@pytest.mark.parametrize("dataset", [Samples(fail), TensorDataset(torch.zeros(1_000_000, 8))])
+def test_libraries_and_datasets_that_fail_have_no_costly_functions(dataset: Dataset[Any]) -> None:
+    assert find(dataset) == {}

@@ -12,7 +12,6 @@ from autotune.child.device import (
     limit_memory,
     make_step_timer,
     read_accelerator,
-    read_free_memory,
     read_peak,
     reset_peak,
     resolve_device,
@@ -34,7 +33,7 @@ def test_the_device_is_found_and_described_and_its_room_is_less_than_the_whole(d
     assert found is not None
     assert found.name == torch.cuda.get_device_name(device)
     assert found.count >= 1
-    assert 0 < read_free_memory(device) < found.memory_bytes
+    assert found.memory_bytes > 0
 
 
 def test_the_peak_of_a_trial_is_its_own(device: torch.device) -> None:
@@ -73,11 +72,10 @@ def test_events_tell_when_steps_end_while_the_host_goes_on(device: torch.device)
     assert waited < 0.2 * moments[-1]
 
 
-def test_copies_have_rates_and_a_device_that_overlaps_says_so(device: torch.device) -> None:
+def test_pinned_copies_are_about_as_fast_as_others_or_faster(device: torch.device) -> None:
     found = measure_h2d([torch.zeros(64 * MIB, dtype=torch.uint8)], device)
     assert found is not None
     assert found.pinned > 0.8 * found.pageable
-    assert 0 <= found.overlap <= 1
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -1,5 +1,3 @@
-"""What a probe in a real child finds, and what is said where the workload cannot be used."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -24,14 +22,6 @@ def probe_error(factory: str, stall_seconds: float = 30.0, **options: Any) -> Dl
     return caught.value
 
 
-def test_the_probe_describes_a_map_dataset() -> None:
-    with open_runner("make_honest") as runner:
-        profile = runner.probe((8, 8), LIMITS)
-    assert (profile.kind, profile.samples, profile.sample_bytes) == ("map", 64, 64)
-    assert profile.software.start_method == "fork"
-    assert profile.baseline is None
-
-
 def test_a_ready_loader_becomes_the_baseline() -> None:
     with open_runner("make_loader") as runner:
         profile = runner.probe((8, 8), LIMITS)
@@ -40,7 +30,7 @@ def test_a_ready_loader_becomes_the_baseline() -> None:
     assert profile.baseline.dataloader == DataLoaderSettings(batch_size=8, num_workers=1, prefetch_factor=3)
 
 
-def test_batches_of_the_users_own_are_left_alone() -> None:
+def test_batches_of_a_batch_sampler_are_measured_unchanged() -> None:
     with open_runner("make_own_batches") as runner:
         profile = runner.probe((8, 8), LIMITS)
         loader = DataLoaderSettings(batch_size=None, num_workers=1, prefetch_factor=2)
@@ -48,11 +38,6 @@ def test_batches_of_the_users_own_are_left_alone() -> None:
     assert (profile.batching, profile.epoch_batches) == ("user", 24)
     assert result.measurement is not None
     assert result.measurement.epochs[0].samples == 48
-
-
-def test_an_iterable_that_does_not_shard_itself_is_found_out() -> None:
-    with open_runner("make_unsharded") as runner:
-        assert runner.probe((8, 8), LIMITS).workers_duplicate_data
 
 
 @pytest.mark.slow
@@ -99,12 +84,13 @@ def test_a_factory_may_take_longer_than_a_trial_may_make_no_progress() -> None:
         assert runner.run(make_request(0)).kind == "completed"
 
 
-def test_an_iterable_that_shards_itself_is_not_suspected() -> None:
-    with open_runner("make_sharded") as runner:
-        assert not runner.probe((8, 8), LIMITS).workers_duplicate_data
+@pytest.mark.parametrize(("factory", "is_duplicated"), [("make_sharded", False), ("make_unsharded", True)])
+def test_an_iterable_that_does_not_shard_its_data_fails_with_two_workers(factory: str, is_duplicated: bool) -> None:
+    with open_runner(factory) as runner:
+        assert runner.probe((8, 8), LIMITS).workers_duplicate_data is is_duplicated
         result = runner.run(make_request(workers=2))
-    assert result.measurement is not None
-    assert result.measurement.epochs[0].samples == 64
+    assert (result.kind == "workload_failed") is is_duplicated
+    assert result.measurement is None or result.measurement.epochs[0].samples == 64
 
 
 @pytest.mark.parametrize(
@@ -151,7 +137,7 @@ def test_a_factory_that_hangs_is_ended_with_advice() -> None:
     assert str(error).count("--stall-time") == 1
 
 
-def test_a_probe_that_has_not_ended_when_the_time_is_over_is_ended_with_a_way_out() -> None:
+def test_a_probe_that_exceeds_its_time_is_ended_with_advice() -> None:
     with open_runner("make_hanging") as runner, pytest.raises(UsageError) as caught:
         runner.probe((8, 8), LIMITS, max_seconds=2.0)
     assert "was not loaded and profiled after the 2.0 s that --timeout had left" in str(caught.value)
@@ -165,8 +151,11 @@ def test_a_workload_that_cannot_be_identified_fails_as_its_probe_does(factory: s
     assert str(caught.value) == str(probe_error(factory))
 
 
-def test_a_workload_is_identified_by_what_its_probe_would_tell() -> None:
+def test_the_probe_and_the_identification_describe_a_workload_alike() -> None:
     with open_runner("make_honest") as runner:
-        probed, found = runner.probe((8, 8), LIMITS), runner.identify(8, LIMITS)
-    assert (found.kind, found.samples, found.sample_bytes) == (probed.kind, probed.samples, probed.sample_bytes)
-    assert (found.software, found.accelerator) == (probed.software, probed.accelerator)
+        probed, identified = runner.probe((8, 8), LIMITS), runner.identify(8, LIMITS)
+    for found in (probed, identified):
+        assert (found.kind, found.samples, found.sample_bytes) == ("map", 64, 64)
+        assert (found.software.start_method, found.accelerator) == ("fork", None)
+    assert identified.software == probed.software
+    assert probed.baseline is None

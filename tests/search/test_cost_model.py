@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.protocol.workload_profile import H2DBandwidth, WorkloadProfile
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.search.cost_model import (
     find_bottleneck,
     max_useful_workers,
@@ -120,9 +120,6 @@ def test_a_copy_and_the_step_alternate_unless_the_copy_has_a_stream_of_its_own()
     assert predict(workload) == pytest.approx(32e6 / 4e9 + 4e-3)
     assert predict(workload, pinned=True) == pytest.approx(32e6 / 12e9 + 4e-3)
     assert predict(workload, pinned=True, ahead=True) == pytest.approx(4e-3)
-    copies = H2DBandwidth(pageable=4e9, pinned=12e9, overlap=0.0)
-    without_overlap = make_gpu_workload(h2d=copies, transfer_cost=NO_TRANSFER)
-    assert predict(without_overlap, pinned=True, ahead=True) == predict(without_overlap, pinned=True)
 
 
 def test_receiving_batches_overlaps_with_the_device_but_not_with_a_pageable_copy() -> None:
