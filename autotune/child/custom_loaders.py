@@ -10,13 +10,13 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn, get_args
 
 from torch.utils.data import DataLoader
 
 from autotune.child.errors import shut_down_workers
-from autotune.child.loader import StoppableDataLoader, StoppableSampler, make_stoppable
+from autotune.child.loader import IterableLoader, MeasuredLoader, StoppableDataLoader, make_stoppable
 from autotune.config import LoaderConfig
 from autotune.errors import UsageError
 from autotune.profiles.loaders import choose_arguments, list_parameters, takes
@@ -32,63 +32,21 @@ OVERRIDES: Final = ("__init__", "__new__", *ITERATORS, "__len__", "__getattribut
 REMEDY: Final = "pass a function of the settings that makes it, with --loader"
 
 
-class IterableLoader:
-    """A loader of another library, or an iterator, which is made again for each epoch.
-
-    An iterator with a length restarts by itself, as Lightning's CombinedLoader does. Epochs can be abandoned, not ended
-    early, and samples are counted as they arrive.
-    """
-
-    ends_with_sampler = delivers_as_sampled = drop_last = False
-
-    def __init__(self, make: Callable[[], Any], batches: Any, batch_size: int | None) -> None:
-        self._make = make
-        self._is_new = True
-        self.batches = batches
-        self.batch_size = batch_size
-        self.index_source = StoppableSampler(())
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self._is_new and isinstance(self.batches, Iterator) and not hasattr(type(self.batches), "__len__"):
-            self.batches = self._make()
-        self._is_new = False
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def open(self, max_batches: int | None = None, last_batch_samples: int | None = None) -> None:
-        """Do nothing: its epochs cannot be limited."""
-
-    def close(self, epoch_batches: int | None) -> None:
-        """Do nothing: its epochs cannot be ended early."""
-
-
-MeasuredLoader = StoppableDataLoader | IterableLoader
-
-
 @dataclass(frozen=True)
 class CustomLoader:
-    """How a custom loader is made with other settings, and measured.
+    """How a custom loader is made with other settings, and measured."""
 
-    Attributes:
-        name: Qualified name of its class, or import string of the function that makes it.
-        maker: The class or function.
-        arguments: Arguments besides the settings, by name.
-        fixed: Settings that are not accepted, with their values.
-        takes_batch_size: Whether the function has a parameter for the batch size; None for a class.
-        ends_with_sampler: Whether its epochs end when its sampler does. Those of a class that never restarts its
-            workers do not.
-        delivers_as_sampled: Whether it returns the batches that its sampler requests, which its own loop may drop.
-    """
+    name: str  # qualified name of its class, or import string of the function that makes it
+    maker: Callable[..., Any]  # the class or function
+    arguments: Mapping[str, Any]  # besides the settings, by name
+    fixed: Mapping[SettingName, Any]  # settings that are not accepted, with their values
+    ends_with_sampler: bool = True  # whether an epoch ends when its sampler does; not if its workers never restart
+    delivers_as_sampled: bool = True  # whether the batches that the sampler requests arrive; its own loop may drop some
 
-    name: str
-    maker: Callable[..., Any]
-    arguments: Mapping[str, Any] = field(repr=False)
-    fixed: Mapping[SettingName, Any]
-    takes_batch_size: bool | None = None
-    ends_with_sampler: bool = True
-    delivers_as_sampled: bool = True
+    @property
+    def is_function(self) -> bool:
+        """Whether a function makes it."""
+        return not isinstance(self.maker, type)
 
     def make(self, settings: Mapping[str, Any]) -> MeasuredLoader:
         """Make the loader with these arguments of DataLoader.
@@ -96,11 +54,11 @@ class CustomLoader:
         Raises:
             UsageError: It has other settings, or is not iterable.
         """
-        is_class = isinstance(self.maker, type)
         known = {*LOADER_SETTINGS, *(one.name for one in list_parameters(self.maker))}  # a function may set the rest
-        wanted = {n: value for n, value in settings.items() if n not in self.fixed and (is_class or n in known)}
+        usable = (known if self.is_function else settings.keys()) - self.fixed.keys()
+        wanted = {name: value for name, value in settings.items() if name in usable}
         given = choose_arguments(self.maker, wanted)
-        dropped = NEEDING_WORKERS if is_class and not settings["num_workers"] else ()
+        dropped = () if self.is_function or settings["num_workers"] else NEEDING_WORKERS
         arguments = {name: value for name, value in self.arguments.items() if name not in dropped} | given
 
         def make() -> Any:
@@ -110,9 +68,9 @@ class CustomLoader:
         try:
             made = make()
         except TypeError as error:
-            if is_class:
-                raise UsageError(f"{self.name} failed with {', '.join(given)}: {error}. Instead, {REMEDY}.") from error
-            raise
+            if self.is_function:
+                raise
+            raise UsageError(f"{self.name} failed with {', '.join(given)}: {error}. Instead, {REMEDY}.") from error
         if isinstance(made, DataLoader):
             check_settings(made, given, self.name)
         if isinstance(made, StoppableDataLoader):
@@ -148,22 +106,22 @@ def record_constructor_calls() -> Iterator[RecordedCalls]:
 
 
 @contextmanager
-def _replace_new(make: Callable[..., DataLoader[Any]]) -> Iterator[None]:
+def _replace_new(make: Callable[..., Any]) -> Iterator[None]:
     """Replace `DataLoader.__new__`, which Python calls with the arguments of the outermost `__init__`.
 
     It cannot be removed again: CPython remembers that the class had one, and object's own then refuses arguments. So a
     plain one remains.
     """
-    _set_new(make)
+
+    def replace_new(new: Any) -> None:
+        new.__signature__ = inspect.signature(DataLoader.__init__)  # of the class, for code that inspects it
+        type.__setattr__(DataLoader, "__new__", staticmethod(new))
+
+    replace_new(make)
     try:
         yield
     finally:
-        _set_new(lambda cls, *_, **__: object.__new__(cls))
-
-
-def _set_new(make: Any) -> None:
-    make.__signature__ = inspect.signature(DataLoader.__init__)  # of the class, for code that inspects it
-    type.__setattr__(DataLoader, "__new__", staticmethod(make))
+        replace_new(lambda cls, *_, **__: object.__new__(cls))
 
 
 def adopt_loader(
@@ -171,7 +129,7 @@ def adopt_loader(
 ) -> CustomLoader | None:
     """Return how to rebuild a loader; None if its attributes describe it in full, as those of a plain one.
 
-    `source` is the factory, for messages; `ends` tells whether epochs end with the sampler, None to find out.
+    `source` is the factory, for messages; `ends` is whether epochs end with the sampler, None to find out.
 
     Raises:
         UsageError: It cannot be rebuilt with another number of workers.
@@ -254,9 +212,9 @@ def check_settings(loader: DataLoader[Any], given: Mapping[str, Any], maker: str
     """Raise UsageError if a loader has other settings than its class or function was given."""
     for name in LOADER_SETTINGS:
         has = read_setting(loader, name)
-        is_known = has is not None or (name != "batch_size" and hasattr(loader, name))  # the dataset may make batches
+        is_unknown = name not in given or (has is None and name == "batch_size")  # the dataset may make batches
         is_capped = name == "num_workers" and 0 < (has or 0) < given.get(name, 0)  # in training, too
-        if name in given and is_known and has != given[name] and not is_capped:
+        if not (is_unknown or is_capped or has == given[name]):
             raise UsageError(
                 f"{maker} was given {name}={given[name]} and made a loader with {has}. Pass {name} on to DataLoader, "
                 f"or {REMEDY}."
@@ -291,9 +249,10 @@ def refuse_loader(made: Any, source: str) -> NoReturn:
 
 def find_loaders(made: Any) -> list[str]:
     """Return the attributes of an object that are DataLoaders, or collections of them."""
-
-    def contains(value: Any) -> bool:
-        entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        return any(isinstance(one, DataLoader) for one in (value, *entries))
-
-    return [f"`.{name}`" for name, value in getattr(made, "__dict__", {}).items() if contains(value)]
+    found = []
+    for name, value in getattr(made, "__dict__", {}).items():
+        entries = (
+            value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+        )
+        found += [f"`.{name}`"] if any(isinstance(one, DataLoader) for one in entries) else []
+    return found

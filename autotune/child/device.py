@@ -125,6 +125,6 @@ class SimulatedStep:
             torch.cuda.synchronize(device)
             self._cycles = int(seconds * CALIBRATION_CYCLES / (start.elapsed_time(end) / 1000))
 
-    def __call__(self) -> None:
-        """Occupy the device once."""
+    def __call__(self, _: object = None) -> None:
+        """Occupy the device once; as a step, for a batch that is on the device."""
         torch.cuda._sleep(self._cycles) if self._cycles else time.sleep(self._seconds)

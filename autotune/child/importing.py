@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-import runpy
 import sys
 from importlib.machinery import ModuleSpec
 from operator import attrgetter
@@ -18,7 +17,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from autotune.errors import UsageError
-from autotune.import_strings import ImportString, split_import_string
+from autotune.import_strings import split_import_string
 from autotune.system.code_places import find_module
 
 NAME_IN_WORKERS: Final = "__mp_main__"  # of the script; its `if __name__ == "__main__"` is then false
@@ -89,31 +88,25 @@ def become_script(main: str, dataset: str) -> None:
     then find the factory's objects in the script, and import it once.
     """
     is_file = main.endswith(".py")
-    spec = None if is_file else _find_spec(main)
-    origin = Path(main if spec is None else spec.origin or "").resolve()
-    if not origin.is_file():
+    spec = (
+        importlib.util.spec_from_file_location(Path(main).stem, Path(main).resolve()) if is_file else _find_spec(main)
+    )
+    origin = _find_origin(spec)
+    if spec is None or not origin.is_file():
         problem = f"no such file in {Path.cwd()}" if is_file else "neither a file that ends in .py nor a module"
         raise UsageError(f"--main {main}: {problem}.")
     if is_file:
         sys.path.insert(0, str(origin.parent))
-    script = ModuleType(NAME_IN_WORKERS)
-    script.__file__, script.__spec__ = str(origin), spec
+    script = importlib.util.module_from_spec(spec)
+    script.__name__, script.__spec__ = NAME_IN_WORKERS, None if is_file else spec
     named = split_import_string(dataset)
-    if named is not None and _find_origin(named) == origin:
-        if is_file:
-            script.__dict__.update(runpy.run_path(str(origin), run_name=NAME_IN_WORKERS))
-        else:
-            script.__dict__.update(runpy.run_module(main, run_name=NAME_IN_WORKERS, alter_sys=True))
+    if named is not None and origin == (
+        Path(named.place).resolve() if named.is_script else _find_origin(_find_spec(named.place))
+    ):
         sys.modules[named.module] = sys.modules[NAME_IN_WORKERS] = script
+        exec(compile(origin.read_bytes(), origin, "exec"), vars(script))  # noqa: S102  # the user's own script
     sys.modules["__main__"] = script
     sys.argv[:] = [str(origin)]
-
-
-def _find_origin(named: ImportString) -> Path | None:
-    if named.is_script:
-        return Path(named.place).resolve()
-    spec = _find_spec(named.place)
-    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
 def _find_spec(name: str) -> ModuleSpec | None:
@@ -121,3 +114,8 @@ def _find_spec(name: str) -> ModuleSpec | None:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return None
+
+
+def _find_origin(spec: ModuleSpec | None) -> Path:
+    """Return the file of a module; the current folder if it has none."""
+    return Path("" if spec is None else spec.origin or "").resolve()

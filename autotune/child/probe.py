@@ -110,7 +110,7 @@ def profile_workload(
         fixed_settings=dict(workload.fixed),
         loader_decides=() if own is None else tuple(own.fixed),
         ends_with_sampler=workload.ends_with_sampler,
-        multiprocessing_context=workload.start_method,
+        multiprocessing_context=workload.parts.multiprocessing_context,
         software=read_software(),
         pinning=device.type == "cuda",
         rss_bytes=rss_bytes,

@@ -94,8 +94,9 @@ def describe_start(workload: LoadedWorkload, start: LinearCost) -> tuple[str, ..
     """Return a note if workers take long to start."""
     if start.per_item_seconds < NOTABLE_START_SECONDS:
         return ()
-    method, all_seconds = workload.start_method or read_start_method_in_force(), start.per_batch(DESCRIBED_WORKERS)
-    note = f"Workers start by {method}: {DESCRIBED_WORKERS} of them take {format_seconds(all_seconds)}"
+    method = workload.parts.multiprocessing_context or read_start_method_in_force()
+    all_seconds = format_seconds(start.per_batch(DESCRIBED_WORKERS))
+    note = f"Workers start by {method}: {DESCRIBED_WORKERS} of them take {all_seconds}"
     return (f"{note}, {format_seconds(start.per_item_seconds)} more for each.",)
 
 
@@ -145,7 +146,7 @@ def time_transfer(workload: LoadedWorkload, size: int) -> tuple[float, float]:
         dataset=ReplayDataset(parts.dataset, indices, size),
         collate_fn=RecordingCollate(parts.collate_fn or default_collate),
         worker_init_fn=WatchedInit(parts.dataset, parts.worker_init_fn),
-        multiprocessing_context=workload.start_method,
+        multiprocessing_context=workload.parts.multiprocessing_context,
     )
     moments, collates = [], []
     for batch in islice(build_plain_loader(LoadedWorkload(parts=replay), size, workers=1), TRANSFER_BATCHES):

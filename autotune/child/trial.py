@@ -9,15 +9,17 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.child.custom_loaders import MeasuredLoader
+from torch.utils.data import default_collate
+
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.distributed import RankSync
 from autotune.child.errors import annotate_dead_workers, find_requested_index
 from autotune.child.loader import (
+    MeasuredLoader,
     StoppableDataLoader,
     build_loader,
     build_plain_loader,
@@ -65,34 +67,27 @@ class EpochRecorder:
         return self._closed_after is not None or self._loader.index_source.closed
 
     def close(self, epoch_batches: int | None) -> None:
-        """Stop the sampler soon."""
+        """Stop the sampler soon, if the epoch ends with it."""
         self._closed_after = self.batches
-        self._loader.close(epoch_batches)
+        if self._loader.ends_with_sampler:
+            self._loader.index_source.close(self._loader.num_workers, epoch_batches)
 
     def count_samples(self) -> int:
         """Return the number of samples up to the current batch."""
         counted = self.delivered + (self._loader.batch_size or 1)
         return self._loader.index_source.count_samples(self.batches + 1) if self._is_map else counted
 
-    def snapshot(self) -> EpochTrace:
-        """Return the epoch as far as the device has finished it, as if it were closed now."""
-        moments, waited = self._timer.read()
-        return self._make_trace(moments, waited, moments[-1] if moments else 0.0, len(moments))
-
-    def finish(self) -> EpochTrace:
-        """Return the epoch after its end."""
-        ended = time.perf_counter() - self._started
-        moments, waited = self._timer.read()
-        length = len(moments) if self._loader.index_source.closed else None  # of a mini-epoch
-        closed = length if self._closed_after is None else self._closed_after
-        return self._make_trace(moments, waited, max([ended, *moments[-1:]]), closed)
-
-    def _make_trace(self, moments: Sequence[float], waited: float, end: float, closed_after: int | None) -> EpochTrace:
-        source = self._loader.index_source
+    def make_trace(self, *, is_over: bool = False) -> EpochTrace:
+        """Return the epoch after its end; before it as far as the device is, as if the sampler were closed now."""
+        ended, source = time.perf_counter() - self._started, self._loader.index_source
+        moments, wait_seconds = self._timer.read()
+        closed_after = self._closed_after if is_over else None
+        if closed_after is None and (not is_over or source.closed):  # a snapshot, or a mini-epoch
+            closed_after = len(moments)
         return EpochTrace(
             batch_seconds=tuple(round(moment, 6) for moment in moments),
-            end_seconds=end,
-            wait_seconds=waited,
+            end_seconds=max([ended if is_over else 0.0, *moments[-1:]]),
+            wait_seconds=wait_seconds,
             batch_waits=tuple(round(wait, 6) for wait in self._timer.waits[: len(moments)]),
             samples=source.count_samples(len(moments)) if self._is_map else self.delivered,
             promised_batches=source.batches if self._is_map else None,
@@ -137,12 +132,13 @@ class TrialRun:
         self._ranks, self._on_batch = ranks or RankSync(), on_batch
         self._loader = build_loader(workload, request.config)
         self._is_map = workload.kind == "map" and self._loader.delivers_as_sampled  # then the sampler counts
-        self._is_counted = not self._is_map or workload.fetches_batches  # afterwards, as they arrive
+        is_stacked = workload.batching == "batch_size" and workload.parts.collate_fn in (None, default_collate)
+        self._is_counted = not self._is_map or (is_stacked and hasattr(workload.parts.dataset, "__getitems__"))
         self._workers = request.config.dataloader.num_workers
-        self._start_seconds = None if self._workers and not is_forking(request.config.process) else 0.0
-        self._epoch_batches = count_epoch_batches(self._loader, workload)
+        is_quick = not self._workers or is_forking(request.config.process.multiprocessing_context)
+        self._start_seconds = 0.0 if is_quick else None
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
-        self._stopping = StoppingRule(request, self._epoch_batches)
+        self._stopping = StoppingRule(request, count_epoch_batches(self._loader, workload))
         self._copier = DeviceCopier(device) if request.config.process.device_prefetch else None
         self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
@@ -180,7 +176,7 @@ class TrialRun:
             plan = self._ranks.agree(lambda: self._stopping.next_epoch_batches(self._traces, self._elapsed()))
         return Measurement(
             epochs=tuple(self._traces),
-            epoch_batches=self._epoch_batches,
+            epoch_batches=self._stopping.epoch_batches,
             epoch_samples=self._epoch_samples,
             stopped=plan,
             peak_gpu_bytes=read_peak(self._device),
@@ -216,7 +212,8 @@ class TrialRun:
             self._iterator = self._batch = None
         is_divided = self._is_map and self._workload.batching != "user"
         rest = (self._epoch_samples or 0) % (self._loader.batch_size or 1)  # samples of a last batch that is not full
-        self._loader.open(limit, (rest or None) if is_divided else None)
+        if self._loader.ends_with_sampler:
+            self._loader.index_source.open(limit, (rest or None) if is_divided else None)
         timer = make_step_timer(self._device)
         recorder = EpochRecorder(self._loader, timer, is_map=self._is_map, is_counted=self._is_counted)
         self._recorder = recorder
@@ -225,25 +222,26 @@ class TrialRun:
         self._worker_pids.update(worker.pid or 0 for worker in list_workers(self._iterator))
         batches = self._iterator if self._copier is None else prefetch_batches(self._iterator, self._copier)
         timer.ask()
-        self._ranks.start_wait()
+        asked = time.perf_counter()
         for self._batch in batches:  # as in training, a batch lives until the next one arrives
-            self._ranks.end_wait()
+            waited = time.perf_counter() - asked
             timer.begin()
             self._step(self._batch)
-            is_whole = self._ranks.sync_step()
+            is_whole = self._ranks.sync_step(waited)
             timer.end()
             recorder.note_batch(self._batch)
             if abandoned := self._on_batch_end(recorder, limit, self._elapsed()) or not is_whole:
                 break
             timer.ask()
-            self._ranks.start_wait()
+            asked = time.perf_counter()
         else:
-            self._ranks.sync_step(has_batch=False)
+            self._ranks.sync_step(None)
         if not self._loader.ends_with_sampler and not abandoned:  # as at the end of a training loop
             self._iterator = batches = iter(())
         synchronize(self._device)
-        trace = recorder.finish()
-        trace = trace.model_copy(update={"wait_seconds": self._ranks.read_epoch_wait(trace.wait_seconds)})
+        trace = recorder.make_trace(is_over=True)
+        longest = max(trace.wait_seconds, self._ranks.epoch_wait_seconds)
+        trace = trace.model_copy(update={"wait_seconds": longest})
         self._check(trace, recorder.delivered, abandoned=abandoned)
         return trace
 
@@ -259,12 +257,12 @@ class TrialRun:
 
         def should_stop() -> bool:
             rule, is_first = self._stopping, not self._traces
-            return rule.should_stop_epoch(recorder.batches, recorder.snapshot, is_first=is_first, elapsed=elapsed)
+            return rule.should_stop_epoch(recorder.batches, recorder.make_trace, is_first=is_first, elapsed=elapsed)
 
         is_over = recorder.batches == limit and not self._loader.ends_with_sampler
         if not is_over and not self._ranks.decide("stop", should_stop):
             return False
-        recorder.close(self._epoch_batches)
+        recorder.close(self._stopping.epoch_batches)
         return not self._loader.ends_with_sampler
 
     def _check(self, trace: EpochTrace, delivered: int, *, abandoned: bool) -> None:
@@ -289,7 +287,6 @@ class TrialRun:
     def _learn_length(self, trace: EpochTrace) -> None:
         """Correct the length of an epoch by a whole one; a dataset or a sampler may report another."""
         if trace.closed_after is None:
-            self._epoch_batches = self._stopping.epoch_batches = trace.batches
-            self._epoch_samples = trace.samples or None
-        elif self._epoch_batches is not None and trace.batches > self._epoch_batches:
-            self._epoch_batches = self._stopping.epoch_batches = self._epoch_samples = None
+            self._stopping.epoch_batches, self._epoch_samples = trace.batches, trace.samples or None
+        elif trace.batches > (self._stopping.epoch_batches or trace.batches):
+            self._stopping.epoch_batches = self._epoch_samples = None

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast, get_args
 
 from torch.multiprocessing import get_sharing_strategy
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from autotune.child.custom_loaders import (
     LOADER_SETTINGS,
     CustomLoader,
-    IterableLoader,
     RecordedCalls,
     adopt_loader,
     check_arguments,
@@ -29,39 +28,30 @@ from autotune.child.custom_loaders import (
     refuse_loader,
 )
 from autotune.child.importing import import_attribute
+from autotune.child.loader import IterableLoader, is_forking
 from autotune.child.sample_checks import SampleCountTracker
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
-from autotune.profiles.loaders import list_parameters, takes
+from autotune.profiles.loaders import WITHOUT_WORKERS, list_parameters, takes
 from autotune.request import Workload, WorkloadRequest
-from autotune.settings import SETTINGS, SettingName, config_from_values, setting_values
-from autotune.system.software import read_start_method_in_force
+from autotune.settings import SETTINGS, SettingName, config_from_values
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoadedWorkload:
-    """The user's pipeline, from which loaders are built.
+    """The user's pipeline, from which loaders are built."""
 
-    Attributes:
-        parts: The arguments of its loader that are not searched.
-        baseline: Settings of the ready DataLoader that the factory returned; None for anything else.
-        sample_counts: Samples counted so far.
-        own: How a custom loader is made and measured; None for a plain DataLoader.
-        owner: The data module that returned the loader; kept because it may own the files that the dataset reads.
-        wrapper: Class that wraps the measured DataLoader and does not load itself; None if nothing does.
-    """
-
-    parts: Workload
-    baseline: LoaderConfig | None = None
+    parts: Workload  # the arguments of its loader that are not searched
+    baseline: LoaderConfig | None = None  # settings of the ready DataLoader that the factory returned
     sample_counts: SampleCountTracker = dataclasses.field(default_factory=SampleCountTracker, compare=False)
-    own: CustomLoader | None = None
-    owner: Any = None
-    wrapper: str | None = None
+    own: CustomLoader | None = None  # how a custom loader is made and measured; None for a plain DataLoader
+    owner: Any = None  # the data module that returned the loader; it may own the files that the dataset reads
+    note: str | None = None  # what is measured, if that is not a plain DataLoader
 
     @property
     def is_opaque(self) -> bool:
         """Whether a function makes batches without samples or parts that could be inspected."""
-        return self.own is not None and self.own.takes_batch_size is not None and not self.parts.batched
+        return self.own is not None and self.own.is_function and not self.parts.batched
 
     @property
     def ends_with_sampler(self) -> bool:
@@ -69,20 +59,12 @@ class LoadedWorkload:
         return self.own is None or self.own.ends_with_sampler
 
     @property
-    def note(self) -> str | None:
-        """What is measured, if that is not a plain DataLoader."""
-        if self.wrapper is not None:
-            return f"Trials measure the DataLoader inside {self.wrapper}, which starts the workers and loads."
-        return None if self.own is None else self.own.describe()
-
-    @property
     def fixed(self) -> Mapping[SettingName, Any]:
         """Settings that cannot be changed, with their values: a dataset may need to know its batch size."""
         fixed = {} if self.own is None else dict(self.own.fixed)
         size = getattr(self.parts.dataset, "batch_size", None)
-        if (self.own is not None and self.own.takes_batch_size) or hasattr(self.parts.dataset, "set_batch_size"):
-            return fixed
-        if self.batching == "batch_size" and isinstance(size, int) and size > 0:
+        is_settable = (self.own is not None and self.own.is_function) or hasattr(self.parts.dataset, "set_batch_size")
+        if self.batching == "batch_size" and isinstance(size, int) and size > 0 and not is_settable:
             fixed["batch_size"] = size if self.baseline is None else self.baseline.dataloader.batch_size
         return fixed
 
@@ -94,15 +76,9 @@ class LoadedWorkload:
     @property
     def batching(self) -> Literal["batch_size", "user"]:
         """Whether the batch size can be set."""
-        if self.own is not None and self.own.takes_batch_size is not None:
-            return "batch_size" if self.own.takes_batch_size else "user"
+        if self.own is not None and self.own.is_function:
+            return "user" if "batch_size" in self.own.fixed else "batch_size"
         return "user" if self.parts.batch_sampler is not None or not self.parts.batched else "batch_size"
-
-    @property
-    def fetches_batches(self) -> bool:
-        """Whether the dataset fetches whole batches, whose first dimension counts their samples by torch's collate."""
-        is_stacked = self.batching == "batch_size" and self.parts.collate_fn in (None, default_collate)
-        return is_stacked and hasattr(self.parts.dataset, "__getitems__")
 
     @property
     def promised_samples(self) -> int | None:
@@ -114,14 +90,9 @@ class LoadedWorkload:
             return None
 
     @property
-    def start_method(self) -> StartMethod | None:
-        """Start method of its workers; None for Python's default."""
-        return cast("StartMethod | None", self.parts.multiprocessing_context)
-
-    @property
     def forks_workers(self) -> bool:
         """Whether its workers are forked, and so inherit the memory and open files of the training process."""
-        return (self.start_method or read_start_method_in_force()) == "fork"
+        return is_forking(self.parts.multiprocessing_context)
 
 
 def load_workload(request: WorkloadRequest, ends_with_sampler: bool | None = None) -> LoadedWorkload:
@@ -173,7 +144,7 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
         raise UsageError(f"--loader {name}: {describe(function)}, not a function that makes a loader.")
     defaults = {one.name: one.default for one in list_parameters(function)} | given
     required = {one: SETTINGS[one].recommended for one in SETTINGS if defaults.get(one) is inspect.Parameter.empty}
-    arguments = {**given, **required}
+    arguments, defaults = {**given, **required}, defaults | required
     check_arguments(function, arguments, name)
 
     @functools.wraps(function)
@@ -183,11 +154,11 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
         return choose_split(made, request.split, name) if is_several else made
 
     fixed = [one for one in LOADER_SETTINGS if one in given or not takes(function, one)]
-    own = CustomLoader(name, make, arguments, dict.fromkeys(fixed), "batch_size" not in fixed)
-    made, defaults = own.make(required), defaults | required
+    own = CustomLoader(name, make, arguments, dict.fromkeys(fixed))
+    made = own.make(required)
     known = {one: defaults[one] for one in LOADER_SETTINGS if type(defaults.get(one)) in (int, bool)}
     if isinstance(made, IterableLoader):
-        usual = setting_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=None)))
+        usual = {one: setting.default for one, setting in SETTINGS.items()} | {"batch_size": None}
         parts, baseline = Workload(dataset=made.batches, batched=False), config_from_values(usual | known)
     else:
         parts, baseline = _take_apart(made)
@@ -195,7 +166,8 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
         dataloader = baseline.dataloader.model_copy(update={"batch_size": size})
         baseline = baseline.model_copy(update={"dataloader": dataloader})
     own = dataclasses.replace(own, fixed={one: SETTINGS[one].read(baseline) for one in fixed})
-    return LoadedWorkload(parts, baseline, own=check_epochs(own, made, ends_with_sampler))
+    own = check_epochs(own, made, ends_with_sampler)
+    return LoadedWorkload(parts, baseline, own=own, note=own.describe())
 
 
 def take_share(loaded: LoadedWorkload) -> LoadedWorkload:
@@ -225,14 +197,16 @@ def wrap_dataset(made: Any, source: str, calls: RecordedCalls = (), ends: bool |
         parts = made if isinstance(made, Workload) else Workload(dataset=made)
         _check_dataset(parts, source)
         return LoadedWorkload(parts)
-    wrapper = None
+    note = None
     while isinstance(inner := vars(made).get("base_dataloader"), DataLoader):  # of accelerate's DataLoaderShard
-        made, wrapper = inner, wrapper or describe(made).removeprefix("a ")
+        outer = describe(made).removeprefix("a ")
+        made, note = inner, note or f"Trials measure the DataLoader inside {outer}, which starts the workers and loads."
     parts, baseline = _take_apart(made)
     own = adopt_loader(made, baseline, calls, source, ends)
     if own is not None:  # its class may wrap its worker_init_fn, and does so again
         parts = dataclasses.replace(parts, worker_init_fn=own.arguments.get("worker_init_fn"))
-    return LoadedWorkload(parts, baseline, own=own, wrapper=wrapper)
+        note = note or own.describe()
+    return LoadedWorkload(parts, baseline, own=own, note=note)
 
 
 def _check_dataset(parts: Workload, source: str) -> None:
@@ -304,26 +278,17 @@ def _take_apart(loader: DataLoader[Any]) -> tuple[Workload, LoaderConfig]:
     has_batches, workers = loader.batch_size is None and loader.batch_sampler is not None, loader.num_workers
     method = getattr(loader.multiprocessing_context, "get_start_method", lambda: None)()
     method = method if method in get_args(StartMethod) else None  # a context may have no processes
+    names = ("dataset", "collate_fn", "worker_init_fn", "generator", "drop_last", "timeout")
     parts = Workload(
-        dataset=loader.dataset,
+        **{name: getattr(loader, name) for name in names},
         sampler=None if has_batches or isinstance(loader.dataset, IterableDataset) else loader.sampler,
         batch_sampler=loader.batch_sampler if has_batches else None,
         batched=loader.batch_sampler is not None or loader.batch_size is not None,
-        collate_fn=loader.collate_fn,
-        worker_init_fn=loader.worker_init_fn,
-        generator=loader.generator,
-        drop_last=loader.drop_last,
-        timeout=loader.timeout,
         multiprocessing_context=method,
     )
-    settings = DataLoaderSettings(
-        batch_size=loader.batch_size,
-        num_workers=workers,
-        prefetch_factor=loader.prefetch_factor if workers else None,
-        pin_memory=loader.pin_memory,
-        persistent_workers=loader.persistent_workers,
-        in_order=getattr(loader, "in_order", True) if workers else True,
-    )
+    values = {name: getattr(loader, name) for name in DataLoaderSettings.model_fields}
+    if not workers:
+        values |= WITHOUT_WORKERS
     strategy = cast("SharingStrategy", get_sharing_strategy())
     process = ProcessSettings(sharing_strategy=strategy, multiprocessing_context=method)
-    return parts, LoaderConfig(dataloader=settings, process=process)
+    return parts, LoaderConfig(dataloader=DataLoaderSettings(**values), process=process)

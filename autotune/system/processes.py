@@ -120,9 +120,9 @@ def read_session(pid: int, proc: Path = PROC) -> int:
     return int(fields[3]) if len(fields) > 3 else 0
 
 
-def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when the thread ends that started it."""
-    _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread ends that started it."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def adopt_orphans() -> None:

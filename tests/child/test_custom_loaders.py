@@ -282,7 +282,7 @@ def test_a_function_that_does_not_pass_its_settings_on_is_refused() -> None:
 
 
 def test_a_function_may_start_fewer_workers_and_not_more() -> None:
-    assert build_loader(load_function("make_with_limits", most=2), make_config(5)).num_workers == 2  # type: ignore[union-attr]
+    assert build_loader(load_function("make_with_limits", most=2), make_config(5)).num_workers == 2
     with pytest.raises(UsageError, match="was given num_workers=1 and made a loader with 2"):
         build_loader(load_function("make_with_limits", least=2), make_config(1))
 

@@ -39,7 +39,7 @@ def test_a_closed_loader_delivers_the_batches_in_flight_and_ends(workers: int) -
     for _ in loader:
         delivered += 1
         if delivered == 3:
-            loader.close(epoch_batches=40)
+            loader.index_source.close(workers, 40)
     assert delivered == loader.index_source.batches
     assert delivered % max(1, workers) == 0
     assert 3 <= delivered <= 3 + 3 * max(1, workers)
