@@ -291,7 +291,6 @@ def make_with_limits(
 # Several loaders or datasets
 
 DATASETS = {"train": Numbers(), "val": Numbers(20)}
-NESTED = {"train": {"left": Numbers(), "right": Numbers()}, "val": Numbers()}
 ONE_LIST = [(torch.zeros(2), {1, 2}) for _ in range(4)]
 
 

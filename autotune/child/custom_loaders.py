@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn, get_args
@@ -49,11 +49,7 @@ class CustomLoader:
         return not isinstance(self.maker, type)
 
     def make(self, settings: Mapping[str, Any]) -> MeasuredLoader:
-        """Make the loader with these arguments of DataLoader.
-
-        Raises:
-            UsageError: It has other settings, or is not iterable.
-        """
+        """Make the loader with these arguments of DataLoader, or raise UsageError."""
         known = {*LOADER_SETTINGS, *(one.name for one in list_parameters(self.maker))}  # a function may set the rest
         usable = (known if self.is_function else settings.keys()) - self.fixed.keys()
         wanted = {name: value for name, value in settings.items() if name in usable}
@@ -62,7 +58,7 @@ class CustomLoader:
         arguments = {name: value for name, value in self.arguments.items() if name not in dropped} | given
 
         def make() -> Any:
-            with _replace_new(lambda cls, *_, **__: object.__new__(make_stoppable(cls))):
+            with replace_new(lambda cls, *_, **__: object.__new__(make_stoppable(cls))):
                 return self.maker(**arguments)
 
         try:
@@ -88,57 +84,44 @@ class CustomLoader:
         return f"Each trial measures your own loader, {self.name}.{fixed}{long}"
 
 
-RecordedCalls = Sequence[tuple[DataLoader[Any], type, tuple[Any, ...], dict[str, Any]]]
+def record_call(cls: type[DataLoader[Any]], *arguments: Any, **named: Any) -> DataLoader[Any]:
+    """Return a new loader that holds the arguments of its constructor."""
+    loader: DataLoader[Any] = object.__new__(cls)
+    vars(loader)["_constructor_call"] = cls, arguments, named
+    return loader
 
 
 @contextmanager
-def record_constructor_calls() -> Iterator[RecordedCalls]:
-    """Record the arguments of each DataLoader that is constructed in the block, those of its own class."""
-    calls: list[Any] = []
-
-    def make(cls: type[DataLoader[Any]], *arguments: Any, **named: Any) -> DataLoader[Any]:
-        loader: DataLoader[Any] = object.__new__(cls)
-        calls.append((loader, cls, arguments, named))
-        return loader
-
-    with _replace_new(make):
-        yield calls
-
-
-@contextmanager
-def _replace_new(make: Callable[..., Any]) -> Iterator[None]:
+def replace_new(make: Callable[..., Any]) -> Iterator[None]:
     """Replace `DataLoader.__new__`, which Python calls with the arguments of the outermost `__init__`.
 
     It cannot be removed again: CPython remembers that the class had one, and object's own then refuses arguments. So a
     plain one remains.
     """
 
-    def replace_new(new: Any) -> None:
+    def set_new(new: Any) -> None:
         new.__signature__ = inspect.signature(DataLoader.__init__)  # of the class, for code that inspects it
         type.__setattr__(DataLoader, "__new__", staticmethod(new))
 
-    replace_new(make)
+    set_new(make)
     try:
         yield
     finally:
-        replace_new(lambda cls, *_, **__: object.__new__(cls))
+        set_new(lambda cls, *_, **__: object.__new__(cls))
 
 
 def adopt_loader(
-    loader: DataLoader[Any], baseline: LoaderConfig, calls: RecordedCalls, source: str, ends: bool | None = None
+    loader: DataLoader[Any], baseline: LoaderConfig, source: str, ends: bool | None
 ) -> CustomLoader | None:
-    """Return how to rebuild a loader; None if its attributes describe it in full, as those of a plain one.
+    """Return how to rebuild a loader, or raise UsageError; None for a plain one, whose attributes describe it in full.
 
     `source` is the factory, for messages; `ends` is whether epochs end with the sampler, None to find out.
-
-    Raises:
-        UsageError: It cannot be rebuilt with another number of workers.
     """
     cls, methods = type(loader), list_overrides(type(loader))
     if not methods:
         return None
     name = f"{cls.__module__}.{cls.__qualname__}"
-    arguments = _find_arguments(loader, calls)
+    arguments = _find_arguments(loader)
     if arguments is None:
         raise UsageError(
             f"{source} returned a {name}, which overrides {', '.join(methods)}, and dltune did not see its constructor "
@@ -162,14 +145,13 @@ def list_overrides(cls: type) -> list[str]:
     return [name for name in OVERRIDES if name in found]
 
 
-def _find_arguments(loader: DataLoader[Any], calls: RecordedCalls) -> dict[str, Any] | None:
+def _find_arguments(loader: DataLoader[Any]) -> dict[str, Any] | None:
     """Return the arguments of a loader's constructor by name; None if unknown, or if some have no name."""
-    for made, cls, arguments, named in calls:
-        if made is loader and type(loader) is cls and (arguments or named):
-            names = _list_positional(cls) or _list_positional(DataLoader)  # *args are assumed to be passed on
-            if len(arguments) <= len(names):
-                return {**dict(zip(names, arguments, strict=False)), **named}
-    return None
+    cls, arguments, named = vars(loader).get("_constructor_call", (None, (), {}))
+    names = _list_positional(type(loader)) or _list_positional(DataLoader)  # *args are assumed to be passed on
+    if cls is not type(loader) or not (arguments or named) or len(arguments) > len(names):
+        return None
+    return {**dict(zip(names, arguments, strict=False)), **named}
 
 
 def _list_positional(cls: type) -> list[str]:
@@ -196,15 +178,14 @@ def check_epochs(own: CustomLoader, made: Any, ends: bool | None) -> CustomLoade
 def check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], source: str) -> None:
     """Raise UsageError if a factory does not accept these arguments, or requires others."""
     try:
-        signature = inspect.signature(factory)
-    except (TypeError, ValueError):  # of a compiled function
+        inspect.signature(factory).bind(**arguments)
+    except ValueError:  # a compiled function has no signature
         return
-    try:
-        signature.bind(**arguments)
     except TypeError as error:
+        names = ", ".join(inspect.signature(factory).parameters) or "none"
         raise UsageError(
-            f"{source}: {error}. Its arguments are {', '.join(signature.parameters) or 'none'}: pass them with "
-            f"--arg NAME=VALUE (JSON or a bare word), or write a function that calls {source.partition(':')[2]}."
+            f"{source}: {error}. Its arguments are {names}: pass them with --arg NAME=VALUE (JSON or a bare word), or "
+            f"write a function that calls {source.partition(':')[2]}."
         ) from None
 
 
@@ -248,11 +229,7 @@ def refuse_loader(made: Any, source: str) -> NoReturn:
 
 
 def find_loaders(made: Any) -> list[str]:
-    """Return the attributes of an object that are DataLoaders, or collections of them."""
-    found = []
-    for name, value in getattr(made, "__dict__", {}).items():
-        entries = (
-            value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
-        )
-        found += [f"`.{name}`"] if any(isinstance(one, DataLoader) for one in entries) else []
-    return found
+    """Return the attributes of an object that are DataLoaders, or lists of them."""
+    attributes = getattr(made, "__dict__", {}).items()
+    lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in attributes}
+    return [f"`.{name}`" for name, values in lists.items() if any(isinstance(one, DataLoader) for one in values)]

@@ -24,11 +24,7 @@ NAME_IN_WORKERS: Final = "__mp_main__"  # of the script; its `if __name__ == "__
 
 
 def import_attribute(text: str) -> Any:
-    """Import an attribute by its import string; errors of the module itself are not changed.
-
-    Raises:
-        UsageError: There is no such module or script, or it has no such attribute.
-    """
+    """Import an attribute by its import string, or raise UsageError; errors of the module itself are not changed."""
     parts = split_import_string(text)
     if parts is None:
         raise UsageError(f"{text}: not of the form package.module:attribute or file.py:attribute.")

@@ -160,41 +160,28 @@ def is_forking(start_method: str | None) -> bool:
 
 
 def build_plain_loader(
-    workload: LoadedWorkload,
-    batch_size: int | None,
-    workers: int = 0,
-    prefetch_factor: int = 2,
-    process: ProcessSettings | None = None,
+    workload: LoadedWorkload, batch_size: int | None, workers: int = 0, prefetch_factor: int = 2
 ) -> MeasuredLoader:
     """Build a loader with the workload's own batches and start method, if it has any."""
     size = None if workload.batching == "user" else workload.fixed.get("batch_size", batch_size)
     extra = {"num_workers": workers, "prefetch_factor": prefetch_factor} if workers else {}
-    process = process or ProcessSettings(multiprocessing_context=workload.parts.multiprocessing_context)
-    settings = DataLoaderSettings(batch_size=size, **extra)
-    return build_loader(workload, LoaderConfig(dataloader=settings, process=process))
+    process = ProcessSettings(multiprocessing_context=workload.parts.multiprocessing_context)
+    return build_loader(
+        workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, **extra), process=process)
+    )
 
 
-def count_epoch_batches(loader: MeasuredLoader, workload: LoadedWorkload) -> int | None:
+def count_epoch_batches(loader: MeasuredLoader) -> int | None:
     """Count the batches of a whole epoch; None if neither the sampler nor the dataset has a length."""
     try:
-        if _has_own_length(loader):
-            return len(loader)
-        if workload.kind == "map":
-            return len(loader.index_source)
+        return len(loader)
     except Exception:  # a missing length is reported by many exceptions
         return None
-    if (samples := workload.promised_samples) is None or loader.batch_size is None:
-        return samples
-    return samples // loader.batch_size if loader.drop_last else -(-samples // loader.batch_size)
 
 
 def count_epoch_samples(loader: MeasuredLoader, workload: LoadedWorkload) -> int | None:
     """Count the samples of a whole epoch; None if the dataset has no length, or the user's code makes the batches."""
-    samples = workload.promised_samples
-    if samples is None or loader.batch_size is None or workload.batching == "user" or _has_own_length(loader):
+    samples, has_own_length = workload.promised_samples, type(loader).__len__ is not DataLoader.__len__
+    if samples is None or loader.batch_size is None or workload.batching == "user" or has_own_length:
         return None
     return samples - samples % loader.batch_size if loader.drop_last else samples
-
-
-def _has_own_length(loader: MeasuredLoader) -> bool:
-    return type(loader).__len__ is not DataLoader.__len__

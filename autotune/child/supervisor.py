@@ -53,14 +53,14 @@ class Supervisor:
         self._statuses: dict[int, int] = {}
 
     def serve(self, tuner: int) -> None:
-        """Answer requests until the tuner ends; then end the trial."""
+        """Answer the requests of the tuner until it ends; then end the trial."""
         self._connection.settimeout(REAP_INTERVAL_SECONDS)
-        while os.getppid() == tuner and self._answer():
+        while self._answer(tuner):
             self._reap()
         self._end_trial()
 
-    def _answer(self) -> bool:
-        """Answer one request, if one arrives in time; return False if the tuner is gone."""
+    def _answer(self, tuner: int) -> bool:
+        """Answer one request, if one arrives in time; return False if the tuner is gone and has no request left."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self._connection, MAX_REQUEST_BYTES, 2)
             if not message:
@@ -74,7 +74,7 @@ class Supervisor:
             else:
                 self._send({"survivors": self._end_trial(request["end"])})
         except TimeoutError:
-            return True
+            return os.getppid() == tuner
         except OSError:
             return False
         return True
@@ -194,9 +194,7 @@ def _import_what_trials_need() -> bool:
         import torch
 
         import autotune.child.probe
-        import autotune.child.step
-        import autotune.child.trial
-        import autotune.child.workload  # noqa: F401
+        import autotune.child.trial  # noqa: F401
     except Exception:  # whatever is wrong with the installation, the trial's own process reports it
         return False
     pid = _fork()

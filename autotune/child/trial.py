@@ -32,7 +32,7 @@ from autotune.child.step import Step
 from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
 from autotune.child.timers import StepTimer
 from autotune.child.workload import LoadedWorkload
-from autotune.config import LoaderConfig, ProcessSettings
+from autotune.config import LoaderConfig
 from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.protocol.measurement import EpochTrace, Measurement
 from autotune.protocol.messages import TrialRequest
@@ -77,7 +77,7 @@ class EpochRecorder:
         counted = self.delivered + (self._loader.batch_size or 1)
         return self._loader.index_source.count_samples(self.batches + 1) if self._is_map else counted
 
-    def make_trace(self, *, is_over: bool = False) -> EpochTrace:
+    def make_trace(self, *, is_over: bool = False, rank_wait_seconds: float = 0.0) -> EpochTrace:
         """Return the epoch after its end; before it as far as the device is, as if the sampler were closed now."""
         ended, source = time.perf_counter() - self._started, self._loader.index_source
         moments, wait_seconds = self._timer.read()
@@ -87,7 +87,7 @@ class EpochRecorder:
         return EpochTrace(
             batch_seconds=tuple(round(moment, 6) for moment in moments),
             end_seconds=max([ended if is_over else 0.0, *moments[-1:]]),
-            wait_seconds=wait_seconds,
+            wait_seconds=max(wait_seconds, rank_wait_seconds),
             batch_waits=tuple(round(wait, 6) for wait in self._timer.waits[: len(moments)]),
             samples=source.count_samples(len(moments)) if self._is_map else self.delivered,
             promised_batches=source.batches if self._is_map else None,
@@ -101,8 +101,7 @@ def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, con
     The batch comes from a worker if the configuration has workers: then this process must not read the dataset.
     """
     settings = config.dataloader
-    process = ProcessSettings(multiprocessing_context=config.process.multiprocessing_context)
-    loader = build_plain_loader(workload, settings.batch_size, min(1, settings.num_workers), 1, process)
+    loader = build_plain_loader(workload, settings.batch_size, min(1, settings.num_workers), prefetch_factor=1)
     loader.index_source.open(max_batches=1)
     for batch in itertools.islice(loader, 1):
         for _ in range(WARM_UP_STEPS if device.type == "cpu" else DEVICE_WARM_UP_STEPS):
@@ -138,7 +137,7 @@ class TrialRun:
         is_quick = not self._workers or is_forking(request.config.process.multiprocessing_context)
         self._start_seconds = 0.0 if is_quick else None
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
-        self._stopping = StoppingRule(request, count_epoch_batches(self._loader, workload))
+        self._stopping = StoppingRule(request, count_epoch_batches(self._loader))
         self._copier = DeviceCopier(device) if request.config.process.device_prefetch else None
         self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
@@ -210,10 +209,10 @@ class TrialRun:
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
         if not self._loader.ends_with_sampler:  # stop an abandoned epoch's workers before the clock starts
             self._iterator = self._batch = None
-        is_divided = self._is_map and self._workload.batching != "user"
-        rest = (self._epoch_samples or 0) % (self._loader.batch_size or 1)  # samples of a last batch that is not full
         if self._loader.ends_with_sampler:
-            self._loader.index_source.open(limit, (rest or None) if is_divided else None)
+            is_divided = self._is_map and self._workload.batching != "user"
+            rest = (self._epoch_samples or 0) % (self._loader.batch_size or 1) if is_divided else 0
+            self._loader.index_source.open(limit, last_batch_samples=rest or None)
         timer = make_step_timer(self._device)
         recorder = EpochRecorder(self._loader, timer, is_map=self._is_map, is_counted=self._is_counted)
         self._recorder = recorder
@@ -239,9 +238,7 @@ class TrialRun:
         if not self._loader.ends_with_sampler and not abandoned:  # as at the end of a training loop
             self._iterator = batches = iter(())
         synchronize(self._device)
-        trace = recorder.make_trace(is_over=True)
-        longest = max(trace.wait_seconds, self._ranks.epoch_wait_seconds)
-        trace = trace.model_copy(update={"wait_seconds": longest})
+        trace = recorder.make_trace(is_over=True, rank_wait_seconds=self._ranks.epoch_wait_seconds)
         self._check(trace, recorder.delivered, abandoned=abandoned)
         return trace
 

@@ -16,7 +16,6 @@ from torch.utils.data.distributed import DistributedSampler
 from autotune.child.custom_loaders import (
     LOADER_SETTINGS,
     CustomLoader,
-    RecordedCalls,
     adopt_loader,
     check_arguments,
     check_epochs,
@@ -24,8 +23,9 @@ from autotune.child.custom_loaders import (
     find_loaders,
     only_iterates,
     read_setting,
-    record_constructor_calls,
+    record_call,
     refuse_loader,
+    replace_new,
 )
 from autotune.child.importing import import_attribute
 from autotune.child.loader import IterableLoader, is_forking
@@ -52,11 +52,6 @@ class LoadedWorkload:
     def is_opaque(self) -> bool:
         """Whether a function makes batches without samples or parts that could be inspected."""
         return self.own is not None and self.own.is_function and not self.parts.batched
-
-    @property
-    def ends_with_sampler(self) -> bool:
-        """Whether an epoch ends when the sampler does."""
-        return self.own is None or self.own.ends_with_sampler
 
     @property
     def fixed(self) -> Mapping[SettingName, Any]:
@@ -115,7 +110,7 @@ def load_workload(request: WorkloadRequest, ends_with_sampler: bool | None = Non
 
 def _load_dataset(request: WorkloadRequest, ends_with_sampler: bool | None) -> LoadedWorkload:
     source, owner = request.dataset, None
-    with record_constructor_calls() as calls:
+    with replace_new(record_call):
         made = import_attribute(source)
         if callable(made) and not isinstance(made, Workload | DataLoader | Dataset) and not _is_data_module(made):
             check_arguments(made, request.dataset_args, source)
@@ -128,7 +123,7 @@ def _load_dataset(request: WorkloadRequest, ends_with_sampler: bool | None) -> L
         made = choose_split(made, request.split, source)
     if owner is not None and not isinstance(made, DataLoader):
         refuse_loader(made, source)
-    loaded = dataclasses.replace(wrap_dataset(made, source, calls, ends_with_sampler), owner=owner)
+    loaded = dataclasses.replace(wrap_dataset(made, source, ends_with_sampler), owner=owner)
     if request.collate is None:
         return loaded
     collate, own = import_attribute(request.collate), loaded.own
@@ -191,7 +186,7 @@ def _is_data_module(made: Any) -> bool:
     return not isinstance(made, type) and all(callable(getattr(made, hook, None)) for hook in hooks)
 
 
-def wrap_dataset(made: Any, source: str, calls: RecordedCalls = (), ends: bool | None = None) -> LoadedWorkload:
+def wrap_dataset(made: Any, source: str, ends: bool | None = None) -> LoadedWorkload:
     """Make a workload of a dataset, a DataLoader or a Workload; `source` is the factory, for messages."""
     if not isinstance(made, DataLoader):
         parts = made if isinstance(made, Workload) else Workload(dataset=made)
@@ -202,7 +197,7 @@ def wrap_dataset(made: Any, source: str, calls: RecordedCalls = (), ends: bool |
         outer = describe(made).removeprefix("a ")
         made, note = inner, note or f"Trials measure the DataLoader inside {outer}, which starts the workers and loads."
     parts, baseline = _take_apart(made)
-    own = adopt_loader(made, baseline, calls, source, ends)
+    own = adopt_loader(made, baseline, source, ends)
     if own is not None:  # its class may wrap its worker_init_fn, and does so again
         parts = dataclasses.replace(parts, worker_init_fn=own.arguments.get("worker_init_fn"))
         note = note or own.describe()
@@ -230,11 +225,7 @@ def _check_dataset(parts: Workload, source: str) -> None:
 
 
 def choose_split(made: Any, split: str | None, source: str) -> Any:
-    """Return one of several loaders or datasets by its name; anything else unchanged.
-
-    Raises:
-        UsageError: There are several and no name was given, or none has the given name.
-    """
+    """Return one of several loaders or datasets by its name, or raise UsageError; anything else unchanged."""
     several = list_splits(made)
     if split is None and not several:
         return made
@@ -268,14 +259,13 @@ def list_splits(made: Any) -> dict[str, Any]:
 
 def _is_data(entry: Any) -> bool:
     """Return whether an entry is a loader or dataset, and not a sample; other libraries derive neither from torch's."""
-    is_nested = isinstance(entry, Mapping) and any(map(_is_data, entry.values()))
     is_torch = isinstance(entry, DataLoader | Dataset | Workload)
-    return is_nested or is_torch or hasattr(entry, "__getitems__") or only_iterates(entry)
+    return is_torch or hasattr(entry, "__getitems__") or only_iterates(entry)
 
 
 def _take_apart(loader: DataLoader[Any]) -> tuple[Workload, LoaderConfig]:
     """Return the arguments of a loader that are not searched, and its settings."""
-    has_batches, workers = loader.batch_size is None and loader.batch_sampler is not None, loader.num_workers
+    has_batches = loader.batch_size is None and loader.batch_sampler is not None
     method = getattr(loader.multiprocessing_context, "get_start_method", lambda: None)()
     method = method if method in get_args(StartMethod) else None  # a context may have no processes
     names = ("dataset", "collate_fn", "worker_init_fn", "generator", "drop_last", "timeout")
@@ -287,8 +277,7 @@ def _take_apart(loader: DataLoader[Any]) -> tuple[Workload, LoaderConfig]:
         multiprocessing_context=method,
     )
     values = {name: getattr(loader, name) for name in DataLoaderSettings.model_fields}
-    if not workers:
-        values |= WITHOUT_WORKERS
+    values |= {} if loader.num_workers else WITHOUT_WORKERS
     strategy = cast("SharingStrategy", get_sharing_strategy())
     process = ProcessSettings(sharing_strategy=strategy, multiprocessing_context=method)
     return parts, LoaderConfig(dataloader=DataLoaderSettings(**values), process=process)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from autotune.child.custom_loaders import record_constructor_calls
+from autotune.child.custom_loaders import record_call, replace_new
 from autotune.child.loader import StoppableDataLoader, build_loader, build_plain_loader, count_epoch_batches
 from autotune.child.probe import warn_of_validation_data
 from autotune.child.trial import TrialRun
@@ -79,10 +79,10 @@ def test_a_timeout_for_workers_is_dropped_without_workers() -> None:
 
 
 def test_loaders_constructed_after_the_factory_are_not_recorded() -> None:
-    with record_constructor_calls() as calls:
-        DataLoader(own_loaders.Numbers(), batch_size=4)
+    with replace_new(record_call):
+        recorded = DataLoader(own_loaders.Numbers(), batch_size=4)
     later = own_loaders.Doubling(own_loaders.Numbers(), batch_size=4)
-    assert len(calls) == 1
+    assert vars(recorded).keys() - vars(later).keys() == {"_constructor_call"}
     assert type(later) is own_loaders.Doubling
     assert len(list(later)) == 15
 
@@ -126,8 +126,8 @@ def test_settings_that_a_class_does_not_accept_are_left_to_it() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_whole_epochs_of_a_loader_that_never_restarts_have_its_own_length(workers: int) -> None:
     workload = load("NeverRestarting", batch_size=4, shuffle=True)
-    assert not workload.ends_with_sampler
-    assert count_epoch_batches(build_plain_loader(workload, 4), workload) == 15
+    assert not build_plain_loader(workload, 4).ends_with_sampler
+    assert count_epoch_batches(build_plain_loader(workload, 4)) == 15
     found = measure(workload, workers, 4, epochs=3, precision=0.0)
     assert list_lengths(found) == [(15, 60)] * 3
     assert [trace.closed_after for trace in found.epochs] == [None, None, None]
@@ -143,9 +143,9 @@ def test_a_long_epoch_of_a_loader_that_never_restarts_is_abandoned() -> None:
 @pytest.mark.parametrize("ends", [True, False])
 def test_no_epoch_is_run_to_see_whether_it_ends_with_the_sampler_if_that_is_known(ends: bool) -> None:
     before = own_loaders.Doubling.ran
-    assert load("Doubling", ends, batch_size=4).ends_with_sampler is ends
+    assert build_plain_loader(load("Doubling", ends, batch_size=4), 4).ends_with_sampler is ends
     assert own_loaders.Doubling.ran == before
-    assert load("Doubling", batch_size=4).ends_with_sampler
+    assert build_plain_loader(load("Doubling", batch_size=4), 4).ends_with_sampler
     assert own_loaders.Doubling.ran == before + 1
 
 

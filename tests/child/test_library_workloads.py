@@ -105,7 +105,7 @@ def test_a_loader_class_of_a_library_is_measured(name: str, kind: str, ends: boo
     loaded = load(name)
     assert loaded.baseline is not None
     assert loaded.baseline.dataloader == DataLoaderSettings(batch_size=8)
-    assert loaded.ends_with_sampler is ends
+    assert build_loader(loaded, make_config(2, 2, 8)).ends_with_sampler is ends
     assert type(build_loader(loaded, make_config(2, 2, 8))).__mro__[2].__name__ == kind
 
 

@@ -167,7 +167,6 @@ def test_a_custom_loader_of_several_is_rebuilt(name: str, is_loader: bool, split
     [
         ("make_several", False, "trian", r"^--split trian: .* 'val', 'train'\. Choose one of these\."),
         ("make_positional", False, "train", r"^--split train: .*Doubling, not several .* Omit --split\."),
-        ("NESTED", False, "train", r"returned a dict as one dataset\. Return one of those"),
         ("ONE_LIST", False, "0", r"^--split 0: .* a list, not several .* Omit --split\."),
         ("Batches", True, "train", r"^--split train: .* Omit --split\."),
     ],
