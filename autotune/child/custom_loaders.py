@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn, get_args
+from typing import Any, Final, get_args
 
 from torch.utils.data import DataLoader
 
@@ -148,14 +148,11 @@ def list_overrides(cls: type) -> list[str]:
 def _find_arguments(loader: DataLoader[Any]) -> dict[str, Any] | None:
     """Return the arguments of a loader's constructor by name; None if unknown, or if some have no name."""
     cls, arguments, named = vars(loader).get("_constructor_call", (None, (), {}))
-    names = _list_positional(type(loader)) or _list_positional(DataLoader)  # *args are assumed to be passed on
+    parameters = list_parameters(type(loader)) + list_parameters(DataLoader)  # *args are assumed to be passed on
+    names = dict.fromkeys(one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD)
     if cls is not type(loader) or not (arguments or named) or len(arguments) > len(names):
         return None
     return {**dict(zip(names, arguments, strict=False)), **named}
-
-
-def _list_positional(cls: type) -> list[str]:
-    return [one.name for one in list_parameters(cls) if one.kind is one.POSITIONAL_OR_KEYWORD]
 
 
 def check_epochs(own: CustomLoader, made: Any, ends: bool | None) -> CustomLoader:
@@ -173,20 +170,6 @@ def check_epochs(own: CustomLoader, made: Any, ends: bool | None) -> CustomLoade
             ends = False
             shut_down_workers(error)
     return replace(own, ends_with_sampler=ends, delivers_as_sampled=ends and methods.isdisjoint(LOOPS))
-
-
-def check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], source: str) -> None:
-    """Raise UsageError if a factory does not accept these arguments, or requires others."""
-    try:
-        inspect.signature(factory).bind(**arguments)
-    except ValueError:  # a compiled function has no signature
-        return
-    except TypeError as error:
-        names = ", ".join(inspect.signature(factory).parameters) or "none"
-        raise UsageError(
-            f"{source}: {error}. Its arguments are {names}: pass them with --arg NAME=VALUE (JSON or a bare word), or "
-            f"write a function that calls {source.partition(':')[2]}."
-        ) from None
 
 
 def check_settings(loader: DataLoader[Any], given: Mapping[str, Any], maker: str) -> None:
@@ -213,23 +196,3 @@ def describe(made: Any) -> str:
     cls = type(made)
     module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
     return "None" if made is None else f"a {module}{cls.__qualname__}"
-
-
-def only_iterates(entry: Any) -> bool:
-    """Return whether an object can only be iterated, as loaders of other libraries; a set is part of a sample."""
-    return hasattr(entry, "__iter__") and not isinstance(entry, type | Set) and not hasattr(entry, "__getitem__")
-
-
-def refuse_loader(made: Any, source: str) -> NoReturn:
-    """Raise UsageError for a loader that is not torch's, naming the DataLoaders that it contains."""
-    found = find_loaders(made)
-    kind = f"which contains a DataLoader: {', '.join(found)}" if found else "which can only be iterated"
-    better = "Return one DataLoader" if found else "Return the Dataset that it reads (an IterableDataset for a stream)"
-    raise UsageError(f"{source} returned {describe(made)}, {kind}. {better}, or {REMEDY}.")
-
-
-def find_loaders(made: Any) -> list[str]:
-    """Return the attributes of an object that are DataLoaders, or lists of them."""
-    attributes = getattr(made, "__dict__", {}).items()
-    lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in attributes}
-    return [f"`.{name}`" for name, values in lists.items() if any(isinstance(one, DataLoader) for one in values)]

@@ -19,24 +19,15 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from autotune.protocol import messages
 from autotune.protocol.measurement import RankWaits, StopReason
-from autotune.protocol.messages import (
-    REPORT,
-    Channel,
-    ChannelClosedError,
-    FailureReport,
-    LostRankReport,
-    ProgressReport,
-    Report,
-    TrialReport,
-)
+from autotune.protocol.messages import Channel, ChannelClosedError, FailureReport, LostRankReport, Report
 from autotune.system.processes import die_with_parent
 
 MIN_LAG_SECONDS: Final = 1e-3  # between the waits of two ranks; smaller differences are noise
 GRACE_SECONDS: Final = 1.0  # for other ranks to report after one has failed
 NEVER: Final = timedelta(days=365)  # the tuner ends hung ranks, and reports where they hang
 HOST: Final = "127.0.0.1"
-WORKER_DEATH: Final = "DataLoader worker"  # in errors of torch's SIGCHLD handler, which can be raised anywhere
 VOTES: Final = ("stop", "abandon")
 STOP_REASONS: Final[tuple[StopReason, ...]] = get_args(StopReason)
 
@@ -54,21 +45,19 @@ class RankSync:
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.decision_lag = int(size > 1)  # steps between a decision and its effect
         self._rank, self._size = rank, size
-        self._epochs = 0  # of all trials
+        self._epochs = -1  # of all trials
         self.start()
 
     def start(self) -> None:
         """Start a trial."""
         self._waits, self._lags, self._steps = [0.0] * self._size, [0] * self._size, 0
-        self.epoch_wait_seconds = 0.0  # sum of the longest wait of any rank at each step
-        self._vote = self._decided = ""
 
     def start_epoch(self) -> int:
         """Start an epoch, and return its number, which is the same in all ranks."""
-        self.epoch_wait_seconds = 0.0
+        self.epoch_wait_seconds = 0.0  # sum of the longest wait of any rank at each step
         self._vote = self._decided = ""
         self._epochs += 1
-        return self._epochs - 1
+        return self._epochs
 
     def sync_step(self, wait_seconds: float | None) -> bool:
         """Exchange votes and the wait for a batch, None without one; return whether all ranks had a batch."""
@@ -119,7 +108,7 @@ class RankSync:
         try:
             dist.all_reduce(tensor)
         except RuntimeError as error:
-            if WORKER_DEATH in str(error):
+            if "DataLoader worker" in str(error):  # of torch's SIGCHLD handler, which can be raised anywhere
                 raise
             raise RankLostError(str(error)) from None
         sums: list[float] = tensor.tolist()
@@ -136,24 +125,18 @@ class RankEnv:
     port: int
 
     def export_environment(self) -> None:
-        """Set the variables that torchrun sets, and OpenMP to one thread unless the user has set it."""
+        """Set the variables that torchrun sets; the launcher sets those of threads."""
         size, rank = str(self.size), str(self.rank)
         os.environ |= {
             **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank),
             **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size),
-            "GROUP_RANK": "0",
+            **dict.fromkeys(("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
             "GROUP_WORLD_SIZE": "1",
             "ROLE_NAME": "default",
+            "TORCHELASTIC_RUN_ID": "dltune",
             "MASTER_ADDR": HOST,
             "MASTER_PORT": str(self.port),
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_RUN_ID": "dltune",
         }
-        if "OMP_NUM_THREADS" not in os.environ:
-            os.environ["OMP_NUM_THREADS"] = "1"
-            if "torch" in sys.modules:  # which has read that variable already
-                sys.modules["torch"].set_num_threads(1)
 
     def init_process_group(self) -> RankSync:
         """Initialize torch's default process group; CUDA tensors use NCCL if each rank has a GPU."""
@@ -224,7 +207,7 @@ class RankGroup:
                 break
             for rank in (rank for descriptor, rank in waiting.items() if descriptor in ready):
                 report = self._receive(rank)
-                if not isinstance(report, ProgressReport):
+                if not isinstance(report, messages.ProgressReport):
                     reports[rank] = report
                 elif rank == min(waiting.values()):
                     self._tuner.send(report.model_dump_json())
@@ -232,10 +215,9 @@ class RankGroup:
 
     def _receive(self, rank: int) -> Report:
         try:
-            return REPORT.validate_json(self._channels[rank].receive() or "")
+            return messages.REPORT.validate_json(self._channels[rank].receive() or "")
         except ChannelClosedError:
-            status = os.waitstatus_to_exitcode(os.waitpid(self._pids[rank], 0)[1])
-            return LostRankReport(rank=rank, status=status)
+            return LostRankReport(rank=rank, status=os.waitstatus_to_exitcode(os.waitpid(self._pids[rank], 0)[1]))
 
 
 def merge_reports(reports: dict[int, Report], ranks: int) -> Report:
@@ -251,7 +233,7 @@ def merge_reports(reports: dict[int, Report], ranks: int) -> Report:
         return report.model_copy(update={"rank": None if len(own) == ranks else rank})
     if lost or failed:
         return lost[0] if lost else failed[0][1]
-    measured = [one.measurement for _, one in sorted(reports.items()) if isinstance(one, TrialReport)]
+    measured = [one.measurement for _, one in sorted(reports.items()) if isinstance(one, messages.TrialReport)]
     if len(measured) < ranks:
         return reports[0]
     waits = [rank.wait_seconds for rank in measured[0].ranks]
@@ -263,7 +245,7 @@ def merge_reports(reports: dict[int, Report], ranks: int) -> Report:
     for waits_of_rank, one in zip(slowest.ranks, measured, strict=True):
         samples = one.epochs[0].samples if one.epochs[0].closed_after is None else one.epoch_samples or 0
         changes["ranks"] += (waits_of_rank.model_copy(update={"samples": samples}),)
-    return TrialReport(measurement=slowest.model_copy(update=changes))
+    return messages.TrialReport(measurement=slowest.model_copy(update=changes))
 
 
 def reseed_rngs() -> None:

@@ -1,8 +1,4 @@
-"""Imports the user's code: import strings (`pkg.mod:attr`, `train.py:attr`), and the script that workers import.
-
-Workers that are not forked import the `__main__` of this process. With --main, that is the script or module that starts
-the training, which each worker then imports as it does in training.
-"""
+"""Imports the user's code: import strings (`pkg.mod:attr`, `train.py:attr`), and the script that workers import."""
 
 from __future__ import annotations
 
@@ -78,16 +74,13 @@ def _import_module(name: str, attribute: str) -> ModuleType:
 
 
 def become_script(main: str, dataset: str) -> None:
-    """Let this process look to its workers as if it had been started by `python FILE`, or `python -m MODULE`.
+    """Let workers that are not forked import the training script or module, as if this process had been started by it.
 
     The script runs here, without its guarded part, only if the import string `dataset` names a factory in it: workers
     then find the factory's objects in the script, and import it once.
     """
-    is_file = main.endswith(".py")
-    spec = (
-        importlib.util.spec_from_file_location(Path(main).stem, Path(main).resolve()) if is_file else _find_spec(main)
-    )
-    origin = _find_origin(spec)
+    is_file, spec = main.endswith(".py"), _find_spec(main)
+    origin = Path("" if spec is None else spec.origin or "").resolve()
     if spec is None or not origin.is_file():
         problem = f"no such file in {Path.cwd()}" if is_file else "neither a file that ends in .py nor a module"
         raise UsageError(f"--main {main}: {problem}.")
@@ -96,22 +89,19 @@ def become_script(main: str, dataset: str) -> None:
     script = importlib.util.module_from_spec(spec)
     script.__name__, script.__spec__ = NAME_IN_WORKERS, None if is_file else spec
     named = split_import_string(dataset)
-    if named is not None and origin == (
-        Path(named.place).resolve() if named.is_script else _find_origin(_find_spec(named.place))
-    ):
+    factory = None if named is None else _find_spec(named.place)
+    if named is not None and factory is not None and Path(factory.origin or "").resolve() == origin:
         sys.modules[named.module] = sys.modules[NAME_IN_WORKERS] = script
         exec(compile(origin.read_bytes(), origin, "exec"), vars(script))  # noqa: S102  # the user's own script
     sys.modules["__main__"] = script
     sys.argv[:] = [str(origin)]
 
 
-def _find_spec(name: str) -> ModuleSpec | None:
+def _find_spec(place: str) -> ModuleSpec | None:
+    """Return the spec of a script by its path, or of a module by its name if there is one."""
+    if place.endswith(".py"):
+        return importlib.util.spec_from_file_location(Path(place).stem, Path(place).resolve())
     try:
-        return importlib.util.find_spec(name)
+        return importlib.util.find_spec(place)
     except (ImportError, ValueError):
         return None
-
-
-def _find_origin(spec: ModuleSpec | None) -> Path:
-    """Return the file of a module; the current folder if it has none."""
-    return Path("" if spec is None else spec.origin or "").resolve()

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.child.distributed import RankGroup, RankLostError, RankSync
+from autotune.child.distributed import RankEnv, RankGroup, RankLostError, RankSync
 from autotune.child.errors import format_error, name_error
 from autotune.protocol import messages
 from autotune.protocol.messages import Channel, ChannelClosedError
@@ -26,7 +26,6 @@ from autotune.protocol.messages import Channel, ChannelClosedError
 if TYPE_CHECKING:
     import torch
 
-    from autotune.child.distributed import RankEnv
     from autotune.child.step import Step
     from autotune.child.trial import TrialRun
     from autotune.child.workload import LoadedWorkload

@@ -47,24 +47,19 @@ def _call_factory(factory: Callable[..., Step], device: torch.device) -> Step:
 
 
 class BuiltInStep:
-    """A training step for any batch: one linear layer for each tensor, over at most 1,024 of its features."""
+    """A training step for any batch: a linear layer over at most 1,024 features of each tensor."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._layers = device, nn.ModuleList()
-        self._optimizer: torch.optim.Optimizer
+        self._device, self._layer = device, nn.Linear(FEATURES, HIDDEN).to(device)
+        self._optimizer = torch.optim.SGD(self._layer.parameters(), lr=1e-6)
 
     def __call__(self, batch: Any) -> None:
         """Train on the tensors of one batch."""
         tensors = [_select_features(tensor) for tensor in find_tensors(move_batch(batch, self._device))]
-        if not tensors:
-            return
-        if len(self._layers) < len(tensors):
-            self._layers = nn.ModuleList(nn.Linear(FEATURES, HIDDEN) for _ in tensors).to(self._device)
-            self._optimizer = torch.optim.SGD(self._layers.parameters(), lr=1e-6)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss = sum(layer(tensor).square().mean() for layer, tensor in zip(self._layers, tensors, strict=False))
-        torch.autograd.backward(loss)
-        self._optimizer.step()
+        if tensors:
+            self._optimizer.zero_grad(set_to_none=True)
+            torch.autograd.backward(sum(self._layer(tensor).square().mean() for tensor in tensors))
+            self._optimizer.step()
 
 
 def _select_features(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,9 @@ One JSON object per packet:
     {"end": [processes that were seen to belong to the trial]}         -> {"survivors": [...]}
 
 The supervisor has one thread, never runs the user's code, and is a child subreaper: whatever a trial starts stays its
-descendant, also if it leaves the session, clears its environment or loses its parent. It imports torch once, so that a
-trial starts in 0.2 s instead of 2, unless that leaves a thread behind; then, and where `interpreter` asks for it, a
-trial is a new interpreter. When the tuner ends, however that happens, the socket closes and the supervisor ends the
-trial.
+descendant, also if it leaves the session or loses its parent. It imports torch once, so that a trial starts in 0.2 s
+instead of 2. A trial is a new interpreter if `interpreter` asks for it, or if the import leaves a thread behind. When
+the tuner ends, however that happens, the socket closes and the supervisor ends the trial.
 """
 
 from __future__ import annotations
@@ -63,8 +62,6 @@ class Supervisor:
         """Answer one request, if one arrives in time; return False if the tuner is gone and has no request left."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self._connection, MAX_REQUEST_BYTES, 2)
-            if not message:
-                return False
             request = json.loads(message)
             if "start" in request:
                 self._start(request["start"], *descriptors)
@@ -75,7 +72,7 @@ class Supervisor:
                 self._send({"survivors": self._end_trial(request["end"])})
         except TimeoutError:
             return os.getppid() == tuner
-        except OSError:
+        except (OSError, ValueError):  # an empty packet
             return False
         return True
 

@@ -134,8 +134,7 @@ class TrialRun:
         is_stacked = workload.batching == "batch_size" and workload.parts.collate_fn in (None, default_collate)
         self._is_counted = not self._is_map or (is_stacked and hasattr(workload.parts.dataset, "__getitems__"))
         self._workers = request.config.dataloader.num_workers
-        is_quick = not self._workers or is_forking(request.config.process.multiprocessing_context)
-        self._start_seconds = 0.0 if is_quick else None
+        self._started: float | None = None
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
         self._stopping = StoppingRule(request, count_epoch_batches(self._loader))
         self._copier = DeviceCopier(device) if request.config.process.device_prefetch else None
@@ -161,7 +160,8 @@ class TrialRun:
         reset_peak(self._device)
         gc.collect()  # else a full collection may come due in every worker, and copy what it touches
         self._ranks.start()
-        self._started = time.perf_counter()
+        if not self._workers or is_forking(self._stopping.request.config.process.multiprocessing_context):
+            self._started = time.perf_counter()
         plan: int | str = UNLIMITED_BATCHES
         while isinstance(plan, int):
             try:
@@ -171,7 +171,10 @@ class TrialRun:
                 raise
             self._traces.append(trace)
             self._recorder = None
-            self._learn_length(trace)
+            if trace.closed_after is None:  # its dataset or sampler may have reported another length
+                self._stopping.epoch_batches, self._epoch_samples = trace.batches, trace.samples or None
+            elif trace.batches > (self._stopping.epoch_batches or trace.batches):
+                self._stopping.epoch_batches = self._epoch_samples = None
             plan = self._ranks.agree(lambda: self._stopping.next_epoch_batches(self._traces, self._elapsed()))
         return Measurement(
             epochs=tuple(self._traces),
@@ -195,11 +198,9 @@ class TrialRun:
 
     def _elapsed(self) -> float:
         """Return the seconds of the trial, since all workers have started if they are not forked."""
-        elapsed = time.perf_counter() - self._started
-        has_started = self._traces or (self._recorder is not None and self._recorder.batches >= self._workers)
-        if self._start_seconds is None and has_started:
-            self._start_seconds = elapsed
-        return 0.0 if self._start_seconds is None else elapsed - self._start_seconds
+        if self._started is None and (self._traces or self._batches >= self._workers):
+            self._started = time.perf_counter()
+        return 0.0 if self._started is None else time.perf_counter() - self._started
 
     def _run_epoch(self, max_batches: int) -> EpochTrace:
         number = self._ranks.start_epoch()
@@ -229,7 +230,7 @@ class TrialRun:
             is_whole = self._ranks.sync_step(waited)
             timer.end()
             recorder.note_batch(self._batch)
-            if abandoned := self._on_batch_end(recorder, limit, self._elapsed()) or not is_whole:
+            if abandoned := self._on_batch_end(recorder, limit) or not is_whole:
                 break
             timer.ask()
             asked = time.perf_counter()
@@ -242,10 +243,11 @@ class TrialRun:
         self._check(trace, recorder.delivered, abandoned=abandoned)
         return trace
 
-    def _on_batch_end(self, recorder: EpochRecorder, limit: int | None, elapsed: float) -> bool:
+    def _on_batch_end(self, recorder: EpochRecorder, limit: int | None) -> bool:
         """Report progress; return whether to abandon the epoch."""
         self._batches += 1
         self._on_batch(self._batches)
+        elapsed = self._elapsed()
         if self._device.type == "cuda" and elapsed >= len(self._peaks) * PEAK_INTERVAL_SECONDS:
             self._peaks.append(read_peak(self._device))
         if recorder.is_closing:
@@ -280,10 +282,3 @@ class TrialRun:
             counts.check_shares(delivered, dropped=dropped, is_whole=is_whole)
         elif is_whole:
             counts.samples = delivered
-
-    def _learn_length(self, trace: EpochTrace) -> None:
-        """Correct the length of an epoch by a whole one; a dataset or a sampler may report another."""
-        if trace.closed_after is None:
-            self._stopping.epoch_batches, self._epoch_samples = trace.batches, trace.samples or None
-        elif trace.batches > (self._stopping.epoch_batches or trace.batches):
-            self._stopping.epoch_batches = self._epoch_samples = None

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, Literal, cast, get_args
 
 from torch.multiprocessing import get_sharing_strategy
@@ -15,16 +15,13 @@ from torch.utils.data.distributed import DistributedSampler
 
 from autotune.child.custom_loaders import (
     LOADER_SETTINGS,
+    REMEDY,
     CustomLoader,
     adopt_loader,
-    check_arguments,
     check_epochs,
     describe,
-    find_loaders,
-    only_iterates,
     read_setting,
     record_call,
-    refuse_loader,
     replace_new,
 )
 from autotune.child.importing import import_attribute
@@ -113,7 +110,7 @@ def _load_dataset(request: WorkloadRequest, ends_with_sampler: bool | None) -> L
     with replace_new(record_call):
         made = import_attribute(source)
         if callable(made) and not isinstance(made, Workload | DataLoader | Dataset) and not _is_data_module(made):
-            check_arguments(made, request.dataset_args, source)
+            _check_arguments(made, request.dataset_args, source)
             made = made(**request.dataset_args)
         if _is_data_module(made):
             owner, source = made, f"{source}: train_dataloader() of {describe(made)}"
@@ -121,8 +118,6 @@ def _load_dataset(request: WorkloadRequest, ends_with_sampler: bool | None) -> L
             made.setup(stage="fit")
             made = made.train_dataloader()
         made = choose_split(made, request.split, source)
-    if owner is not None and not isinstance(made, DataLoader):
-        refuse_loader(made, source)
     loaded = dataclasses.replace(wrap_dataset(made, source, ends_with_sampler), owner=owner)
     if request.collate is None:
         return loaded
@@ -140,7 +135,7 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
     defaults = {one.name: one.default for one in list_parameters(function)} | given
     required = {one: SETTINGS[one].recommended for one in SETTINGS if defaults.get(one) is inspect.Parameter.empty}
     arguments, defaults = {**given, **required}, defaults | required
-    check_arguments(function, arguments, name)
+    _check_arguments(function, arguments, name)
 
     @functools.wraps(function)
     def make(**named: Any) -> Any:
@@ -163,6 +158,20 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
     own = dataclasses.replace(own, fixed={one: SETTINGS[one].read(baseline) for one in fixed})
     own = check_epochs(own, made, ends_with_sampler)
     return LoadedWorkload(parts, baseline, own=own, note=own.describe())
+
+
+def _check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], source: str) -> None:
+    """Raise UsageError if a factory does not accept these arguments, or requires others."""
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except ValueError:  # a compiled function has no signature
+        return
+    except TypeError as error:
+        names = ", ".join(inspect.signature(factory).parameters) or "none"
+        raise UsageError(
+            f"{source}: {error}. Its arguments are {names}: pass them with --arg NAME=VALUE (JSON or a bare word), or "
+            f"write a function that calls {source.partition(':')[2]}."
+        ) from None
 
 
 def take_share(loaded: LoadedWorkload) -> LoadedWorkload:
@@ -206,22 +215,34 @@ def wrap_dataset(made: Any, source: str, ends: bool | None = None) -> LoadedWork
 
 def _check_dataset(parts: Workload, source: str) -> None:
     dataset: Any = parts.dataset
-    is_stream = isinstance(dataset, IterableDataset)
-    if only_iterates(dataset) or (is_stream and find_loaders(dataset)):
-        refuse_loader(dataset, source)
+    is_stream, found = isinstance(dataset, IterableDataset), f"{source} returned {describe(dataset)}"
+    attributes = getattr(dataset, "__dict__", {}).items()
+    lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in attributes}
+    loaders = [f"`.{name}`" for name, values in lists.items() if any(isinstance(one, DataLoader) for one in values)]
+    if loaders and (is_stream or _only_iterates(dataset)):
+        names = ", ".join(loaders)
+        raise UsageError(f"{found}, which contains a DataLoader: {names}. Return one DataLoader, or {REMEDY}.")
+    if _only_iterates(dataset):
+        better = "Return the Dataset that it reads (an IterableDataset for a stream)"
+        raise UsageError(f"{found}, which can only be iterated. {better}, or {REMEDY}.")
     if is_stream:
         return
     if list_splits(dataset):
-        raise UsageError(f"{source} returned {describe(dataset)} as one dataset. Return one of those that it contains.")
+        raise UsageError(f"{found} as one dataset. Return one of those that it contains.")
     is_ordered = parts.sampler is not None or parts.batch_sampler is not None  # then its length is not needed
     needed = ("__getitem__",) if is_ordered else ("__getitem__", "__len__")
     if isinstance(dataset, str | bytes | type) or not all(hasattr(dataset, name) for name in needed):
         raise UsageError(
-            f"{source} returned {describe(dataset)}, which is not a Dataset (with __getitem__ and __len__), an "
-            "IterableDataset, a DataLoader, a Lightning data module or an autotune.Workload."
+            f"{found}, which is not a Dataset (with __getitem__ and __len__), an IterableDataset, a DataLoader, a "
+            "Lightning data module or an autotune.Workload."
         )
     if not is_ordered and len(dataset) == 0:
-        raise UsageError(f"{source} returned {describe(dataset)} of length 0: there is nothing to load.")
+        raise UsageError(f"{found} of length 0: there is nothing to load.")
+
+
+def _only_iterates(entry: Any) -> bool:
+    """Return whether an object can only be iterated, as loaders of other libraries; a set is part of a sample."""
+    return hasattr(entry, "__iter__") and not isinstance(entry, type | Set) and not hasattr(entry, "__getitem__")
 
 
 def choose_split(made: Any, split: str | None, source: str) -> Any:
@@ -253,14 +274,14 @@ def list_splits(made: Any) -> dict[str, Any]:
         entries = dict(enumerate(entries))
     if not isinstance(entries, Mapping):
         return {}
-    found = {str(name): entry for name, entry in entries.items() if _is_data(entry)}
-    return found or ({str(name): entry for name, entry in entries.items()} if "train" in entries else {})
-
-
-def _is_data(entry: Any) -> bool:
-    """Return whether an entry is a loader or dataset, and not a sample; other libraries derive neither from torch's."""
-    is_torch = isinstance(entry, DataLoader | Dataset | Workload)
-    return is_torch or hasattr(entry, "__getitems__") or only_iterates(entry)
+    named = {str(name): entry for name, entry in entries.items()}
+    kinds = (DataLoader, Dataset, Workload)  # other libraries derive neither loaders nor datasets from torch's
+    found = {
+        name: entry
+        for name, entry in named.items()
+        if isinstance(entry, kinds) or hasattr(entry, "__getitems__") or _only_iterates(entry)
+    }
+    return found or (named if "train" in named else {})
 
 
 def _take_apart(loader: DataLoader[Any]) -> tuple[Workload, LoaderConfig]:

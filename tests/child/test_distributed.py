@@ -21,6 +21,7 @@ class Rank(RankSync):
     def __init__(self, rank: int, others: Iterator[tuple[float, ...]]) -> None:
         self._others = others
         super().__init__(rank, 2)
+        self.start_epoch()
 
     def _sum(self, values: list[float]) -> list[float]:
         return [own + other for own, other in zip(values, next(self._others), strict=True)]

@@ -42,7 +42,8 @@ def test_ranks_shard_a_dataset(factory: str, workers: int) -> None:
 
 
 @slow
-def test_each_rank_has_the_environment_of_torchrun() -> None:
+def test_each_rank_has_the_environment_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     found = measure_ranks("Honest", ranks=3, step="tests.rank_workloads:make_environment_step", step_seconds=None)
     assert len(found.ranks) == 3
 
