@@ -190,10 +190,7 @@ class RankGroup:
                 command = self._tuner.receive()
 
     def _broadcast(self, command: str) -> Report:
-        """Send a command to all ranks, and return their merged report.
-
-        Progress is forwarded from the first rank that has not reported.
-        """
+        """Send a command to all ranks, and return their merged report; progress is that of the first unfinished one."""
         for channel in self._channels:
             with suppress(ChannelClosedError):  # found again when reading
                 channel.send(command)

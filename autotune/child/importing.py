@@ -36,10 +36,7 @@ def import_attribute(text: str) -> Any:
 
 
 def import_script(path: Path) -> ModuleType:
-    """Import a script by its path, as a module of its name, with its folder first in `sys.path` as in `python FILE`.
-
-    Workers that are not forked import it by that name.
-    """
+    """Import a script as a module of its name, by which spawned workers find it: its folder is first in `sys.path`."""
     file, name = path.resolve(), path.stem
     if not file.is_file():
         found = find_module(path.stem, Path())

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from autotune.child.step import Step
     from autotune.child.trial import TrialRun
     from autotune.child.workload import LoadedWorkload
-    from autotune.protocol.measurement import Measurement
 
 PROGRESS_INTERVAL_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU time from the trial
 
@@ -82,7 +81,7 @@ class TrialServer:
                 self._where = "probe"
                 return self._probe(command)
             case messages.TrialCommand():
-                return messages.TrialReport(measurement=self._run_trial(command.trial))
+                return self._run_trial(command.trial)
             case messages.ReleaseCommand():
                 self._release()
         return messages.ReadyReport(on_device=self._uses_device())
@@ -135,7 +134,7 @@ class TrialServer:
             self._warm_batch_sizes.add(None)
         return profile_workload(self._workload, self._step, self._device, command, self._show)
 
-    def _run_trial(self, request: messages.TrialRequest) -> Measurement:
+    def _run_trial(self, request: messages.TrialRequest) -> messages.TrialReport:
         from autotune.child.trial import TrialRun, warm_up_step
 
         self._trial, self._in_step = None, False
@@ -154,7 +153,7 @@ class TrialServer:
         self._before = _list_alive()
         self._trial = TrialRun(self._workload, self._step, self._device, request, self._note_batches, self._ranks)
         self._show(messages.MEASURING_PHASE)
-        return self._trial.run()
+        return messages.TrialReport(measurement=self._trial.run())
 
     def _release(self) -> None:
         """Stop the trial's workers; fail if a loader of another library leaves threads or processes behind."""

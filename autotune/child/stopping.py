@@ -59,7 +59,12 @@ class StoppingRule:
         share = FIRST_EPOCH_SHARE if is_first and self.request.epochs > 1 else 1.0
         if batches >= MAX_EPOCH_BATCHES or elapsed > share * self.request.seconds:
             return True
-        self._knows_pace = is_first and self._is_steady_precise(trace)
+        batches_left = math.inf if self.epoch_batches is None else self.epoch_batches - trace.batches
+        if not is_first or batches_left < trace.batches:
+            return False
+        steady = measure_steady([trace], self.request.config)
+        limit = self.request.precision * steady.batch_seconds
+        self._knows_pace = steady.half_width is not None and steady.half_width <= limit
         return self._knows_pace
 
     def should_abandon(self, batches: int, elapsed: float) -> bool:
@@ -96,11 +101,3 @@ class StoppingRule:
             return "time"
         queue_batches = self._workers * ((self.request.config.dataloader.prefetch_factor or 0) + 2)
         return align_to_workers(queue_batches + 2, self._workers, self.epoch_batches)
-
-    def _is_steady_precise(self, trace: EpochTrace) -> bool:
-        """Return whether a long epoch's throughput is known, so that the rest of it can be left out."""
-        batches_left = math.inf if self.epoch_batches is None else self.epoch_batches - trace.batches
-        if batches_left < trace.batches:
-            return False
-        steady = measure_steady([trace], self.request.config)
-        return steady.half_width is not None and steady.half_width <= self.request.precision * steady.batch_seconds

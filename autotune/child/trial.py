@@ -1,7 +1,6 @@
-"""Runs a trial: times one configuration as in training.
+"""Runs a trial: times `for batch in loader: step(batch)` as in training, epoch after epoch.
 
-The timed code is `for batch in loader: step(batch)`, epoch after epoch, with the start of the workers and the drain of
-the queue. Workers are stopped after the result has been reported.
+The start of the workers and the drain of the queue count; their end does not.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from torch.utils.data import default_collate
+import torch
 
 from autotune.child.device import limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.distributed import RankSync
@@ -37,9 +36,6 @@ from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.protocol.measurement import EpochTrace, Measurement
 from autotune.protocol.messages import TrialRequest
 from autotune.system.shared_memory import list_names, list_used_segments
-
-if TYPE_CHECKING:
-    import torch
 
 WARM_UP_STEPS: Final = 3
 DEVICE_WARM_UP_STEPS: Final = 6  # libraries load, kernels are chosen, compiled code records its graphs
@@ -131,8 +127,9 @@ class TrialRun:
         self._ranks, self._on_batch = ranks or RankSync(), on_batch
         self._loader = build_loader(workload, request.config)
         self._is_map = workload.kind == "map" and self._loader.delivers_as_sampled  # then the sampler counts
-        is_stacked = workload.batching == "batch_size" and workload.parts.collate_fn in (None, default_collate)
-        self._is_counted = not self._is_map or (is_stacked and hasattr(workload.parts.dataset, "__getitems__"))
+        has_tensors = workload.parts.collate_fn in (None, torch.utils.data.default_collate)
+        fetches_batches = has_tensors and hasattr(workload.parts.dataset, "__getitems__")
+        self._is_counted = not self._is_map or (fetches_batches and workload.batching == "batch_size")
         self._workers = request.config.dataloader.num_workers
         self._started: float | None = None
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None

@@ -88,10 +88,7 @@ class LoadedWorkload:
 
 
 def load_workload(request: WorkloadRequest, ends_with_sampler: bool | None = None) -> LoadedWorkload:
-    """Call the user's factory; raises UsageError if its result cannot be tuned.
-
-    `ends_with_sampler` is known if another process has loaded the workload before.
-    """
+    """Call the user's factory, or raise UsageError; `ends_with_sampler` is known if another process has called it."""
     if request.is_loader and request.collate is not None:
         raise UsageError("--collate: a function for --loader makes the whole loader; pass the collate function there.")
     loaded = (_load_function if request.is_loader else _load_dataset)(request, ends_with_sampler)
@@ -263,10 +260,7 @@ def choose_split(made: Any, split: str | None, source: str) -> Any:
 
 
 def list_splits(made: Any) -> dict[str, Any]:
-    """Return the loaders or datasets of a collection by name or number; empty for a single loader or dataset.
-
-    A list of samples is one dataset, and so is a dict of samples by number.
-    """
+    """Return the loaders or datasets of a collection by name or number; empty for one of them, as a list of samples."""
     if isinstance(made, DataLoader | Dataset | Workload):
         return {}
     entries = getattr(made, "iterables", made)  # of Lightning's CombinedLoader
