@@ -123,12 +123,11 @@ def make_prepared(batch_size: int = 8, num_workers: int = 0) -> Any:
     return Accelerator(cpu=True).prepare(DataLoader(make_numbers(), batch_size=batch_size, num_workers=num_workers))
 
 
-def make_trainer_loader() -> Any:
+def make_trainer_loader(batch_size: int = 8, num_workers: int = 1) -> Any:
     """Make the loader of transformers' Trainer."""
     from transformers import Trainer, TrainingArguments
 
-    arguments = TrainingArguments(
-        output_dir=tempfile.gettempdir(), use_cpu=True, per_device_train_batch_size=8, dataloader_num_workers=1
-    )
+    sizes = {"per_device_train_batch_size": batch_size, "dataloader_num_workers": num_workers}
+    arguments = TrainingArguments(output_dir=tempfile.gettempdir(), use_cpu=True, report_to=[], **sizes)
     rows = [{"input_ids": [number], "labels": [number]} for number in range(SAMPLES)]
     return Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=rows).get_train_dataloader()

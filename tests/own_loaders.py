@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,13 +96,6 @@ class TakesNothing(DataLoader[Any]):
         super().__init__(dataset, batch_size=4, num_workers=2)
 
 
-class PassesOnToNothing(TakesNothing):
-    """Accepts any argument, and passes it on to a class that does not accept num_workers."""
-
-    def __init__(self, dataset: Any, **kwargs: Any) -> None:
-        super().__init__(dataset, **kwargs)
-
-
 class IgnoresWorkers(DataLoader[Any]):
     """Accepts any setting, and uses its own number of workers."""
 
@@ -124,25 +115,6 @@ class OnlyNamed(DataLoader[Any]):
 
     def describe(self) -> str:
         return "mine"
-
-
-class KnownToItsIterator(DataLoader[Any]):
-    """Is in a cycle with its iterator, as litdata's loader."""
-
-    def _get_iterator(self) -> Any:
-        iterator: Any = super()._get_iterator()
-        iterator.loader = self
-        return iterator
-
-
-class PrefetchesItself(DataLoader[Any]):
-    """Prefetches batches in the main process, as MONAI's ThreadDataLoader."""
-
-    def __iter__(self) -> Any:
-        ahead = deque(itertools.islice(batches := super().__iter__(), 3))
-        while ahead:
-            yield ahead.popleft()
-            ahead.extend(itertools.islice(batches, 1))
 
 
 class DropsEveryThird(DataLoader[Any]):
