@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -107,16 +105,6 @@ def make_splits() -> Any:
 
 def make_combined() -> Any:
     return CombinedLoader({"left": DataLoader(make_numbers()), "right": DataLoader(make_numbers())})
-
-
-def make_multi_epochs() -> Any:
-    """Make timm's loader from its source file, since timm as a whole requires torchvision."""
-    place = Path(find_spec("timm").origin).parent / "data" / "loader.py"  # type: ignore[union-attr, arg-type]  # installed
-    tree = ast.parse(place.read_text())
-    wanted = [node for node in tree.body if getattr(node, "name", "") in ("MultiEpochsDataLoader", "_RepeatSampler")]
-    names: dict[str, Any] = {"torch": torch, "__name__": "timm.data.loader"}
-    exec(compile(ast.Module(wanted, []), str(place), "exec"), names)
-    return names["MultiEpochsDataLoader"](make_numbers(), batch_size=8, shuffle=True)
 
 
 def make_prepared(batch_size: int = 8, num_workers: int = 0) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -37,20 +38,7 @@ class Doubling(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         Doubling.ran += 1
-        return map(self._double, super().__iter__())
-
-    @staticmethod
-    def _double(batch: torch.Tensor) -> torch.Tensor:
-        return 2 * batch
-
-
-class RepeatSampler:
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield from self.sampler
+        return (2 * batch for batch in super().__iter__())
 
 
 class NeverRestarting(DataLoader[Any]):
@@ -58,12 +46,13 @@ class NeverRestarting(DataLoader[Any]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        object.__setattr__(self, "batch_sampler", RepeatSampler(self.batch_sampler))
-        self.batches: Iterator[Any] | None = None
+        sampler: Any = self.batch_sampler
+        self.epoch_batches = len(sampler)
+        self.batches: Any = None
+        object.__setattr__(self, "batch_sampler", itertools.chain.from_iterable(itertools.repeat(sampler)))
 
     def __len__(self) -> int:
-        sampler: Any = self.batch_sampler
-        return len(sampler.sampler)
+        return self.epoch_batches
 
     def __iter__(self) -> Any:
         if self.batches is None:
@@ -113,9 +102,6 @@ class PassesTwice(DataLoader[Any]):
 class OnlyNamed(DataLoader[Any]):
     """Overrides nothing."""
 
-    def describe(self) -> str:
-        return "mine"
-
 
 class DropsEveryThird(DataLoader[Any]):
     """Drops batches in the main process."""
@@ -136,12 +122,6 @@ class Shard:
     @property  # type: ignore[misc]  # as accelerate does
     def __class__(self) -> Any:
         return type(self.base_dataloader)
-
-
-class HasBatchSize(Numbers):
-    """Has its own batch size, as streamed datasets."""
-
-    batch_size = 12
 
 
 class Wraps(IterableDataset[Any]):

@@ -82,10 +82,9 @@ def test_loaders_constructed_after_the_factory_are_not_recorded() -> None:
     later = own_loaders.Doubling(own_loaders.Numbers(), batch_size=4)
     assert vars(recorded).keys() - vars(later).keys() == {"_constructor_call"}
     assert type(later) is own_loaders.Doubling
-    assert len(list(later)) == 15
 
 
-def test_a_class_that_only_adds_methods_is_a_plain_one() -> None:
+def test_a_class_that_overrides_nothing_is_a_plain_one() -> None:
     assert load("OnlyNamed", batch_size=4).own is None
 
 
@@ -155,7 +154,9 @@ def test_the_loader_inside_a_wrapper_of_accelerate_is_measured() -> None:
 
 
 def test_a_batch_size_of_the_dataset_itself_is_unchanged() -> None:
-    workload = LoadedWorkload(parts=Workload(dataset=own_loaders.HasBatchSize()))
+    dataset = own_loaders.Numbers()
+    vars(dataset)["batch_size"] = 12  # as streamed datasets have
+    workload = LoadedWorkload(parts=Workload(dataset=dataset))
     assert workload.fixed == {"batch_size": 12}
     assert build_plain_loader(workload, 4).batch_size == 12
 

@@ -66,8 +66,8 @@ def test_an_epoch_cut_short_ends_on_a_batch_as_short_as_a_whole_epoch_does(
     assert [-(-trace.samples // 10) for trace in found.epochs] == [trace.batches for trace in found.epochs]
 
 
-class Told(SequentialSampler):
-    """A sampler that wants to know which epoch begins."""
+class RecordsEpochs(SequentialSampler):
+    """Records the epochs that it is set to."""
 
     def __init__(self, samples: int) -> None:
         super().__init__(range(samples))
@@ -77,8 +77,8 @@ class Told(SequentialSampler):
         self.epochs.append(epoch)
 
 
-def test_a_sampler_is_told_which_epoch_begins_by_a_number_that_no_trial_repeats() -> None:
-    data, sampler = TensorDataset(torch.zeros(40, 1)), Told(40)
+def test_the_epoch_of_a_sampler_is_set_to_a_number_that_no_trial_repeats() -> None:
+    data, sampler = TensorDataset(torch.zeros(40, 1)), RecordsEpochs(40)
     loaded, alone = LoadedWorkload(parts=Workload(dataset=data, sampler=sampler)), RankSync()
     order = TrialRequest(config=make_config(0, batch_size=10), epochs=2, seconds=20.0)
     for _ in range(2):

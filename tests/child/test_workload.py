@@ -126,7 +126,6 @@ def test_the_one_of_the_given_name_is_tuned(name: str, split: str, samples: int)
     ("name", "is_loader", "split", "batches"),
     [
         ("make_several", False, "train", 15),
-        ("make_several_of_settings", True, "train", 15),
         ("make_several_of_settings", True, "val", 3),
     ],
 )
