@@ -72,7 +72,7 @@ class Workload:
     generator: torch.Generator | None = None
     drop_last: bool = False
     timeout: float = 0.0
-    multiprocessing_context: str | None = None
+    multiprocessing_context: StartMethod | None = None
 
 
 Values = ValueRange | Annotated[tuple[Choice, ...], Field(min_length=1, max_length=64)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -109,26 +107,15 @@ def make_combined() -> Any:
     return CombinedLoader({"left": DataLoader(make_numbers()), "right": DataLoader(make_numbers())})
 
 
-def make_multi_epochs() -> Any:
-    """Make timm's loader from its source file, since timm as a whole requires torchvision."""
-    place = Path(find_spec("timm").origin).parent / "data" / "loader.py"  # type: ignore[union-attr, arg-type]  # installed
-    tree = ast.parse(place.read_text())
-    wanted = [node for node in tree.body if getattr(node, "name", "") in ("MultiEpochsDataLoader", "_RepeatSampler")]
-    names: dict[str, Any] = {"torch": torch, "__name__": "timm.data.loader"}
-    exec(compile(ast.Module(wanted, []), str(place), "exec"), names)
-    return names["MultiEpochsDataLoader"](make_numbers(), batch_size=8, shuffle=True)
-
-
 def make_prepared(batch_size: int = 8, num_workers: int = 0) -> Any:
     return Accelerator(cpu=True).prepare(DataLoader(make_numbers(), batch_size=batch_size, num_workers=num_workers))
 
 
-def make_trainer_loader() -> Any:
+def make_trainer_loader(batch_size: int = 8, num_workers: int = 1) -> Any:
     """Make the loader of transformers' Trainer."""
     from transformers import Trainer, TrainingArguments
 
-    arguments = TrainingArguments(
-        output_dir=tempfile.gettempdir(), use_cpu=True, per_device_train_batch_size=8, dataloader_num_workers=1
-    )
+    sizes = {"per_device_train_batch_size": batch_size, "dataloader_num_workers": num_workers}
+    arguments = TrainingArguments(output_dir=tempfile.gettempdir(), use_cpu=True, report_to=[], **sizes)
     rows = [{"input_ids": [number], "labels": [number]} for number in range(SAMPLES)]
     return Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=rows).get_train_dataloader()

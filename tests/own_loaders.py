@@ -6,7 +6,6 @@ import itertools
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,20 +38,7 @@ class Doubling(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         Doubling.ran += 1
-        return map(self._double, super().__iter__())
-
-    @staticmethod
-    def _double(batch: torch.Tensor) -> torch.Tensor:
-        return 2 * batch
-
-
-class RepeatSampler:
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield from self.sampler
+        return (2 * batch for batch in super().__iter__())
 
 
 class NeverRestarting(DataLoader[Any]):
@@ -60,12 +46,13 @@ class NeverRestarting(DataLoader[Any]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        object.__setattr__(self, "batch_sampler", RepeatSampler(self.batch_sampler))
-        self.batches: Iterator[Any] | None = None
+        sampler: Any = self.batch_sampler
+        self.epoch_batches = len(sampler)
+        self.batches: Any = None
+        object.__setattr__(self, "batch_sampler", itertools.chain.from_iterable(itertools.repeat(sampler)))
 
     def __len__(self) -> int:
-        sampler: Any = self.batch_sampler
-        return len(sampler.sampler)
+        return self.epoch_batches
 
     def __iter__(self) -> Any:
         if self.batches is None:
@@ -98,13 +85,6 @@ class TakesNothing(DataLoader[Any]):
         super().__init__(dataset, batch_size=4, num_workers=2)
 
 
-class PassesOnToNothing(TakesNothing):
-    """Accepts any argument, and passes it on to a class that does not accept num_workers."""
-
-    def __init__(self, dataset: Any, **kwargs: Any) -> None:
-        super().__init__(dataset, **kwargs)
-
-
 class IgnoresWorkers(DataLoader[Any]):
     """Accepts any setting, and uses its own number of workers."""
 
@@ -121,28 +101,6 @@ class PassesTwice(DataLoader[Any]):
 
 class OnlyNamed(DataLoader[Any]):
     """Overrides nothing."""
-
-    def describe(self) -> str:
-        return "mine"
-
-
-class KnownToItsIterator(DataLoader[Any]):
-    """Is in a cycle with its iterator, as litdata's loader."""
-
-    def _get_iterator(self) -> Any:
-        iterator: Any = super()._get_iterator()
-        iterator.loader = self
-        return iterator
-
-
-class PrefetchesItself(DataLoader[Any]):
-    """Prefetches batches in the main process, as MONAI's ThreadDataLoader."""
-
-    def __iter__(self) -> Any:
-        ahead = deque(itertools.islice(batches := super().__iter__(), 3))
-        while ahead:
-            yield ahead.popleft()
-            ahead.extend(itertools.islice(batches, 1))
 
 
 class DropsEveryThird(DataLoader[Any]):
@@ -164,12 +122,6 @@ class Shard:
     @property  # type: ignore[misc]  # as accelerate does
     def __class__(self) -> Any:
         return type(self.base_dataloader)
-
-
-class HasBatchSize(Numbers):
-    """Has its own batch size, as streamed datasets."""
-
-    batch_size = 12
 
 
 class Wraps(IterableDataset[Any]):
@@ -291,7 +243,6 @@ def make_with_limits(
 # Several loaders or datasets
 
 DATASETS = {"train": Numbers(), "val": Numbers(20)}
-NESTED = {"train": {"left": Numbers(), "right": Numbers()}, "val": Numbers()}
 ONE_LIST = [(torch.zeros(2), {1, 2}) for _ in range(4)]
 
 

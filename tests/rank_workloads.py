@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
@@ -95,31 +94,3 @@ def make_environment_step() -> Any:
         assert int(total) == distributed.get_world_size()
 
     return step
-
-
-def make_prepared(batch_size: int = 8, num_workers: int = 0, **settings: Any) -> Any:
-    from accelerate import Accelerator
-
-    loader = DataLoader(Honest(SAMPLES), batch_size=batch_size, num_workers=num_workers, **settings)
-    return Accelerator(cpu=True).prepare(loader)
-
-
-def make_trainer_loader(batch_size: int = 8, num_workers: int = 0) -> Any:
-    from transformers import Trainer, TrainingArguments
-
-    samples = [{"input": torch.full((16,), float(number))} for number in range(SAMPLES)]
-    settings = TrainingArguments(
-        tempfile.gettempdir(), per_device_train_batch_size=batch_size, dataloader_num_workers=num_workers,
-        use_cpu=True, report_to=[], remove_unused_columns=False,
-    )  # fmt: skip
-    return Trainer(nn.Linear(16, 1), settings, train_dataset=samples).get_train_dataloader()
-
-
-def make_data_module() -> Any:
-    from lightning import LightningDataModule
-
-    class Data(LightningDataModule):  # type: ignore[misc]  # Lightning has no types here
-        def train_dataloader(self) -> Any:
-            return make_unshared()
-
-    return Data()

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, NoReturn, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Final, get_args
 
 from torch.utils.data import DataLoader
 
 from autotune.child.errors import shut_down_workers
-from autotune.child.loader import StoppableDataLoader, StoppableSampler, make_stoppable
+from autotune.child.loader import IterableLoader, MeasuredLoader, StoppableDataLoader, make_stoppable
 from autotune.config import LoaderConfig
 from autotune.errors import UsageError
 from autotune.profiles.loaders import choose_arguments, list_parameters, takes
@@ -32,87 +32,41 @@ OVERRIDES: Final = ("__init__", "__new__", *ITERATORS, "__len__", "__getattribut
 REMEDY: Final = "pass a function of the settings that makes it, with --loader"
 
 
-class IterableLoader:
-    """A loader of another library, or an iterator, which is made again for each epoch.
-
-    An iterator with a length restarts by itself, as Lightning's CombinedLoader does. Epochs can be abandoned, not ended
-    early, and samples are counted as they arrive.
-    """
-
-    ends_with_sampler = delivers_as_sampled = drop_last = False
-
-    def __init__(self, make: Callable[[], Any], batches: Any, batch_size: int | None) -> None:
-        self._make = make
-        self._is_new = True
-        self.batches = batches
-        self.batch_size = batch_size
-        self.index_source = StoppableSampler(())
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self._is_new and isinstance(self.batches, Iterator) and not hasattr(type(self.batches), "__len__"):
-            self.batches = self._make()
-        self._is_new = False
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def open(self, max_batches: int | None = None, last_batch_samples: int | None = None) -> None:
-        """Do nothing: its epochs cannot be limited."""
-
-    def close(self, epoch_batches: int | None) -> None:
-        """Do nothing: its epochs cannot be ended early."""
-
-
-MeasuredLoader = StoppableDataLoader | IterableLoader
-
-
 @dataclass(frozen=True)
 class CustomLoader:
-    """How a custom loader is made with other settings, and measured.
+    """How a custom loader is made with other settings, and measured."""
 
-    Attributes:
-        name: Qualified name of its class, or import string of the function that makes it.
-        maker: The class or function.
-        arguments: Arguments besides the settings, by name.
-        fixed: Settings that are not accepted, with their values.
-        takes_batch_size: Whether the function has a parameter for the batch size; None for a class.
-        ends_with_sampler: Whether its epochs end when its sampler does. Those of a class that never restarts its
-            workers do not.
-        delivers_as_sampled: Whether it returns the batches that its sampler requests, which its own loop may drop.
-    """
+    name: str  # qualified name of its class, or import string of the function that makes it
+    maker: Callable[..., Any]  # the class or function
+    arguments: Mapping[str, Any]  # besides the settings, by name
+    fixed: Mapping[SettingName, Any]  # settings that are not accepted, with their values
+    ends_with_sampler: bool = True  # whether an epoch ends when its sampler does; not if its workers never restart
+    delivers_as_sampled: bool = True  # whether the batches that the sampler requests arrive; its own loop may drop some
 
-    name: str
-    maker: Callable[..., Any]
-    arguments: Mapping[str, Any] = field(repr=False)
-    fixed: Mapping[SettingName, Any]
-    takes_batch_size: bool | None = None
-    ends_with_sampler: bool = True
-    delivers_as_sampled: bool = True
+    @property
+    def is_function(self) -> bool:
+        """Whether a function makes it."""
+        return not isinstance(self.maker, type)
 
     def make(self, settings: Mapping[str, Any]) -> MeasuredLoader:
-        """Make the loader with these arguments of DataLoader.
-
-        Raises:
-            UsageError: It has other settings, or is not iterable.
-        """
-        is_class = isinstance(self.maker, type)
+        """Make the loader with these arguments of DataLoader, or raise UsageError."""
         known = {*LOADER_SETTINGS, *(one.name for one in list_parameters(self.maker))}  # a function may set the rest
-        wanted = {n: value for n, value in settings.items() if n not in self.fixed and (is_class or n in known)}
+        usable = (known if self.is_function else settings.keys()) - self.fixed.keys()
+        wanted = {name: value for name, value in settings.items() if name in usable}
         given = choose_arguments(self.maker, wanted)
-        dropped = NEEDING_WORKERS if is_class and not settings["num_workers"] else ()
+        dropped = () if self.is_function or settings["num_workers"] else NEEDING_WORKERS
         arguments = {name: value for name, value in self.arguments.items() if name not in dropped} | given
 
         def make() -> Any:
-            with _replace_new(lambda cls, *_, **__: object.__new__(make_stoppable(cls))):
+            with replace_new(lambda cls, *_, **__: object.__new__(make_stoppable(cls))):
                 return self.maker(**arguments)
 
         try:
             made = make()
         except TypeError as error:
-            if is_class:
-                raise UsageError(f"{self.name} failed with {', '.join(given)}: {error}. Instead, {REMEDY}.") from error
-            raise
+            if self.is_function:
+                raise
+            raise UsageError(f"{self.name} failed with {', '.join(given)}: {error}. Instead, {REMEDY}.") from error
         if isinstance(made, DataLoader):
             check_settings(made, given, self.name)
         if isinstance(made, StoppableDataLoader):
@@ -130,57 +84,44 @@ class CustomLoader:
         return f"Each trial measures your own loader, {self.name}.{fixed}{long}"
 
 
-RecordedCalls = Sequence[tuple[DataLoader[Any], type, tuple[Any, ...], dict[str, Any]]]
+def record_call(cls: type[DataLoader[Any]], *arguments: Any, **named: Any) -> DataLoader[Any]:
+    """Return a new loader that holds the arguments of its constructor."""
+    loader: DataLoader[Any] = object.__new__(cls)
+    vars(loader)["_constructor_call"] = cls, arguments, named
+    return loader
 
 
 @contextmanager
-def record_constructor_calls() -> Iterator[RecordedCalls]:
-    """Record the arguments of each DataLoader that is constructed in the block, those of its own class."""
-    calls: list[Any] = []
-
-    def make(cls: type[DataLoader[Any]], *arguments: Any, **named: Any) -> DataLoader[Any]:
-        loader: DataLoader[Any] = object.__new__(cls)
-        calls.append((loader, cls, arguments, named))
-        return loader
-
-    with _replace_new(make):
-        yield calls
-
-
-@contextmanager
-def _replace_new(make: Callable[..., DataLoader[Any]]) -> Iterator[None]:
+def replace_new(make: Callable[..., Any]) -> Iterator[None]:
     """Replace `DataLoader.__new__`, which Python calls with the arguments of the outermost `__init__`.
 
     It cannot be removed again: CPython remembers that the class had one, and object's own then refuses arguments. So a
     plain one remains.
     """
-    _set_new(make)
+
+    def set_new(new: Any) -> None:
+        new.__signature__ = inspect.signature(DataLoader.__init__)  # of the class, for code that inspects it
+        type.__setattr__(DataLoader, "__new__", staticmethod(new))
+
+    set_new(make)
     try:
         yield
     finally:
-        _set_new(lambda cls, *_, **__: object.__new__(cls))
-
-
-def _set_new(make: Any) -> None:
-    make.__signature__ = inspect.signature(DataLoader.__init__)  # of the class, for code that inspects it
-    type.__setattr__(DataLoader, "__new__", staticmethod(make))
+        set_new(lambda cls, *_, **__: object.__new__(cls))
 
 
 def adopt_loader(
-    loader: DataLoader[Any], baseline: LoaderConfig, calls: RecordedCalls, source: str, ends: bool | None = None
+    loader: DataLoader[Any], baseline: LoaderConfig, source: str, ends: bool | None
 ) -> CustomLoader | None:
-    """Return how to rebuild a loader; None if its attributes describe it in full, as those of a plain one.
+    """Return how to rebuild a loader, or raise UsageError; None for a plain one, whose attributes describe it in full.
 
-    `source` is the factory, for messages; `ends` tells whether epochs end with the sampler, None to find out.
-
-    Raises:
-        UsageError: It cannot be rebuilt with another number of workers.
+    `source` is the factory, for messages; `ends` is whether epochs end with the sampler, None to find out.
     """
     cls, methods = type(loader), list_overrides(type(loader))
     if not methods:
         return None
     name = f"{cls.__module__}.{cls.__qualname__}"
-    arguments = _find_arguments(loader, calls)
+    arguments = _find_arguments(loader)
     if arguments is None:
         raise UsageError(
             f"{source} returned a {name}, which overrides {', '.join(methods)}, and dltune did not see its constructor "
@@ -204,18 +145,14 @@ def list_overrides(cls: type) -> list[str]:
     return [name for name in OVERRIDES if name in found]
 
 
-def _find_arguments(loader: DataLoader[Any], calls: RecordedCalls) -> dict[str, Any] | None:
+def _find_arguments(loader: DataLoader[Any]) -> dict[str, Any] | None:
     """Return the arguments of a loader's constructor by name; None if unknown, or if some have no name."""
-    for made, cls, arguments, named in calls:
-        if made is loader and type(loader) is cls and (arguments or named):
-            names = _list_positional(cls) or _list_positional(DataLoader)  # *args are assumed to be passed on
-            if len(arguments) <= len(names):
-                return {**dict(zip(names, arguments, strict=False)), **named}
-    return None
-
-
-def _list_positional(cls: type) -> list[str]:
-    return [one.name for one in list_parameters(cls) if one.kind is one.POSITIONAL_OR_KEYWORD]
+    cls, arguments, named = vars(loader).get("_constructor_call", (None, (), {}))
+    parameters = list_parameters(type(loader)) + list_parameters(DataLoader)  # *args are assumed to be passed on
+    names = dict.fromkeys(one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD)
+    if cls is not type(loader) or not (arguments or named) or len(arguments) > len(names):
+        return None
+    return {**dict(zip(names, arguments, strict=False)), **named}
 
 
 def check_epochs(own: CustomLoader, made: Any, ends: bool | None) -> CustomLoader:
@@ -235,28 +172,13 @@ def check_epochs(own: CustomLoader, made: Any, ends: bool | None) -> CustomLoade
     return replace(own, ends_with_sampler=ends, delivers_as_sampled=ends and methods.isdisjoint(LOOPS))
 
 
-def check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], source: str) -> None:
-    """Raise UsageError if a factory does not accept these arguments, or requires others."""
-    try:
-        signature = inspect.signature(factory)
-    except (TypeError, ValueError):  # of a compiled function
-        return
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise UsageError(
-            f"{source}: {error}. Its arguments are {', '.join(signature.parameters) or 'none'}: pass them with "
-            f"--arg NAME=VALUE (JSON or a bare word), or write a function that calls {source.partition(':')[2]}."
-        ) from None
-
-
 def check_settings(loader: DataLoader[Any], given: Mapping[str, Any], maker: str) -> None:
     """Raise UsageError if a loader has other settings than its class or function was given."""
     for name in LOADER_SETTINGS:
         has = read_setting(loader, name)
-        is_known = has is not None or (name != "batch_size" and hasattr(loader, name))  # the dataset may make batches
+        is_unknown = name not in given or (has is None and name == "batch_size")  # the dataset may make batches
         is_capped = name == "num_workers" and 0 < (has or 0) < given.get(name, 0)  # in training, too
-        if name in given and is_known and has != given[name] and not is_capped:
+        if not (is_unknown or is_capped or has == given[name]):
             raise UsageError(
                 f"{maker} was given {name}={given[name]} and made a loader with {has}. Pass {name} on to DataLoader, "
                 f"or {REMEDY}."
@@ -274,26 +196,3 @@ def describe(made: Any) -> str:
     cls = type(made)
     module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
     return "None" if made is None else f"a {module}{cls.__qualname__}"
-
-
-def only_iterates(entry: Any) -> bool:
-    """Return whether an object can only be iterated, as loaders of other libraries; a set is part of a sample."""
-    return hasattr(entry, "__iter__") and not isinstance(entry, type | Set) and not hasattr(entry, "__getitem__")
-
-
-def refuse_loader(made: Any, source: str) -> NoReturn:
-    """Raise UsageError for a loader that is not torch's, naming the DataLoaders that it contains."""
-    found = find_loaders(made)
-    kind = f"which contains a DataLoader: {', '.join(found)}" if found else "which can only be iterated"
-    better = "Return one DataLoader" if found else "Return the Dataset that it reads (an IterableDataset for a stream)"
-    raise UsageError(f"{source} returned {describe(made)}, {kind}. {better}, or {REMEDY}.")
-
-
-def find_loaders(made: Any) -> list[str]:
-    """Return the attributes of an object that are DataLoaders, or collections of them."""
-
-    def contains(value: Any) -> bool:
-        entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        return any(isinstance(one, DataLoader) for one in (value, *entries))
-
-    return [f"`.{name}`" for name, value in getattr(made, "__dict__", {}).items() if contains(value)]

@@ -19,9 +19,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.data import default_collate, default_convert, get_worker_info
 
-from autotune.child.custom_loaders import MeasuredLoader
 from autotune.child.errors import shut_down_workers
-from autotune.child.loader import build_plain_loader
+from autotune.child.loader import MeasuredLoader, build_plain_loader
 from autotune.child.sample_checks import DUPLICATED_RATIO, count_samples
 from autotune.child.sample_reader import HashedDataset
 from autotune.child.trial import list_workers

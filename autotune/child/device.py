@@ -216,6 +216,6 @@ class SimulatedStep:
             spin_seconds = time_calls(lambda: torch.cuda._sleep(CALIBRATION_CYCLES), device).wall
             self._cycles = int(seconds * CALIBRATION_CYCLES / spin_seconds)
 
-    def __call__(self) -> None:
-        """Occupy the device once."""
+    def __call__(self, _: object = None) -> None:
+        """Occupy the device once; as a step, for a batch that is on the device."""
         torch.cuda._sleep(self._cycles) if self._cycles else time.sleep(self._seconds)

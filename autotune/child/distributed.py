@@ -17,26 +17,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
-from autotune.protocol.measurement import Measurement, RankWaits, StopReason
-from autotune.protocol.messages import (
-    REPORT,
-    Channel,
-    ChannelClosedError,
-    FailureReport,
-    LostRankReport,
-    ProgressReport,
-    Report,
-    TrialReport,
-)
+from autotune.protocol import messages
+from autotune.protocol.measurement import RankWaits, StopReason
+from autotune.protocol.messages import Channel, ChannelClosedError, FailureReport, LostRankReport, Report
 from autotune.system.processes import die_with_parent
 
 MIN_LAG_SECONDS: Final = 1e-3  # between the waits of two ranks; smaller differences are noise
 GRACE_SECONDS: Final = 1.0  # for other ranks to report after one has failed
 NEVER: Final = timedelta(days=365)  # the tuner ends hung ranks, and reports where they hang
 HOST: Final = "127.0.0.1"
-WORKER_DEATH: Final = "DataLoader worker"  # in errors of torch's SIGCHLD handler, which can be raised anywhere
 VOTES: Final = ("stop", "abandon")
 STOP_REASONS: Final[tuple[StopReason, ...]] = get_args(StopReason)
 
@@ -51,47 +42,40 @@ class RankSync:
     A single process decides at once and communicates with nobody.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.decision_lag = int(size > 1)  # steps between a decision and its effect
-        self._rank = rank
-        self._size = size
-        self._now = now
-        self._epochs = 0  # of all trials
+        self._rank, self._size = rank, size
+        self._epochs = -1  # of all trials
         self.start()
 
     def start(self) -> None:
-        """Begin a trial."""
+        """Start a trial."""
         self._waits, self._lags, self._steps = [0.0] * self._size, [0] * self._size, 0
-        self._wait_began = self._wait_ended = self._epoch_wait = 0.0
-        self._vote = self._decided = ""
 
     def start_epoch(self) -> int:
-        """Begin an epoch, and return its number, which is the same in all ranks."""
-        self._epoch_wait = 0.0
+        """Start an epoch, and return its number, which is the same in all ranks."""
+        self.epoch_wait_seconds = 0.0  # sum of the longest wait of any rank at each step
         self._vote = self._decided = ""
         self._epochs += 1
-        return self._epochs - 1
+        return self._epochs
 
-    def start_wait(self) -> None:
-        """Record that the loop begins to wait for a batch."""
-        self._wait_began = self._now()
-
-    def end_wait(self) -> None:
-        """Record that the batch has arrived."""
-        self._wait_ended = self._now()
-
-    def sync_step(self, *, has_batch: bool = True) -> bool:
-        """Exchange waits and votes with all ranks, and return whether each had a batch."""
+    def sync_step(self, wait_seconds: float | None) -> bool:
+        """Exchange votes and the wait for a batch, None without one; return whether all ranks had a batch."""
         if self._size == 1:
             return True
         waits = [0.0] * self._size
-        waits[self._rank] = self._wait_ended - self._wait_began
+        waits[self._rank] = wait_seconds or 0.0
         votes = [float(self._vote == vote) for vote in VOTES]
-        missing, *sums = self._sum([float(not has_batch), *votes, *waits])
+        missing, *sums = self._sum([float(wait_seconds is None), *votes, *waits])
         self._vote, self._decided = "", next((vote for vote, count in zip(VOTES, sums, strict=False) if count), "")
-        if not missing:
-            self._record(sums[len(VOTES) :])
-        return not missing
+        if missing:
+            return False
+        waits, longest = sums[len(VOTES) :], max(sums[len(VOTES) :])
+        self._steps += 1
+        self.epoch_wait_seconds += longest
+        self._waits = [total + seconds for total, seconds in zip(self._waits, waits, strict=True)]
+        self._lags[waits.index(longest)] += longest - min(waits) > MIN_LAG_SECONDS
+        return True
 
     def decide(self, vote: Literal["stop", "abandon"], decision: Callable[[], bool]) -> bool:
         """Return rank 0's decision as of the last step; with several ranks, rank 0 votes in the next one."""
@@ -107,10 +91,6 @@ class RankSync:
         code = own if isinstance(own, int) else -1 - STOP_REASONS.index(own)
         code = int(self._sum([float(code)])[0])
         return code if code >= 0 else STOP_REASONS[-1 - code]
-
-    def read_epoch_wait(self, own_seconds: float) -> float:
-        """Return the sum of the longest wait at each step of this epoch, of which `own_seconds` were this rank's."""
-        return max(own_seconds, self._epoch_wait)
 
     def read_waits(self) -> tuple[RankWaits, ...]:
         """Return the waits of each of several ranks, and how often it was the last."""
@@ -128,18 +108,11 @@ class RankSync:
         try:
             dist.all_reduce(tensor)
         except RuntimeError as error:
-            if WORKER_DEATH in str(error):
+            if "DataLoader worker" in str(error):  # of torch's SIGCHLD handler, which can be raised anywhere
                 raise
             raise RankLostError(str(error)) from None
         sums: list[float] = tensor.tolist()
         return sums
-
-    def _record(self, waits: list[float]) -> None:
-        self._steps += 1
-        self._epoch_wait += max(waits)
-        self._waits = [total + seconds for total, seconds in zip(self._waits, waits, strict=True)]
-        if max(waits) - min(waits) > MIN_LAG_SECONDS:
-            self._lags[waits.index(max(waits))] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,24 +125,18 @@ class RankEnv:
     port: int
 
     def export_environment(self) -> None:
-        """Set the variables that torchrun sets, and OpenMP to one thread unless the user has set it."""
+        """Set the variables that torchrun sets; the launcher sets those of threads."""
         size, rank = str(self.size), str(self.rank)
         os.environ |= {
             **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank),
             **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size),
-            "GROUP_RANK": "0",
+            **dict.fromkeys(("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
             "GROUP_WORLD_SIZE": "1",
             "ROLE_NAME": "default",
+            "TORCHELASTIC_RUN_ID": "dltune",
             "MASTER_ADDR": HOST,
             "MASTER_PORT": str(self.port),
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_RUN_ID": "dltune",
         }
-        if "OMP_NUM_THREADS" not in os.environ:
-            os.environ["OMP_NUM_THREADS"] = "1"
-            if "torch" in sys.modules:  # which has read that variable already
-                sys.modules["torch"].set_num_threads(1)
 
     def init_process_group(self) -> RankSync:
         """Initialize torch's default process group; CUDA tensors use NCCL if each rank has a GPU."""
@@ -186,93 +153,72 @@ class RankEnv:
 
 
 class RankGroup:
-    """The ranks of a trial, forked by this process: each command goes to all of them, and their reports are merged.
+    """The ranks of a trial, forked by this process, each of which calls `serve_rank`."""
 
-    `serve` serves commands as one rank.
-    """
-
-    def __init__(self, tuner: Channel, size: int, serve: Callable[[Channel, RankEnv], None]) -> None:
+    def __init__(self, tuner: Channel, size: int, serve_rank: Callable[[Channel, RankEnv], None]) -> None:
         self._tuner = tuner
-        self._serve_rank = serve
         self._channels: list[Channel] = []
         self._pids: list[int] = []
-        store = Path(tempfile.mkdtemp(), "store")
+        store, parent = Path(tempfile.mkdtemp(), "store"), os.getpid()
         with socket.socket() as listener:
             listener.bind((HOST, 0))
             port = listener.getsockname()[1]
         for rank in range(size):
-            self._start(RankEnv(rank, size, store, port))
+            ours, theirs = socket.socketpair()
+            pid = os.fork()
+            if not pid:
+                die_with_parent()
+                if os.getppid() != parent:
+                    os._exit(3)
+                ours.close()
+                for other in (*self._channels, tuner):
+                    other.close()
+                reseed_rngs()
+                env = RankEnv(rank, size, store, port)
+                env.export_environment()
+                serve_rank(Channel(theirs), env)
+                os._exit(0)
+            theirs.close()
+            self._pids.append(pid)
+            self._channels.append(Channel(ours))
 
-    def _start(self, env: RankEnv) -> None:
-        ours, theirs = socket.socketpair()
-        parent = os.getpid()
-        pid = os.fork()
-        if not pid:
-            die_with_parent()
-            if os.getppid() != parent:
-                os._exit(3)
-            ours.close()
-            for other in (*self._channels, self._tuner):
-                other.close()
-            reseed_rngs()
-            env.export_environment()
-            self._serve_rank(Channel(theirs), env)
-            os._exit(0)
-        theirs.close()
-        self._pids.append(pid)
-        self._channels.append(Channel(ours))
-
-    def serve(self, first: str) -> None:
-        """Forward commands until the tuner closes the channel; the first has been received already."""
-        command: str | None = first
-        try:
+    def serve(self, command: str | None) -> None:
+        """Forward this command, and further ones until the tuner closes the channel."""
+        with suppress(ChannelClosedError):
             while command is not None:
                 self._tuner.send(self._broadcast(command).model_dump_json())
                 command = self._tuner.receive()
-        except ChannelClosedError:
-            return
 
     def _broadcast(self, command: str) -> Report:
-        """Send a command to all ranks, and return their merged report."""
-        reports: dict[int, Report] = {}
+        """Send a command to all ranks, and return their merged report; progress is that of the first unfinished one."""
         for channel in self._channels:
             with suppress(ChannelClosedError):  # found again when reading
                 channel.send(command)
+        reports: dict[int, Report] = {}
         deadline: float | None = None
-        while len(reports) < len(self._channels):
+        while waiting := {one.fileno(): rank for rank, one in enumerate(self._channels) if rank not in reports}:
             if deadline is None and any(isinstance(one, FailureReport | LostRankReport) for one in reports.values()):
                 deadline = time.monotonic() + GRACE_SECONDS
-            ready = self._poll(reports, deadline)
+            ready = wait(list(waiting), None if deadline is None else max(0.0, deadline - time.monotonic()))
             if not ready:
                 break
-            for rank in ready:
-                self._read_message(rank, reports)
+            for rank in (rank for descriptor, rank in waiting.items() if descriptor in ready):
+                report = self._receive(rank)
+                if not isinstance(report, messages.ProgressReport):
+                    reports[rank] = report
+                elif rank == min(waiting.values()):
+                    self._tuner.send(report.model_dump_json())
         return merge_reports(reports, len(self._channels))
 
-    def _poll(self, reports: dict[int, Report], deadline: float | None) -> list[int]:
-        """Wait for messages; return their ranks, or none at the deadline."""
-        ranks = {channel.fileno(): rank for rank, channel in enumerate(self._channels) if rank not in reports}
-        ready = wait(list(ranks), None if deadline is None else max(0.0, deadline - time.monotonic()))
-        return [rank for descriptor, rank in ranks.items() if descriptor in ready]
-
-    def _read_message(self, rank: int, reports: dict[int, Report]) -> None:
-        """Read a message of a rank; progress is forwarded from the first rank that has not reported."""
+    def _receive(self, rank: int) -> Report:
         try:
-            message = self._channels[rank].receive()
+            return messages.REPORT.validate_json(self._channels[rank].receive() or "")
         except ChannelClosedError:
-            _, status = os.waitpid(self._pids[rank], 0)
-            reports[rank] = LostRankReport(rank=rank, status=os.waitstatus_to_exitcode(status))
-            return
-        assert message is not None  # there was no time limit
-        report = REPORT.validate_json(message)
-        if not isinstance(report, ProgressReport):
-            reports[rank] = report
-        elif rank == min(set(range(len(self._channels))) - reports.keys()):
-            self._tuner.send(message)
+            return LostRankReport(rank=rank, status=os.waitstatus_to_exitcode(os.waitpid(self._pids[rank], 0)[1]))
 
 
 def merge_reports(reports: dict[int, Report], ranks: int) -> Report:
-    """Merge the reports of the ranks: a failure if one failed, else the measurement of the slowest rank.
+    """Merge the reports of the ranks: a failure, else the measurement of the rank that waited most, with all samples.
 
     Precedence: a rank that ended, then a rank that raised, then ranks that lost another one.
     """
@@ -284,20 +230,19 @@ def merge_reports(reports: dict[int, Report], ranks: int) -> Report:
         return report.model_copy(update={"rank": None if len(own) == ranks else rank})
     if lost or failed:
         return lost[0] if lost else failed[0][1]
-    measured = [one.measurement for _, one in sorted(reports.items()) if isinstance(one, TrialReport)]
-    return TrialReport(measurement=_merge_measurements(measured)) if len(measured) == ranks else reports[0]
-
-
-def _merge_measurements(measured: list[Measurement]) -> Measurement:
-    """Return the measurement of the rank that waited most, with the samples of each rank and the largest memory."""
+    measured = [one.measurement for _, one in sorted(reports.items()) if isinstance(one, messages.TrialReport)]
+    if len(measured) < ranks:
+        return reports[0]
     waits = [rank.wait_seconds for rank in measured[0].ranks]
     slowest = measured[waits.index(max(waits))]
-    samples = [
-        one.epochs[0].samples if one.epochs[0].closed_after is None else one.epoch_samples or 0 for one in measured
-    ]
-    ranks = [rank.model_copy(update={"samples": own}) for rank, own in zip(slowest.ranks, samples, strict=True)]
-    largest = {name: max(getattr(one, name) for one in measured) for name in ("peak_gpu_bytes", "gpu_growth_bytes")}
-    return slowest.model_copy(update={"ranks": tuple(ranks), **largest})
+    changes: dict[str, Any] = {
+        name: max(getattr(one, name) for one in measured) for name in ("peak_gpu_bytes", "gpu_growth_bytes")
+    }
+    changes["ranks"] = ()
+    for waits_of_rank, one in zip(slowest.ranks, measured, strict=True):
+        samples = one.epochs[0].samples if one.epochs[0].closed_after is None else one.epoch_samples or 0
+        changes["ranks"] += (waits_of_rank.model_copy(update={"samples": samples}),)
+    return messages.TrialReport(measurement=slowest.model_copy(update=changes))
 
 
 def reseed_rngs() -> None:

@@ -57,8 +57,5 @@ def find_requested_index(error: BaseException) -> int | None:
 
 
 def shut_down_workers(error: BaseException) -> None:
-    """End the workers of the loader that raised, by clearing the frames that hold its iterator.
-
-    The garbage collector would end them at any moment, e.g. during an import, where each is waited for in vain for 5 s.
-    """
+    """End the workers of the loader that raised, before the garbage collector does and waits 5 s for each."""
     traceback.clear_frames(error.__traceback__)

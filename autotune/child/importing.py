@@ -1,15 +1,10 @@
-"""Imports the user's code: import strings (`pkg.mod:attr`, `train.py:attr`), and the script that workers import.
-
-Workers that are not forked import the `__main__` of this process. With --main, that is the script or module that starts
-the training, which each worker then imports as it does in training.
-"""
+"""Imports the user's code: import strings (`pkg.mod:attr`, `train.py:attr`), and the script that workers import."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import importlib.util
-import runpy
 import sys
 from importlib.machinery import ModuleSpec
 from operator import attrgetter
@@ -18,18 +13,14 @@ from types import ModuleType
 from typing import Any, Final
 
 from autotune.errors import UsageError
-from autotune.request import ImportString, split_import_string
+from autotune.request import split_import_string
 from autotune.system.software import find_module
 
 NAME_IN_WORKERS: Final = "__mp_main__"  # of the script; its `if __name__ == "__main__"` is then false
 
 
 def import_attribute(text: str) -> Any:
-    """Import an attribute by its import string; errors of the module itself are not changed.
-
-    Raises:
-        UsageError: There is no such module or script, or it has no such attribute.
-    """
+    """Import an attribute by its import string, or raise UsageError; errors of the module itself are not changed."""
     parts = split_import_string(text)
     if parts is None:
         raise UsageError(f"{text}: not of the form package.module:attribute or file.py:attribute.")
@@ -45,10 +36,7 @@ def import_attribute(text: str) -> Any:
 
 
 def import_script(path: Path) -> ModuleType:
-    """Import a script by its path, as a module of its name, with its folder first in `sys.path` as in `python FILE`.
-
-    Workers that are not forked import it by that name.
-    """
+    """Import a script as a module of its name, by which spawned workers find it: its folder is first in `sys.path`."""
     file, name = path.resolve(), path.stem
     if not file.is_file():
         found = find_module(path.stem, Path())
@@ -83,41 +71,34 @@ def _import_module(name: str, attribute: str) -> ModuleType:
 
 
 def become_script(main: str, dataset: str) -> None:
-    """Let this process look to its workers as if it had been started by `python FILE`, or `python -m MODULE`.
+    """Let workers that are not forked import the training script or module, as if this process had been started by it.
 
     The script runs here, without its guarded part, only if the import string `dataset` names a factory in it: workers
     then find the factory's objects in the script, and import it once.
     """
-    is_file = main.endswith(".py")
-    spec = None if is_file else _find_spec(main)
-    origin = Path(main if spec is None else spec.origin or "").resolve()
-    if not origin.is_file():
+    is_file, spec = main.endswith(".py"), _find_spec(main)
+    origin = Path("" if spec is None else spec.origin or "").resolve()
+    if spec is None or not origin.is_file():
         problem = f"no such file in {Path.cwd()}" if is_file else "neither a file that ends in .py nor a module"
         raise UsageError(f"--main {main}: {problem}.")
     if is_file:
         sys.path.insert(0, str(origin.parent))
-    script = ModuleType(NAME_IN_WORKERS)
-    script.__file__, script.__spec__ = str(origin), spec
+    script = importlib.util.module_from_spec(spec)
+    script.__name__, script.__spec__ = NAME_IN_WORKERS, None if is_file else spec
     named = split_import_string(dataset)
-    if named is not None and _find_origin(named) == origin:
-        if is_file:
-            script.__dict__.update(runpy.run_path(str(origin), run_name=NAME_IN_WORKERS))
-        else:
-            script.__dict__.update(runpy.run_module(main, run_name=NAME_IN_WORKERS, alter_sys=True))
+    factory = None if named is None else _find_spec(named.place)
+    if named is not None and factory is not None and Path(factory.origin or "").resolve() == origin:
         sys.modules[named.module] = sys.modules[NAME_IN_WORKERS] = script
+        exec(compile(origin.read_bytes(), origin, "exec"), vars(script))  # noqa: S102  # the user's own script
     sys.modules["__main__"] = script
     sys.argv[:] = [str(origin)]
 
 
-def _find_origin(named: ImportString) -> Path | None:
-    if named.is_script:
-        return Path(named.place).resolve()
-    spec = _find_spec(named.place)
-    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
-
-
-def _find_spec(name: str) -> ModuleSpec | None:
+def _find_spec(place: str) -> ModuleSpec | None:
+    """Return the spec of a script by its path, or of a module by its name if there is one."""
+    if place.endswith(".py"):
+        return importlib.util.spec_from_file_location(Path(place).stem, Path(place).resolve())
     try:
-        return importlib.util.find_spec(name)
+        return importlib.util.find_spec(place)
     except (ImportError, ValueError):
         return None

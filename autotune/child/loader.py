@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.multiprocessing import set_sharing_strategy
 from torch.utils.data import DataLoader, IterableDataset
 
-from autotune.child.stack_dump import DumpingWorker
+from autotune.child.stack_dump import set_up_worker
 from autotune.child.stopping import align_to_workers
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.profiles.loaders import make_worker_init
 from autotune.system.software import read_start_method_in_force
 
 if TYPE_CHECKING:
-    from autotune.child.custom_loaders import MeasuredLoader
     from autotune.child.workload import LoadedWorkload
-    from autotune.request import Workload
 
 
 class StoppableSampler:
@@ -93,22 +91,7 @@ class StoppableDataLoader(DataLoader[Any]):
             source = self.__dict__["_index_source"] = StoppableSampler(behind)
         return source
 
-    def open(self, max_batches: int | None = None, last_batch_samples: int | None = None) -> None:
-        """Start an epoch that ends after `max_batches` if the loader ends with its sampler."""
-        if self.ends_with_sampler:
-            self.index_source.open(max_batches, last_batch_samples)
-
-    def close(self, epoch_batches: int | None) -> None:
-        """End the epoch soon, with as many batches in the workers' last round as a whole epoch has there, if known.
-
-        An incomplete round takes as long as a complete one; ending on one would make the epoch look slower.
-        """
-        if self.ends_with_sampler:
-            self.index_source.close(self.num_workers, epoch_batches)
-
-    @property
-    def _index_sampler(self) -> StoppableSampler:  # the only source of indices of torch's iterators
-        return self.index_source
+    _index_sampler = index_source  # the only source of indices of torch's iterators
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as the user's own class, whose method may be the `collate_fn` of a worker."""
@@ -124,75 +107,81 @@ def make_stoppable(cls: Any) -> Any:
     return type(cls.__name__, (StoppableDataLoader, cls), {"__module__": cls.__module__, "user_class": cls})
 
 
+class IterableLoader:
+    """A loader of another library, or an iterator, which is made again for each epoch.
+
+    An iterator with a length restarts, as Lightning's CombinedLoader does. Epochs can be abandoned, not ended early;
+    samples are counted as they arrive.
+    """
+
+    ends_with_sampler = delivers_as_sampled = drop_last = False
+    num_workers = 0
+
+    def __init__(self, make: Callable[[], Any], batches: Any, batch_size: int | None) -> None:
+        self._make, self._is_new = make, True
+        self.batches, self.batch_size, self.index_source = batches, batch_size, StoppableSampler(())
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._is_new and isinstance(self.batches, Iterator) and not hasattr(type(self.batches), "__len__"):
+            self.batches = self._make()
+        self._is_new = False
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+MeasuredLoader = StoppableDataLoader | IterableLoader
+
+
 def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> MeasuredLoader:
     """Build the loader of a configuration and set its sharing strategy; workers start with the first epoch."""
-    parts, settings = workload.parts, config.loader_kwargs()
+    parts, settings, workers = workload.parts, config.loader_kwargs(), config.dataloader.num_workers
     set_sharing_strategy(config.process.sharing_strategy)
-    are_forked = is_forking(config.process)
+    are_forked = is_forking(config.process.multiprocessing_context)
     init = make_worker_init(config.process, parts.worker_init_fn, are_forked=are_forked)
-    init = init if are_forked else DumpingWorker(init)
-    if config.dataloader.num_workers and (workload.own is None or init is not parts.worker_init_fn):
+    init = init if are_forked else partial(set_up_worker, init)
+    if workers and (workload.own is None or init is not parts.worker_init_fn):
         settings["worker_init_fn"] = init
     if workload.own is not None:
         return workload.own.make(settings)
-    settings |= {"timeout": parts.timeout} if config.dataloader.num_workers else {}
-    fixed = {"collate_fn": parts.collate_fn, "generator": parts.generator, **_list_order(parts)}
-    return StoppableDataLoader(parts.dataset, **settings, **fixed)
+    settings |= {name: getattr(parts, name) for name in ("sampler", "batch_sampler", "collate_fn", "generator")}
+    settings |= {"timeout": parts.timeout} if workers else {}
+    if parts.batch_sampler is None:
+        settings |= {"drop_last": parts.drop_last} if parts.batched else {"batch_size": None}
+        if parts.sampler is None and not isinstance(parts.dataset, IterableDataset):
+            settings["shuffle"] = parts.shuffle is not False
+    return StoppableDataLoader(parts.dataset, **settings)
 
 
-def _list_order(parts: Workload) -> dict[str, Any]:
-    """Return the arguments of DataLoader that decide which samples are in which batch, except the batch size."""
-    if parts.batch_sampler is not None:
-        return {"batch_sampler": parts.batch_sampler}
-    order: dict[str, Any] = {"drop_last": parts.drop_last} if parts.batched else {"batch_size": None}
-    if isinstance(parts.dataset, IterableDataset):
-        return order
-    if parts.sampler is not None:
-        return order | {"sampler": parts.sampler}
-    return order | {"shuffle": parts.shuffle is not False}
-
-
-def is_forking(process: ProcessSettings) -> bool:
-    """Return whether workers are forked with these settings."""
-    return (process.multiprocessing_context or read_start_method_in_force()) == "fork"
+def is_forking(start_method: str | None) -> bool:
+    """Return whether workers are forked with this start method; None is that of this process."""
+    return (start_method or read_start_method_in_force()) == "fork"
 
 
 def build_plain_loader(
-    workload: LoadedWorkload,
-    batch_size: int | None,
-    workers: int = 0,
-    prefetch_factor: int = 2,
-    process: ProcessSettings | None = None,
+    workload: LoadedWorkload, batch_size: int | None, workers: int = 0, prefetch_factor: int = 2
 ) -> MeasuredLoader:
-    """Build a loader for the probe, with the workload's own batches and start method, if it has any."""
+    """Build a loader with the workload's own batches and start method, if it has any."""
     size = None if workload.batching == "user" else workload.fixed.get("batch_size", batch_size)
     extra = {"num_workers": workers, "prefetch_factor": prefetch_factor} if workers else {}
-    process = process or ProcessSettings(multiprocessing_context=workload.start_method)
-    settings = DataLoaderSettings(batch_size=size, **extra)
-    return build_loader(workload, LoaderConfig(dataloader=settings, process=process))
+    process = ProcessSettings(multiprocessing_context=workload.parts.multiprocessing_context)
+    return build_loader(
+        workload, LoaderConfig(dataloader=DataLoaderSettings(batch_size=size, **extra), process=process)
+    )
 
 
-def count_epoch_batches(loader: MeasuredLoader, workload: LoadedWorkload) -> int | None:
+def count_epoch_batches(loader: MeasuredLoader) -> int | None:
     """Count the batches of a whole epoch; None if neither the sampler nor the dataset has a length."""
     try:
-        if _has_own_length(loader):
-            return len(loader)
-        if workload.kind == "map":
-            return len(loader.index_source)
+        return len(loader)
     except Exception:  # a missing length is reported by many exceptions
         return None
-    if (samples := workload.promised_samples) is None or loader.batch_size is None:
-        return samples
-    return samples // loader.batch_size if loader.drop_last else -(-samples // loader.batch_size)
 
 
 def count_epoch_samples(loader: MeasuredLoader, workload: LoadedWorkload) -> int | None:
     """Count the samples of a whole epoch; None if the dataset has no length, or the user's code makes the batches."""
-    samples = workload.promised_samples
-    if samples is None or loader.batch_size is None or workload.batching == "user" or _has_own_length(loader):
+    samples, has_own_length = workload.promised_samples, type(loader).__len__ is not DataLoader.__len__
+    if samples is None or loader.batch_size is None or workload.batching == "user" or has_own_length:
         return None
     return samples - samples % loader.batch_size if loader.drop_last else samples
-
-
-def _has_own_length(loader: MeasuredLoader) -> bool:
-    return type(loader).__len__ is not DataLoader.__len__

@@ -114,7 +114,7 @@ def time_transfer(workload: LoadedWorkload, size: int) -> tuple[float, float]:
         dataset=ReplayDataset(parts.dataset, indices, size),
         collate_fn=RecordingCollate(parts.collate_fn or default_collate),
         worker_init_fn=WatchedInit(parts.dataset, parts.worker_init_fn),
-        multiprocessing_context=workload.start_method,
+        multiprocessing_context=workload.parts.multiprocessing_context,
     )
     moments, collates = [], []
     for batch in islice(build_plain_loader(LoadedWorkload(parts=replay), size, workers=1), 24):

@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.child.distributed import RankGroup, RankLostError, RankSync
+from autotune.child.distributed import RankEnv, RankGroup, RankLostError, RankSync
 from autotune.child.errors import format_error, name_error
 from autotune.protocol import messages
 from autotune.protocol.messages import Channel, ChannelClosedError
@@ -25,11 +26,9 @@ from autotune.protocol.messages import Channel, ChannelClosedError
 if TYPE_CHECKING:
     import torch
 
-    from autotune.child.distributed import RankEnv
     from autotune.child.step import Step
     from autotune.child.trial import TrialRun
     from autotune.child.workload import LoadedWorkload
-    from autotune.protocol.measurement import Measurement
 
 PROGRESS_INTERVAL_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU time from the trial
 
@@ -50,7 +49,6 @@ class TrialServer:
         self._role: messages.Role = "main"
         self._where, self._in_step = "import", False
         self._trial: TrialRun | None = None
-        self._is_step_simulated = False
         self._warm_batch_sizes: set[int | None] = set()  # of the step
         self._before: set[object] = set()  # threads and processes that were alive before the trial
         self._last_progress = 0.0
@@ -59,12 +57,10 @@ class TrialServer:
 
     def serve(self, first: str | None = None) -> None:
         """Answer commands until the tuner closes the connection; the first may have been received already."""
-        try:
+        with suppress(ChannelClosedError):
             while (line := first or self._channel.receive()) is not None:
                 first = None
                 self._channel.send(self._answer(messages.COMMAND.validate_json(line)).model_dump_json())
-        except ChannelClosedError:
-            return
 
     def _answer(self, command: messages.Command) -> messages.Report:
         """Carry out a command with torch's handler of SIGCHLD in force, which raises anywhere once per dead worker."""
@@ -85,7 +81,7 @@ class TrialServer:
                 self._where = "probe"
                 return self._probe(command)
             case messages.TrialRequest():
-                return messages.TrialReport(measurement=self._run_trial(command))
+                return self._run_trial(command)
             case messages.ReleaseCommand():
                 self._release()
         return messages.ReadyReport(on_device=self._uses_device())
@@ -125,7 +121,8 @@ class TrialServer:
             self._in_step = False
 
         self._step = watched
-        self._is_step_simulated = request.step_seconds is not None and self._device.type == "cpu"
+        if request.step_seconds is not None and self._device.type == "cpu":
+            self._warm_batch_sizes.add(None)
 
     def _probe(self, command: messages.ProbeCommand | messages.IdentifyCommand) -> messages.Report:
         from autotune.child.probe import identify_workload, profile_workload
@@ -140,7 +137,7 @@ class TrialServer:
             self._warm_batch_sizes.add(None)
         return profile_workload(self._workload, self._step, self._device, command, self._show)
 
-    def _run_trial(self, request: messages.TrialRequest) -> Measurement:
+    def _run_trial(self, request: messages.TrialRequest) -> messages.TrialReport:
         from autotune.child.trial import TrialRun, warm_up_step
 
         self._trial, self._in_step = None, False
@@ -152,14 +149,14 @@ class TrialServer:
             raise ProcessTaintedError("has read the dataset itself; workers must not inherit that")
         self._show("starting workers")
         key = None if self._device.type == "cpu" else settings.batch_size  # a device chooses kernels for each size
-        if key not in self._warm_batch_sizes and not self._is_step_simulated:
+        if key not in self._warm_batch_sizes:
             self._show("warming the step up")
             self._warm_batch_sizes.add(key)
             warm_up_step(self._workload, self._step, self._device, request.config)
-        self._before = {*threading.enumerate(), *multiprocessing.active_children()}
+        self._before = _list_alive()
         self._trial = TrialRun(self._workload, self._step, self._device, request, self._note_batches, self._ranks)
         self._show(messages.MEASURING_PHASE)
-        return self._trial.run()
+        return messages.TrialReport(measurement=self._trial.run())
 
     def _release(self) -> None:
         """Stop the trial's workers; fail if a loader of another library leaves threads or processes behind."""
@@ -167,8 +164,7 @@ class TrialServer:
         self._trial = None
         if self._workload.own is not None:
             gc.collect()
-        alive: set[object] = {*threading.enumerate(), *multiprocessing.active_children()}
-        if self._workload.is_opaque and not alive <= self._before:
+        if self._workload.is_opaque and not _list_alive() <= self._before:
             raise ProcessTaintedError("has threads or processes left of a loader that does not end them")
         if has_batches:  # they would count as those of the next trial; the end of this process removes them
             raise ProcessTaintedError("has batches left in /dev/shm that nobody fetched")
@@ -176,17 +172,15 @@ class TrialServer:
     def _report_failure(self, error: BaseException) -> messages.FailureReport:
         where = "running step" if self._in_step else self._where
         where = "ranks" if isinstance(error, RankLostError) else where
-        words = name_error(error)
+        text = name_error(error)
         if where == "probe" and self._role == "main" and isinstance(error, Exception):
             from autotune.child.sample_reader import describe_failures
 
             self._show("counting samples that raise")
-            words = "\n".join(filter(None, (words, describe_failures(self._workload))))
-        reached: dict[str, Any] = {}
-        if self._trial is not None and self._where == "trial":
-            reached = self._trial.locate_failure(error)
+            text = "\n".join(filter(None, (text, describe_failures(self._workload))))
+        reached = self._trial.locate_failure(error) if self._trial is not None and self._where == "trial" else {}
         details, on_device = format_error(error), self._uses_device()
-        return messages.FailureReport(where=where, error=words, details=details, on_device=on_device, **reached)
+        return messages.FailureReport(where=where, error=text, details=details, on_device=on_device, **reached)
 
     def _uses_device(self) -> bool:
         """Return whether this process uses an accelerator, for the step or in the dataset."""
@@ -202,19 +196,18 @@ class TrialServer:
         self._channel.send(messages.ProgressReport(phase=phase, batches=batches).model_dump_json())
 
 
+def _list_alive() -> set[object]:
+    return {*threading.enumerate(), *multiprocessing.active_children()}
+
+
 def serve_tuner(channel: Channel) -> None:
     """Serve the tuner until it closes the channel: in this process, or in one for each rank."""
-
-    def serve(connected: Channel, env: RankEnv | None, first: str | None = None) -> None:
-        TrialServer(connected, env).serve(first)
-
     try:
-        first = channel.receive()
+        first = channel.receive() or ""
     except ChannelClosedError:
         return
-    assert first is not None  # there was no time limit
     command = messages.COMMAND.validate_json(first)
     if isinstance(command, messages.LoadCommand) and command.workload.nproc_per_node > 1:
-        RankGroup(channel, command.ranks, serve).serve(first)
+        RankGroup(channel, command.ranks, lambda own, env: TrialServer(own, env).serve()).serve(first)
     else:
-        serve(channel, None, first)
+        TrialServer(channel).serve(first)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.system.processes import STACK_SIGNAL, STACKS_FILE
@@ -16,24 +16,14 @@ def dump_stacks_on_signal() -> None:
 
     The handler is C code, which works within a lock or a loop as well.
     """
-    folder = os.environ.get("TMPDIR")
-    if folder is None:
-        return
-    try:
-        descriptor = os.open(Path(folder) / STACKS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return
-    faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True)
+    with contextlib.suppress(KeyError, OSError):  # in a test there is no such folder
+        path = Path(os.environ["TMPDIR"], STACKS_FILE)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(STACK_SIGNAL, file=descriptor)
 
 
-@dataclass(frozen=True)
-class DumpingWorker:
-    """A `worker_init_fn` for workers that are not forked, and so have no handler; then it calls another, if any."""
-
-    then: Callable[[int], None] | None = None
-
-    def __call__(self, worker_id: int) -> None:
-        """Set up one worker."""
-        dump_stacks_on_signal()
-        if self.then is not None:
-            self.then(worker_id)
+def set_up_worker(worker_init: Callable[[int], None] | None, worker_id: int) -> None:
+    """Dump the stacks of a worker that is not forked, and so has no handler; then call its `worker_init_fn`, if any."""
+    dump_stacks_on_signal()
+    if worker_init is not None:
+        worker_init(worker_id)

@@ -27,9 +27,10 @@ def make_step(request: WorkloadRequest, device: torch.device) -> Step:
         if not callable(step):
             raise UsageError(f"--step {request.step}: it returned a {type(step).__name__}, not a function step(batch).")
         return step
-    if request.step_seconds is not None:
-        return _make_simulated_step(request.step_seconds, device)
-    return BuiltInStep(device)
+    if request.step_seconds is None:
+        return BuiltInStep(device)
+    simulated = SimulatedStep(device, request.step_seconds)
+    return simulated if device.type == "cpu" else lambda batch: simulated(move_batch(batch, device))
 
 
 def _call_factory(factory: Callable[..., Step], device: torch.device) -> Step:
@@ -38,48 +39,27 @@ def _call_factory(factory: Callable[..., Step], device: torch.device) -> Step:
     A wrapper with `*args` most likely wraps a factory that takes the device.
     """
     parameters = inspect.signature(factory).parameters.values()
-    if any(one.name == "device" and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in parameters):
+    if any(one.name == "device" and one.kind is not one.POSITIONAL_ONLY for one in parameters):
         return factory(device=device)
-    return factory(device) if any(map(_is_required, parameters)) else factory()
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-        return parameter.default is parameter.empty
-    return parameter.kind is parameter.VAR_POSITIONAL
-
-
-def _make_simulated_step(seconds: float, device: torch.device) -> Step:
-    occupy = SimulatedStep(device, seconds)
-
-    def step(batch: Any) -> None:
-        if device.type != "cpu":
-            move_batch(batch, device)
-        occupy()
-
-    return step
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    is_required = any(one.default is one.empty and one.kind not in by_name for one in parameters)
+    return factory(device) if is_required else factory()
 
 
 class BuiltInStep:
-    """A training step for any batch: one linear layer for each tensor, over at most 1,024 of its features."""
+    """A training step for any batch: a linear layer over at most 1,024 features of each tensor."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._layers = nn.ModuleList()
-        self._optimizer: torch.optim.Optimizer
+        self._device, self._layer = device, nn.Linear(FEATURES, HIDDEN).to(device)
+        self._optimizer = torch.optim.SGD(self._layer.parameters(), lr=1e-6)
 
     def __call__(self, batch: Any) -> None:
         """Train on the tensors of one batch."""
         tensors = [_select_features(tensor) for tensor in find_tensors(move_batch(batch, self._device))]
-        if not tensors:
-            return
-        if len(self._layers) < len(tensors):
-            self._layers = nn.ModuleList(nn.Linear(FEATURES, HIDDEN) for _ in tensors).to(self._device)
-            self._optimizer = torch.optim.SGD(self._layers.parameters(), lr=1e-6)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss = sum(layer(tensor).square().mean() for layer, tensor in zip(self._layers, tensors, strict=False))
-        torch.autograd.backward(loss)
-        self._optimizer.step()
+        if tensors:
+            self._optimizer.zero_grad(set_to_none=True)
+            torch.autograd.backward(sum(self._layer(tensor).square().mean() for tensor in tensors))
+            self._optimizer.step()
 
 
 def _select_features(tensor: torch.Tensor) -> torch.Tensor:

@@ -33,8 +33,9 @@ class StoppingRule:
     """Decides after each batch whether the epoch and the trial continue; `epoch_batches` is None if unknown."""
 
     def __init__(self, request: TrialRequest, epoch_batches: int | None) -> None:
-        self.request = request
-        self.epoch_batches = epoch_batches
+        self.request, self.epoch_batches = request, epoch_batches
+        self._workers = max(1, request.config.dataloader.num_workers)
+        self._floor = request.prune_below or 0.0  # in samples per second
         self._next_snapshot = MIN_SNAPSHOT_INTERVAL_SECONDS
         self._is_pruned = False
         self._knows_pace = False
@@ -52,13 +53,18 @@ class StoppingRule:
         self._next_snapshot = elapsed + MIN_SNAPSHOT_INTERVAL_SECONDS
         trace = snapshot()
         bound = throughput_upper_bound(trace, self.request.config, self.epoch_batches)
-        if is_first and self._is_below_threshold(bound):
+        if is_first and bound < self._floor:
             self._is_pruned = True
             return True
         share = FIRST_EPOCH_SHARE if is_first and self.request.epochs > 1 else 1.0
         if batches >= MAX_EPOCH_BATCHES or elapsed > share * self.request.seconds:
             return True
-        self._knows_pace = is_first and self._is_steady_precise(trace)
+        batches_left = math.inf if self.epoch_batches is None else self.epoch_batches - trace.batches
+        if not is_first or batches_left < trace.batches:
+            return False
+        steady = measure_steady([trace], self.request.config)
+        limit = self.request.precision * steady.batch_seconds
+        self._knows_pace = steady.half_width is not None and steady.half_width <= limit
         return self._knows_pace
 
     def should_abandon(self, batches: int, elapsed: float) -> bool:
@@ -70,8 +76,7 @@ class StoppingRule:
         if elapsed <= ABANDON_FACTOR * self.request.seconds:
             return False
         self._is_late_since = min(self._is_late_since, elapsed)
-        is_round_over = batches % max(1, self.request.config.dataloader.num_workers) == 0
-        return is_round_over or elapsed > ROUND_FACTOR * self._is_late_since
+        return batches % self._workers == 0 or elapsed > ROUND_FACTOR * self._is_late_since
 
     def next_epoch_batches(self, traces: Sequence[EpochTrace], elapsed: float) -> int | StopReason:
         """Return the limit of the next epoch in batches, or why the trial ends here."""
@@ -83,32 +88,16 @@ class StoppingRule:
         ahead = estimate(measurement, self.request.config, self.request.epochs)
         if len(traces) > MIN_LATER_EPOCHS and ahead.relative_error <= self.request.precision:
             return "precise"
-        left = self.request.seconds - elapsed
-        overtime = MAX_OVERTIME_RATIO * self.request.seconds
-        if len(traces) > 1 and self._is_below_threshold(ahead.upper):
+        if len(traces) > 1 and ahead.upper < self._floor:
             return "pruned"
+        left, overtime = self.request.seconds - elapsed, MAX_OVERTIME_RATIO * self.request.seconds
         if ahead.epoch_seconds <= left:
             return UNLIMITED_BATCHES
         if len(traces) > MIN_LATER_EPOCHS or left < -overtime:
             return "time"
         if ahead.epoch_seconds <= left + overtime and traces[-1].closed_after is None:
             return UNLIMITED_BATCHES
-        return self._mini_epoch_batches() if len(traces) == 1 or left > 0 else "time"
-
-    def _mini_epoch_batches(self) -> int:
-        loader = self.request.config.dataloader
-        workers = max(1, loader.num_workers)
-        shortest = workers * ((loader.prefetch_factor or 0) + 2) + 2
-        return align_to_workers(shortest, workers, self.epoch_batches)
-
-    def _is_below_threshold(self, samples_per_second: float) -> bool:
-        floor = self.request.prune_below
-        return floor is not None and samples_per_second < floor
-
-    def _is_steady_precise(self, trace: EpochTrace) -> bool:
-        """Return whether a long epoch's throughput is known, so that the rest of it can be left out."""
-        batches_left = math.inf if self.epoch_batches is None else self.epoch_batches - trace.batches
-        if batches_left < trace.batches:
-            return False
-        steady = measure_steady([trace], self.request.config)
-        return steady.half_width is not None and steady.half_width <= self.request.precision * steady.batch_seconds
+        if len(traces) > 1 and left <= 0:
+            return "time"
+        queue_batches = self._workers * ((self.request.config.dataloader.prefetch_factor or 0) + 2)
+        return align_to_workers(queue_batches + 2, self._workers, self.epoch_batches)

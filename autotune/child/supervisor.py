@@ -9,10 +9,9 @@ One JSON object per packet:
     {"end": [processes that were seen to belong to the trial]}         -> {"survivors": [...]}
 
 The supervisor has one thread, never runs the user's code, and is a child subreaper: whatever a trial starts stays its
-descendant, also if it leaves the session, clears its environment or loses its parent. It imports torch once, so that a
-trial starts in 0.2 s instead of 2, unless that leaves a thread behind; then, and where `interpreter` asks for it, a
-trial is a new interpreter. When the tuner ends, however that happens, the socket closes and the supervisor ends the
-trial.
+descendant, also if it leaves the session or loses its parent. It imports torch once, so that a trial starts in 0.2 s
+instead of 2. A trial is a new interpreter if `interpreter` asks for it, or if the import leaves a thread behind. When
+the tuner ends, however that happens, the socket closes and the supervisor ends the trial.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import gc
 import json
 import os
 import resource
-import select
 import shutil
 import signal
 import socket
@@ -49,46 +47,29 @@ from autotune.system.processes import (
 MAX_REQUEST_BYTES: Final = 2**16
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
 KILL_INTERVAL_SECONDS: Final = 0.01
-PARENT_GONE: Final = 3  # exit code
-DEFAULT_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR1)
+REAP_INTERVAL_SECONDS: Final = 0.5  # until a tuner that ended is noticed, too, if another process inherited its socket
+IGNORED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
 class Supervisor:
     """Answers the tuner's requests; at most one trial runs at a time."""
 
-    def __init__(self, connection: socket.socket, tuner: int, *, can_fork: bool) -> None:
-        self._connection = connection
-        self._tuner = tuner
-        self._can_fork = can_fork
+    def __init__(self, connection: socket.socket, *, can_fork: bool) -> None:
+        self._connection, self._can_fork = connection, can_fork
         self._folder: str | None = None
         self._statuses: dict[int, int] = {}
 
-    def serve(self) -> None:
-        """Answer requests until the tuner ends, then end the trial."""
-        wakeup, signaled = os.pipe()
-        for descriptor in (wakeup, signaled):
-            os.set_blocking(descriptor, False)
-        for number in (signal.SIGCHLD, signal.SIGUSR1):
-            signal.signal(number, lambda *_: None)
-        signal.set_wakeup_fd(signaled, warn_on_full_buffer=False)
-        poll = select.poll()
-        poll.register(wakeup, select.POLLIN)
-        poll.register(self._connection, select.POLLIN)
-        while os.getppid() == self._tuner:
-            for descriptor, _ in poll.poll():
-                if descriptor == wakeup:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(wakeup, 4096)
-                    self._reap()
-                elif not self._answer():
-                    return
+    def serve(self, tuner: int) -> None:
+        """Answer the requests of the tuner until it ends; then end the trial."""
+        self._connection.settimeout(REAP_INTERVAL_SECONDS)
+        while self._answer(tuner):
+            self._reap()
+        self._end_trial()
 
-    def _answer(self) -> bool:
-        """Answer one request; return False if the tuner is gone."""
+    def _answer(self, tuner: int) -> bool:
+        """Answer one request, if one arrives in time; return False if the tuner is gone and has no request left."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self._connection, MAX_REQUEST_BYTES, 2)
-            if not message:
-                return False
             request = json.loads(message)
             if "start" in request:
                 self._start(request["start"], *descriptors)
@@ -96,8 +77,10 @@ class Supervisor:
                 self._reap()
                 self._send({"status": self._statuses.get(request["status"])})
             else:
-                self._send({"survivors": self.end_trial(request["end"])})
-        except OSError:
+                self._send({"survivors": self._end_trial(request["end"])})
+        except TimeoutError:
+            return os.getppid() == tuner
+        except (OSError, ValueError):  # an empty packet
             return False
         return True
 
@@ -105,7 +88,6 @@ class Supervisor:
         socket.send_fds(self._connection, [json.dumps(answer).encode()], descriptors)
 
     def _start(self, trial: dict[str, Any], connection: int, log: int) -> None:
-        """Fork the process of a trial."""
         self._folder = trial["folder"]
         self._statuses.clear()
         supervisor = os.getpid()
@@ -130,8 +112,8 @@ class Supervisor:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 self._statuses[ended[0]] = os.waitstatus_to_exitcode(ended[1])
 
-    def end_trial(self, seen: Sequence[int] = ()) -> list[int]:
-        """Kill all descendants, remove what they leave, and return those that cannot be killed.
+    def _end_trial(self, seen: Sequence[int] = ()) -> list[int]:
+        """Kill all descendants, remove their files and segments, and return those that cannot be killed.
 
         torch_shm_manager and multiprocessing's resource tracker are spared for a moment: they remove names in /dev/shm.
         """
@@ -170,12 +152,11 @@ def _become_trial(trial: dict[str, Any], connection: int, log: int, supervisor: 
     os.setsid()
     die_with_parent()  # the supervisor has one thread, so that its end is that of its thread
     if os.getppid() != supervisor:
-        os._exit(PARENT_GONE)
+        os._exit(3)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
-    signal.set_wakeup_fd(-1)
-    for number in DEFAULT_SIGNALS:
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(OSError):
@@ -218,9 +199,7 @@ def _import_what_trials_need() -> bool:
         import torch
 
         import autotune.child.probe
-        import autotune.child.step
-        import autotune.child.trial
-        import autotune.child.workload  # noqa: F401
+        import autotune.child.trial  # noqa: F401
     except Exception:  # whatever is wrong with the installation, the trial's own process reports it
         return False
     pid = _fork()
@@ -235,17 +214,12 @@ def main() -> None:
     sys.argv[:] = sys.argv[:1]
     if not tuner:
         serve_trial(descriptor)
-    die_with_parent(signal.SIGUSR1)  # wakes the supervisor if another process has inherited the tuner's socket
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # a dataset may signal its parent
-    if os.getppid() != tuner[0]:
-        os._exit(PARENT_GONE)
     adopt_orphans()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     can_fork = _import_what_trials_need()
-    supervisor = Supervisor(socket.socket(fileno=descriptor), tuner[0], can_fork=can_fork)
-    supervisor.serve()
-    supervisor.end_trial()
+    Supervisor(socket.socket(fileno=descriptor), can_fork=can_fork).serve(tuner[0])
     os._exit(0)
 
 

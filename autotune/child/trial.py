@@ -1,7 +1,6 @@
-"""Runs a trial: times one configuration as in training.
+"""Runs a trial: times `for batch in loader: step(batch)` as in training, epoch after epoch.
 
-The timed code is `for batch in loader: step(batch)`, epoch after epoch, with the start of the workers and the drain of
-the queue. Workers are stopped after the result has been reported.
+The start of the workers and the drain of the queue count; their end does not.
 """
 
 from __future__ import annotations
@@ -9,15 +8,17 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from autotune.child.custom_loaders import MeasuredLoader
+import torch
+
 from autotune.child.device import StepTimer, limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.distributed import RankSync
 from autotune.child.errors import annotate_dead_workers, find_requested_index
 from autotune.child.loader import (
+    MeasuredLoader,
     StoppableDataLoader,
     build_loader,
     build_plain_loader,
@@ -29,14 +30,11 @@ from autotune.child.sample_checks import check_batches, check_fetched, count_sam
 from autotune.child.step import Step
 from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
 from autotune.child.workload import LoadedWorkload
-from autotune.config import LoaderConfig, ProcessSettings
+from autotune.config import LoaderConfig
 from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.protocol.measurement import EpochTrace, Measurement
 from autotune.protocol.messages import TrialRequest
 from autotune.system.processes import list_names, list_used_segments
-
-if TYPE_CHECKING:
-    import torch
 
 WARM_UP_STEPS: Final = 3
 DEVICE_WARM_UP_STEPS: Final = 6  # libraries load, kernels are chosen, compiled code records its graphs
@@ -64,34 +62,27 @@ class EpochRecorder:
         return self._closed_after is not None or self._loader.index_source.closed
 
     def close(self, epoch_batches: int | None) -> None:
-        """Stop the sampler soon."""
+        """Stop the sampler soon, if the epoch ends with it."""
         self._closed_after = self.batches
-        self._loader.close(epoch_batches)
+        if self._loader.ends_with_sampler:
+            self._loader.index_source.close(self._loader.num_workers, epoch_batches)
 
     def count_samples(self) -> int:
         """Return the number of samples up to the current batch."""
         counted = self.delivered + (self._loader.batch_size or 1)
         return self._loader.index_source.count_samples(self.batches + 1) if self._is_map else counted
 
-    def snapshot(self) -> EpochTrace:
-        """Return the epoch as far as the device has finished it, as if it were closed now."""
-        moments, waited = self._timer.read()
-        return self._make_trace(moments, waited, moments[-1] if moments else 0.0, len(moments))
-
-    def finish(self) -> EpochTrace:
-        """Return the epoch after its end."""
-        ended = time.perf_counter() - self._started
-        moments, waited = self._timer.read()
-        length = len(moments) if self._loader.index_source.closed else None  # of a mini-epoch
-        closed = length if self._closed_after is None else self._closed_after
-        return self._make_trace(moments, waited, max([ended, *moments[-1:]]), closed)
-
-    def _make_trace(self, moments: Sequence[float], waited: float, end: float, closed_after: int | None) -> EpochTrace:
-        source = self._loader.index_source
+    def make_trace(self, *, is_over: bool = False, rank_wait_seconds: float = 0.0) -> EpochTrace:
+        """Return the epoch after its end; before it as far as the device is, as if the sampler were closed now."""
+        ended, source = time.perf_counter() - self._started, self._loader.index_source
+        moments, wait_seconds = self._timer.read()
+        closed_after = self._closed_after if is_over else None
+        if closed_after is None and (not is_over or source.closed):  # a snapshot, or a mini-epoch
+            closed_after = len(moments)
         return EpochTrace(
             batch_seconds=tuple(round(moment, 6) for moment in moments),
-            end_seconds=end,
-            wait_seconds=waited,
+            end_seconds=max([ended if is_over else 0.0, *moments[-1:]]),
+            wait_seconds=max(wait_seconds, rank_wait_seconds),
             batch_waits=tuple(round(wait, 6) for wait in self._timer.waits[: len(moments)]),
             samples=source.count_samples(len(moments)) if self._is_map else self.delivered,
             promised_batches=source.batches if self._is_map else None,
@@ -105,8 +96,7 @@ def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, con
     The batch comes from a worker if the configuration has workers: then this process must not read the dataset.
     """
     settings = config.dataloader
-    process = ProcessSettings(multiprocessing_context=config.process.multiprocessing_context)
-    loader = build_plain_loader(workload, settings.batch_size, min(1, settings.num_workers), 1, process)
+    loader = build_plain_loader(workload, settings.batch_size, min(1, settings.num_workers), prefetch_factor=1)
     loader.index_source.open(max_batches=1)
     for batch in itertools.islice(loader, 1):
         for _ in range(WARM_UP_STEPS if device.type == "cpu" else DEVICE_WARM_UP_STEPS):
@@ -136,12 +126,13 @@ class TrialRun:
         self._ranks, self._on_batch = ranks or RankSync(), on_batch
         self._loader = build_loader(workload, request.config)
         self._is_map = workload.kind == "map" and self._loader.delivers_as_sampled  # then the sampler counts
-        self._is_counted = not self._is_map or workload.fetches_batches  # afterwards, as they arrive
+        has_tensors = workload.parts.collate_fn in (None, torch.utils.data.default_collate)
+        fetches_batches = has_tensors and hasattr(workload.parts.dataset, "__getitems__")
+        self._is_counted = not self._is_map or (fetches_batches and workload.batching == "batch_size")
         self._workers = request.config.dataloader.num_workers
-        self._start_seconds = None if self._workers and not is_forking(request.config.process) else 0.0
-        self._epoch_batches = count_epoch_batches(self._loader, workload)
+        self._started: float | None = None
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
-        self._stopping = StoppingRule(request, self._epoch_batches)
+        self._stopping = StoppingRule(request, count_epoch_batches(self._loader))
         self._copier = DeviceCopier(device) if request.config.process.device_prefetch else None
         self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
@@ -165,7 +156,8 @@ class TrialRun:
         reset_peak(self._device)
         gc.collect()  # else a full collection may come due in every worker, and copy what it touches
         self._ranks.start()
-        self._started = time.perf_counter()
+        if not self._workers or is_forking(self._stopping.request.config.process.multiprocessing_context):
+            self._started = time.perf_counter()
         plan: int | str = UNLIMITED_BATCHES
         while isinstance(plan, int):
             try:
@@ -175,11 +167,14 @@ class TrialRun:
                 raise
             self._traces.append(trace)
             self._recorder = None
-            self._learn_length(trace)
+            if trace.closed_after is None:  # its dataset or sampler may have reported another length
+                self._stopping.epoch_batches, self._epoch_samples = trace.batches, trace.samples or None
+            elif trace.batches > (self._stopping.epoch_batches or trace.batches):
+                self._stopping.epoch_batches = self._epoch_samples = None
             plan = self._ranks.agree(lambda: self._stopping.next_epoch_batches(self._traces, self._elapsed()))
         return Measurement(
             epochs=tuple(self._traces),
-            epoch_batches=self._epoch_batches,
+            epoch_batches=self._stopping.epoch_batches,
             epoch_samples=self._epoch_samples,
             stopped=plan,
             peak_gpu_bytes=read_peak(self._device),
@@ -199,11 +194,9 @@ class TrialRun:
 
     def _elapsed(self) -> float:
         """Return the seconds of the trial, since all workers have started if they are not forked."""
-        elapsed = time.perf_counter() - self._started
-        has_started = self._traces or (self._recorder is not None and self._recorder.batches >= self._workers)
-        if self._start_seconds is None and has_started:
-            self._start_seconds = elapsed
-        return 0.0 if self._start_seconds is None else elapsed - self._start_seconds
+        if self._started is None and (self._traces or self._batches >= self._workers):
+            self._started = time.perf_counter()
+        return 0.0 if self._started is None else time.perf_counter() - self._started
 
     def _run_epoch(self, max_batches: int) -> EpochTrace:
         number = self._ranks.start_epoch()
@@ -213,9 +206,10 @@ class TrialRun:
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
         if not self._loader.ends_with_sampler:  # stop an abandoned epoch's workers before the clock starts
             self._iterator = self._batch = None
-        is_divided = self._is_map and self._workload.batching != "user"
-        rest = (self._epoch_samples or 0) % (self._loader.batch_size or 1)  # samples of a last batch that is not full
-        self._loader.open(limit, (rest or None) if is_divided else None)
+        if self._loader.ends_with_sampler:
+            is_divided = self._is_map and self._workload.batching != "user"
+            rest = (self._epoch_samples or 0) % (self._loader.batch_size or 1) if is_divided else 0
+            self._loader.index_source.open(limit, last_batch_samples=rest or None)
         timer = make_step_timer(self._device)
         recorder = EpochRecorder(self._loader, timer, is_map=self._is_map, is_counted=self._is_counted)
         self._recorder = recorder
@@ -224,32 +218,32 @@ class TrialRun:
         self._worker_pids.update(worker.pid or 0 for worker in list_workers(self._iterator))
         batches = self._iterator if self._copier is None else prefetch_batches(self._iterator, self._copier)
         timer.ask()
-        self._ranks.start_wait()
+        asked = time.perf_counter()
         for self._batch in batches:  # as in training, a batch lives until the next one arrives
-            self._ranks.end_wait()
+            waited = time.perf_counter() - asked
             timer.begin()
             self._step(self._batch)
-            is_whole = self._ranks.sync_step()
+            is_whole = self._ranks.sync_step(waited)
             timer.end()
             recorder.note_batch(self._batch)
-            if abandoned := self._on_batch_end(recorder, limit, self._elapsed()) or not is_whole:
+            if abandoned := self._on_batch_end(recorder, limit) or not is_whole:
                 break
             timer.ask()
-            self._ranks.start_wait()
+            asked = time.perf_counter()
         else:
-            self._ranks.sync_step(has_batch=False)
+            self._ranks.sync_step(None)
         if not self._loader.ends_with_sampler and not abandoned:  # as at the end of a training loop
             self._iterator = batches = iter(())
         synchronize(self._device)
-        trace = recorder.finish()
-        trace = trace.model_copy(update={"wait_seconds": self._ranks.read_epoch_wait(trace.wait_seconds)})
+        trace = recorder.make_trace(is_over=True, rank_wait_seconds=self._ranks.epoch_wait_seconds)
         self._check(trace, recorder.delivered, abandoned=abandoned)
         return trace
 
-    def _on_batch_end(self, recorder: EpochRecorder, limit: int | None, elapsed: float) -> bool:
+    def _on_batch_end(self, recorder: EpochRecorder, limit: int | None) -> bool:
         """Report progress; return whether to abandon the epoch."""
         self._batches += 1
         self._on_batch(self._batches)
+        elapsed = self._elapsed()
         if self._device.type == "cuda" and elapsed >= len(self._peaks) * PEAK_INTERVAL_SECONDS:
             self._peaks.append(read_peak(self._device))
         if recorder.is_closing:
@@ -258,12 +252,12 @@ class TrialRun:
 
         def should_stop() -> bool:
             rule, is_first = self._stopping, not self._traces
-            return rule.should_stop_epoch(recorder.batches, recorder.snapshot, is_first=is_first, elapsed=elapsed)
+            return rule.should_stop_epoch(recorder.batches, recorder.make_trace, is_first=is_first, elapsed=elapsed)
 
         is_over = recorder.batches == limit and not self._loader.ends_with_sampler
         if not is_over and not self._ranks.decide("stop", should_stop):
             return False
-        recorder.close(self._epoch_batches)
+        recorder.close(self._stopping.epoch_batches)
         return not self._loader.ends_with_sampler
 
     def _check(self, trace: EpochTrace, delivered: int, *, abandoned: bool) -> None:
@@ -282,11 +276,3 @@ class TrialRun:
             counts.check_shares(delivered, dropped=dropped, is_whole=is_whole)
         elif is_whole:
             counts.samples = delivered
-
-    def _learn_length(self, trace: EpochTrace) -> None:
-        """Correct the length of an epoch by a whole one; a dataset or a sampler may report another."""
-        if trace.closed_after is None:
-            self._epoch_batches = self._stopping.epoch_batches = trace.batches
-            self._epoch_samples = trace.samples or None
-        elif self._epoch_batches is not None and trace.batches > self._epoch_batches:
-            self._epoch_batches = self._stopping.epoch_batches = self._epoch_samples = None

@@ -6,83 +6,57 @@ import dataclasses
 import functools
 import inspect
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, Literal, cast, get_args
 
 from torch.multiprocessing import get_sharing_strategy
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from autotune.child.custom_loaders import (
     LOADER_SETTINGS,
+    REMEDY,
     CustomLoader,
-    IterableLoader,
-    RecordedCalls,
     adopt_loader,
-    check_arguments,
     check_epochs,
     describe,
-    find_loaders,
-    only_iterates,
     read_setting,
-    record_constructor_calls,
-    refuse_loader,
+    record_call,
+    replace_new,
 )
 from autotune.child.importing import import_attribute
+from autotune.child.loader import IterableLoader, is_forking
 from autotune.child.sample_checks import SampleCountTracker
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
-from autotune.profiles.loaders import list_parameters, takes
+from autotune.profiles.loaders import WITHOUT_WORKERS, list_parameters, takes
 from autotune.request import Workload, WorkloadRequest
-from autotune.settings import SETTINGS, SettingName, config_from_values, setting_values
-from autotune.system.software import read_start_method_in_force
+from autotune.settings import SETTINGS, SettingName, config_from_values
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoadedWorkload:
-    """The user's pipeline, from which loaders are built.
+    """The user's pipeline, from which loaders are built."""
 
-    Attributes:
-        parts: The arguments of its loader that are not searched.
-        baseline: Settings of the ready DataLoader that the factory returned; None for anything else.
-        sample_counts: Samples counted so far.
-        own: How a custom loader is made and measured; None for a plain DataLoader.
-        owner: The data module that returned the loader; kept because it may own the files that the dataset reads.
-        wrapper: Class that wraps the measured DataLoader and does not load itself; None if nothing does.
-    """
-
-    parts: Workload
-    baseline: LoaderConfig | None = None
+    parts: Workload  # the arguments of its loader that are not searched
+    baseline: LoaderConfig | None = None  # settings of the ready DataLoader that the factory returned
     sample_counts: SampleCountTracker = dataclasses.field(default_factory=SampleCountTracker, compare=False)
-    own: CustomLoader | None = None
-    owner: Any = None
-    wrapper: str | None = None
+    own: CustomLoader | None = None  # how a custom loader is made and measured; None for a plain DataLoader
+    owner: Any = None  # the data module that returned the loader; it may own the files that the dataset reads
+    note: str | None = None  # what is measured, if that is not a plain DataLoader
 
     @property
     def is_opaque(self) -> bool:
         """Whether a function makes batches without samples or parts that could be inspected."""
-        return self.own is not None and self.own.takes_batch_size is not None and not self.parts.batched
-
-    @property
-    def ends_with_sampler(self) -> bool:
-        """Whether an epoch ends when the sampler does."""
-        return self.own is None or self.own.ends_with_sampler
-
-    @property
-    def note(self) -> str | None:
-        """What is measured, if that is not a plain DataLoader."""
-        if self.wrapper is not None:
-            return f"Trials measure the DataLoader inside {self.wrapper}, which starts the workers and loads."
-        return None if self.own is None else self.own.describe()
+        return self.own is not None and self.own.is_function and not self.parts.batched
 
     @property
     def fixed(self) -> Mapping[SettingName, Any]:
         """Settings that cannot be changed, with their values: a dataset may need to know its batch size."""
         fixed = {} if self.own is None else dict(self.own.fixed)
         size = getattr(self.parts.dataset, "batch_size", None)
-        if (self.own is not None and self.own.takes_batch_size) or hasattr(self.parts.dataset, "set_batch_size"):
-            return fixed
-        if self.batching == "batch_size" and isinstance(size, int) and size > 0:
+        is_settable = (self.own is not None and self.own.is_function) or hasattr(self.parts.dataset, "set_batch_size")
+        if self.batching == "batch_size" and isinstance(size, int) and size > 0 and not is_settable:
             fixed["batch_size"] = size if self.baseline is None else self.baseline.dataloader.batch_size
         return fixed
 
@@ -94,15 +68,9 @@ class LoadedWorkload:
     @property
     def batching(self) -> Literal["batch_size", "user"]:
         """Whether the batch size can be set."""
-        if self.own is not None and self.own.takes_batch_size is not None:
-            return "batch_size" if self.own.takes_batch_size else "user"
+        if self.own is not None and self.own.is_function:
+            return "user" if "batch_size" in self.own.fixed else "batch_size"
         return "user" if self.parts.batch_sampler is not None or not self.parts.batched else "batch_size"
-
-    @property
-    def fetches_batches(self) -> bool:
-        """Whether the dataset fetches whole batches, whose first dimension counts their samples by torch's collate."""
-        is_stacked = self.batching == "batch_size" and self.parts.collate_fn in (None, default_collate)
-        return is_stacked and hasattr(self.parts.dataset, "__getitems__")
 
     @property
     def promised_samples(self) -> int | None:
@@ -114,21 +82,13 @@ class LoadedWorkload:
             return None
 
     @property
-    def start_method(self) -> StartMethod | None:
-        """Start method of its workers; None for Python's default."""
-        return cast("StartMethod | None", self.parts.multiprocessing_context)
-
-    @property
     def forks_workers(self) -> bool:
         """Whether its workers are forked, and so inherit the memory and open files of the training process."""
-        return (self.start_method or read_start_method_in_force()) == "fork"
+        return is_forking(self.parts.multiprocessing_context)
 
 
 def load_workload(request: WorkloadRequest, ends_with_sampler: bool | None = None) -> LoadedWorkload:
-    """Call the user's factory; raises UsageError if its result cannot be tuned.
-
-    `ends_with_sampler` is known if another process has loaded the workload before.
-    """
+    """Call the user's factory, or raise UsageError; `ends_with_sampler` is known if another process has called it."""
     if request.is_loader and request.collate is not None:
         raise UsageError("--collate: a function for --loader makes the whole loader; pass the collate function there.")
     loaded = (_load_function if request.is_loader else _load_dataset)(request, ends_with_sampler)
@@ -144,10 +104,10 @@ def load_workload(request: WorkloadRequest, ends_with_sampler: bool | None = Non
 
 def _load_dataset(request: WorkloadRequest, ends_with_sampler: bool | None) -> LoadedWorkload:
     source, owner = request.dataset, None
-    with record_constructor_calls() as calls:
+    with replace_new(record_call):
         made = import_attribute(source)
         if callable(made) and not isinstance(made, Workload | DataLoader | Dataset) and not _is_data_module(made):
-            check_arguments(made, request.dataset_args, source)
+            _check_arguments(made, request.dataset_args, source)
             made = made(**request.dataset_args)
         if _is_data_module(made):
             owner, source = made, f"{source}: train_dataloader() of {describe(made)}"
@@ -155,9 +115,7 @@ def _load_dataset(request: WorkloadRequest, ends_with_sampler: bool | None) -> L
             made.setup(stage="fit")
             made = made.train_dataloader()
         made = choose_split(made, request.split, source)
-    if owner is not None and not isinstance(made, DataLoader):
-        refuse_loader(made, source)
-    loaded = dataclasses.replace(wrap_dataset(made, source, calls, ends_with_sampler), owner=owner)
+    loaded = dataclasses.replace(wrap_dataset(made, source, ends_with_sampler), owner=owner)
     if request.collate is None:
         return loaded
     collate, own = import_attribute(request.collate), loaded.own
@@ -173,8 +131,8 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
         raise UsageError(f"--loader {name}: {describe(function)}, not a function that makes a loader.")
     defaults = {one.name: one.default for one in list_parameters(function)} | given
     required = {one: SETTINGS[one].recommended for one in SETTINGS if defaults.get(one) is inspect.Parameter.empty}
-    arguments = {**given, **required}
-    check_arguments(function, arguments, name)
+    arguments, defaults = {**given, **required}, defaults | required
+    _check_arguments(function, arguments, name)
 
     @functools.wraps(function)
     def make(**named: Any) -> Any:
@@ -183,11 +141,11 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
         return choose_split(made, request.split, name) if is_several else made
 
     fixed = [one for one in LOADER_SETTINGS if one in given or not takes(function, one)]
-    own = CustomLoader(name, make, arguments, dict.fromkeys(fixed), "batch_size" not in fixed)
-    made, defaults = own.make(required), defaults | required
+    own = CustomLoader(name, make, arguments, dict.fromkeys(fixed))
+    made = own.make(required)
     known = {one: defaults[one] for one in LOADER_SETTINGS if type(defaults.get(one)) in (int, bool)}
     if isinstance(made, IterableLoader):
-        usual = setting_values(LoaderConfig(dataloader=DataLoaderSettings(batch_size=None)))
+        usual = {one: setting.default for one, setting in SETTINGS.items()} | {"batch_size": None}
         parts, baseline = Workload(dataset=made.batches, batched=False), config_from_values(usual | known)
     else:
         parts, baseline = _take_apart(made)
@@ -195,7 +153,22 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
         dataloader = baseline.dataloader.model_copy(update={"batch_size": size})
         baseline = baseline.model_copy(update={"dataloader": dataloader})
     own = dataclasses.replace(own, fixed={one: SETTINGS[one].read(baseline) for one in fixed})
-    return LoadedWorkload(parts, baseline, own=check_epochs(own, made, ends_with_sampler))
+    own = check_epochs(own, made, ends_with_sampler)
+    return LoadedWorkload(parts, baseline, own=own, note=own.describe())
+
+
+def _check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], source: str) -> None:
+    """Raise UsageError if a factory does not accept these arguments, or requires others."""
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except ValueError:  # a compiled function has no signature
+        return
+    except TypeError as error:
+        names = ", ".join(inspect.signature(factory).parameters) or "none"
+        raise UsageError(
+            f"{source}: {error}. Its arguments are {names}: pass them with --arg NAME=VALUE (JSON or a bare word), or "
+            f"write a function that calls {source.partition(':')[2]}."
+        ) from None
 
 
 def take_share(loaded: LoadedWorkload) -> LoadedWorkload:
@@ -219,48 +192,58 @@ def _is_data_module(made: Any) -> bool:
     return not isinstance(made, type) and all(callable(getattr(made, hook, None)) for hook in hooks)
 
 
-def wrap_dataset(made: Any, source: str, calls: RecordedCalls = (), ends: bool | None = None) -> LoadedWorkload:
+def wrap_dataset(made: Any, source: str, ends: bool | None = None) -> LoadedWorkload:
     """Make a workload of a dataset, a DataLoader or a Workload; `source` is the factory, for messages."""
     if not isinstance(made, DataLoader):
         parts = made if isinstance(made, Workload) else Workload(dataset=made)
         _check_dataset(parts, source)
         return LoadedWorkload(parts)
-    wrapper = None
+    note = None
     while isinstance(inner := vars(made).get("base_dataloader"), DataLoader):  # of accelerate's DataLoaderShard
-        made, wrapper = inner, wrapper or describe(made).removeprefix("a ")
+        outer = describe(made).removeprefix("a ")
+        made, note = inner, note or f"Trials measure the DataLoader inside {outer}, which starts the workers and loads."
     parts, baseline = _take_apart(made)
-    own = adopt_loader(made, baseline, calls, source, ends)
+    own = adopt_loader(made, baseline, source, ends)
     if own is not None:  # its class may wrap its worker_init_fn, and does so again
         parts = dataclasses.replace(parts, worker_init_fn=own.arguments.get("worker_init_fn"))
-    return LoadedWorkload(parts, baseline, own=own, wrapper=wrapper)
+        note = note or own.describe()
+    return LoadedWorkload(parts, baseline, own=own, note=note)
 
 
 def _check_dataset(parts: Workload, source: str) -> None:
     dataset: Any = parts.dataset
-    is_stream = isinstance(dataset, IterableDataset)
-    if only_iterates(dataset) or (is_stream and find_loaders(dataset)):
-        refuse_loader(dataset, source)
+    is_stream, found = isinstance(dataset, IterableDataset), f"{source} returned {describe(dataset)}"
+    attributes = getattr(dataset, "__dict__", {}).items()
+    lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in attributes}
+    loaders = [f"`.{name}`" for name, values in lists.items() if any(isinstance(one, DataLoader) for one in values)]
+    if loaders and (is_stream or _only_iterates(dataset)):
+        names = ", ".join(loaders)
+        raise UsageError(f"{found}, which contains a DataLoader: {names}. Return one DataLoader, or {REMEDY}.")
+    if _only_iterates(dataset):
+        better = "Return the Dataset that it reads (an IterableDataset for a stream)"
+        raise UsageError(f"{found}, which can only be iterated. {better}, or {REMEDY}.")
     if is_stream:
         return
     if list_splits(dataset):
-        raise UsageError(f"{source} returned {describe(dataset)} as one dataset. Return one of those that it contains.")
+        raise UsageError(f"{found} as one dataset. Return one of those that it contains.")
     is_ordered = parts.sampler is not None or parts.batch_sampler is not None  # then its length is not needed
     needed = ("__getitem__",) if is_ordered else ("__getitem__", "__len__")
     if isinstance(dataset, str | bytes | type) or not all(hasattr(dataset, name) for name in needed):
         raise UsageError(
-            f"{source} returned {describe(dataset)}, which is not a Dataset (with __getitem__ and __len__), an "
-            "IterableDataset, a DataLoader, a Lightning data module or an autotune.Workload."
+            f"{found}, which is not a Dataset (with __getitem__ and __len__), an IterableDataset, a DataLoader, a "
+            "Lightning data module or an autotune.Workload."
         )
     if not is_ordered and len(dataset) == 0:
-        raise UsageError(f"{source} returned {describe(dataset)} of length 0: there is nothing to load.")
+        raise UsageError(f"{found} of length 0: there is nothing to load.")
+
+
+def _only_iterates(entry: Any) -> bool:
+    """Return whether an object can only be iterated, as loaders of other libraries; a set is part of a sample."""
+    return hasattr(entry, "__iter__") and not isinstance(entry, type | Set) and not hasattr(entry, "__getitem__")
 
 
 def choose_split(made: Any, split: str | None, source: str) -> Any:
-    """Return one of several loaders or datasets by its name; anything else unchanged.
-
-    Raises:
-        UsageError: There are several and no name was given, or none has the given name.
-    """
+    """Return one of several loaders or datasets by its name, or raise UsageError; anything else unchanged."""
     several = list_splits(made)
     if split is None and not several:
         return made
@@ -277,10 +260,7 @@ def choose_split(made: Any, split: str | None, source: str) -> Any:
 
 
 def list_splits(made: Any) -> dict[str, Any]:
-    """Return the loaders or datasets of a collection by name or number; empty for a single loader or dataset.
-
-    A list of samples is one dataset, and so is a dict of samples by number.
-    """
+    """Return the loaders or datasets of a collection by name or number; empty for one of them, as a list of samples."""
     if isinstance(made, DataLoader | Dataset | Workload):
         return {}
     entries = getattr(made, "iterables", made)  # of Lightning's CombinedLoader
@@ -288,42 +268,31 @@ def list_splits(made: Any) -> dict[str, Any]:
         entries = dict(enumerate(entries))
     if not isinstance(entries, Mapping):
         return {}
-    found = {str(name): entry for name, entry in entries.items() if _is_data(entry)}
-    return found or ({str(name): entry for name, entry in entries.items()} if "train" in entries else {})
-
-
-def _is_data(entry: Any) -> bool:
-    """Return whether an entry is a loader or dataset, and not a sample; other libraries derive neither from torch's."""
-    is_nested = isinstance(entry, Mapping) and any(map(_is_data, entry.values()))
-    is_torch = isinstance(entry, DataLoader | Dataset | Workload)
-    return is_nested or is_torch or hasattr(entry, "__getitems__") or only_iterates(entry)
+    named = {str(name): entry for name, entry in entries.items()}
+    kinds = (DataLoader, Dataset, Workload)  # other libraries derive neither loaders nor datasets from torch's
+    found = {
+        name: entry
+        for name, entry in named.items()
+        if isinstance(entry, kinds) or hasattr(entry, "__getitems__") or _only_iterates(entry)
+    }
+    return found or (named if "train" in named else {})
 
 
 def _take_apart(loader: DataLoader[Any]) -> tuple[Workload, LoaderConfig]:
     """Return the arguments of a loader that are not searched, and its settings."""
-    has_batches, workers = loader.batch_size is None and loader.batch_sampler is not None, loader.num_workers
+    has_batches = loader.batch_size is None and loader.batch_sampler is not None
     method = getattr(loader.multiprocessing_context, "get_start_method", lambda: None)()
     method = method if method in get_args(StartMethod) else None  # a context may have no processes
+    names = ("dataset", "collate_fn", "worker_init_fn", "generator", "drop_last", "timeout")
     parts = Workload(
-        dataset=loader.dataset,
+        **{name: getattr(loader, name) for name in names},
         sampler=None if has_batches or isinstance(loader.dataset, IterableDataset) else loader.sampler,
         batch_sampler=loader.batch_sampler if has_batches else None,
         batched=loader.batch_sampler is not None or loader.batch_size is not None,
-        collate_fn=loader.collate_fn,
-        worker_init_fn=loader.worker_init_fn,
-        generator=loader.generator,
-        drop_last=loader.drop_last,
-        timeout=loader.timeout,
         multiprocessing_context=method,
     )
-    settings = DataLoaderSettings(
-        batch_size=loader.batch_size,
-        num_workers=workers,
-        prefetch_factor=loader.prefetch_factor if workers else None,
-        pin_memory=loader.pin_memory,
-        persistent_workers=loader.persistent_workers,
-        in_order=getattr(loader, "in_order", True) if workers else True,
-    )
+    values = {name: getattr(loader, name) for name in DataLoaderSettings.model_fields}
+    values |= {} if loader.num_workers else WITHOUT_WORKERS
     strategy = cast("SharingStrategy", get_sharing_strategy())
     process = ProcessSettings(sharing_strategy=strategy, multiprocessing_context=method)
-    return parts, LoaderConfig(dataloader=settings, process=process)
+    return parts, LoaderConfig(dataloader=DataLoaderSettings(**values), process=process)

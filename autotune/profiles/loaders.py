@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.errors import UsageError
@@ -39,16 +39,12 @@ def takes(make: Callable[..., Any], name: str) -> bool:
     """
     if not isinstance(make, type):
         return any(one.kind is one.VAR_KEYWORD or one.name == name for one in list_parameters(make))
-    accepts_any = False
-    for cls in make.__mro__[:-1]:  # without object
-        if "__init__" in vars(cls):
-            parameters = list_parameters(cls)
-            if any(one.name == name for one in parameters):
-                return True
-            accepts_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
-            if not accepts_any:
-                return False
-    return accepts_any
+    for parameters in (list_parameters(cls) for cls in make.__mro__[:-1] if "__init__" in vars(cls)):  # without object
+        if any(one.name == name for one in parameters):
+            return True
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            return False
+    return True
 
 
 def choose_arguments(make: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,11 +57,7 @@ def choose_arguments(make: Callable[..., Any], settings: Mapping[str, Any]) -> d
 
 
 def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments besides these settings that make a loader like this one.
-
-    Raises:
-        UsageError: Its class has a constructor of its own, whose arguments are unknown.
-    """
+    """Return the arguments besides these settings that make a loader like this one; raise UsageError if unknown."""
     from torch.utils.data import DataLoader, IterableDataset
 
     cls = type(loader)
@@ -77,21 +69,15 @@ def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any]) -> dict[str,
     names = ["dataset", "collate_fn", "generator"]
     if settings.get("num_workers", loader.num_workers):
         names += ["worker_init_fn", "timeout", "multiprocessing_context"]
-    if loader.batch_size is not None:
-        names += ["batch_size"]
-    kept = {name: getattr(loader, name) for name in names if name not in settings}
     if loader.batch_size is None and loader.batch_sampler is not None:
-        return kept | {"batch_sampler": loader.batch_sampler}
-    kept |= {"batch_size": None} if loader.batch_size is None else {"drop_last": loader.drop_last}
-    return kept | ({} if isinstance(loader.dataset, IterableDataset) else {"sampler": loader.sampler})
+        names += ["batch_sampler"]
+    else:
+        names += ["batch_size", "drop_last"] + ["sampler"] * (not isinstance(loader.dataset, IterableDataset))
+    return {name: getattr(loader, name) for name in names if name not in settings}
 
 
 def replace_loader(made: Any, split: str | None, rebuild: Callable[[DataLoader[Any]], Any]) -> Any:
-    """Rebuild a loader; of several by name or number, the one named by `split`.
-
-    Raises:
-        UsageError: There is no such loader.
-    """
+    """Rebuild a loader, of several the one that `split` names; raise UsageError if there is none."""
     from torch.utils.data import DataLoader
 
     if isinstance(made, DataLoader):
@@ -105,23 +91,15 @@ def replace_loader(made: Any, split: str | None, rebuild: Callable[[DataLoader[A
     return rebuilt if isinstance(made, Mapping) else list(rebuilt.values())
 
 
-@dataclass(frozen=True)
-class WorkerSetup:
-    """A `worker_init_fn` that sets the sharing strategy and limits threads, then calls the user's own."""
+def set_up_worker(strategy: str, threads: int | None, then: Callable[[int], None] | None, worker_id: int) -> None:
+    """Set the sharing strategy, which only forked workers inherit; limit threads; call the user's `worker_init_fn`."""
+    from torch.multiprocessing import set_sharing_strategy
 
-    sharing_strategy: str  # of the main process, which only forked workers inherit
-    then: Callable[[int], None] | None = None
-    threads: int | None = None  # of each library; by default most use as many as there are CPUs
-
-    def __call__(self, worker_id: int) -> None:
-        """Set up one worker."""
-        from torch.multiprocessing import set_sharing_strategy
-
-        set_sharing_strategy(self.sharing_strategy)
-        if self.threads is not None:
-            limit_threads(self.threads)
-        if self.then is not None:
-            self.then(worker_id)
+    set_sharing_strategy(strategy)
+    if threads is not None:  # of each library; by default most use as many as there are CPUs
+        limit_threads(threads)
+    if then is not None:
+        then(worker_id)
 
 
 def limit_threads(threads: int) -> None:
@@ -144,4 +122,4 @@ def make_worker_init(
         return then
     from torch.multiprocessing import get_sharing_strategy
 
-    return WorkerSetup(get_sharing_strategy(), then, process.worker_threads)
+    return partial(set_up_worker, get_sharing_strategy(), process.worker_threads, then)

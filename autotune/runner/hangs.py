@@ -153,7 +153,9 @@ def _find_busy_stack(process: ProcessStacks) -> Stack:
 def _name_all(found: Sequence[ProcessStacks], loading: dict[int, Stack]) -> dict[int, str]:
     """Return a name for each process: the training process, a rank, a worker, or a worker of a rank."""
     own = {one.pid: next((f for s in one.threads for f in s if _OWN_FILES.search(f.filename)), None) for one in found}
-    launchers = {pid for pid, f in own.items() if f and (Path(f.filename).name, f.name) == ("distributed.py", "_poll")}
+    launchers = {
+        pid for pid, f in own.items() if f and (Path(f.filename).name, f.name) == ("distributed.py", "_broadcast")
+    }
     ranks = [one.pid for one in found if one.parent in launchers and one.pid not in loading]
     names = dict.fromkeys(own, "the training process") | {pid: f"rank {number}" for number, pid in enumerate(ranks)}
     for one in found:

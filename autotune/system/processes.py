@@ -105,9 +105,9 @@ def memory_upper_bound(pids: Iterable[int], proc: Path = PROC) -> int:
     return sum(resident - shared for resident, shared in (read_resident(pid, proc) for pid in pids))
 
 
-def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when the thread ends that started it."""
-    _libc.prctl(1, number, 0, 0, 0)  # PR_SET_PDEATHSIG
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread ends that started it."""
+    _libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:

@@ -16,49 +16,43 @@ STEP, STOP = (0.0, 0.0, 0.0), (0.0, 1.0, 0.0)  # no batch is missing; no vote, o
 
 
 class Rank(RankSync):
-    """One of two ranks, with a manual clock, and a list of what the other rank contributes."""
+    """One of two ranks, with a list of what the other rank contributes."""
 
     def __init__(self, rank: int, others: Iterator[tuple[float, ...]]) -> None:
-        self.clock = 0.0
         self._others = others
-        super().__init__(rank, 2, lambda: self.clock)
+        super().__init__(rank, 2)
+        self.start_epoch()
 
     def _sum(self, values: list[float]) -> list[float]:
         return [own + other for own, other in zip(values, next(self._others), strict=True)]
-
-    def get_batch(self, seconds: float) -> bool:
-        self.start_wait()
-        self.clock += seconds
-        self.end_wait()
-        return self.sync_step()
 
 
 def test_the_rank_that_waits_longest_is_late() -> None:
     rank = Rank(0, iter([(*STEP, 0.0, seconds) for seconds in (0.5, 0.1, 0.3005)]))
     for seconds in (0.2, 0.4, 0.3):
-        assert rank.get_batch(seconds)
+        assert rank.sync_step(seconds)
     own, other = rank.read_waits()
     assert (own.late_steps, other.late_steps, own.steps) == (1, 1, 3)  # half a millisecond is noise
     assert [own.wait_seconds, other.wait_seconds] == pytest.approx([0.9, 0.9005])
-    assert rank.read_epoch_wait(0.9) == pytest.approx(0.5 + 0.4 + 0.3005)
+    assert rank.epoch_wait_seconds == pytest.approx(0.5 + 0.4 + 0.3005)
 
 
 def test_a_step_in_which_a_rank_has_no_batch_is_not_counted() -> None:
     rank = Rank(0, iter([(1.0, 0.0, 0.0, 0.0, 0.0)]))
-    assert not rank.get_batch(0.2)
+    assert not rank.sync_step(0.2)
     assert rank.read_waits()[0].steps == 0
 
 
 def test_all_ranks_follow_a_decision_of_rank_0_after_the_next_step() -> None:
     first = Rank(0, iter([(*STEP, 0.0, 0.0)] * 2))
     assert not first.decide("stop", lambda: True)
-    first.get_batch(0.1)
+    first.sync_step(0.1)
     assert first.decide("stop", lambda: False)
     second = Rank(1, iter([(*STOP, 0.0, 0.0), (*STEP, 0.0, 0.0)]))
-    second.get_batch(0.1)
+    second.sync_step(0.1)
     assert second.decide("stop", lambda: False)
     assert not second.decide("abandon", lambda: True)
-    second.get_batch(0.1)
+    second.sync_step(0.1)
     assert not second.decide("stop", lambda: True)  # only rank 0 decides
 
 
@@ -70,7 +64,7 @@ def test_all_ranks_follow_the_plan_of_rank_0(plan: int | StopReason, code: float
 
 def test_a_single_process_decides_at_once_and_waits_for_nobody() -> None:
     alone = RankSync()
-    assert alone.sync_step()
+    assert alone.sync_step(0.1)
     assert alone.decide("stop", lambda: True)
     assert alone.agree(lambda: "time") == "time"
     assert alone.read_waits() == ()

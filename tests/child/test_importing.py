@@ -34,19 +34,10 @@ def test_an_import_string_is_a_module_or_script_and_a_dotted_attribute(text: str
         ("data/images.py", "as in data/images.py:make_loader"),
         ("data/images:make", "data/images is data.images"),
         ("images.py", "Name a function in the file"),
-        (".py:make", "file.py:attribute"),
-        ("data/.py:make", "file.py:attribute"),
-        ("a.py:b.py:make", "file.py:attribute"),
-        ("images.py:make()", "file.py:attribute"),
+        *((text, "file.py:attribute") for text in (".py:make", "data/.py:make", "a.py:b.py:make", "images.py:make()")),
         ("pkg.data", "pkg.data:make_dataset"),
-        ("", "package.module:attribute"),
-        ("pkg.data:", "package.module:attribute"),
-        (":make", "package.module:attribute"),
-        ("pkg..data:make", "package.module:attribute"),
-        ("pkg.data:make()", "package.module:attribute"),
-        ("pkg:a:b", "package.module:attribute"),
-        ("1pkg:make", "package.module:attribute"),
-        ("pkg:make\n", "package.module:attribute"),
+        *((text, "package.module:attribute") for text in ("", "pkg.data:", ":make", "pkg..data:make", "pkg:a:b")),
+        *((text, "package.module:attribute") for text in ("pkg.data:make()", "1pkg:make", "pkg:make\n")),
     ],
 )
 def test_any_other_text_is_refused_with_the_option_and_a_hint(text: str, hint: str) -> None:
@@ -129,12 +120,11 @@ print(sorted(batch.item() for batch in loader))
 @pytest.mark.parametrize(
     ("files", "main", "dataset", "method", "imports"),
     [
-        pytest.param({"train.py": NOTES + GUARD}, "train.py", "data:make_numbers", "spawn", 2, id="workers"),
         pytest.param({"train.py": DATA + NOTES + GUARD}, "train.py", "train:make_numbers", "spawn", 3, id="factory"),
         pytest.param({"pkg/t.py": DATA + NOTES + GUARD}, "pkg.t", "pkg.t:make_numbers", "spawn", 3, id="module"),
         pytest.param(
-            {"scripts/train.py": NOTES + "import near" + GUARD, "scripts/near.py": ""},
-            *("scripts/train.py", "data:make_numbers", "spawn", 2),
+            *({"a/train.py": NOTES + "import near" + GUARD, "a/near.py": ""}, "a/train.py", "data:make_numbers"),
+            *("spawn", 2),
             id="folder",
         ),
         pytest.param({"train.py": NOTES + GUARD}, "train.py", "data:make_numbers", "fork", 0, id="forked"),

@@ -6,6 +6,7 @@ import gc
 import random
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,8 +66,8 @@ def test_an_epoch_cut_short_ends_on_a_batch_as_short_as_a_whole_epoch_does(
     assert [-(-trace.samples // 10) for trace in found.epochs] == [trace.batches for trace in found.epochs]
 
 
-class Told(SequentialSampler):
-    """A sampler that wants to know which epoch begins."""
+class RecordsEpochs(SequentialSampler):
+    """Records the epochs that it is set to."""
 
     def __init__(self, samples: int) -> None:
         super().__init__(range(samples))
@@ -76,8 +77,8 @@ class Told(SequentialSampler):
         self.epochs.append(epoch)
 
 
-def test_a_sampler_is_told_which_epoch_begins_by_a_number_that_no_trial_repeats() -> None:
-    data, sampler = TensorDataset(torch.zeros(40, 1)), Told(40)
+def test_the_epoch_of_a_sampler_is_set_to_a_number_that_no_trial_repeats() -> None:
+    data, sampler = TensorDataset(torch.zeros(40, 1)), RecordsEpochs(40)
     loaded, alone = LoadedWorkload(parts=Workload(dataset=data, sampler=sampler)), RankSync()
     order = TrialRequest(config=make_config(0, batch_size=10), epochs=2, seconds=20.0)
     for _ in range(2):
@@ -125,42 +126,28 @@ def test_an_epoch_that_has_more_batches_than_were_promised_is_of_unknown_length_
     assert (found.epoch_batches, found.epoch_samples) == (None, None)
 
 
-class GarbageWitness(Dataset[torch.Tensor]):
-    """Notes how many collections of the middle generation stand between a sample and a full collection."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
+class CountsCollections(Dataset[int]):
+    """Returns the number of collections of the middle generation since the last full one."""
 
     def __len__(self) -> int:
         return 8
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        self.seen.append(gc.get_count()[2])
-        return torch.zeros(1)
-
-
-def bring_full_collection_near() -> None:
-    gc.collect()
-    for _ in range(8):
-        gc.collect(1)
+    def __getitem__(self, index: int) -> int:
+        return gc.get_count()[2]
 
 
 def test_a_trial_begins_with_no_full_garbage_collection_due() -> None:
-    witness = GarbageWitness()
-    bring_full_collection_near()
-    measure(Workload(dataset=witness), 0, 4, epochs=1)
-    assert witness.seen[0] == 0
+    seen: list[torch.Tensor] = []
+    gc.collect()
+    for _ in range(8):  # then a full collection is near
+        gc.collect(1)
+    order = TrialRequest(config=make_config(0, batch_size=4), epochs=1, seconds=20.0)
+    loaded = LoadedWorkload(parts=Workload(dataset=CountsCollections()))
+    TrialRun(loaded, seen.append, CPU, order, lambda batches: None).run()
+    assert seen[0][0] == 0
 
 
 @pytest.mark.parametrize("workers", [4, [1, 2], "four", None])
-def test_what_another_library_calls_workers_is_taken_for_no_process_of_torch(workers: object) -> None:
-    class Batches:
-        _workers = workers
-
-        def __iter__(self) -> Iterator[int]:
-            return self
-
-        def __next__(self) -> int:
-            raise StopIteration
-
-    assert list_workers(iter(Batches())) == []
+def test_what_another_library_calls_workers_is_no_process_of_torch(workers: object) -> None:
+    iterator: Any = SimpleNamespace(_workers=workers)
+    assert list_workers(iterator) == []

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from autotune.config import ProcessSettings
 from autotune.errors import ProfileError, UsageError
 from autotune.profiles.load import TunedLoader, load
-from autotune.profiles.loaders import WorkerSetup, make_worker_init
+from autotune.profiles.loaders import make_worker_init
 from autotune.profiles.schema import TunedProfile
 from autotune.system.machine import Accelerator, Hardware, read_gpus, read_machine
 from tests.builders import make_config, make_profile, write_profiles
@@ -206,8 +206,7 @@ def run(code: str) -> list[str]:
 
 def test_forked_workers_need_a_setup_only_to_limit_threads() -> None:
     assert make_worker_init(ProcessSettings(), print, are_forked=True) is print
-    limited = make_worker_init(ProcessSettings(worker_threads=1), print, are_forked=True)
-    assert limited == WorkerSetup(get_sharing_strategy(), print, 1)
+    assert make_worker_init(ProcessSettings(worker_threads=1), print, are_forked=True) is not print
 
 
 def test_threads_are_limited_by_variables_and_by_the_functions_of_imported_libraries() -> None:
@@ -217,6 +216,6 @@ def test_threads_are_limited_by_variables_and_by_the_functions_of_imported_libra
 
 
 def test_torch_is_limited_too_and_the_users_own_function_is_called_last() -> None:
-    code = "import torch; from autotune.profiles.loaders import WorkerSetup\n"
-    code += "WorkerSetup('file_system', lambda worker: print(torch.get_num_threads(), worker), 1)(7)"
+    code = "import torch; from autotune.profiles.loaders import set_up_worker\n"
+    code += "set_up_worker('file_system', 1, lambda worker: print(torch.get_num_threads(), worker), 7)"
     assert run(code) == ["1", "7"]

@@ -113,7 +113,7 @@ TRIAL = Frame("/env/autotune/child/trial.py", 190, "_run_epoch")
 SERVE = Frame("/env/autotune/child/server.py", 90, "serve")
 START = Frame("/env/autotune/child/distributed.py", 80, "_start")
 EXCHANGE = (Frame("/env/autotune/child/distributed.py", 140, "_sum"), TRIAL, SERVE, START)
-LAUNCHER = (Frame("/env/autotune/child/distributed.py", 130, "_poll"),)
+LAUNCHER = (Frame("/env/autotune/child/distributed.py", 130, "_broadcast"),)
 IDLE = (Frame("/env/autotune/protocol/messages.py", 60, "receive"), SERVE, START)
 WAITS = (Frame("/x/torch/utils/data/dataloader.py", 1288, "_try_get_data"), TRIAL)
 
