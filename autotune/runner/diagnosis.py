@@ -109,7 +109,8 @@ PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
             "A worker cannot send a sample that needs a gradient: return sample.detach()"
         ),
         rf"{_NO_PICKLE}|import of module .* failed": (
-            "Spawned workers import classes and functions by their names: define them in a module, or use fork"
+            "Objects for a spawned worker are pickled: use classes and functions that can be imported by their names, "
+            "or leave the start method at fork"
         ),
         r"daemonic processes are not allowed to have children": (
             "A worker must not start processes: start none in the dataset, or tune with --max-workers 0"
