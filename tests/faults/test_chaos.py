@@ -53,6 +53,7 @@ class Lane:
         self.ends: Counter[str] = Counter()
         self._options = options
         self._mark = uuid.uuid4().hex
+        self._known = set(list_shm_names())
         self._work, self._scratch, self._log = folder / "work", folder / "tmp", folder / "log"
         for one in (self._work, self._scratch):
             one.mkdir(parents=True)
@@ -113,7 +114,7 @@ class Lane:
 
     def _check_nothing_is_left(self, where: str) -> None:
         deadline = time.monotonic() + VANISHING_SECONDS
-        while left := [*self._list_processes(), *list_shm_names()]:
+        while left := [*self._list_processes(), *set(list_shm_names()) - self._known]:
             assert time.monotonic() < deadline, f"{left} left by {where}"
             time.sleep(0.05)
 
