@@ -39,7 +39,7 @@ PHASES: Final = {"": 3.5, "Profiled ": 1.2, "trial ": 1.2, "Validation run 1": 1
 WEIGHTS: Final = (4, 3, 3, 2)
 ARRIVING_SECONDS: Final = 40.0  # until a run says the word
 ENDING_SECONDS: Final = 30.0  # for a run that was asked to end; usually it takes one
-VANISHING_SECONDS: Final = 8.0  # for what a killed run has started
+VANISHING_SECONDS: Final = 30.0  # for what a killed run has started, which may be importing torch
 COMMAND: Final = (
     *(*DLTUNE, "--verbose", "--sampler", "random", "--trials", "20"),
     *("--batch-size", "8", "--trial-time", "0.2s", "--epochs", "1", "--step-time", "1ms"),
