@@ -56,8 +56,11 @@ def list_trial_processes() -> list[psutil.Process]:
 
 
 def list_shm_names() -> list[str]:
-    """List the names of shared tensors and semaphores that no other session's living process has made or mapped."""
-    names = [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem.", "psm_"))]
+    """List the names of shared tensors and semaphores that no other session's living process has made or mapped.
+
+    A process that is killed within glibc's `sem_open` leaves a name such as `sem.x1Y2z3`, which nobody can prevent.
+    """
+    names = [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem.mp-", "psm_"))]
     return [name for name in names if not _is_of_others(name)]
 
 

@@ -39,7 +39,7 @@ PHASES: Final = {"": 3.5, "Profiled ": 1.2, "trial ": 1.2, "Validation run 1": 1
 WEIGHTS: Final = (4, 3, 3, 2)
 ARRIVING_SECONDS: Final = 40.0  # until a run says the word
 ENDING_SECONDS: Final = 30.0  # for a run that was asked to end; usually it takes one
-VANISHING_SECONDS: Final = 8.0  # for what a killed run has started
+VANISHING_SECONDS: Final = 30.0  # for what a killed run has started, which may be importing torch
 COMMAND: Final = (
     *(*DLTUNE, "--verbose", "--sampler", "random", "--trials", "20"),
     *("--batch-size", "8", "--trial-time", "0.2s", "--epochs", "1", "--step-time", "1ms"),
@@ -53,6 +53,7 @@ class Lane:
         self.ends: Counter[str] = Counter()
         self._options = options
         self._mark = uuid.uuid4().hex
+        self._known = set(list_shm_names())
         self._work, self._scratch, self._log = folder / "work", folder / "tmp", folder / "log"
         for one in (self._work, self._scratch):
             one.mkdir(parents=True)
@@ -113,7 +114,7 @@ class Lane:
 
     def _check_nothing_is_left(self, where: str) -> None:
         deadline = time.monotonic() + VANISHING_SECONDS
-        while left := [*self._list_processes(), *list_shm_names()]:
+        while left := [*self._list_processes(), *set(list_shm_names()) - self._known]:
             assert time.monotonic() < deadline, f"{left} left by {where}"
             time.sleep(0.05)
 
