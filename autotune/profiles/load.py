@@ -170,7 +170,7 @@ def clamp_config(profile: TunedProfile, here: MachineProfile, nproc_per_node: in
     return profile.config.model_copy(update={"dataloader": clamped})
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class TunedLoader:
     """A tuned configuration for this machine."""
 

@@ -107,7 +107,7 @@ def test_the_result_and_the_best_trials_of_a_run_on_this_class_of_machine_are_tr
 
 def test_the_request_of_a_profile_is_repeated_unchanged_in_the_current_folder() -> None:
     workload = REQUEST.workload.model_copy(update={"working_dir": "/home/ada/checkout"})
-    earlier = make_profile(request=REQUEST.model_copy(update={"workload": workload}).model_dump(mode="json"))
+    earlier = make_profile(request=REQUEST.model_copy(update={"workload": workload}).record())
     again = rebuild_request(earlier, "other.json")
     assert again == REQUEST.model_copy(update={"output": "other.json"})
     assert rebuild_request(earlier, "other.json", trials=7).trials == 7
