@@ -110,18 +110,16 @@ def replace_new(make: Callable[..., Any]) -> Iterator[None]:
         set_new(lambda cls, *_, **__: object.__new__(cls))
 
 
-def adopt_loader(
-    loader: DataLoader[Any], baseline: LoaderConfig, source: str, ends: bool | None
-) -> CustomLoader | None:
+def adopt_loader(made: DataLoader[Any], baseline: LoaderConfig, source: str, ends: bool | None) -> CustomLoader | None:
     """Return how to rebuild a loader, or raise UsageError; None for a plain one, whose attributes describe it in full.
 
     `source` is the factory, for messages; `ends` is whether epochs end with the sampler, None to find out.
     """
-    cls, methods = type(loader), list_overrides(type(loader))
+    cls, methods = type(made), list_overrides(type(made))
     if not methods:
         return None
     name = f"{cls.__module__}.{cls.__qualname__}"
-    arguments = _find_arguments(loader)
+    arguments = _find_arguments(made)
     if arguments is None:
         raise UsageError(
             f"{source} returned a {name}, which overrides {', '.join(methods)}, and dltune did not see its constructor "
@@ -135,7 +133,7 @@ def adopt_loader(
         )
     is_settable["batch_size"] |= baseline.dataloader.batch_size is None  # a batch sampler sets it
     fixed = {one: SETTINGS[one].read(baseline) for one in LOADER_SETTINGS if not is_settable[one]}
-    return check_epochs(CustomLoader(name, cls, arguments, fixed), loader, ends)
+    return check_epochs(CustomLoader(name, cls, arguments, fixed), made, ends)
 
 
 def list_overrides(cls: type) -> list[str]:
