@@ -73,7 +73,7 @@ class Bench:
     @property
     def configs(self) -> list[LoaderConfig]:
         """What the search measured."""
-        return [request.config for request in self.asked if not request.fresh]
+        return [request.config for request in self.asked if not request.new_process]
 
 
 def saturating(config: LoaderConfig) -> float:
@@ -411,7 +411,7 @@ class FailsFresh(Bench):
     """Cannot be started twice, as what takes a port or a lock."""
 
     def __call__(self, request: TrialRequest) -> TrialResult:
-        if not request.fresh:
+        if not request.new_process:
             return super().__call__(request)
         return TrialResult(kind="workload_failed", config=request.config, message="raised OSError: port 80 is taken")
 
@@ -518,7 +518,7 @@ class SlowBench(Bench):
         self._start_seconds = start_seconds
 
     def __call__(self, request: TrialRequest) -> TrialResult:
-        self.now += request.seconds + (self._start_seconds if request.fresh else 0.0)
+        self.now += request.seconds + (self._start_seconds if request.new_process else 0.0)
         return super().__call__(request)
 
 

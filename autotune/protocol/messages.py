@@ -34,6 +34,9 @@ MEASURING_PHASE: Final = "measuring"  # of a trial
 Role = Literal["main", "workers"]
 
 
+NewProcess = Literal["fork", "interpreter"]
+
+
 class TrialRequest(FrozenModel):
     """Parent to child: run a trial."""
 
@@ -43,7 +46,7 @@ class TrialRequest(FrozenModel):
     seconds: BoundedSeconds  # time limit
     precision: Fraction = 0.02  # relative half-width of the 95% interval at which the measurement may end
     prune_below: BoundedRate | None = None  # throughput below which the trial may end, samples per second
-    fresh: bool = False  # whether to measure in a new process
+    new_process: NewProcess | None = None  # None: in the process of the last trial
     gpu_bytes: BoundedBytes | None = None  # limit of the device memory allocator; None for all of the device
 
 

@@ -72,7 +72,7 @@ class TimeBudget:
             began = self._clock()
             result = run_trial(request)
             taken = self._clock() - began
-            if request.fresh:
+            if request.new_process:
                 self._runs.append(taken)
             else:
                 self._trials.append((taken, request.seconds))

@@ -258,7 +258,7 @@ class TrialRunner:
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial; a child that failed is ended with its whole tree, and the next trial gets a new one."""
         started = time.monotonic()
-        if request.fresh or self._ranks != self._workload.nproc_per_node:
+        if request.new_process or self._ranks != self._workload.nproc_per_node:
             self.close()
         self._ranks = self._workload.nproc_per_node
         budgeted = request.model_copy(update={"gpu_bytes": self._limits.gpu_bytes})
@@ -288,7 +288,8 @@ class TrialRunner:
         self._role = role
         if self._child is None:
             began = time.monotonic()
-            self._child = TrialProcess(self._launcher, self._workload.working_dir, self._progress)
+            is_new = isinstance(command, TrialRequest) and command.new_process == "interpreter"
+            self._child = TrialProcess(self._launcher, self._workload.working_dir, self._progress, interpreter=is_new)
             load = messages.LoadCommand(workload=self._workload, role=role, ranks=self._ranks, known=self._profile)
             answer = self._child.command(load, self._watch(math.inf, self._stall_seconds * MAX_LOAD_STALLS))
             if not isinstance(answer, messages.ReadyReport):

@@ -17,7 +17,7 @@ from autotune.profiles.schema import BatchWaits, CandidateResult, ProcessWaits
 from autotune.progress import ProgressListener
 from autotune.protocol.interruption import capture_interruption
 from autotune.protocol.measurement import Measurement, TrialResult
-from autotune.protocol.messages import RunTrial, TrialRequest
+from autotune.protocol.messages import NewProcess, RunTrial, TrialRequest
 from autotune.protocol.statistics import paired_ratio, throughput_ci95
 from autotune.protocol.throughput import estimate
 from autotune.request import TuningRequest
@@ -33,6 +33,7 @@ FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it the
 SLOW_BASELINE_SHARE: Final = 0.5  # and it gets this share of a trial's time
 MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; above it another run is worth its time
 DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the fastest, by completed runs; slower candidates are dropped
+INTERPRETER_INTERVAL: Final = 3  # runs; forks of one process vary less than interpreters do: run 2, 5, ... starts one
 MAX_FAILURES: Final = 2  # of one configuration: the first failed run is repeated, the second rules it out
 MIN_WAITS: Final = 20  # batches; percentiles of fewer are unreliable
 MIN_OTHERS_CPUS: Final = 0.15  # three kernel ticks in a reading of 0.2 s, which an idle desktop has by chance
@@ -270,8 +271,9 @@ def measure_run(
 ) -> bool:
     """Measure a configuration once in a fresh process; return whether the run completed."""
     progress.show_run(number, runs.config, None)
-    limits: dict[str, Any] = {"seconds": request.trial_seconds, "precision": VALIDATION_PRECISION, "fresh": True}
-    result = run_trial(TrialRequest(config=runs.config, epochs=request.epochs, **limits))
+    limits: dict[str, Any] = {"seconds": request.trial_seconds, "precision": VALIDATION_PRECISION}
+    kind: NewProcess = "interpreter" if number % INTERPRETER_INTERVAL == 2 else "fork"
+    result = run_trial(TrialRequest(config=runs.config, epochs=request.epochs, new_process=kind, **limits))
     runs.add(number, result, request.epochs)
     progress.show_run(number, runs.config, 0.0 if result.measurement is None else runs.rates[number])
     return result.measurement is not None

@@ -24,7 +24,7 @@ THREADED = "import threading, time\nthreading.Thread(target=time.sleep, args=(36
 
 
 def run_fresh(runner: TrialRunner) -> TrialResult:
-    return runner.run(make_request(0, fresh=True))
+    return runner.run(make_request(0, new_process="fork"))
 
 
 def start_process(launcher: Launcher, tmp_path: Path, *, interpreter: bool) -> tuple[object, dict[str, str]]:

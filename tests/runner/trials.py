@@ -8,7 +8,7 @@ from typing import Any
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import TrialResult
-from autotune.protocol.messages import TrialRequest
+from autotune.protocol.messages import NewProcess, TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.launcher import Launcher
 from autotune.runner.runner import TrialRunner
@@ -32,11 +32,13 @@ def open_runner(
     return runner
 
 
-def make_request(workers: int, *, fresh: bool = False, epochs: int = 2, seconds: float = 20.0) -> TrialRequest:
+def make_request(
+    workers: int, *, new_process: NewProcess | None = None, epochs: int = 2, seconds: float = 20.0
+) -> TrialRequest:
     """Make a trial of whole epochs, however busy this machine is; fewer seconds cut a long one short."""
     extra = {"prefetch_factor": 2} if workers else {}
     loader = DataLoaderSettings(batch_size=8, num_workers=workers, **extra)
-    return TrialRequest(config=LoaderConfig(dataloader=loader), epochs=epochs, seconds=seconds, fresh=fresh)
+    return TrialRequest(config=LoaderConfig(dataloader=loader), epochs=epochs, seconds=seconds, new_process=new_process)
 
 
 def run_one(factory: str, workers: int, stall_seconds: float = 30.0) -> TrialResult:

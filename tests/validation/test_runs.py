@@ -89,7 +89,7 @@ def validate_with(
     asked: list[TrialRequest] = []
 
     def run_trial(request: TrialRequest) -> TrialResult:
-        assert request.fresh
+        assert request.new_process
         found = rate(request.config, sum(one.config == request.config for one in asked))
         asked.append(request)
         return make_result(request.config, found, "completed" if found else "crashed")
