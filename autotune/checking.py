@@ -20,7 +20,6 @@ from autotune.progress import ProgressListener
 from autotune.protocol.budgets import plan_budgets
 from autotune.protocol.interruption import spawn_error
 from autotune.protocol.messages import RunTrial
-from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import identify
 from autotune.request import TuningRequest
 from autotune.runner.runner import TrialRunner
@@ -28,6 +27,7 @@ from autotune.search.plan import Plan
 from autotune.search.space import choose_probe_sizes
 from autotune.system.machine import Software, describe_local_hardware, read_machine
 from autotune.system.software import read_start_method_in_force, read_torch
+from autotune.time_budget import TimeBudget
 from autotune.validation.runs import CandidateRuns, NoiseMonitor, measure_run, validate
 
 MIN_RATIO: Final = 0.9  # to the prediction, or to the baseline: profiles that are certainly below are retuned

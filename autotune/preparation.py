@@ -12,13 +12,13 @@ from autotune.profiles.store import check_writable, read_profiles
 from autotune.progress import ProgressListener
 from autotune.protocol.budgets import plan_budgets
 from autotune.protocol.interruption import spawn_error
-from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, explain_invalid
 from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan, make_plan
 from autotune.search.space import choose_probe_sizes
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
+from autotune.time_budget import TimeBudget
 
 
 def plan_only(request: TuningRequest, *, progress: ProgressListener | None = None) -> Plan:

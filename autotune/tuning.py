@@ -19,7 +19,6 @@ from autotune.profiles.store import format_file, save_profile
 from autotune.progress import ProgressListener
 from autotune.protocol.interruption import raise_on_lost_device
 from autotune.protocol.messages import RunTrial
-from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest, explain_invalid, find_import_string
 from autotune.runner.launcher import Launcher
@@ -30,6 +29,7 @@ from autotune.search.study import TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.processes import TRIAL_VARIABLE
 from autotune.system.signals import defer_interrupts
+from autotune.time_budget import TimeBudget
 from autotune.validation.decision import select_candidates
 from autotune.validation.result import build_profile
 from autotune.validation.runs import CandidateRuns, NoiseMonitor, Validation, validate

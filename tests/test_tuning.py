@@ -26,9 +26,9 @@ from autotune.profiles.store import read_file
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialKind, TrialResult
 from autotune.protocol.messages import TrialRequest
-from autotune.protocol.schedule import TimeBudget
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange, WorkloadRequest
+from autotune.time_budget import TimeBudget
 from autotune.tuning import TuningResult, tune
 from autotune.validation.runs import MIN_RUNS
 from tests.builders import (

@@ -128,11 +128,8 @@ class RankEnv:
         """Set the variables that torchrun sets; the launcher sets those of threads."""
         size, rank = str(self.size), str(self.rank)
         os.environ |= {
-            **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank),
-            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size),
-            **dict.fromkeys(("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
-            "GROUP_WORLD_SIZE": "1",
-            "ROLE_NAME": "default",
+            **dict.fromkeys(("RANK", "LOCAL_RANK"), rank),
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), size),
             "TORCHELASTIC_RUN_ID": "dltune",
             "MASTER_ADDR": HOST,
             "MASTER_PORT": str(self.port),

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.utils.data import SequentialSampler
 
 from autotune.child.device import (
     CallSeconds,
@@ -34,16 +31,14 @@ from autotune.errors import WorkloadError
 from autotune.profiles.device_prefetch import find_tensors, move_batch
 from autotune.protocol.messages import IdentityReport, ProbeCommand, ProbeReport
 from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
-from autotune.system.machine import Software
 from autotune.system.processes import read_resident
-from autotune.system.software import read_own_version, read_start_method_in_force, read_thread_variables
+from autotune.system.software import read_software
 
 LOAD_SECONDS: Final = 0.5  # of loading batches of one size
 MAX_LARGEST_SECONDS: Final = 0.2  # for one batch of the largest size and its step
 MAX_CHECKED_SECONDS: Final = 1.0  # of loading CHECKED_BATCH samples; those of slower datasets are not checked
 CHECKED_BATCH: Final = 2  # samples
 SMALL_BATCH_DIVISOR: Final = 4  # of the usual batch size
-VALIDATION_SPLITS: Final = ("val", "valid", "validation", "test", "dev", "eval")
 
 OnPhase = Callable[[str], None]
 
@@ -70,7 +65,7 @@ def profile_workload(
     sizes = profile_sizes(workload, step, device, command, on_phase)
     usual, largest = sizes[0], max(sizes, key=lambda one: one.samples)
     load = CallSeconds(*map(sum, zip(*(one.load for one in sizes), strict=True)))
-    load_cost = fit_cost([(one.samples, one.load.wall) for one in sizes])
+    load_cost = LinearCost.fit([(one.samples, one.load.wall) for one in sizes])
     is_slow = load_cost.per_batch(CHECKED_BATCH) > MAX_CHECKED_SECONDS
     on_phase("profiling the code that loads")
     costly_lines = () if is_slow else find_costly_lines(workload)
@@ -84,7 +79,7 @@ def profile_workload(
     shards = (getattr(parts.dataset, name, None) for name in ("num_shards", "n_shards"))  # of Hugging Face datasets
     untested = f"{device.type} is used through torch.accelerator and is untested: no pinning, no budget of its memory"
     warning = None if device.type in ("cpu", "cuda") else untested
-    notes = (workload.note, warning, reader.describe_storage(), warn_of_validation_data(workload))
+    notes = (workload.note, warning, reader.describe_storage())
     profile = WorkloadProfile(
         description=type(parts.dataset).__qualname__,
         kind=workload.kind,
@@ -98,10 +93,10 @@ def profile_workload(
         load_cost=load_cost,
         cpu_share=load.cpu / max(1e-9, load.wall),
         worker_threads_cpu=max(0.0, load.threads) / max(1e-9, load.cpu - load.threads, 0.01 * load.wall),
-        step_cost=fit_cost([(one.samples, one.step.wall) for one in sizes]),
+        step_cost=LinearCost.fit([(one.samples, one.step.wall) for one in sizes]),
         step_cpus=usual.step.cpu / max(1e-9, usual.step.wall),
         h2d=largest.h2d,
-        gpu_bytes=fit_bytes([(one.samples, one.peak_gpu_bytes) for one in sizes]),
+        gpu_bytes=LinearBytes.fit([(one.samples, one.peak_gpu_bytes) for one in sizes]),
         sample_bytes=usual.sample_bytes,
         batch_tensors=usual.tensors,
         on_accelerator=usual.on_accelerator,
@@ -114,7 +109,7 @@ def profile_workload(
         loader_decides=() if own is None else tuple(own.fixed),
         ends_with_sampler=own is None or own.ends_with_sampler,
         multiprocessing_context=workload.parts.multiprocessing_context,
-        software=read_software(),
+        software=read_software(torch.version),
         pinning=is_cuda,
         rss_bytes=rss_bytes,
         notes=tuple(filter(None, notes)),
@@ -239,50 +234,6 @@ def measure_h2d(batch: Any, device: torch.device) -> H2DBandwidth | None:
     return H2DBandwidth(pageable=measure(tensors), pinned=measure([tensor.pin_memory() for tensor in tensors]))
 
 
-def fit_cost(points: Sequence[tuple[float, float]]) -> LinearCost:
-    """Fit the seconds that batches of some sizes take."""
-    fixed, slope = _fit_line(points)
-    return LinearCost(fixed_seconds=fixed, per_item_seconds=slope)
-
-
-def fit_bytes(points: Sequence[tuple[float, int]]) -> LinearBytes:
-    """Fit the device memory that batches of some sizes take, for no size below the measured value."""
-    fixed, slope = _fit_line([(size, float(found)) for size, found in points])
-    lift = max(found - (fixed + slope * size) for size, found in points)
-    return LinearBytes(fixed_bytes=math.ceil(fixed + max(0.0, lift)), sample_bytes=math.ceil(slope))
-
-
-def _fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fit `fixed + size * slope` to (size, value), by least squares of relative errors, neither part negative."""
-    sizes, values = zip(*points, strict=True)
-    weights: list[float] = [1 / max(value, 1e-3 * max(values), 1e-9) ** 2 for value in values]
-
-    def average(terms: Iterable[float]) -> float:
-        return sum(weight * term for weight, term in zip(weights, terms, strict=True)) / sum(weights)
-
-    mean_size, mean_value = average(sizes), average(values)
-    variance = average((size - mean_size) ** 2 for size in sizes)
-    if variance == 0.0:  # one size shows no fixed part
-        return 0.0, mean_value / max(mean_size, 1e-9)
-    slope = max(0.0, average((size - mean_size) * value for size, value in points) / variance)
-    if slope * mean_size <= mean_value:
-        return mean_value - slope * mean_size, slope
-    return 0.0, average(size * value for size, value in points) / average(size**2 for size in sizes)
-
-
-def warn_of_validation_data(workload: LoadedWorkload) -> str | None:
-    """Return a warning if the loader looks like one for validation."""
-    dataset, sampler = workload.parts.dataset, workload.parts.sampler
-    split = str(getattr(dataset, "split", None))
-    signs = {
-        "it is not shuffled": isinstance(sampler, SequentialSampler),
-        "its `train` is False": getattr(dataset, "train", None) is False,
-        f"its `split` is {split!r}": split in VALIDATION_SPLITS,
-    }
-    found = ", ".join(sign for sign, is_seen in signs.items() if is_seen)
-    return f"This looks like a validation loader ({found}). Tune the loader that you train with." if found else None
-
-
 def identify_workload(
     workload: LoadedWorkload, device: torch.device, batch_size: int, on_phase: OnPhase
 ) -> IdentityReport:
@@ -294,18 +245,6 @@ def identify_workload(
         sample_bytes=count_bytes(batch) // max(1, samples[-1]),
         loader_class=None if workload.own is None else workload.own.name,
         loader_decides=() if workload.own is None else tuple(workload.own.fixed),
-        software=read_software(),
+        software=read_software(torch.version),
         accelerator=read_accelerator(device),
-    )
-
-
-def read_software() -> Software:
-    """Return the versions that this process runs with, and how it starts its workers."""
-    return Software(
-        dltune=read_own_version(),
-        torch=torch.__version__,
-        cuda=torch.version.cuda,
-        python=platform.python_version(),
-        start_method=read_start_method_in_force(),
-        thread_variables=read_thread_variables(),
     )

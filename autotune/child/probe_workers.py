@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, default_collate
 from autotune.child.data_checks import RecordingCollate, WatchedInit, check_workers
 from autotune.child.errors import shut_down_workers
 from autotune.child.loader import build_plain_loader
-from autotune.child.probe import CHECKED_BATCH, MAX_CHECKED_SECONDS, SMALL_BATCH_DIVISOR, OnPhase, fit_cost
+from autotune.child.probe import CHECKED_BATCH, MAX_CHECKED_SECONDS, SMALL_BATCH_DIVISOR, OnPhase
 from autotune.child.sample_checks import check_batches
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.messages import ProbeCommand
@@ -99,8 +99,8 @@ def measure_transfer(workload: LoadedWorkload, profile: WorkloadProfile) -> Work
     if workload.forks_workers and "batch_size" not in workload.fixed:
         sizes.add(max(1, profile.probe_batch_size // SMALL_BATCH_DIVISOR))
     measured = [(size, *time_transfer(workload, size)) for size in sizes]
-    collate = fit_cost([(size, seconds) for size, seconds, _ in measured])
-    transfer = fit_cost([(size, seconds) for size, _, seconds in measured])
+    collate = LinearCost.fit([(size, seconds) for size, seconds, _ in measured])
+    transfer = LinearCost.fit([(size, seconds) for size, _, seconds in measured])
     return profile.model_copy(update={"collate_cost": collate, "transfer_cost": transfer})
 
 

@@ -32,8 +32,6 @@ MAX_PAUSE_SECONDS: Final = 10.0  # within a message, before the other process co
 MEASURING_PHASE: Final = "measuring"  # of a trial
 
 Role = Literal["main", "workers"]
-
-
 NewProcess = Literal["fork", "interpreter"]
 
 

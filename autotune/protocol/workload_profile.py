@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -23,11 +25,32 @@ from autotune.settings import SettingName
 from autotune.system.machine import Accelerator, Software
 
 
+def _fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Fit `fixed + size * slope` to (size, value), by least squares of relative errors, neither part negative."""
+    highest = max(value for _, value in points)
+    weighted = [(size, value, max(value, 1e-3 * highest, 1e-9) ** -2) for size, value in points]
+    weights = math.fsum(weight for *_, weight in weighted)
+    mean_size, mean_value = (math.fsum(one[index] * one[2] for one in weighted) / weights for index in (0, 1))
+    variance = math.fsum(weight * (size - mean_size) ** 2 for size, _, weight in weighted)
+    covariance = math.fsum(weight * (size - mean_size) * value for size, value, weight in weighted)
+    slope = max(0.0, covariance / variance) if variance else math.inf  # one size shows no fixed part
+    if slope * mean_size <= mean_value:
+        return mean_value - slope * mean_size, slope
+    squares = math.fsum(weight * size**2 for size, _, weight in weighted)
+    return 0.0, math.fsum(weight * size * value for size, value, weight in weighted) / max(1e-9, squares)
+
+
 class LinearCost(FrozenModel):
     """Linear model of seconds: `fixed_seconds + size * per_item_seconds`; an item is a sample or a worker."""
 
     fixed_seconds: BoundedSeconds
     per_item_seconds: BoundedSeconds
+
+    @classmethod
+    def fit(cls, points: Sequence[tuple[float, float]]) -> Self:
+        """Fit the seconds measured at some sizes."""
+        fixed, slope = _fit_line(points)
+        return cls(fixed_seconds=fixed, per_item_seconds=slope)
 
     def per_batch(self, size: int) -> float:
         """Return the seconds for `size` items."""
@@ -39,6 +62,13 @@ class LinearBytes(FrozenModel):
 
     fixed_bytes: BoundedBytes = 0
     sample_bytes: BoundedBytes = 0
+
+    @classmethod
+    def fit(cls, points: Sequence[tuple[float, float]]) -> Self:
+        """Fit the bytes measured at some sizes, for no size below the measured value."""
+        fixed, slope = _fit_line(points)
+        lift = max(found - (fixed + slope * size) for size, found in points)
+        return cls(fixed_bytes=math.ceil(fixed + max(0.0, lift)), sample_bytes=math.ceil(slope))
 
     def per_batch(self, size: int) -> int:
         """Return the bytes for `size` samples."""

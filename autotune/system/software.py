@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import platform
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from autotune.system.processes import read_text
 
 if TYPE_CHECKING:  # every worker imports this module, and none needs pydantic
     from autotune.config import StartMethod
+    from autotune.system.machine import Software
 
 THREAD_VARIABLES: Final = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS"),
@@ -49,6 +51,20 @@ def read_own_version() -> str:
         return version("dltune")
     except PackageNotFoundError:
         return "unknown"
+
+
+def read_software(torch_version: Any) -> Software:
+    """Return the versions that this process runs with, from the module `torch.version`, and how it starts workers."""
+    from autotune.system.machine import Software
+
+    return Software(
+        dltune=read_own_version(),
+        torch=torch_version.__version__,
+        cuda=torch_version.cuda,
+        python=platform.python_version(),
+        start_method=read_start_method_in_force(),
+        thread_variables=read_thread_variables(),
+    )
 
 
 def read_start_method_in_force() -> StartMethod:

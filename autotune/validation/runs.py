@@ -33,7 +33,7 @@ FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it the
 SLOW_BASELINE_SHARE: Final = 0.5  # and it gets this share of a trial's time
 MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; above it another run is worth its time
 DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the fastest, by completed runs; slower candidates are dropped
-INTERPRETER_INTERVAL: Final = 3  # runs; forks of one process vary less than interpreters do: run 2, 5, ... starts one
+INTERPRETER_INTERVAL: Final = 3  # one measurement in so many: interpreters, as of training, vary more than forks
 MAX_FAILURES: Final = 2  # of one configuration: the first failed run is repeated, the second rules it out
 MIN_WAITS: Final = 20  # batches; percentiles of fewer are unreliable
 MIN_OTHERS_CPUS: Final = 0.15  # three kernel ticks in a reading of 0.2 s, which an idle desktop has by chance
@@ -236,7 +236,9 @@ def validate(
                 is_far_behind = one.rate * FAR_AHEAD_SPEEDUP < max((other.rate for other in candidates), default=0.0)
                 share = SLOW_BASELINE_SHARE if one is baseline and is_far_behind else 1.0
                 request = plan.request.model_copy(update={"trial_seconds": share * plan.request.trial_seconds})
-                while not measure_run(request, one, run_trial, progress, runs + 1) and not one.is_out:
+                is_third = (entrants.index(one) + runs) % INTERPRETER_INTERVAL == 1
+                kind: NewProcess = "interpreter" if is_third else "fork"
+                while not measure_run(request, one, run_trial, progress, runs + 1, kind) and not one.is_out:
                     pass  # a failed run is repeated
             runs += is_whole or not runs
             candidates, active = _plan_next_run(plan, runs, baseline, candidates)
@@ -267,12 +269,16 @@ def _plan_next_run(
 
 
 def measure_run(
-    request: TuningRequest, runs: CandidateRuns, run_trial: RunTrial, progress: ProgressListener, number: int
+    request: TuningRequest,
+    runs: CandidateRuns,
+    run_trial: RunTrial,
+    progress: ProgressListener,
+    number: int,
+    kind: NewProcess = "fork",
 ) -> bool:
     """Measure a configuration once in a fresh process; return whether the run completed."""
     progress.show_run(number, runs.config, None)
     limits: dict[str, Any] = {"seconds": request.trial_seconds, "precision": VALIDATION_PRECISION}
-    kind: NewProcess = "interpreter" if number % INTERPRETER_INTERVAL == 2 else "fork"
     result = run_trial(TrialRequest(config=runs.config, epochs=request.epochs, new_process=kind, **limits))
     runs.add(number, result, request.epochs)
     progress.show_run(number, runs.config, 0.0 if result.measurement is None else runs.rates[number])

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from autotune.child.custom_loaders import record_call, replace_new
 from autotune.child.loader import StoppableDataLoader, build_loader, build_plain_loader, count_epoch_batches
-from autotune.child.probe import warn_of_validation_data
 from autotune.child.trial import TrialRun
 from autotune.child.workload import LoadedWorkload, load_workload
 from autotune.config import DataLoaderSettings
@@ -276,15 +275,3 @@ def test_threads_that_a_loader_of_another_library_leaves_are_gone_in_the_next_tr
     with TrialRunner(request, stall_seconds=60.0, launcher=keep_launcher()) as runner:
         runner.limit(make_limits())
         assert [runner.run(order).kind for _ in range(2)] == ["completed", "completed"]
-
-
-# Loaders for validation
-
-
-@pytest.mark.parametrize(("name", "value", "words"), [("train", False, "`train` is False"), ("split", "val", "'val'")])
-def test_a_dataset_may_be_for_validation_by_its_attributes_or_its_order(name: str, value: Any, words: str) -> None:
-    workload = load("OnlyNamed", shuffle=True)
-    assert warn_of_validation_data(workload) is None
-    setattr(workload.parts.dataset, name, value)
-    assert words in (warn_of_validation_data(workload) or "")
-    assert "it is not shuffled" in (warn_of_validation_data(load("OnlyNamed")) or "")

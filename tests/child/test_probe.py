@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from autotune.child.probe import fit_bytes, fit_cost, load_batches, profile_workload
+from autotune.child.probe import load_batches, profile_workload
 from autotune.child.workload import LoadedWorkload
 from autotune.errors import WorkloadError
 from autotune.protocol.messages import ProbeCommand, ProbeReport
+from autotune.protocol.workload_profile import LinearBytes, LinearCost
 from autotune.request import Workload
 
 BURNED_SECONDS = 0.05
@@ -105,25 +106,25 @@ SIZES = st.lists(st.integers(1, 4096), min_size=1, max_size=3, unique=True).map(
 
 @given(sizes=SIZES, fixed=st.floats(0, 10), slope=st.floats(1e-6, 1))
 def test_a_cost_that_is_linear_is_found_from_any_sizes(sizes: list[int], fixed: float, slope: float) -> None:
-    found = fit_cost([(size, fixed + slope * size) for size in sizes])
+    found = LinearCost.fit([(size, fixed + slope * size) for size in sizes])
     for size in sizes:
         assert found.per_batch(size) == pytest.approx(fixed + slope * size, rel=1e-4)
 
 
 @given(points=SIZES.flatmap(lambda sizes: st.tuples(*(st.tuples(st.just(size), st.floats(0, 100)) for size in sizes))))
 def test_no_part_of_a_cost_is_ever_negative(points: tuple[tuple[int, float], ...]) -> None:
-    found = fit_cost(list(points))
+    found = LinearCost.fit(list(points))
     assert found.fixed_seconds >= 0
     assert found.per_item_seconds >= 0
 
 
 def test_the_usual_size_counts_as_much_as_the_smallest_which_was_disturbed() -> None:
-    found = fit_cost([(512, 5.12), (32, 0.32), (8, 0.16)])
+    found = LinearCost.fit([(512, 5.12), (32, 0.32), (8, 0.16)])
     assert found.per_batch(32) == pytest.approx(0.32, rel=0.2)
 
 
 @given(found=st.tuples(*(st.integers(0, 2**36) for _ in range(3))))
 def test_device_memory_is_never_fitted_below_what_was_seen(found: tuple[int, ...]) -> None:
     points = list(zip((512, 32, 8), found, strict=True))
-    fitted = fit_bytes([(float(size), seen) for size, seen in points])
+    fitted = LinearBytes.fit([(float(size), seen) for size, seen in points])
     assert all(fitted.per_batch(size) >= seen - 1 for size, seen in points)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -103,6 +104,13 @@ def validate_with(
 
 def steady(config: LoaderConfig, number: int) -> float:
     return 100.0 + 100.0 * config.dataloader.num_workers
+
+
+def test_one_measurement_in_three_of_each_configuration_starts_an_interpreter() -> None:
+    _, asked = validate_with(lambda config, number: steady(config, number) * (1.0, 0.8, 1.2)[number % 3])
+    kinds = Counter((request.config, request.new_process) for request in asked)
+    assert {config for config, kind in kinds if kind == "interpreter"} == {PLAN.baseline, FEW, MANY}
+    assert sum(count for (_, kind), count in kinds.items() if kind == "interpreter") <= len(asked) / 2
 
 
 def test_a_quiet_machine_needs_no_more_runs_and_a_slow_candidate_is_not_measured_again() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
-from autotune.protocol.schedule import TimeBudget
+from autotune.time_budget import TimeBudget
 from tests.builders import make_config, make_request, make_result
 
 
