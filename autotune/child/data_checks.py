@@ -208,10 +208,7 @@ def has_equal_batches(batches: Sequence[list[torch.Tensor]]) -> bool:
 
 
 def read_copied_bytes(pids: Sequence[int]) -> int:
-    """Return how much memory forked processes have copied; only differences are meaningful.
-
-    A copied page becomes private; an allocated one also adds to the anonymous memory.
-    """
+    """Return how much memory forked processes copied: pages that are private and not new; differences count."""
     return sum(size["Private_Dirty"] - size["Anonymous"] for size in map(read_smaps, pids))
 
 

@@ -27,10 +27,7 @@ MAX_WINDOW_CALLS: Final = 200
 
 
 def resolve_device(name: str, rank: int = 0) -> torch.device:
-    """Make the named device the current one; `auto` is an accelerator, or the CPU if there is none.
-
-    Without a number in the name, ranks use the devices in turn.
-    """
+    """Make the named device current; `auto` is an accelerator if there is one. Ranks share devices without a number."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     try:
         device = accelerator or torch.device("cpu") if name == "auto" else torch.device(name)

@@ -141,11 +141,10 @@ class RankEnv:
         import torch.distributed as dist
 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host
-        store = dist.FileStore(str(self.store), self.size)  # type: ignore[attr-defined]  # torch does not export it
-        store.set_timeout(NEVER)
         has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= self.size and dist.is_nccl_available()
         backend = "cpu:gloo,cuda:nccl" if has_gpus else "gloo"
-        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=NEVER)
+        place = f"file://{self.store}"
+        dist.init_process_group(backend, place, rank=self.rank, world_size=self.size, timeout=NEVER)
         return RankSync(self.rank, self.size)
 
 
@@ -232,10 +231,7 @@ def merge_reports(reports: dict[int, Report], ranks: int) -> Report:
         return reports[0]
     waits = [rank.wait_seconds for rank in measured[0].ranks]
     slowest = measured[waits.index(max(waits))]
-    changes: dict[str, Any] = {
-        name: max(getattr(one, name) for one in measured) for name in ("peak_gpu_bytes", "gpu_growth_bytes")
-    }
-    changes["ranks"] = ()
+    changes: dict[str, Any] = {"peak_gpu_bytes": max(one.peak_gpu_bytes for one in measured), "ranks": ()}
     for waits_of_rank, one in zip(slowest.ranks, measured, strict=True):
         samples = one.epochs[0].samples if one.epochs[0].closed_after is None else one.epoch_samples or 0
         changes["ranks"] += (waits_of_rank.model_copy(update={"samples": samples}),)

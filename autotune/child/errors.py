@@ -1,15 +1,19 @@
-"""Describes errors of the user's code: text and traceback, the sample that failed, and workers that died."""
+"""Evidence of failures: text and traceback of an error, workers that died, and the stacks of all threads."""
 
 from __future__ import annotations
 
-import itertools
+import faulthandler
+import os
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
+
+from autotune.system.processes import STACK_SIGNAL, STACKS_FILE
 
 PACKAGE_DIR: Final = str(Path(__file__).parents[1])
 FETCH_FILE: Final = "torch/utils/data/_utils/fetch.py"  # where a loader asks a dataset for samples
@@ -45,17 +49,21 @@ def annotate_dead_workers(error: Exception, workers: Sequence[BaseProcess]) -> N
             error.add_note(f"DataLoader worker (pid {worker.pid}) exited unexpectedly with exit code {code}")
 
 
-def find_requested_index(error: BaseException) -> int | None:
-    """Return the index that torch asked a dataset for when it raised in this process; None if it is no plain number."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    asked = itertools.dropwhile(lambda frame: not frame.f_code.co_filename.endswith(FETCH_FILE), frames)
-    called = next((frame for frame in asked if frame.f_code.co_name == "__getitem__"), None)
-    if called is None or called.f_code.co_argcount < 2:
-        return None
-    index = called.f_locals.get(called.f_code.co_varnames[1])
-    return index if isinstance(index, int) and index >= 0 else None
-
-
 def shut_down_workers(error: BaseException) -> None:
     """End the workers of the loader that raised, before the garbage collector does and waits 5 s for each."""
     traceback.clear_frames(error.__traceback__)
+
+
+def dump_stacks_on_signal() -> None:
+    """Append the stacks of this process, and of all that it forks, to a file at each signal, also within a lock."""
+    with suppress(KeyError, OSError):  # in a test there is no such folder
+        path = Path(os.environ["TMPDIR"], STACKS_FILE)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(STACK_SIGNAL, file=descriptor)
+
+
+def set_up_worker(worker_init: Callable[[int], None] | None, worker_id: int) -> None:
+    """Dump the stacks of a worker that is not forked, and so has no handler; then call its `worker_init_fn`, if any."""
+    dump_stacks_on_signal()
+    if worker_init is not None:
+        worker_init(worker_id)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch.multiprocessing import set_sharing_strategy
 from torch.utils.data import DataLoader, IterableDataset
 
-from autotune.child.stack_dump import set_up_worker
+from autotune.child.errors import set_up_worker
 from autotune.child.stopping import align_to_workers
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.profiles.loaders import make_worker_init
@@ -30,7 +30,6 @@ class StoppableSampler:
         """Start an epoch that ends after `max_batches`, the last of which has `last_batch_samples`."""
         self.closed = False
         self._sizes: list[int] = []
-        self._last: Any = ()
         self._max_batches = max_batches
         self._last_batch_samples = last_batch_samples
 
@@ -42,10 +41,6 @@ class StoppableSampler:
     def count_samples(self, batches: int) -> int:
         """Count the samples of the first requested batches."""
         return sum(self._sizes[:batches])
-
-    def was_last(self, index: int) -> bool:
-        """Return whether a sample is in the batch that was requested last."""
-        return index in self._last if isinstance(self._last, list | tuple) else bool(index == self._last)
 
     def close(self, workers: int, epoch_batches: int | None) -> None:
         """End the epoch with the workers' round, after one more batch if the last one is to be shortened."""
@@ -60,7 +55,6 @@ class StoppableSampler:
             if self.batches + 1 == self._max_batches and self._last_batch_samples is not None:
                 index = index[: self._last_batch_samples]  # noqa: PLW2901  # the shortened batch
             self._sizes.append(_count_indices(index))
-            self._last = index
             yield index
 
     def __len__(self) -> int:

@@ -76,12 +76,3 @@ def check_batches(arrived: int, handed_out: int | None, earlier: Sequence[int] |
             f"ended an epoch after {arrived} batches, and one before it had {max(earlier)}. "
             "A dataset or sampler that can be iterated only once does this: start again in every __iter__"
         )
-
-
-def check_fetched(delivered: int, requested: int, batch_size: int) -> None:
-    """Raise SampleCountError if batches fetched at once have another number of samples than requested."""
-    if abs(delivered - requested) >= batch_size:  # less may be the short last one, if batches overtake each other
-        raise SampleCountError(
-            f"delivered {delivered} samples where {requested} were requested: __getitems__ must return one "
-            "sample for each index"
-        )

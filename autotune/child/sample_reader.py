@@ -185,10 +185,7 @@ def describe_failures(workload: LoadedWorkload) -> str | None:
 
 
 def find_costly_lines(workload: LoadedWorkload) -> tuple[CostlyLine, ...]:
-    """Load under cProfile for a moment, and return the functions that took most of it, the costliest first.
-
-    A function counts with the libraries that it calls, and without other functions of the user.
-    """
+    """Load under cProfile, and return the costliest functions of the user, each with the libraries that it calls."""
     if workload.own is not None:  # which may load elsewhere
         return ()
     profile, deadline = cProfile.Profile(), time.perf_counter() + 0.2

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -153,8 +154,9 @@ class TrialServer:
             self._show("warming the step up")
             self._warm_batch_sizes.add(key)
             warm_up_step(self._workload, self._step, self._device, request.config)
+        on_batch = partial(self._show, messages.MEASURING_PHASE)
         self._before = _list_alive()
-        self._trial = TrialRun(self._workload, self._step, self._device, request, self._note_batches, self._ranks)
+        self._trial = TrialRun(self._workload, self._step, self._device, request, on_batch, self._ranks)
         self._show(messages.MEASURING_PHASE)
         return messages.TrialReport(measurement=self._trial.run())
 
@@ -178,20 +180,18 @@ class TrialServer:
 
             self._show("counting samples that raise")
             text = "\n".join(filter(None, (text, describe_failures(self._workload))))
-        reached = self._trial.locate_failure(error) if self._trial is not None and self._where == "trial" else {}
+        samples = self._trial.count_samples() if self._trial is not None and self._where == "trial" else 0
         details, on_device = format_error(error), self._uses_device()
-        return messages.FailureReport(where=where, error=text, details=details, on_device=on_device, **reached)
+        return messages.FailureReport(where=where, error=text, details=details, on_device=on_device, samples=samples)
 
     def _uses_device(self) -> bool:
         """Return whether this process uses an accelerator, for the step or in the dataset."""
         is_early = self._where in ("import", "device")
         return not is_early and (self._device.type != "cpu" or bool(sys.modules["torch"].cuda.is_initialized()))
 
-    def _note_batches(self, batches: int) -> None:
-        if time.monotonic() - self._last_progress > PROGRESS_INTERVAL_SECONDS:
-            self._show(messages.MEASURING_PHASE, batches)
-
     def _show(self, phase: str, batches: int = 0) -> None:
+        if batches and time.monotonic() - self._last_progress < PROGRESS_INTERVAL_SECONDS:
+            return
         self._last_progress = time.monotonic()
         self._channel.send(messages.ProgressReport(phase=phase, batches=batches).model_dump_json())
 

@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from autotune.child.stack_dump import dump_stacks_on_signal
+from autotune.child.errors import dump_stacks_on_signal
 from autotune.system.processes import (
     adopt_orphans,
     count_threads,

@@ -10,13 +10,11 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
-
-import torch
+from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.device import StepTimer, limit_memory, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.distributed import RankSync
-from autotune.child.errors import annotate_dead_workers, find_requested_index
+from autotune.child.errors import annotate_dead_workers
 from autotune.child.loader import (
     MeasuredLoader,
     StoppableDataLoader,
@@ -26,7 +24,7 @@ from autotune.child.loader import (
     count_epoch_samples,
     is_forking,
 )
-from autotune.child.sample_checks import check_batches, check_fetched, count_samples
+from autotune.child.sample_checks import check_batches, count_samples
 from autotune.child.step import Step
 from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
 from autotune.child.workload import LoadedWorkload
@@ -36,34 +34,25 @@ from autotune.protocol.measurement import EpochTrace, Measurement
 from autotune.protocol.messages import TrialRequest
 from autotune.system.processes import list_names, list_used_segments
 
+if TYPE_CHECKING:
+    import torch
+
 WARM_UP_STEPS: Final = 3
 DEVICE_WARM_UP_STEPS: Final = 6  # libraries load, kernels are chosen, compiled code records its graphs
-PEAK_INTERVAL_SECONDS: Final = 0.1  # reading the allocator's peak takes a tenth of a millisecond
 
 
 class EpochRecorder:
-    """Records the times of one epoch, and the samples that are `delivered`, if they are counted on arrival."""
+    """Records the times of one epoch, and the samples `delivered`, which are counted if no sampler counts them."""
 
-    def __init__(self, loader: MeasuredLoader, timer: StepTimer, *, is_map: bool, is_counted: bool) -> None:
-        self._loader, self._timer = loader, timer
-        self._is_map, self._is_counted = is_map, is_counted
+    def __init__(self, loader: MeasuredLoader, timer: StepTimer, *, is_map: bool) -> None:
+        self._loader, self._timer, self._is_map = loader, timer, is_map
         self._started = time.perf_counter()
         self.batches = self.delivered = 0
-        self._closed_after: int | None = None
-
-    def note_batch(self, batch: Any) -> None:
-        """Record a batch after its step."""
-        self.batches += 1
-        self.delivered += count_samples(batch, self._loader.batch_size or 1) if self._is_counted else 0
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether the sampler has stopped, or is about to."""
-        return self._closed_after is not None or self._loader.index_source.closed
+        self.closed_after: int | None = None
 
     def close(self, epoch_batches: int | None) -> None:
         """Stop the sampler soon, if the epoch ends with it."""
-        self._closed_after = self.batches
+        self.closed_after = self.batches
         if self._loader.ends_with_sampler:
             self._loader.index_source.close(self._loader.num_workers, epoch_batches)
 
@@ -76,7 +65,7 @@ class EpochRecorder:
         """Return the epoch after its end; before it as far as the device is, as if the sampler were closed now."""
         ended, source = time.perf_counter() - self._started, self._loader.index_source
         moments, wait_seconds = self._timer.read()
-        closed_after = self._closed_after if is_over else None
+        closed_after = self.closed_after if is_over else None
         if closed_after is None and (not is_over or source.closed):  # a snapshot, or a mini-epoch
             closed_after = len(moments)
         return EpochTrace(
@@ -91,10 +80,7 @@ class EpochRecorder:
 
 
 def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, config: LoaderConfig) -> None:
-    """Run the step a few times: its first calls import, allocate and compile.
-
-    The batch comes from a worker if the configuration has workers: then this process must not read the dataset.
-    """
+    """Run the step a few times, on a batch from a worker if this process must not read the dataset."""
     settings = config.dataloader
     loader = build_plain_loader(workload, settings.batch_size, min(1, settings.num_workers), prefetch_factor=1)
     loader.index_source.open(max_batches=1)
@@ -126,15 +112,11 @@ class TrialRun:
         self._ranks, self._on_batch = ranks or RankSync(), on_batch
         self._loader = build_loader(workload, request.config)
         self._is_map = workload.kind == "map" and self._loader.delivers_as_sampled  # then the sampler counts
-        has_tensors = workload.parts.collate_fn in (None, torch.utils.data.default_collate)
-        fetches_batches = has_tensors and hasattr(workload.parts.dataset, "__getitems__")
-        self._is_counted = not self._is_map or (fetches_batches and workload.batching == "batch_size")
         self._workers = request.config.dataloader.num_workers
         self._started: float | None = None
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
         self._stopping = StoppingRule(request, count_epoch_batches(self._loader))
         self._copier = DeviceCopier(device) if request.config.process.device_prefetch else None
-        self._peaks: list[int] = []
         self._traces: list[EpochTrace] = []
         self._batches = 0
         self._recorder: EpochRecorder | None = None
@@ -143,12 +125,10 @@ class TrialRun:
         self._worker_pids: set[int] = set()
         self._names_before = list_names(())
 
-    def locate_failure(self, error: BaseException) -> dict[str, int | None]:
-        """Return the `samples` up to an error, and the `index` of the sample that failed in this process if known."""
+    def count_samples(self) -> int:
+        """Return the number of samples up to the current batch."""
         current = 0 if self._recorder is None else self._recorder.count_samples()
-        index = find_requested_index(error)
-        is_current = index is not None and self._loader.index_source.was_last(index)
-        return {"samples": sum(one.samples for one in self._traces) + current, "index": index if is_current else None}
+        return sum(one.samples for one in self._traces) + current
 
     def run(self) -> Measurement:
         """Measure until the stopping rule ends the trial; workers live until this object is dropped."""
@@ -178,16 +158,12 @@ class TrialRun:
             epoch_samples=self._epoch_samples,
             stopped=plan,
             peak_gpu_bytes=read_peak(self._device),
-            gpu_growth_bytes=self._peaks[-1] - self._peaks[len(self._peaks) // 2] if self._peaks else 0,
             ranks=self._ranks.read_waits(),
         )
 
     def end_workers(self) -> bool:
-        """Stop persistent workers, and return whether batches that nobody fetched remain in /dev/shm.
-
-        The garbage collector may close their queues first, and torch would wait 5 s for each worker.
-        """
-        self._iterator = self._batch = None
+        """Stop persistent workers, and return whether batches that were not fetched remain in /dev/shm."""
+        self._iterator = self._batch = None  # the garbage collector may close queues first, and torch wait 5 s for each
         if isinstance(self._loader, StoppableDataLoader):
             self._loader._iterator = None
         return bool(list_names(self._worker_pids, self._names_before) - list_used_segments())
@@ -211,7 +187,7 @@ class TrialRun:
             rest = (self._epoch_samples or 0) % (self._loader.batch_size or 1) if is_divided else 0
             self._loader.index_source.open(limit, last_batch_samples=rest or None)
         timer = make_step_timer(self._device)
-        recorder = EpochRecorder(self._loader, timer, is_map=self._is_map, is_counted=self._is_counted)
+        recorder = EpochRecorder(self._loader, timer, is_map=self._is_map)
         self._recorder = recorder
         abandoned = False
         self._iterator = iter(self._loader)  # dropping it would stop the workers
@@ -225,7 +201,8 @@ class TrialRun:
             self._step(self._batch)
             is_whole = self._ranks.sync_step(waited)
             timer.end()
-            recorder.note_batch(self._batch)
+            recorder.batches += 1
+            recorder.delivered += 0 if self._is_map else count_samples(self._batch, self._loader.batch_size or 1)
             if abandoned := self._on_batch_end(recorder, limit) or not is_whole:
                 break
             timer.ask()
@@ -244,9 +221,7 @@ class TrialRun:
         self._batches += 1
         self._on_batch(self._batches)
         elapsed = self._elapsed()
-        if self._device.type == "cuda" and elapsed >= len(self._peaks) * PEAK_INTERVAL_SECONDS:
-            self._peaks.append(read_peak(self._device))
-        if recorder.is_closing:
+        if recorder.closed_after is not None or self._loader.index_source.closed:
             batches = recorder.batches + self._ranks.decision_lag
             return self._ranks.decide("abandon", lambda: self._stopping.should_abandon(batches, elapsed))
 
@@ -266,13 +241,11 @@ class TrialRun:
         if not abandoned:
             earlier = [before.batches for before in self._traces if before.closed_after is None]
             check_batches(trace.batches, trace.promised_batches, earlier if is_whole else None)
-        batch_size, counts = self._loader.batch_size or 1, self._workload.sample_counts
-        if self._is_map and self._is_counted:
-            check_fetched(delivered, trace.samples, batch_size)
-        elif self._workload.kind == "map" or self._workload.is_opaque:
+        counts = self._workload.sample_counts
+        if self._workload.kind == "map" or self._workload.is_opaque:
             return
-        elif self._workers > 1:
-            dropped = self._workers * batch_size if self._loader.drop_last else 0
+        if self._workers > 1:
+            dropped = self._workers * (self._loader.batch_size or 1) if self._loader.drop_last else 0
             counts.check_shares(delivered, dropped=dropped, is_whole=is_whole)
         elif is_whole:
             counts.samples = delivered

@@ -172,10 +172,7 @@ def _check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], 
 
 
 def take_share(loaded: LoadedWorkload) -> LoadedWorkload:
-    """Return this rank's share of a plain dataset, as training code that makes the loader does.
-
-    Lightning does so with a plain loader of a data module. Others divide the data themselves, or train on all of it.
-    """
+    """Return this rank's share of a plain dataset, as training code does, or Lightning for a plain loader."""
     parts = loaded.parts
     is_own = loaded.owner is None and (loaded.baseline is not None or parts.sampler is not None)
     is_divided = parts.batch_sampler is not None or isinstance(parts.sampler, DistributedSampler)

@@ -72,7 +72,6 @@ class Measurement(FrozenModel):
     stopped: StopReason
     epoch_samples: Annotated[BoundedCount, Field(ge=1)] | None = None  # of a whole epoch; None if unknown
     peak_gpu_bytes: BoundedBytes = 0  # largest memory that the allocator held; 0 on the CPU
-    gpu_growth_bytes: BoundedBytes = 0  # of that in the second half of the trial
     ranks: tuple[RankWaits, ...] = ()  # empty for one process
 
     @model_validator(mode="after")
@@ -97,5 +96,4 @@ class TrialResult(FrozenModel):
     seconds: BoundedSeconds = 0.0  # wall time of the whole trial
     samples: BoundedCount = 0  # up to a failure, including the batch that failed
     in_step: bool = False  # whether the training step failed
-    index: BoundedCount | None = None  # of the sample that failed; None if unknown
     cause: LongText = ""  # type and place of an error of the user's code, as in `ValueError at data.py:12`

@@ -134,7 +134,6 @@ class FailureReport(FrozenModel):
     details: LongText = ""  # traceback
     on_device: bool = False  # whether the process uses an accelerator
     samples: BoundedCount = 0  # of the trial, including the batch that failed
-    index: BoundedCount | None = None  # of the sample that failed; None if unknown
     rank: BoundedCount | None = None  # the only training process that failed; None if all did
 
 

@@ -176,15 +176,11 @@ def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> Tr
     if is_lost:
         ends = (re.search(pattern, text) for pattern in _WORKER_END)
         end = next((one[0] for one in ends if one), error.rstrip(". "))
-        advice = (
-            find_advice(end, "crashed", shm) or "It was killed, or code of the dataset ended it (sys.exit, os._exit)"
-        )
+        advice = find_advice(end, "crashed", shm) or "It was killed, or code of the dataset ended it (os._exit)"
         return TrialFailure("crashed", f"lost a worker process: {end}. {advice}", details)
     if "DataLoader timed out after" in failed.error:
-        message = (
-            f"waited for a worker until the DataLoader's own timeout= ({error.rstrip('.')}). Increase it, or find out"
-        )
-        return TrialFailure("stalled", f"{message} what the worker is waiting for", details)
+        message = f"waited for a worker until the DataLoader's own timeout= ({error.rstrip('.')})"
+        return TrialFailure("stalled", f"{message}. Increase it, or find out what the worker is waiting for", details)
     ours = re.match(r"autotune\.[\w.]+: ", failed.error)
     happened = failed.error[ours.end() :].strip() if ours else f"raised {error}"
     advice = find_advice(_drop_source(failed.error), "workload_failed")
@@ -197,11 +193,8 @@ def diagnose_stall(message: str, output: str, shm: str, found: HangReport) -> Tr
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
     last = next((line.strip()[:MAX_QUOTED_CHARACTERS] for line in reversed(lines) if "Warning: " not in line), "")
     happened = "; ".join(filter(None, (message, last and f"the last line of its output: {last}", found.sentence)))
-    advice = (
-        find_advice(_drop_source(output), "stalled", shm)
-        or found.advice
-        or f"{FORKED_LOCK}; if it only needs longer, allow it with --stall-time"
-    )
+    usual = f"{FORKED_LOCK}; if it only needs longer, allow it with --stall-time"
+    advice = find_advice(_drop_source(output), "stalled", shm) or found.advice or usual
     return TrialFailure("stalled", f"{happened}. {advice}", "\n\n".join(filter(None, (output, found.stacks))))
 
 
@@ -257,7 +250,7 @@ def make_result(
         failure = TrialFailure(DEVICE_MEMORY.outcome, DEVICE_MEMORY.describe_excess(used, budget))
     elif isinstance(answer, FailureReport):
         failure = diagnose_error(answer, peak.describe_shm(), output).name_rank(answer.rank)
-        seen |= {"samples": answer.samples, "in_step": answer.where == "running step", "index": answer.index}
+        seen |= {"samples": answer.samples, "in_step": answer.where == "running step"}
         seen["cause"] = _find_cause(answer) if failure.kind == "workload_failed" else ""
         failure = reclassify_oom_kill(failure, peak, budgets)
     else:
@@ -302,8 +295,7 @@ def _advise_on_missing_module(error: str, folder: Path) -> str:
     if found is None:
         return f"Install it with {sys.executable} -m pip install; if it is yours, add its folder to PYTHONPATH"
     place = found.parents[missing[1].count(".") + (found.name == "__init__.py")]
-    advice = f"set PYTHONPATH={place}, or name a script by its path (FILE.py:NAME), which finds modules in its folder"
-    return f"There is {found}: {advice}"
+    return f"There is {found}: set PYTHONPATH={place}, or name a script by its path (FILE.py:NAME)"
 
 
 def _find_exception(error: str) -> str:

@@ -206,13 +206,8 @@ class TrialRunner:
     ) -> WorkloadProfile:
         """Load the workload and profile it with two batch sizes, if they can be set: the usual and the largest.
 
-        One process reads the dataset itself, another one starts workers, unless there are none to search. Both are a
-        single training process.
-
-        Raises:
-            UsageError: The workload cannot be what the user meant: no such attribute, no such device; or `max_seconds`,
-                which --timeout allows, are too few.
-            WorkloadError: The user's code raised, hung or died.
+        One process reads the dataset itself, another one starts workers, unless there are none to search. Raises
+        UsageError if there is no such workload, or `max_seconds` are too few, WorkloadError if the user's code fails.
         """
         self._limits, self._ranks = budgets, 1
         self._probe_end = time.monotonic() + max_seconds

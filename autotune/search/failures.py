@@ -59,9 +59,10 @@ def describe_failure(trials: Sequence[TrialResult], cause: Cause) -> str:
     sides = {name: side for name, side in sides.items() if cause in map(cause_of, side)}
     tried = [one for side in sides.values() for one in side]
     failed = [one for one in tried if cause_of(one) == cause]
-    example = max(failed, key=lambda one: one.index is not None)
-    what, index = "the training step" if example.in_step else "it", example.index
-    happened = example.message.partition(". ")[0].rstrip(".") + ("" if index is None else f" (sample {index})")
+    what, happened = (
+        "the training step" if failed[0].in_step else "it",
+        failed[0].message.partition(". ")[0].rstrip("."),
+    )
     counts = f"in {len(failed)} of {len(tried):,} trials ({_count_samples(tried):,} samples)"
     return f"{counts} {what} {happened}, {' and '.join(sides)} workers"
 

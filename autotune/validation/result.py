@@ -148,9 +148,6 @@ def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> I
     for one in (one for one in validation.entrants if one.failures and validation.runs):
         tried, failed = len(one.rates) + len(one.failures), len(one.failures)
         yield f"{describe_config(one.config)}: {failed} of {tried} validation runs failed: it {one.failures[0].message}"
-    if runs.gpu_growth_bytes:
-        growth = format_bytes(runs.gpu_growth_bytes)
-        yield f"Device memory grew by {growth} in the second half of a run: measure longer with --trial-time."
     samples = plan.workload.samples or plan.workload.counted_samples or 0
     delivered = max((sum(rank.samples for rank in one.ranks) for one in runs.measurements), default=0)
     if samples and delivered > REPEATED_DATA_RATIO * samples:

@@ -51,7 +51,7 @@ class CandidateRuns:
         self.config = config
         self.rates = dict[int, float]()  # samples per second, by the number of the run
         self.measurements, self.failures, self._wait_shares = list[Measurement](), list[TrialResult](), list[float]()
-        self.peak_host_bytes = self.peak_shm_bytes = self.peak_gpu_bytes = self.gpu_growth_bytes = 0
+        self.peak_host_bytes = self.peak_shm_bytes = self.peak_gpu_bytes = 0
 
     def add(self, number: int, result: TrialResult, epochs: int) -> None:
         """Add the result of run `number`; throughput is that of a training run of `epochs` epochs."""
@@ -66,7 +66,6 @@ class CandidateRuns:
         self._wait_shares.append(found.wait_share)
         self.measurements.append(result.measurement)
         self.peak_gpu_bytes = max(self.peak_gpu_bytes, result.measurement.peak_gpu_bytes)
-        self.gpu_growth_bytes = max(self.gpu_growth_bytes, result.measurement.gpu_growth_bytes)
 
     @property
     def is_out(self) -> bool:

@@ -101,9 +101,6 @@ FAILING = {  # the parts of the message, as in a doctest
         (FAILED, sabotage("stop", play, place="both"), "ended an epoch after 2 of ... A StopIteration")
         for play in (make_trial(), ALONE)
     ],
-    "`__getitems__` of the wrong length": [
-        (FAILED, hostile("make_short_queries"), "32 samples where 64 were requested ... __getitems__ must return")
-    ],
     "Iterable that is not sharded": [
         (
             FAILED,

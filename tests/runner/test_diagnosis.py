@@ -169,8 +169,8 @@ def test_a_result_has_type_and_place_of_an_error_of_the_users_code(error: str, d
 def test_a_result_has_the_samples_and_the_resources_of_one_training_process() -> None:
     died = result_of(TrialFailure("crashed", "was killed by SIGKILL"), host_bytes=200, shm_bytes=20)
     assert (died.samples, died.peak_host_bytes, died.peak_shm_bytes) == (32, 100, 10)
-    failed = result_of(FailureReport(where="running step", error="ValueError", samples=9, index=7, rank=1))
-    assert (failed.samples, failed.index, failed.in_step) == (9, 7, True)
+    failed = result_of(FailureReport(where="running step", error="ValueError", samples=9, rank=1))
+    assert (failed.samples, failed.in_step) == (9, True)
     assert failed.message == "in rank 1 raised ValueError"
     assert result_of(ReadyReport()).message == "sent an unexpected reply (ReadyReport)"
 

@@ -36,7 +36,7 @@ Current thread 0x00007f2 (most recent call first):
 """
 STANDS = """
 import os, time
-from autotune.child.stack_dump import dump_stacks_on_signal
+from autotune.child.errors import dump_stacks_on_signal
 
 def stand_here():
     print("ready", flush=True)

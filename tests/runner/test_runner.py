@@ -114,14 +114,11 @@ def test_a_failure_is_reported_by_its_kind_and_cause(factory: str, workers: int,
     assert words in f"{result.message}\n{result.details}"
 
 
-@pytest.mark.parametrize(("workers", "index"), [(0, 21), (2, None)])
-def test_a_failure_tells_how_far_it_came_and_in_the_training_process_which_sample_it_was(
-    workers: int, index: int | None
-) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_failure_reports_the_samples_up_to_it(workers: int) -> None:
     result = run_one("make_fails_at_one_sample", workers)
     assert result.kind == "workload_failed"
     assert result.samples in range(8, 65, 8)
-    assert result.index == index
     assert not result.in_step
 
 

@@ -193,8 +193,8 @@ def test_the_rates_of_equal_failures_decide(results: tuple[TrialResult, ...], cu
     ("trials", "text"),
     [
         (
-            [fail(2, samples=300), fail(2, samples=400), fail(0, samples=220).model_copy(update={"index": 17}), WORKS],
-            "in 3 of 4 trials (1,920 samples) it raised KeyError: 'handle' (sample 17), with and without workers",
+            [fail(2, samples=300), fail(2, samples=400), fail(0, samples=220), WORKS],
+            "in 3 of 4 trials (1,920 samples) it raised KeyError: 'handle', with and without workers",
         ),
         (
             [fail(2, "crashed", message="lost a worker process: killed. Advice"), WORKS],
